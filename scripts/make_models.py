@@ -1,0 +1,314 @@
+"""Makes the sample models in model_repository/ (run it through scripts/make-models).
+
+Owns every file below model_repository/ but its README, and the held-out digits in tests/data/; all of them are
+committed. The same package versions on the same kind of processor write the same bytes. Opset 17 and IR version 8,
+so that every ONNX Runtime since 1.17 runs them.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+from skl2onnx import to_onnx
+from skl2onnx.common.data_types import FloatTensorType
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler
+
+ROOT = Path(__file__).parents[1]
+REPOSITORY = ROOT / "model_repository"
+HELD_OUT_DIGITS = ROOT / "tests" / "data" / "held_out_digits.npz"
+DIGIT_NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+OPSET = 17
+IR_VERSION = 8
+
+Array = npt.NDArray[np.generic]
+
+# One process on the CPU: a start of the sample repository stays quick on any machine.
+ONE_CPU_INSTANCE = """\
+instance_group [
+  {
+    count: 1
+    kind: KIND_CPU
+  }
+]
+"""
+
+# The two configurations with Triton's own names, INPUT0 and INPUT1 -> OUTPUT0 (sum) and OUTPUT1 (difference).
+SUM_AND_DIFFERENCE_CONFIG = """\
+name: "{name}"
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+input [
+  {{
+    name: "INPUT0"
+    data_type: {data_type}
+    dims: [ 16 ]
+  }},
+  {{
+    name: "INPUT1"
+    data_type: {data_type}
+    dims: [ 16 ]
+  }}
+]
+output [
+  {{
+    name: "OUTPUT0"
+    data_type: {data_type}
+    dims: [ 16 ]
+  }},
+  {{
+    name: "OUTPUT1"
+    data_type: {data_type}
+    dims: [ 16 ]
+  }}
+]
+"""
+
+SIMPLE_IDENTITY_CONFIG = """\
+name: "simple_identity"
+backend: "identity"
+max_batch_size: 8
+input [
+  {
+    name: "INPUT0"
+    data_type: TYPE_STRING
+    dims: [ -1 ]
+  }
+]
+output [
+  {
+    name: "OUTPUT0"
+    data_type: TYPE_STRING
+    dims: [ -1 ]
+  }
+]
+"""
+
+MLP_CONFIG = """\
+name: "mlp"
+backend: "onnxruntime"
+max_batch_size: 32
+input [
+  {
+    name: "features"
+    data_type: TYPE_FP32
+    dims: [ 512 ]
+  }
+]
+output [
+  {
+    name: "scores"
+    data_type: TYPE_FP32
+    dims: [ 10 ]
+  }
+]
+dynamic_batching { }
+"""
+
+DIGITS_CONFIG = """\
+# Name, backend and input are read from the folder and the ONNX file. The outputs are listed for the sake of the labels.
+# `label` has one number an image and no further dimension, which a configuration writes as [ 1 ] with a reshape.
+max_batch_size: 64
+output [
+  {
+    name: "label"
+    data_type: TYPE_INT64
+    dims: [ 1 ]
+    reshape { shape: [ ] }
+  },
+  {
+    name: "probabilities"
+    data_type: TYPE_FP32
+    dims: [ 10 ]
+    label_filename: "labels.txt"
+  }
+]
+dynamic_batching { }
+"""
+
+DIGITS_README = """\
+# digits: which digit is this?
+
+A handwritten digit, 8 by 8 pixels, is recognised as one of zero to nine. The model is a multi-layer perceptron with one
+hidden layer of {hidden} units, trained on the {num_train} images of scikit-learn's copy of the UCI handwritten digits.
+
+**Test accuracy: {accuracy:.4f}** ({num_right} of {num_test} images that the training did not see;
+`tests/data/held_out_digits.npz` holds them).
+
+| | name | datatype | shape | |
+| --- | --- | --- | --- | --- |
+| input | `image` | FP32 | [batch, 64] | the pixels row by row, 0 (white) to 16 (black) |
+| output | `label` | INT64 | [batch] | the digit |
+| output | `probabilities` | FP32 | [batch, 10] | one per digit; `labels.txt` names them |
+
+`request.json` holds the first of the test images, a {digit}, and asks for the three likeliest digits:
+
+```sh
+curl localhost:8000/v2/models/digits/infer -d @model_repository/digits/request.json
+```
+
+The answer's `data` lists them as probability, index and label: `{classes}`.
+
+`scripts/make-models` trains the model, exports it with skl2onnx, measures it with ONNX Runtime and writes this page.
+"""
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Writes a file and the folders above it, and says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
+
+
+def write_model(name: str, config: str, model: onnx.ModelProto | None) -> None:
+    """Writes version 1 of a model with one CPU instance; without an ONNX model the version folder is kept empty."""
+    write(REPOSITORY / name / "config.pbtxt", config + ONE_CPU_INSTANCE)
+    if model is None:
+        write(REPOSITORY / name / "1" / ".gitkeep", "")
+    else:
+        onnx.checker.check_model(model, full_check=True)
+        write(REPOSITORY / name / "1" / "model.onnx", model.SerializeToString(deterministic=True))
+
+
+def onnx_model(
+    name: str,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    weights: dict[str, Array] | None = None,
+) -> onnx.ModelProto:
+    """An ONNX model of our opset."""
+    initializers = [numpy_helper.from_array(array, tensor) for tensor, array in (weights or {}).items()]
+    graph = helper.make_graph(nodes, name, inputs, outputs, initializers)
+    return helper.make_model(
+        graph, ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="shoal"
+    )
+
+
+def tensor(name: str, datatype: int, *dims: int) -> onnx.ValueInfoProto:
+    """An input or output whose first dimension is the batch."""
+    return helper.make_tensor_value_info(name, datatype, ["batch", *dims])
+
+
+def simple() -> onnx.ModelProto:
+    """INT32[16] twice -> their sum and their difference."""
+    nodes = [
+        helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+        helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+    ]
+    inputs = [tensor(name, TensorProto.INT32, 16) for name in ("INPUT0", "INPUT1")]
+    outputs = [tensor(name, TensorProto.INT32, 16) for name in ("OUTPUT0", "OUTPUT1")]
+    return onnx_model("simple", nodes, inputs, outputs)
+
+
+def simple_string() -> onnx.ModelProto:
+    """The same with decimal integers written as strings."""
+    nodes = [
+        helper.make_node("Cast", ["INPUT0"], ["left"], to=TensorProto.INT32),
+        helper.make_node("Cast", ["INPUT1"], ["right"], to=TensorProto.INT32),
+        helper.make_node("Add", ["left", "right"], ["sum"]),
+        helper.make_node("Sub", ["left", "right"], ["difference"]),
+        helper.make_node("Cast", ["sum"], ["OUTPUT0"], to=TensorProto.STRING),
+        helper.make_node("Cast", ["difference"], ["OUTPUT1"], to=TensorProto.STRING),
+    ]
+    inputs = [tensor(name, TensorProto.STRING, 16) for name in ("INPUT0", "INPUT1")]
+    outputs = [tensor(name, TensorProto.STRING, 16) for name in ("OUTPUT0", "OUTPUT1")]
+    return onnx_model("simple_string", nodes, inputs, outputs)
+
+
+def mlp() -> onnx.ModelProto:
+    """512 -> 1024 -> 10 with random weights of a fixed seed: work for the batcher, no task."""
+    random = np.random.Generator(np.random.PCG64(seed=0))
+
+    def weight(rows: int, columns: int) -> Array:
+        scale = np.float32(np.sqrt(2 / rows))
+        return scale * random.standard_normal((rows, columns), np.float32)
+
+    weights = {
+        "hidden_weight": weight(512, 1024),
+        "hidden_bias": np.zeros(1024, np.float32),
+        "output_weight": weight(1024, 10),
+        "output_bias": np.zeros(10, np.float32),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["features", "hidden_weight", "hidden_bias"], ["hidden"]),
+        helper.make_node("Relu", ["hidden"], ["activation"]),
+        helper.make_node("Gemm", ["activation", "output_weight", "output_bias"], ["scores"]),
+    ]
+    inputs, outputs = [tensor("features", TensorProto.FLOAT, 512)], [tensor("scores", TensorProto.FLOAT, 10)]
+    return onnx_model("mlp", nodes, inputs, outputs, weights)
+
+
+def make_digits(hidden: int = 256) -> None:
+    """Trains, exports, measures and describes the digits classifier."""
+    images, labels = load_digits(return_X_y=True)
+    train_images, test_images, train_labels, test_labels = train_test_split(
+        images.astype(np.float32), labels, test_size=0.25, random_state=0, stratify=labels
+    )
+    classifier = make_pipeline(MaxAbsScaler(), MLPClassifier((hidden,), max_iter=400, random_state=0))
+    classifier.fit(train_images, train_labels)
+    model = to_onnx(
+        classifier,
+        name="digits",
+        initial_types=[("image", FloatTensorType([None, 64]))],
+        options={"zipmap": False},  # probabilities as one array, not as a list of maps
+        target_opset={"": OPSET, "ai.onnx.ml": 3},
+    )
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    write_model("digits", DIGITS_CONFIG, model)
+
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    predicted, probabilities = session.run(["label", "probabilities"], {"image": test_images})
+    num_right = int((predicted == test_labels).sum())
+    likeliest = np.argsort(-probabilities[0])[:3]
+    readme = DIGITS_README.format(
+        hidden=hidden,
+        num_train=len(train_labels),
+        num_test=len(test_labels),
+        num_right=num_right,
+        accuracy=num_right / len(test_labels),
+        digit=DIGIT_NAMES[test_labels[0]],
+        classes=json.dumps([f"{probabilities[0][index]:.6f}:{index}:{DIGIT_NAMES[index]}" for index in likeliest]),
+    )
+    write(REPOSITORY / "digits" / "README.md", readme)
+    write(REPOSITORY / "digits" / "labels.txt", "".join(f"{name}\n" for name in DIGIT_NAMES))
+    write(REPOSITORY / "digits" / "request.json", digits_request(test_images[0]))
+    HELD_OUT_DIGITS.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(HELD_OUT_DIGITS, images=test_images.astype(np.uint8), labels=test_labels.astype(np.uint8))
+    print(f"digits: {num_right} of {len(test_labels)} right")
+
+
+def digits_request(image: Array) -> str:
+    """A request for one image and its three likeliest digits, the pixels row by row on lines of their own."""
+    rows = ",\n".join("    " + ", ".join(f"{int(pixel):2}" for pixel in row) for row in image.reshape(8, 8))
+    return (
+        '{\n  "inputs": [{"name": "image", "shape": [1, 64], "datatype": "FP32", "data": [\n'
+        f"{rows}\n  ]}}],\n"
+        '  "outputs": [{"name": "probabilities", "parameters": {"classification": 3}}]\n}\n'
+    )
+
+
+def main() -> None:
+    """Writes all sample models."""
+    write_model("simple", SUM_AND_DIFFERENCE_CONFIG.format(name="simple", data_type="TYPE_INT32"), simple())
+    write_model(
+        "simple_string",
+        SUM_AND_DIFFERENCE_CONFIG.format(name="simple_string", data_type="TYPE_STRING"),
+        simple_string(),
+    )
+    write_model("simple_identity", SIMPLE_IDENTITY_CONFIG, None)
+    write_model("mlp", MLP_CONFIG, mlp())
+    make_digits()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""pyproject.toml's package map, the links in shoal/ and the tree say the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ["frontend", "batcher", "workers", "shm"]
+
+
+def section(name: str) -> str:
+    """The text of one section of pyproject.toml. (Python 3.10 has no TOML parser of its own.)"""
+    text = (ROOT / "pyproject.toml").read_text()
+    found = re.search(rf"^\[{re.escape(name)}\]$(.*?)(?=^\[)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"pyproject.toml has no section [{name}]"
+    return found[1]
+
+
+def folders_with_modules(folder: Path, package: str) -> set[str]:
+    """The import names of `folder` and of the folders below it that hold Python files; links are left out."""
+    found = {package} if any(folder.glob("*.py")) else set()
+    for below in folder.iterdir():
+        if below.is_dir() and not below.is_symlink() and below.name != "__pycache__":
+            found |= folders_with_modules(below, f"{package}.{below.name}")
+    return found
+
+
+def test_the_package_list_names_every_folder_that_holds_python_files() -> None:
+    in_tree = folders_with_modules(ROOT / "shoal", "shoal")
+    for folder in FOLDERS:
+        in_tree |= folders_with_modules(ROOT / folder, f"shoal.{folder}")
+    assert set(re.findall(r'"(shoal[\w.]*)"', section("tool.setuptools"))) == in_tree
+
+
+def test_every_package_has_an_init_file() -> None:
+    for package in re.findall(r'"(shoal[\w.]*)"', section("tool.setuptools")):
+        assert (ROOT / package.replace(".", "/") / "__init__.py").is_file(), package
+
+
+def test_the_map_names_the_root_folders() -> None:
+    mapped = re.findall(r'^"shoal\.(\w+)" = "(\w+)"$', section("tool.setuptools.package-dir"), re.MULTILINE)
+    assert mapped == [(folder, folder) for folder in FOLDERS]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_link_leads_to_its_folder(folder: str) -> None:
+    link = ROOT / "shoal" / folder
+    assert link.is_symlink()
+    assert str(link.readlink()) == f"../{folder}"
+    assert link.resolve() == ROOT / folder
+
+
+def test_no_other_link_lies_in_the_package() -> None:
+    assert sorted(path.name for path in (ROOT / "shoal").iterdir() if path.is_symlink()) == sorted(FOLDERS)

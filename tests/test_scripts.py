@@ -1,0 +1,60 @@
+"""The scripts: short enough to read at a glance, and nothing to do once everything is installed."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted(path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix)
+
+
+def run_venv(checkout: Path, *extras: str) -> subprocess.CompletedProcess[str]:
+    """Runs scripts/_venv in `checkout` with an empty PATH but for sh's own needs, so that no Python can be found."""
+    tools = checkout / "tools"
+    tools.mkdir(exist_ok=True)
+    tr = shutil.which("tr")
+    assert tr
+    if not (tools / "tr").exists():
+        (tools / "tr").symlink_to(tr)
+    command = ["/bin/sh", str(ROOT / "scripts" / "_venv"), *extras]
+    return subprocess.run(
+        command, cwd=checkout, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=10, check=False
+    )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose `.venv` was installed with the extra `onnx` after pyproject.toml was last changed."""
+    (tmp_path / "pyproject.toml").touch()
+    os.utime(tmp_path / "pyproject.toml", (1000, 1000))
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".has-onnx").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_script_is_posix_sh_of_at_most_25_lines(script: Path) -> None:
+    text = script.read_text()
+    assert text.startswith("#!/bin/sh\n# scripts/" + script.name)
+    assert len(text.splitlines()) <= 25
+    assert os.access(script, os.X_OK)
+    subprocess.run(["/bin/sh", "-n", str(script)], timeout=10, check=True)
+
+
+def test_nothing_is_started_when_the_extras_are_installed(checkout: Path) -> None:
+    done = run_venv(checkout, "onnx")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("change", ["another extra", "a newer pyproject.toml"])
+def test_without_python_the_missing_installation_is_refused_and_nothing_changed(checkout: Path, change: str) -> None:
+    extras = ["onnx", "dev"] if change == "another extra" else ["onnx"]
+    if change == "a newer pyproject.toml":
+        os.utime(checkout / ".venv" / ".has-onnx", (999, 999))
+    done = run_venv(checkout, *extras)
+    assert done.returncode == 1
+    assert done.stderr == f"Shoal needs Python 3.10 or newer; no such python3 is on the PATH ({checkout}/tools).\n"
+    assert [path.name for path in (checkout / ".venv").iterdir()] == [".has-onnx"]
