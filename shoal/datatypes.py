@@ -1,0 +1,147 @@
+"""Triton's datatypes, FP32 … BYTES, beside their config names, sizes and numpy forms; the BYTES codec.
+
+Pure; used in every process. A BYTES tensor on the wire is, per element, a little-endian u32 length and that
+many bytes (Triton's binary tensor data extension). BF16 has no numpy form and is carried as its 16-bit words.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import InvalidArgumentError
+
+_LENGTH = struct.Struct("<I")
+
+#: Largest dimension of a shape and largest tensor that is believed (ours: no slab is nearly that large).
+MAX_DIM = 2**31 - 1
+MAX_TENSOR_BYTES = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One datatype under its three names.
+
+    `wire` is its number in a msgpack header (the TYPE_ enum of ModelConfig), `itemsize` is 0 for BYTES, and
+    `dtype` is the numpy type its bytes are read as: uint16 words for BF16, object for BYTES.
+    """
+
+    name: str
+    config_name: str
+    wire: int
+    itemsize: int
+    dtype: np.dtype[Any]
+
+
+def _datatype(name: str, wire: int, dtype: Any, config_name: str = "") -> Datatype:
+    numpy_type = np.dtype(dtype)
+    itemsize = 0 if numpy_type.hasobject else numpy_type.itemsize
+    return Datatype(name, config_name or f"TYPE_{name}", wire, itemsize, numpy_type)
+
+
+BOOL = _datatype("BOOL", 1, np.bool_)
+UINT8 = _datatype("UINT8", 2, "<u1")
+UINT16 = _datatype("UINT16", 3, "<u2")
+UINT32 = _datatype("UINT32", 4, "<u4")
+UINT64 = _datatype("UINT64", 5, "<u8")
+INT8 = _datatype("INT8", 6, "<i1")
+INT16 = _datatype("INT16", 7, "<i2")
+INT32 = _datatype("INT32", 8, "<i4")
+INT64 = _datatype("INT64", 9, "<i8")
+FP16 = _datatype("FP16", 10, "<f2")
+FP32 = _datatype("FP32", 11, "<f4")
+FP64 = _datatype("FP64", 12, "<f8")
+BYTES = _datatype("BYTES", 13, object, config_name="TYPE_STRING")
+BF16 = _datatype("BF16", 14, "<u2")
+
+ALL: tuple[Datatype, ...] = (
+    BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BYTES, BF16,
+)  # fmt: skip
+BY_NAME: dict[str, Datatype] = {datatype.name: datatype for datatype in ALL}
+BY_CONFIG_NAME: dict[str, Datatype] = {datatype.config_name: datatype for datatype in ALL}
+BY_WIRE: dict[int, Datatype] = {datatype.wire: datatype for datatype in ALL}
+
+
+def num_elements(shape: Sequence[int], limit: int = MAX_TENSOR_BYTES) -> int:
+    """The product of `shape` in Python integers (numpy would wrap silently).
+
+    Raises InvalidArgumentError where a dimension is no plain int in [0, MAX_DIM] or the product exceeds `limit`.
+    """
+    product = 1
+    for dim in shape:
+        if type(dim) is not int or not 0 <= dim <= MAX_DIM:
+            raise InvalidArgumentError(f"shape {format_shape(shape)} contains one or more invalid dimensions")
+        product *= dim
+        if product > limit:
+            raise InvalidArgumentError(
+                f"shape {format_shape(shape)} causes total element count to exceed maximum size of {limit}"
+            )
+    return product
+
+
+def checked_nbytes(shape: Sequence[int], itemsize: int, limit: int = MAX_TENSOR_BYTES) -> int:
+    """Bytes of a dense tensor of `shape`; raises like `num_elements`, also where the bytes exceed `limit`."""
+    nbytes = num_elements(shape, limit) * itemsize
+    if nbytes > limit:
+        raise InvalidArgumentError(f"shape {format_shape(shape)} causes total byte size to exceed {limit}")
+    return nbytes
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """A shape as Triton prints it: `[1,16]`, no blanks."""
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def encode_bytes_tensor(elements: Iterable[bytes]) -> bytes:
+    """Elements in row-major order → the wire form; linear in the total size."""
+    pack = _LENGTH.pack
+    pieces: list[bytes] = []
+    for element in elements:
+        pieces.append(pack(len(element)))
+        pieces.append(element)
+    return b"".join(pieces)
+
+
+class TruncatedBytesError(ValueError):
+    """A BYTES tensor ends inside a length (`needed` is 4) or inside an element of `needed` bytes."""
+
+    def __init__(self, num_decoded: int, needed: int, available: int) -> None:
+        super().__init__(f"element {num_decoded} needs {needed} bytes, {available} are left")
+        self.num_decoded = num_decoded
+        self.needed = needed
+        self.available = available
+
+
+def count_bytes_tensor(buffer: memoryview) -> int:
+    """How many elements the wire form holds. Raises TruncatedBytesError where it is cut short."""
+    offset, end, count = 0, len(buffer), 0
+    unpack_from = _LENGTH.unpack_from
+    while offset < end:
+        if end - offset < 4:
+            raise TruncatedBytesError(count, 4, end - offset)
+        (length,) = unpack_from(buffer, offset)
+        offset += 4
+        if end - offset < length:
+            raise TruncatedBytesError(count, length, end - offset)
+        offset += length
+        count += 1
+    return count
+
+
+def decode_bytes_tensor(buffer: memoryview) -> list[bytes]:
+    """The wire form → its elements, each copied out. Raises TruncatedBytesError where it is cut short."""
+    elements: list[bytes] = []
+    offset, end = 0, len(buffer)
+    unpack_from = _LENGTH.unpack_from
+    while offset < end:
+        if end - offset < 4:
+            raise TruncatedBytesError(len(elements), 4, end - offset)
+        (length,) = unpack_from(buffer, offset)
+        offset += 4
+        if end - offset < length:
+            raise TruncatedBytesError(len(elements), length, end - offset)
+        elements.append(bytes(buffer[offset : offset + length]))
+        offset += length
+    return elements

@@ -1,0 +1,78 @@
+"""A request and a response as they lie in shared memory: tensors in place, a msgpack header that finds them.
+
+A block of a client holds the tensors of one request and, after them, its header; a block of a worker holds the
+outputs of one executed batch and, after them, one header per request of that batch. Ring records say where the
+header is. Pure: bytes in, tuples out. What comes from another process is checked here before it is believed.
+"""
+
+from typing import Any, NamedTuple
+
+import msgpack
+
+from shoal.datatypes import BY_WIRE
+from shoal.errors import InternalError
+
+Parameters = dict[str, "str | int | float | bool"]
+
+
+class TensorRef(NamedTuple):
+    """A tensor inside a block: `offset` and `nbytes` in bytes from the block's start, `datatype` a wire number."""
+
+    name: str
+    datatype: int
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class InferRequest(NamedTuple):
+    """What a model is asked. `requested_outputs` is empty where all outputs are wanted."""
+
+    id: str
+    inputs: tuple[TensorRef, ...]
+    requested_outputs: tuple[str, ...]
+    parameters: Parameters
+
+
+class InferResponse(NamedTuple):
+    """What a model answered."""
+
+    outputs: tuple[TensorRef, ...]
+    parameters: Parameters
+
+
+def pack_request(request: InferRequest) -> bytes:
+    """The header of a request, for the block its inputs lie in."""
+    return msgpack.packb(request, use_bin_type=True)  # type: ignore[no-any-return]
+
+
+def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
+    """A request's header as a worker reads it; every tensor is inside the block or InternalError is raised."""
+    try:
+        id_, inputs, outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
+        return InferRequest(id_, _tensor_refs(inputs, block_nbytes), tuple(outputs), parameters)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise InternalError(f"a request header in shared memory is damaged: {error}") from error
+
+
+def pack_response(response: InferResponse) -> bytes:
+    """The header of a response, for the block its outputs lie in."""
+    return msgpack.packb(response, use_bin_type=True)  # type: ignore[no-any-return]
+
+
+def unpack_response(header: memoryview, block_nbytes: int) -> InferResponse:
+    """A response's header as a front end reads it; a worker runs user code, so nothing in it is taken on trust."""
+    try:
+        outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
+        return InferResponse(_tensor_refs(outputs, block_nbytes), parameters)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise InternalError(f"a response header in shared memory is damaged: {error}") from error
+
+
+def _tensor_refs(rows: Any, block_nbytes: int) -> tuple[TensorRef, ...]:
+    refs = []
+    for name, datatype, shape, offset, nbytes in rows:
+        if datatype not in BY_WIRE or not 0 <= offset <= offset + nbytes <= block_nbytes:
+            raise ValueError(f"tensor {name!r} of type {datatype} at {offset} + {nbytes} of {block_nbytes} bytes")
+        refs.append(TensorRef(name, datatype, shape, offset, nbytes))
+    return tuple(refs)

@@ -1,0 +1,182 @@
+"""shoal/request.py: headers in msgpack written by hand, and headers from a process that lies."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shoal.errors import InternalError
+from shoal.request import (
+    InferRequest,
+    InferResponse,
+    TensorRef,
+    pack_request,
+    pack_response,
+    unpack_request,
+    unpack_response,
+)
+
+BLOCK_NBYTES = 4096
+REQUEST = InferRequest(
+    id="r7",
+    inputs=(TensorRef("IN", 11, (1, 4), 64, 16), TensorRef("TEXT", 13, (2,), 128, 300)),
+    requested_outputs=("OUT",),
+    parameters={"k": 1, "b": True},
+)
+REQUEST_BYTES = (
+    b"\x94"
+    b"\xa2r7"
+    b"\x92\x95\xa2IN\x0b\x92\x01\x04\x40\x10"
+    b"\x95\xa4TEXT\x0d\x91\x02\xcc\x80\xcd\x01\x2c"
+    b"\x91\xa3OUT"
+    b"\x82\xa1k\x01\xa1b\xc3"
+)
+RESPONSE = InferResponse(outputs=(TensorRef("OUT", 9, (0, 3), 4096, 0),), parameters={"s": "é", "f": 0.5})
+RESPONSE_BYTES = (
+    b"\x92\x91\x95\xa3OUT\x09\x92\x00\x03\xcd\x10\x00\x00\x82\xa1s\xa2\xc3\xa9\xa1f\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00"
+)
+
+
+def test_the_bytes_of_a_request() -> None:
+    assert pack_request(REQUEST) == REQUEST_BYTES
+    assert unpack_request(memoryview(REQUEST_BYTES), BLOCK_NBYTES) == REQUEST
+
+
+def test_the_bytes_of_a_response() -> None:
+    assert pack_response(RESPONSE) == RESPONSE_BYTES
+    assert unpack_response(memoryview(RESPONSE_BYTES), BLOCK_NBYTES) == RESPONSE
+
+
+def test_what_is_read_are_tuples_of_the_same_kinds() -> None:
+    request = unpack_request(memoryview(REQUEST_BYTES), BLOCK_NBYTES)
+    assert type(request) is InferRequest
+    assert [type(tensor) for tensor in request.inputs] == [TensorRef, TensorRef]
+    assert type(request.inputs[0].shape) is tuple
+    assert type(request.requested_outputs) is tuple
+
+
+REFS = st.builds(
+    TensorRef,
+    st.text(),
+    st.integers(1, 14),
+    st.lists(st.integers(0, 2**31 - 1)).map(tuple),
+    st.integers(0, 2048),
+    st.integers(0, 2048),
+)
+PARAMETERS = st.dictionaries(
+    st.text(), st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.floats(allow_nan=False)
+)
+
+
+@given(st.builds(InferRequest, st.text(), st.lists(REFS).map(tuple), st.lists(st.text()).map(tuple), PARAMETERS))
+def test_any_request_survives_its_block(request: InferRequest) -> None:
+    assert unpack_request(memoryview(pack_request(request)), BLOCK_NBYTES) == request
+
+
+@given(st.builds(InferResponse, st.lists(REFS).map(tuple), PARAMETERS))
+def test_any_response_survives_its_block(response: InferResponse) -> None:
+    assert unpack_response(memoryview(pack_response(response)), BLOCK_NBYTES) == response
+
+
+# -- What a lying process may write: every value of a header is what its type says, or the header is refused -----------
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+JUNK = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+ROW = st.lists(JUNK, max_size=6) | st.tuples(
+    st.text() | JUNK, st.integers(0, 15) | JUNK, st.lists(st.integers()) | JUNK, st.integers(0, 5000) | JUNK,
+    st.integers(0, 5000) | JUNK,
+)  # fmt: skip
+NOISE = st.binary(max_size=200)
+
+
+def lies(*fields: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
+    """Well-formed msgpack of nearly the right form."""
+    return st.tuples(*(field | JUNK for field in fields)).map(pack_or_nothing)
+
+
+def pack_or_nothing(value: Any) -> bytes:
+    try:
+        return bytes(msgpack.packb(value))
+    except (OverflowError, ValueError):
+        return b""
+
+
+def assert_tensors_are_believable(tensors: tuple[TensorRef, ...]) -> None:
+    for tensor in tensors:
+        assert type(tensor) is TensorRef
+        assert type(tensor.name) is str
+        assert type(tensor.datatype) is int
+        assert 1 <= tensor.datatype <= 14
+        assert type(tensor.shape) is tuple
+        assert all(type(dim) is int and dim >= 0 for dim in tensor.shape)
+        assert type(tensor.offset) is type(tensor.nbytes) is int
+        assert 0 <= tensor.offset <= tensor.offset + tensor.nbytes <= BLOCK_NBYTES
+
+
+def assert_parameters_are_believable(parameters: dict[str, Any]) -> None:
+    assert type(parameters) is dict
+    for key, value in parameters.items():
+        assert type(key) is str
+        assert type(value) in {str, int, float, bool}
+
+
+@given(NOISE | lies(st.text(), st.lists(ROW), st.lists(st.text()), PARAMETERS))
+@example(b"")
+@example(b"\xdd\xff\xff\xff\xff")  # an array of 2^32 - 1 elements that are not there
+@example(b"\x91" * 100_000)  # deeper than any stack
+@example(REQUEST_BYTES + b"\xc0")
+def test_a_damaged_request_header_is_an_internal_error_or_believable(header: bytes) -> None:
+    try:
+        request = unpack_request(memoryview(header), BLOCK_NBYTES)
+    except InternalError as error:
+        assert str(error).startswith("a request header in shared memory is damaged: ")  # noqa: PT017
+        return
+    assert type(request.id) is str
+    assert_tensors_are_believable(request.inputs)
+    assert type(request.requested_outputs) is tuple
+    assert all(type(name) is str for name in request.requested_outputs)
+    assert_parameters_are_believable(request.parameters)
+
+
+@given(NOISE | lies(st.lists(ROW), PARAMETERS))
+@example(b"\x92\x91\x95\xa3OUT\xcb\x40\x22\x00\x00\x00\x00\x00\x00\x91\x03\x00\x00\x80")  # datatype 9.0
+@example(b"\x92\x91\x95\xa3OUT\x09\x91\x03\xca\x00\x00\x00\x00\x00\x80")  # offset 0.0
+@example(b"\x92\x91\x95\xa3OUT\xc3\x91\x03\x00\x00\x80")  # datatype True
+@example(b"\x92\x91\x95\xa3OUT\x09\x91\xff\x00\x00\x80")  # a dimension of -1
+@example(b"\x92\x91\x95\xa3OUT\x09\xc0\x00\x00\x80")  # no shape
+@example(b"\x92\x91\x95\xc0\x09\x91\x03\x00\x00\x80")  # no name
+@example(b"\x92\x90\xc0")  # no parameters
+@example(b"\x92\x90\x81\xa1k\x90")  # a parameter that is a list
+@example(b"\x92\xa0\x80")  # text where the outputs should be
+def test_a_damaged_response_header_is_an_internal_error_or_believable(header: bytes) -> None:
+    try:
+        response = unpack_response(memoryview(header), BLOCK_NBYTES)
+    except InternalError as error:
+        assert str(error).startswith("a response header in shared memory is damaged: ")  # noqa: PT017
+        return
+    assert_tensors_are_believable(response.outputs)
+    assert_parameters_are_believable(response.parameters)
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"), [(4096, 1), (4097, 0), (0, 4097), (-1, 1), (0, -1), (64, -64), (2**64 - 1, 1), (1, 2**64 - 1)]
+)
+@pytest.mark.parametrize("unpack", [unpack_request, unpack_response])
+def test_a_tensor_outside_its_block_is_refused(
+    unpack: Callable[[memoryview, int], object], offset: int, nbytes: int
+) -> None:
+    tensors = [["IN", 11, [1], offset, nbytes]]
+    header = msgpack.packb(["", tensors, [], {}] if unpack is unpack_request else [tensors, {}])
+    with pytest.raises(InternalError) as caught:
+        unpack(memoryview(header), BLOCK_NBYTES)
+    assert str(caught.value).endswith(f"tensor 'IN' of type 11 at {offset} + {nbytes} of 4096 bytes")
+
+
+@pytest.mark.parametrize("wire", [0, 15, -1, 2**63])
+def test_an_unknown_datatype_is_refused(wire: int) -> None:
+    header = msgpack.packb([[["OUT", wire, [1], 0, 4]], {}])
+    with pytest.raises(InternalError, match="damaged: tensor 'OUT' of type"):
+        unpack_response(memoryview(header), BLOCK_NBYTES)
