@@ -1,0 +1,85 @@
+"""What an ONNX file tells about its model, put where the configuration says nothing.
+
+Pure: the worker that first opens the file reports a ModelIO, the supervisor completes the configuration from it. Only
+max_batch_size, input, output and the scheduling choice may change, and what is configured is never overwritten.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from shoal.errors import InvalidArgumentError
+from shoal.model_config import messages
+from shoal.model_config.messages import Config
+
+#: Triton's default for `--backend-config=onnxruntime,default-max-batch-size=N`.
+DEFAULT_MAX_BATCH_SIZE = 4
+
+_SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
+class IOTensor(NamedTuple):
+    """An input or output as the model file declares it."""
+
+    name: str
+    data_type: str  # "TYPE_FP32"
+    dims: tuple[int, ...]  # all of them, the batch dimension too; -1 = dynamic, () = a scalar
+
+
+class ModelIO(NamedTuple):
+    """All inputs and outputs of a model file, in its order."""
+
+    inputs: tuple[IOTensor, ...]
+    outputs: tuple[IOTensor, ...]
+
+
+def needs_autocomplete(config: Config) -> bool:
+    """Whether the model file must be looked into before the configuration is finished."""
+    return config["backend"] == "onnxruntime" and not (config["input"] and config["output"])
+
+
+def complete_onnxruntime(
+    config: Config, model_io: ModelIO, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+) -> Config:
+    """`config` with what it leaves open taken from `model_io`; unchanged where it lists inputs and outputs.
+
+    Raises InvalidArgumentError where max_batch_size is set and the model cannot batch.
+    """
+    if not needs_autocomplete(config):
+        return config
+    max_batch_size: int = config["max_batch_size"]
+    if _can_batch(model_io):
+        max_batch_size = max_batch_size or max(0, default_max_batch_size)
+    elif max_batch_size > 0:
+        raise InvalidArgumentError(
+            f"autofill failed for model '{config['name']}': model does not support batching while non-zero "
+            "max_batch_size is specified"
+        )
+    completed = {
+        **config,
+        "max_batch_size": max_batch_size,
+        "input": config["input"] or _tensors(messages.model_input, model_io.inputs, max_batch_size),
+        "output": config["output"] or _tensors(messages.model_output, model_io.outputs, max_batch_size),
+    }
+    if max_batch_size > 1 and not any(scheduler in config for scheduler in _SCHEDULERS):
+        completed["dynamic_batching"] = messages.dynamic_batching()
+    return completed
+
+
+def _can_batch(model_io: ModelIO) -> bool:
+    return all(tensor.dims[:1] == (-1,) for tensor in (*model_io.inputs, *model_io.outputs))
+
+
+def _tensors(
+    form: Callable[[str, str, Sequence[int]], Config], tensors: Sequence[IOTensor], max_batch_size: int
+) -> list[Config]:
+    return [_tensor(form, tensor, max_batch_size) for tensor in tensors]
+
+
+def _tensor(form: Callable[[str, str, Sequence[int]], Config], tensor: IOTensor, max_batch_size: int) -> Config:
+    dims = tensor.dims[1:] if max_batch_size > 0 else tensor.dims
+    if dims:
+        return form(tensor.name, tensor.data_type, dims)
+    # dims must not be empty. Row by row a scalar is [1] reshaped to []; without batching the backend itself
+    # takes [1] for a tensor of rank 0, since an empty reshape is not allowed there.
+    scalar = form(tensor.name, tensor.data_type, (1,))
+    return {**scalar, "reshape": {"shape": []}} if max_batch_size > 0 else scalar

@@ -1,0 +1,99 @@
+"""Which backend runs a model: the platform and backend fields, completed from each other, the files or the name.
+
+One table, from Triton's documentation. It lists backends Shoal does not have too, so that a model of theirs is refused
+by its backend's name (`support`) and not as a riddle. Pure.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from shoal.errors import InvalidArgumentError
+from shoal.model_config.messages import Config
+
+
+class Platform(NamedTuple):
+    """A row of the table."""
+
+    platform: str
+    backend: str
+    filename: str  # in a version directory, unless default_model_filename says otherwise
+
+
+#: In the order in which a version directory is searched for a model; an alias comes after what it stands for.
+PLATFORMS = (
+    Platform("tensorflow_savedmodel", "tensorflow", "model.savedmodel"),
+    Platform("tensorflow_graphdef", "tensorflow", "model.graphdef"),
+    Platform("tensorrt_plan", "tensorrt", "model.plan"),
+    Platform("onnxruntime_onnx", "onnxruntime", "model.onnx"),
+    Platform("", "openvino", "model.xml"),
+    Platform("pytorch_libtorch", "pytorch", "model.pt"),
+    Platform("torch_aoti", "pytorch", "model.pt2"),
+    Platform("libtorch", "pytorch", "model.pt"),
+    Platform("", "python", "model.py"),
+)
+
+ENSEMBLE = "ensemble"
+
+
+def detect_backend(names: Collection[str]) -> Platform | None:
+    """The platform of the model whose file is among `names`, the entries of a version directory."""
+    return next((row for row in PLATFORMS if row.filename in names), None)
+
+
+def has_backend(config: Config) -> bool:
+    """Whether the configuration itself says what runs the model."""
+    return bool(config["platform"] or config["backend"] or "ensemble_scheduling" in config)
+
+
+def detect(config: Config, names: Collection[str]) -> Config:
+    """`config`, which says nothing of a backend, with the one its files or its name ask for.
+
+    `names` are the entries of the model's first version directory. Where they tell nothing, the model's own name must:
+    `something.identity` runs on the backend `identity`. Raises InvalidArgumentError where that says nothing either.
+    """
+    row = detect_backend(names)
+    if row is not None:
+        return {**config, "platform": row.platform, "backend": row.backend}
+    _, dot, backend = config["name"].partition(".")
+    if not dot or not backend:
+        raise InvalidArgumentError(
+            f"Invalid model name: Could not determine backend for model '{config['name']}' with no backend in model "
+            "configuration. Expected model name of the form 'model.<backend_name>'."
+        )
+    return {**config, "backend": backend}
+
+
+def complete(config: Config) -> Config:
+    """`config` with platform, backend and default_model_filename completed from each other."""
+    platform, backend = config["platform"], config["backend"]
+    row = next((row for row in PLATFORMS if _matches(row, platform, backend)), None)
+    if row is None:
+        return config
+    return {
+        **config,
+        "platform": platform or row.platform,
+        "backend": backend or row.backend,
+        "default_model_filename": config["default_model_filename"] or row.filename,
+    }
+
+
+def disagreements(config: Config) -> Iterator[str]:
+    """Sentences about a platform and a backend that do not go together; for `checks`."""
+    name, platform, backend = config["name"], config["platform"], config["backend"]
+    if ("ensemble_scheduling" in config or platform == ENSEMBLE) and (platform != ENSEMBLE or backend):
+        yield f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
+    if not platform and not backend:
+        yield f"must specify 'platform' or 'backend' for '{name}'"
+    expected = {row.platform: row.backend for row in PLATFORMS if row.platform}
+    if platform and platform != ENSEMBLE:
+        if platform not in expected:
+            yield f"unexpected platform type '{platform}' for {name}"
+        elif backend != expected[platform]:
+            yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
+
+
+def _matches(row: Platform, platform: str, backend: str) -> bool:
+    """Whether `row` completes the pair; an empty field matches every row, two empty ones match none."""
+    if platform:
+        return row.platform == platform and backend in ("", row.backend)
+    return bool(backend) and row.backend == backend

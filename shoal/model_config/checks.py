@@ -1,0 +1,145 @@
+"""What a finished configuration must fulfil, apart from its tensors (`tensor_checks`): one small rule per subject.
+
+A rule is handed the configuration and yields a sentence for each fault; the first one is raised. The sentences are
+Triton's word for word where Triton has one; the limits that it lacks are ours and say what to change. Pure.
+"""
+
+import posixpath
+from collections.abc import Callable, Iterator
+
+from shoal.errors import InvalidArgumentError
+from shoal.model_config.backends import disagreements
+from shoal.model_config.messages import Config
+from shoal.model_config.tensor_checks import tensors
+
+#: Ours. An instance is a process; a queue's times are waited out; a level is a queue.
+MAX_INSTANCES = 64
+MAX_MICROSECONDS = 3_600_000_000
+MAX_PRIORITY_LEVELS = 64
+
+Rule = Callable[[Config], Iterator[str]]
+
+
+def batch_size(config: Config) -> Iterator[str]:
+    """max_batch_size."""
+    if config["max_batch_size"] < 0:
+        yield f"'max_batch_size' must be non-negative value for {config['name']}"
+
+
+def file_names(config: Config) -> Iterator[str]:
+    """default_model_filename and cc_model_filenames name something inside a version directory."""
+    named = [("default_model_filename", config["default_model_filename"])]
+    named += [(f"cc_model_filenames['{key}']", path) for key, path in config["cc_model_filenames"].items()]
+    for field, path in named:
+        if path and not is_inside(path):
+            yield (
+                f"{field} '{path}' of model '{config['name']}' is outside the version directory; "
+                "give a path relative to it, without '..'"
+            )
+
+
+def labels(config: Config) -> Iterator[str]:
+    """label_filename names something inside the model directory."""
+    for output in config["output"]:
+        path = output["label_filename"]
+        if path and not is_inside(path):
+            yield (
+                f"label file path '{path}' for output '{output['name']}' in model '{config['name']}' "
+                "is outside model directory"
+            )
+
+
+def is_inside(path: str) -> bool:
+    """Whether a relative `path` names something beneath the directory it starts from, links left aside."""
+    plain = posixpath.normpath(path)
+    return "\0" not in path and not plain.startswith("/") and plain.split("/")[0] not in (".", "..")
+
+
+def preferred_sizes(config: Config) -> Iterator[str]:
+    """dynamic_batching.preferred_batch_size, against a max_batch_size that auto-complete may have set."""
+    for size in config.get("dynamic_batching", {}).get("preferred_batch_size", ()):
+        if size <= 0:
+            yield f"dynamic batching preferred size must be positive for {config['name']}"
+        if size > config["max_batch_size"]:
+            yield f"dynamic batching preferred size must be <= max batch size for {config['name']}"
+
+
+def delay_and_order(config: Config) -> Iterator[str]:
+    """dynamic_batching, apart from preferred sizes and queue policies."""
+    batching = config.get("dynamic_batching")
+    if batching is None:
+        return
+    name, levels, default = config["name"], batching["priority_levels"], batching["default_priority_level"]
+    yield from _too_long(name, "max_queue_delay_microseconds", batching["max_queue_delay_microseconds"])
+    if levels > MAX_PRIORITY_LEVELS:
+        yield f"priority_levels is {levels} for {name}, must be at most {MAX_PRIORITY_LEVELS}"
+    if levels > 0 and not 1 <= default <= levels:
+        yield f"default priority level must be in range [1, {levels}] for {name}"
+    if batching["preserve_ordering"] and levels > 1:
+        yield f"Only one priority level is allowed when 'preserve_ordering' is true for {name}"
+
+
+def queue_policies(config: Config) -> Iterator[str]:
+    """default_queue_policy and priority_queue_policy."""
+    batching = config.get("dynamic_batching")
+    if batching is None:
+        return
+    name, levels = config["name"], batching["priority_levels"]
+    for level in batching["priority_queue_policy"]:
+        if not 1 <= int(level) <= levels:
+            yield f"priority queue policy must have priority level in range [1, {levels}] for {name}"
+    for policy in (batching.get("default_queue_policy"), *batching["priority_queue_policy"].values()):
+        if policy is not None:
+            yield from _too_long(name, "default_timeout_microseconds", policy["default_timeout_microseconds"])
+            if batching["preserve_ordering"] and policy["timeout_action"] == "DELAY":
+                yield f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
+
+
+def instance_groups(config: Config) -> Iterator[str]:
+    """instance_group, as far as it can be judged without knowing the server's GPUs."""
+    num_instances = 0
+    for group in config["instance_group"]:
+        which = f"instance group {group['name']} of model {config['name']}"
+        if group["count"] < 0:
+            yield f"{which} has count {group['count']}, must be a positive number of instances"
+        if group["kind"] in ("KIND_CPU", "KIND_MODEL") and group["gpus"]:
+            yield f"{which} has kind {group['kind']} but specifies one or more GPUs"
+        for profile in group["profile"]:
+            if not (profile.isascii() and profile.isdigit()):
+                yield (
+                    f"{which} specifies invalid profile {profile}. "
+                    "The field should contain the string representation of a non-negative integer."
+                )
+        # The count of a GPU group is per GPU.
+        num_instances += max(1, group["count"]) * max(1, len(group["gpus"]))
+    if num_instances > MAX_INSTANCES:
+        yield (
+            f"instance groups of model {config['name']} ask for {num_instances} instances, each of them a process; "
+            f"lower 'count' to at most {MAX_INSTANCES} instances in all"
+        )
+
+
+def _too_long(name: str, field: str, microseconds: int) -> Iterator[str]:
+    if microseconds > MAX_MICROSECONDS:
+        yield f"{field} is {microseconds} for {name}, must be at most {MAX_MICROSECONDS} (one hour)"
+
+
+#: What needs no auto-complete, and must hold before a process is started for the model.
+_UNFINISHED: tuple[Rule, ...] = (disagreements, file_names, delay_and_order, queue_policies, instance_groups)
+_FINISHED: tuple[Rule, ...] = (*_UNFINISHED, batch_size, tensors, labels, preferred_sizes)
+
+
+def check_unfinished(config: Config) -> None:
+    """Raises InvalidArgumentError with the first fault that auto-complete cannot mend."""
+    _apply(_UNFINISHED, config)
+
+
+def check(config: Config) -> None:
+    """Raises InvalidArgumentError with the first fault of a finished configuration."""
+    _apply(_FINISHED, config)
+
+
+def _apply(rules: tuple[Rule, ...], config: Config) -> None:
+    for rule in rules:
+        for sentence in rule(config):
+            raise InvalidArgumentError(sentence)

@@ -1,0 +1,73 @@
+"""The front door: a model directory to the configuration everything else works with, in two steps.
+
+`read_config` first; where `needs_autocomplete` says so, a worker looks into the model file; then `finish_config`.
+Runs in the supervisor only. A configuration that fails leaves nothing behind and touches no other model.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.errors import InvalidArgumentError
+from shoal.model_config import backends, pbtxt
+from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, complete_onnxruntime
+from shoal.model_config.checks import check, check_unfinished
+from shoal.model_config.messages import Config
+from shoal.model_config.normalise import normalise, place
+from shoal.model_config.support import check_support
+
+CONFIG_FILENAME = "config.pbtxt"
+
+
+def read_config(model_dir: Path, *, strict: bool = False) -> Config:
+    """The configuration in `model_dir`, or an empty one, with the defaults that need no look into the model.
+
+    `strict` is Triton's --disable-auto-complete-config: the backend is not guessed. Raises InvalidArgumentError and
+    UnsupportedError for what is wrong already, before any process is started for the model.
+    """
+    path = model_dir / CONFIG_FILENAME
+    # lexists: a link that points nowhere is a mistake to report, not a model without a configuration.
+    text = pbtxt.read(path) if os.path.lexists(path) else ""
+    config = pbtxt.parse(text, path)
+    config["name"] = config["name"] or model_dir.name
+    if config["name"] != model_dir.name:
+        raise InvalidArgumentError(
+            f"unexpected directory name '{model_dir.name}' for model '{config['name']}', "
+            "directory name must equal model name"
+        )
+    if not strict and not backends.has_backend(config):
+        config = backends.detect(config, _first_directory(model_dir))
+    config = normalise(config)
+    check_unfinished(config)
+    check_support(config)
+    return config
+
+
+def finish_config(
+    config: Config,
+    model_io: ModelIO | None = None,
+    *,
+    gpus: Sequence[int] = (),
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+) -> Config:
+    """What `read_config` returned, complete and checked; `model_io` is None where nothing was to be completed.
+
+    `gpus` are the server's: they decide KIND_AUTO and the default counts. Raises InvalidArgumentError.
+    """
+    if model_io is not None:
+        config = complete_onnxruntime(config, model_io, default_max_batch_size)
+    config = place(normalise(config), gpus)
+    check(config)
+    return config
+
+
+def _first_directory(model_dir: Path) -> frozenset[str]:
+    """The entries of the first sub-directory by name, which is where Triton looks for the model's file."""
+    try:
+        directories = sorted(entry for entry in model_dir.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        return frozenset(os.listdir(directories[0])) if directories else frozenset()
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"failed to read the directory '{error.filename}' of model '{model_dir.name}': {error.strerror}; "
+            "let the server's user read it"
+        ) from error

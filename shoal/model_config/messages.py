@@ -1,0 +1,68 @@
+"""Parts of a ModelConfig in their JSON form, for code that adds one without protobuf.
+
+A configuration is a plain dict in the form of Triton's JSON: every scalar, enum, repeated and map field is there even
+at its default, a sub-message only where it is set. Pure and light; a test holds these forms against the real messages.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+#: A ModelConfig, or a message inside one, in its JSON form.
+Config: TypeAlias = dict[str, Any]
+
+
+def model_input(name: str, data_type: str, dims: Sequence[int]) -> Config:
+    """A ModelInput of which only these three fields are set; `dims` is without the batch dimension."""
+    return {
+        "name": name,
+        "data_type": data_type,
+        "format": "FORMAT_NONE",
+        "dims": list(dims),
+        "is_shape_tensor": False,
+        "allow_ragged_batch": False,
+        "optional": False,
+        "is_non_linear_format_io": False,
+    }
+
+
+def model_output(name: str, data_type: str, dims: Sequence[int]) -> Config:
+    """A ModelOutput of which only these three fields are set; `dims` is without the batch dimension."""
+    return {
+        "name": name,
+        "data_type": data_type,
+        "dims": list(dims),
+        "label_filename": "",
+        "is_shape_tensor": False,
+        "is_non_linear_format_io": False,
+    }
+
+
+def instance_group(name: str) -> Config:
+    """A ModelInstanceGroup with nothing but its name: KIND_AUTO, no count yet."""
+    return {
+        "name": name,
+        "kind": "KIND_AUTO",
+        "count": 0,
+        "gpus": [],
+        "secondary_devices": [],
+        "profile": [],
+        "passive": False,
+        "host_policy": "",
+    }
+
+
+def dynamic_batching() -> Config:
+    """`dynamic_batching {}`: empty, and meaningful, since it turns batching on."""
+    return {
+        "preferred_batch_size": [],
+        "max_queue_delay_microseconds": 0,
+        "preserve_ordering": False,
+        "priority_levels": 0,
+        "default_priority_level": 0,
+        "priority_queue_policy": {},
+    }
+
+
+def optimization() -> Config:
+    """`optimization {}`."""
+    return {"priority": "PRIORITY_DEFAULT", "gather_kernel_buffer_threshold": 0, "eager_batching": False}

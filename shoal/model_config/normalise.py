@@ -1,0 +1,70 @@
+"""The defaults that Triton fills in: version policy, pinned memory, preferred batch sizes, instance groups.
+
+Pure, dict to dict; the argument is left as it was, and a second pass changes nothing. Nothing is judged here: a wrong
+value passes through to `checks`.
+"""
+
+from collections.abc import Sequence
+
+from shoal.model_config import backends, messages
+from shoal.model_config.messages import Config
+
+#: Triton's default count of a CPU instance group, where it is not 1.
+_CPU_COUNT = {"onnxruntime": 2, "tensorflow": 2}
+
+
+def normalise(config: Config) -> Config:
+    """`config` with Triton's defaults; instance groups of KIND_AUTO wait for `place` to get their kind and count."""
+    config = backends.complete(config)
+    config = {**config, "version_policy": config.get("version_policy", {"latest": {"num_versions": 1}})}
+    if "ensemble_scheduling" in config:
+        return config
+    config["optimization"] = _optimization(config)
+    config["instance_group"] = _instance_groups(config)
+    if "dynamic_batching" in config:
+        config["dynamic_batching"] = _dynamic_batching(config)
+    return config
+
+
+def place(config: Config, gpus: Sequence[int]) -> Config:
+    """`config` with KIND_AUTO, the GPUs of KIND_GPU and the missing counts decided for a server that has `gpus`."""
+    return {**config, "instance_group": [_placed(group, config, gpus) for group in config["instance_group"]]}
+
+
+def _optimization(config: Config) -> Config:
+    given = config.get("optimization", messages.optimization())
+    return {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}, **given}
+
+
+def _dynamic_batching(config: Config) -> Config:
+    batching: Config = config["dynamic_batching"]
+    if batching["preferred_batch_size"] or config["max_batch_size"] <= 0:
+        return batching
+    return {**batching, "preferred_batch_size": [config["max_batch_size"]]}
+
+
+def _instance_groups(config: Config) -> list[Config]:
+    # The implied group bears the model's name, an unnamed listed one its position too.
+    groups = config["instance_group"] or [messages.instance_group(config["name"])]
+    return [
+        {**group, "name": group["name"] or f"{config['name']}_{position}", "count": _count(group, config)}
+        for position, group in enumerate(groups)
+    ]
+
+
+def _count(group: Config, config: Config) -> int:
+    count: int = group["count"]
+    if count != 0 or group["kind"] == "KIND_AUTO":
+        return count
+    return _CPU_COUNT.get(config["backend"], 1) if group["kind"] == "KIND_CPU" else 1
+
+
+def _placed(group: Config, config: Config, gpus: Sequence[int]) -> Config:
+    kind = group["kind"]
+    if kind == "KIND_AUTO":
+        kind = "KIND_GPU" if gpus and set(group["gpus"]) <= set(gpus) else "KIND_CPU"
+    group = {**group, "kind": kind}
+    if kind == "KIND_GPU" and not group["gpus"]:
+        group["gpus"] = list(gpus)
+    group["count"] = _count(group, config)
+    return group

@@ -1,0 +1,154 @@
+"""config.pbtxt: the bounded read, protobuf's text format, and the ModelConfig message as Triton's JSON prints it.
+
+The only module that imports protobuf (0.1 s), and only the supervisor imports it. The message is the one tritonclient
+ships, loaded by its file: `import tritonclient.grpc` would need grpcio, which Shoal's base installation lacks. Both
+ways of loading share protobuf's one descriptor pool, so either may come first.
+"""
+
+import difflib
+import functools
+import importlib.util
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from google.protobuf import descriptor_pool, text_format
+from google.protobuf.message import Message
+
+from shoal.errors import InternalError, InvalidArgumentError
+from shoal.model_config.messages import Config
+
+#: Largest config.pbtxt that is read (ours: the largest of Triton's examples has 20 KiB).
+MAX_BYTES = 1 << 20
+
+#: A FieldDescriptor: protobuf's C and Python implementations have one each, and no class in common.
+_Field: TypeAlias = Any
+
+_MESSAGES = "_shoal_model_config_pb2"
+_UNKNOWN = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) (?:named|with number) "?(\w+)')
+
+
+def read(path: Path) -> str:
+    """The text of a config.pbtxt.
+
+    Raises InvalidArgumentError for all that is no regular file of at most MAX_BYTES in UTF-8: a FIFO would block the
+    supervisor for good, and a link to a device would never end.
+    """
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _unreadable(path, "it is not a regular file; put a text file in its place")
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, f"{error.strerror}; put a text file there that the server's user can read") from error
+    if len(data) > MAX_BYTES:
+        raise _unreadable(path, f"it is larger than {MAX_BYTES} bytes; a model configuration is a short text")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, f"byte {error.start} is not UTF-8; save the file as plain UTF-8 text") from error
+
+
+def parse(text: str, path: Path) -> Config:
+    """`text` as a configuration; `path` is only named in errors.
+
+    Raises InvalidArgumentError with the parser's line and column and, for a name it does not know, the closest one.
+    A text of MAX_BYTES takes 1.5 s.
+    """
+    message = new_message()
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        line, column = error.GetLine(), error.GetColumn()
+        # The parser puts "line:column : 'the whole line': " in front; the position is said once, in words.
+        reason = re.sub(r"^\d+:\d+ : ", "", str(error))
+        where = f"line {line}, column {column}: " if line else ""
+        raise _unreadable(path, f"{where}{reason}{_advice(reason)}") from error
+    try:
+        return to_config(message)
+    except InvalidArgumentError as error:
+        raise _unreadable(path, str(error)) from error
+
+
+def to_config(message: Message) -> Config:
+    """The JSON form of `message`, with 64-bit integers as numbers and maps sorted by key.
+
+    A field that can tell "unset" from its default (a sub-message, a member of a oneof) is there only if it is set,
+    every other one always. Raises InvalidArgumentError for an enum's number that has no name: protobuf lets it pass.
+    """
+    return {
+        field.name: _value(getattr(message, field.name), field)
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def new_message() -> Message:
+    """An empty ModelConfig message."""
+    message: Message = _messages().ModelConfig()
+    return message
+
+
+def _value(value: Any, field: _Field) -> Any:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        element = kind.fields_by_name["value"]
+        return {str(key): _single(value[key], element) for key in sorted(value)}
+    if field.is_repeated:
+        return [_single(element, field) for element in value]
+    return _single(value, field)
+
+
+def _single(value: Any, field: _Field) -> Any:
+    if field.message_type is not None:
+        return to_config(value)
+    if field.enum_type is not None:
+        named = field.enum_type.values_by_number.get(value)
+        if named is None:
+            known = ", ".join(sorted(field.enum_type.values_by_name))
+            raise InvalidArgumentError(f"'{field.name}' is {value}, must be one of {known}")
+        return named.name
+    return value
+
+
+@functools.cache
+def _messages() -> Any:
+    """tritonclient's generated module, under a private name so that nobody takes it for the package's own."""
+    found = importlib.util.find_spec("tritonclient")
+    folders = found.submodule_search_locations if found is not None else None
+    if not folders:
+        raise InternalError("tritonclient is not installed; its ModelConfig message reads config.pbtxt")
+    spec = importlib.util.spec_from_file_location(_MESSAGES, Path(folders[0], "grpc", "model_config_pb2.py"))
+    if spec is None or spec.loader is None:
+        raise InternalError("tritonclient has no grpc/model_config_pb2.py; install tritonclient 2.60 or later")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[_MESSAGES] = module
+    return module
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _advice(reason: str) -> str:
+    """What to write instead of a field or an enum value that does not exist."""
+    unknown = _UNKNOWN.search(reason)
+    if unknown is None:
+        return ""
+    kind, full_name, written = unknown.groups()
+    pool = descriptor_pool.Default()
+    if kind == "Message":
+        known = list(pool.FindMessageTypeByName(full_name).fields_by_name)
+    else:
+        known = list(pool.FindEnumTypeByName(full_name).values_by_name)
+    # "FP32" is nearer to TYPE_BF16's length than to its own name: an ending decides before the spelling does.
+    close = [name for name in known if name.endswith(f"_{written}")] or difflib.get_close_matches(written, known, n=1)
+    return f" Did you mean '{close[0]}'?" if close else f" It knows: {', '.join(sorted(known))}."
+
+
+def _unreadable(path: Path, reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"failed to read text proto from {path}: {reason}")

@@ -1,0 +1,62 @@
+"""What a request to a model must look like: its finished configuration, compiled once.
+
+Front ends, the batcher and workers import this; it is light on purpose and knows no protobuf. Checking a request
+against a signature is the front end's, gathering its rows the worker's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.datatypes import BY_CONFIG_NAME, Datatype
+from shoal.model_config.messages import Config
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model."""
+
+    name: str
+    datatype: Datatype
+    dims: tuple[int, ...]  # as clients see them, without the batch dimension; -1 = any size
+    reshape: tuple[int, ...] | None  # as the backend sees them; None = the same as dims
+    optional: bool  # a request may leave this input out
+    ragged: bool  # requests of one batch may differ in this input's shape
+    label_filename: str  # of an output, inside the model directory; "" = no labels
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A model's name, its largest batch (0 = no batch dimension) and its tensors in the configuration's order."""
+
+    name: str
+    max_batch_size: int
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+
+    @classmethod
+    def from_config(cls, config: Config) -> "Signature":
+        """Compiles a finished configuration; one that has passed `checks` cannot fail here."""
+        return cls(
+            name=config["name"],
+            max_batch_size=config["max_batch_size"],
+            inputs=_specs(config["input"]),
+            outputs=_specs(config["output"]),
+        )
+
+
+def _specs(tensors: Sequence[Config]) -> dict[str, TensorSpec]:
+    return {tensor["name"]: _spec(tensor) for tensor in tensors}
+
+
+def _spec(tensor: Config) -> TensorSpec:
+    reshape = tensor.get("reshape")
+    return TensorSpec(
+        name=tensor["name"],
+        datatype=BY_CONFIG_NAME[tensor["data_type"]],
+        dims=tuple(tensor["dims"]),
+        reshape=None if reshape is None else tuple(reshape["shape"]),
+        # Fields that ModelInput has and ModelOutput has not, and the other way round.
+        optional=tensor.get("optional", False),
+        ragged=tensor.get("allow_ragged_batch", False),
+        label_filename=tensor.get("label_filename", ""),
+    )

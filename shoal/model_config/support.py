@@ -1,0 +1,106 @@
+"""What Triton's configuration can ask for and this version does not do: refused by the field's name, never ignored.
+
+One table: where the field is, when its value asks for something, and what to do about it. A feature that arrives takes
+its row away. Pure.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from shoal.errors import UnsupportedError
+from shoal.model_config.messages import Config
+
+#: The backends there are, in the order in which they are named to a user.
+BACKENDS = ("identity", "onnxruntime")
+
+
+class Unsupported(NamedTuple):
+    """A row: a field by its path (`[]` stands for each element), and when it asks for what is not there."""
+
+    path: str
+    asks: Callable[[Any], bool]
+    reason: str
+
+
+def _is_set(value: Any) -> bool:
+    """An empty sub-message asks for something too: `sequence_batching {}` is a scheduler."""
+    return isinstance(value, dict) or bool(value)
+
+
+def _is(name: str) -> Callable[[Any], bool]:
+    return lambda value: value == name
+
+
+_NO_SEQUENCES = "there is no sequence batcher; a stateless model takes 'dynamic_batching'"
+_NO_ENSEMBLES = "ensembles are not served; call the models one after the other from the client"
+_NO_PRIORITIES = "all requests of a model wait in one queue; remove the priority fields"
+_NO_TIMEOUTS = "requests do not expire while they wait; bound the queue with 'max_queue_size' in their place"
+_NO_ORDERING = "answers are sent as soon as they are ready; remove the field"
+_NO_RAGGED = "requests of different shapes are not put into one batch; remove the field, they will run one by one"
+_NO_GENERATED = "inputs and outputs made from the batch itself are not served"
+_TENSORRT_ONLY = "shape tensors are only supported for TensorRT platform"
+_NO_SHARING = "instances share nothing that would have to be limited; remove the field"
+_NO_CUSTOM_CODE = "libraries of C or C++ code are not loaded"
+
+FEATURES = (
+    Unsupported("ensemble_scheduling", _is_set, _NO_ENSEMBLES),
+    Unsupported("sequence_batching", _is_set, _NO_SEQUENCES),
+    Unsupported("dynamic_batching.preserve_ordering", bool, _NO_ORDERING),
+    Unsupported("dynamic_batching.priority_levels", bool, _NO_PRIORITIES),
+    Unsupported("dynamic_batching.priority_queue_policy", bool, _NO_PRIORITIES),
+    Unsupported("dynamic_batching.default_queue_policy.timeout_action", _is("DELAY"), _NO_TIMEOUTS),
+    Unsupported("dynamic_batching.default_queue_policy.default_timeout_microseconds", bool, _NO_TIMEOUTS),
+    Unsupported("dynamic_batching.default_queue_policy.allow_timeout_override", bool, _NO_TIMEOUTS),
+    Unsupported("input[].allow_ragged_batch", bool, _NO_RAGGED),
+    Unsupported("input[].is_shape_tensor", bool, _TENSORRT_ONLY),
+    Unsupported("output[].is_shape_tensor", bool, _TENSORRT_ONLY),
+    Unsupported("input[].is_non_linear_format_io", bool, "only TensorRT has non-linear formats; remove the field"),
+    Unsupported("output[].is_non_linear_format_io", bool, "only TensorRT has non-linear formats; remove the field"),
+    Unsupported("batch_input", bool, _NO_GENERATED),
+    Unsupported("batch_output", bool, _NO_GENERATED),
+    Unsupported("instance_group[].kind", _is("KIND_MODEL"), "instance_group kind KIND_MODEL not supported"),
+    Unsupported("instance_group[].rate_limiter.resources", bool, _NO_SHARING),
+    Unsupported("instance_group[].host_policy", bool, "instances are pinned to cores by the server; remove the field"),
+    Unsupported("instance_group[].passive", bool, "every instance serves requests; remove the group"),
+    Unsupported("instance_group[].secondary_devices", bool, "no backend uses a second device; remove the field"),
+    Unsupported("model_warmup", bool, "samples are not run before a model is ready; remove the field"),
+    Unsupported("model_transaction_policy.decoupled", bool, "every request gets exactly one response"),
+    Unsupported("model_operations.op_library_filename", bool, _NO_CUSTOM_CODE),
+    Unsupported("parameters.TRITON_BATCH_STRATEGY_PATH", _is_set, _NO_CUSTOM_CODE),
+    Unsupported("model_repository_agents.agents", bool, "no agent prepares a model; remove the field"),
+    Unsupported("response_cache.enable", bool, "responses are not cached; remove the field"),
+    Unsupported("model_metrics", _is_set, "the buckets of histograms are fixed; remove the field"),
+)  # fmt: skip
+
+
+def check_support(config: Config) -> None:
+    """Raises UnsupportedError for the first feature, backend or runtime that `config` asks for in vain."""
+    name, runtime = config["name"], config["runtime"]
+    backend = config["backend"] or config["platform"]
+    for feature in FEATURES:
+        if any(feature.asks(value) for value in _values(config, feature.path)):
+            raise UnsupportedError(f"model '{name}' sets '{feature.path}', which is not supported: {feature.reason}")
+    if backend not in BACKENDS:
+        raise UnsupportedError(
+            f"model '{name}' asks for the backend '{backend}', which is not available; available are: "
+            f"{', '.join(BACKENDS)}"
+        )
+    if runtime not in ("", f"libtriton_{backend}.so"):
+        raise UnsupportedError(
+            f"model '{name}' asks for the runtime '{runtime}', but the backend '{backend}' is built in; "
+            "remove 'runtime' from its configuration"
+        )
+
+
+def _values(node: Any, path: str) -> Iterator[Any]:
+    """The values at `path` beneath `node`; none where a sub-message on the way is not set."""
+    head, _, rest = path.partition(".")
+    field = head.removesuffix("[]")
+    if field not in node:
+        return
+    children = node[field] if head.endswith("[]") else (node[field],)
+    for child in children:
+        if rest:
+            yield from _values(child, rest)
+        else:
+            yield child

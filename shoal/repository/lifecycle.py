@@ -1,0 +1,78 @@
+"""The life of one model version: the states of Triton's repository index and the moves between them.
+
+    LOADING ──► READY ──► UNLOADING ──► UNAVAILABLE
+       │                                     │
+       └────────────► UNAVAILABLE ◄──────────┘ (LOADING again: a new ModelVersion)
+
+Only the supervisor moves a version. Pure: who loads, and how, is `shoal.models`' business.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+
+class VersionState(Enum):
+    """The words of the repository index."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+_MOVES = {
+    VersionState.LOADING: {VersionState.READY, VersionState.UNAVAILABLE},
+    VersionState.READY: {VersionState.UNLOADING},
+    VersionState.UNLOADING: {VersionState.UNAVAILABLE},
+    VersionState.UNAVAILABLE: set(),
+}
+
+#: The version of a model that failed before any version of it was known.
+NO_VERSION = -1
+#: The counter row of a version that never got one.
+NO_ROW = -1
+
+
+@dataclass(slots=True, eq=False)
+class ModelVersion:
+    """One version of a model as the supervisor knows it."""
+
+    name: str
+    version: int
+    #: The number that ring records carry; never used again.
+    model_id: int
+    #: Its row in the table of counters.
+    row: int
+    version_dir: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    #: False until a worker has reported the tensors of the model file and they were filled in.
+    is_config_final: bool = False
+    # Changed by move and by the supervisor.
+    state: VersionState = VersionState.LOADING
+    reason: str = ""
+    load_seconds: float = 0.0
+    num_instances_up: int = 0
+
+    def move(self, state: VersionState, reason: str = "") -> None:
+        """Go to another state. Raises ValueError, and nothing changes, for a move the table does not have."""
+        if state not in _MOVES[self.state]:
+            raise ValueError(f"model '{self.name}' version {self.version} cannot go from {self.state} to {state}")
+        self.state = state
+        self.reason = reason
+
+    def message(self) -> dict[str, Any]:
+        """What front ends are told of it."""
+        return {
+            "op": "model",
+            "name": self.name,
+            "version": self.version,
+            "model": self.model_id,
+            "row": self.row,
+            "state": self.state.value,
+            "reason": self.reason,
+            "ready": self.num_instances_up > 0,
+            "config": self.config if self.is_config_final else None,
+            "load_seconds": self.load_seconds,
+        }

@@ -1,0 +1,129 @@
+"""Which models and versions lie on disk, and which file of a version is the model.
+
+Runs in the supervisor. Reads directories only, never a file's contents, and changes nothing. A model that cannot be
+told from its directory becomes a problem beside the others, never an exception that hides them.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.errors import InvalidArgumentError, UnavailableError
+
+_log = logging.getLogger(__name__)
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
+#: What a file system or Triton's layout puts beside models and versions: no model, and no reason to warn.
+_NO_MODELS = frozenset({"lost+found"})
+_NO_VERSIONS = frozenset({"configs", "initial_state", "warmup"})
+_MAX_VERSION = 2**63 - 1
+
+
+class RepositoryScan(NamedTuple):
+    """What the repositories hold: each name is in one of the two."""
+
+    models: dict[str, Path]  # name → model directory
+    problems: dict[str, str]  # name → why it is no model
+
+
+def scan(repositories: Sequence[Path]) -> RepositoryScan:
+    """The models in `repositories`, sorted by name; links to directories count as directories.
+
+    Raises InvalidArgumentError for a repository that cannot be read. Triton would take `.git` for a model; here hidden
+    directories are skipped.
+    """
+    found: dict[str, list[Path]] = {}
+    for repository in repositories:
+        for directory in _directories(repository):
+            if directory.name not in _NO_MODELS:
+                found.setdefault(directory.name, []).append(directory)
+    models: dict[str, Path] = {}
+    problems: dict[str, str] = {}
+    for name in sorted(found):
+        if len(found[name]) > 1:
+            problems[name] = "model appears in two or more repositories"
+        elif not _MODEL_NAME.fullmatch(name):
+            problems[name] = (
+                f"directory name {name!r} is no model name: use at most 255 letters, digits, '_', '.' and '-', "
+                "beginning with a letter, a digit or '_', and rename the directory"
+            )
+        else:
+            models[name] = found[name][0]
+    return RepositoryScan(models, problems)
+
+
+def version_directories(model_dir: Path) -> dict[int, Path]:
+    """The versions in `model_dir` and their directories, ascending; other directories are logged and skipped."""
+    versions: dict[int, Path] = {}
+    for directory in _directories(model_dir):
+        name = directory.name
+        if name in _NO_VERSIONS:
+            continue
+        if not (name.isascii() and name.isdigit() and int(name[:20]) <= _MAX_VERSION):
+            _log.warning("ignore version directory '%s' which fails to convert to integral number", name)
+        elif len(name) > 1 and name[0] == "0":
+            _log.warning("ignore version directory '%s' which contains leading zeros in its directory name", name)
+        else:
+            versions[int(name)] = directory
+    return dict(sorted(versions.items()))
+
+
+def wanted_versions(available: Collection[int], version_policy: Mapping[str, Any], model_name: str) -> tuple[int, ...]:
+    """The versions of `available` that `version_policy` (its JSON form) wants served, ascending.
+
+    Raises InvalidArgumentError if that is none. A version that `specific` lists and nobody has is logged and skipped.
+    """
+    ascending = sorted(available)
+    if "specific" in version_policy:
+        specific = [int(version) for version in version_policy["specific"]["versions"]]
+        for missing in sorted(set(specific) - set(ascending)):
+            _log.warning("version %d is specified for model '%s', but the version directory is not present",
+                         missing, model_name)  # fmt: skip
+        wanted = [version for version in ascending if version in specific]
+    elif "latest" in version_policy:
+        num_versions: int = version_policy["latest"]["num_versions"]
+        wanted = ascending[-num_versions:] if num_versions else []
+    else:
+        wanted = ascending
+    if not wanted:
+        raise InvalidArgumentError(
+            f"at least one version must be available under the version policy of model '{model_name}'"
+        )
+    return tuple(wanted)
+
+
+def model_file(
+    version_dir: Path, config: Mapping[str, Any], instance_name: str, compute_capability: str = ""
+) -> Path | None:
+    """The file, or directory, that a backend loads from `version_dir`, links resolved; None if it needs none.
+
+    `compute_capability` ("8.0") is that of the instance's GPU. Raises InvalidArgumentError where the path leaves the
+    version directory, itself or by a link, and UnavailableError where there is nothing.
+    """
+    filename: str = config["cc_model_filenames"].get(compute_capability) or config["default_model_filename"]
+    if not filename:
+        return None
+    root = Path(os.path.realpath(version_dir))
+    path = Path(os.path.realpath(root / filename))
+    if root not in path.parents:
+        raise InvalidArgumentError(
+            f"model file '{filename}' of model '{config['name']}' is outside its version directory '{version_dir}'; "
+            "put the file there, and no link in its place"
+        )
+    if not os.path.exists(path):  # unlike Path's, False for a link to itself
+        raise UnavailableError(f"unable to find '{version_dir / filename}' for model instance '{instance_name}'")
+    return path
+
+
+def _directories(parent: Path) -> list[Path]:
+    """The directories in `parent` that are not hidden, sorted by name."""
+    try:
+        return sorted(entry for entry in parent.iterdir() if entry.name[0] != "." and entry.is_dir())
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"failed to read the directory '{parent}': {error.strerror}; "
+            "name an existing, readable directory with --model-repository"
+        ) from error

@@ -1,0 +1,25 @@
+"""messages.py: the forms written by hand are those of the real messages."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.model_config import messages, pbtxt
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "written"),
+    [
+        (
+            'input { name: "X" data_type: TYPE_FP16 dims: [2, 3] }',
+            "input",
+            [messages.model_input("X", "TYPE_FP16", (2, 3))],
+        ),
+        ('output { name: "Y" data_type: TYPE_BOOL dims: 1 }', "output", [messages.model_output("Y", "TYPE_BOOL", [1])]),
+        ('instance_group { name: "g" }', "instance_group", [messages.instance_group("g")]),
+        ("dynamic_batching {}", "dynamic_batching", messages.dynamic_batching()),
+        ("optimization {}", "optimization", messages.optimization()),
+    ],
+)
+def test_a_form_equals_the_real_message(text: str, field: str, written: object) -> None:
+    assert pbtxt.parse(text, Path("config.pbtxt"))[field] == written

@@ -1,0 +1,103 @@
+"""support.py: every row of the table refuses the field it names, and its default passes."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import UnsupportedError
+from shoal.model_config import pbtxt
+from shoal.model_config.messages import Config
+from shoal.model_config.support import FEATURES, check_support
+
+REFUSED = {
+    "ensemble_scheduling": "ensemble_scheduling {}",
+    "sequence_batching": "sequence_batching {}",
+    "dynamic_batching.preserve_ordering": "dynamic_batching { preserve_ordering: true }",
+    "dynamic_batching.priority_levels": "dynamic_batching { priority_levels: 1 }",
+    "dynamic_batching.priority_queue_policy": "dynamic_batching { priority_queue_policy { key: 1 value {} } }",
+    "dynamic_batching.default_queue_policy.timeout_action": (
+        "dynamic_batching { default_queue_policy { timeout_action: DELAY } }"
+    ),
+    "dynamic_batching.default_queue_policy.default_timeout_microseconds": (
+        "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1 } }"
+    ),
+    "dynamic_batching.default_queue_policy.allow_timeout_override": (
+        "dynamic_batching { default_queue_policy { allow_timeout_override: true } }"
+    ),
+    "input[].allow_ragged_batch": 'input [ { name: "a" }, { name: "b" allow_ragged_batch: true } ]',
+    "input[].is_shape_tensor": "input { is_shape_tensor: true }",
+    "output[].is_shape_tensor": "output { is_shape_tensor: true }",
+    "input[].is_non_linear_format_io": "input { is_non_linear_format_io: true }",
+    "output[].is_non_linear_format_io": "output { is_non_linear_format_io: true }",
+    "batch_input": "batch_input { kind: BATCH_ELEMENT_COUNT }",
+    "batch_output": "batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE }",
+    "instance_group[].kind": "instance_group { kind: KIND_MODEL }",
+    "instance_group[].rate_limiter.resources": 'instance_group { rate_limiter { resources { name: "R" count: 1 } } }',
+    "instance_group[].host_policy": 'instance_group { host_policy: "numa0" }',
+    "instance_group[].passive": "instance_group { passive: true }",
+    "instance_group[].secondary_devices": "instance_group { secondary_devices { device_id: 0 } }",
+    "model_warmup": 'model_warmup { name: "zeros" }',
+    "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
+    "model_operations.op_library_filename": 'model_operations { op_library_filename: "libops.so" }',
+    "parameters.TRITON_BATCH_STRATEGY_PATH": (
+        'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/lib/x.so" } }'
+    ),
+    "model_repository_agents.agents": 'model_repository_agents { agents { name: "checksum" } }',
+    "response_cache.enable": "response_cache { enable: true }",
+    "model_metrics": "model_metrics {}",
+}
+
+
+def parsed(text: str) -> Config:
+    return pbtxt.parse(f'name: "m" {text}', Path("config.pbtxt"))
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.path)
+def test_a_feature_is_refused_by_its_field(feature: tuple[str, object, str]) -> None:
+    path, _, reason = feature
+    with pytest.raises(UnsupportedError) as caught:
+        check_support(parsed(f'backend: "identity" {REFUSED[path]}'))
+    assert str(caught.value) == f"model 'm' sets '{path}', which is not supported: {reason}"
+
+
+def test_every_refused_configuration_has_its_row() -> None:
+    assert [feature.path for feature in FEATURES] == list(REFUSED)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dynamic_batching { default_queue_policy { max_queue_size: 16 } max_queue_delay_microseconds: 100 }",
+        'input { name: "X" optional: true } output { name: "Y" label_filename: "labels.txt" }',
+        "instance_group { kind: KIND_CPU count: 2 rate_limiter { priority: 1 } }",
+        "response_cache {} model_transaction_policy {} model_operations {} model_repository_agents {}",
+        'parameters { key: "intra_op_thread_count" value { string_value: "1" } } metric_tags { key: "a" value: "b" }',
+        'runtime: "libtriton_identity.so"',
+    ],
+)
+def test_what_is_served_passes(text: str) -> None:
+    check_support(parsed(f'backend: "identity" {text}'))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            'backend: "python"',
+            "model 'm' asks for the backend 'python', which is not available; available are: identity, onnxruntime",
+        ),
+        (
+            'platform: "ensemble"',
+            "model 'm' asks for the backend 'ensemble', which is not available; available are: identity, onnxruntime",
+        ),
+        (
+            'backend: "onnxruntime" runtime: "model.py"',
+            "model 'm' asks for the runtime 'model.py', but the backend 'onnxruntime' is built in; "
+            "remove 'runtime' from its configuration",
+        ),
+    ],
+)
+def test_backends_and_runtimes_that_are_not_there(text: str, sentence: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        check_support(parsed(text))
+    assert str(caught.value) == sentence
