@@ -1,0 +1,54 @@
+"""The default scheduler: of a model without `dynamic_batching`.
+
+Triton's rule: every request is its own payload and is executed alone, first come first served, by the next free
+instance. Requests are never merged, even where max_batch_size > 1, and no queue policy exists; only the server's own
+bound holds. Pure policy, runs in the batcher.
+"""
+
+from shoal.batcher.scheduling.instances import Instances
+from shoal.batcher.scheduling.payload import Batch
+from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+
+
+class DefaultScheduler:
+    """See `Scheduler` for the contract of each method."""
+
+    __slots__ = ("_instances", "_queue")
+
+    def __init__(self, max_total_queue: int) -> None:
+        self._queue = RequestQueue(0, max_total_queue)
+        self._instances = Instances()
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue)
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        self._queue.add(request)
+
+    def take(self, now_ns: int) -> Batch | None:
+        if not self._queue.rows or not self._instances.idle:
+            return None
+        request = self._queue.popleft()
+        return Batch(self._instances.take(), (request,), request.rows)
+
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        return []  # No queue policy, so no timeout: Triton ignores the request's own here.
+
+    def cancel(self, key: int) -> bool:
+        return self._queue.cancel(key)
+
+    def complete(self, instance: int, now_ns: int) -> None:
+        self._instances.complete(instance)
+
+    def next_deadline_ns(self) -> int | None:
+        return None  # Only an arrival or a completion changes anything, and take() follows each.
+
+    def add_instance(self, instance: int) -> None:
+        self._instances.add(instance)
+
+    def remove_instance(self, instance: int) -> None:
+        self._instances.remove(instance)
+
+    def drain(self) -> list[QueuedRequest]:
+        return self._queue.drain()

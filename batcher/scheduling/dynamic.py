@@ -1,0 +1,251 @@
+"""The dynamic batcher: joins queued requests of one model into payloads, exactly when and as Triton's does.
+
+Requests wait in the queue; payloads, formed from its head, wait for an instance. The last payload is *open* until it
+is saturated or an instance takes it: later requests still join it. The numbers in the code are the rules of Triton's
+dynamic batcher at one wake-up:
+
+    1  requests that were cancelled do not count (the queue drops them at once)
+    2  walk the queue: mark the *best* prefix, which is preferred in size; stop where the batch cannot grow
+    3  the delay is exceeded once the oldest pending request has waited max_queue_delay_microseconds
+    4  a best prefix, delay not exceeded: exactly that goes now
+    5  nothing pending: done
+    6  the batch cannot grow, or has the largest preferred size: all pending go
+    7  delay exceeded, or none configured: all pending go
+    8  the open payload has no preferred size: all pending join it, so that an instance finds as much as there is
+    9  else sleep until the delay is exceeded or enough has arrived
+
+Rules: nothing survives a wake-up but the queue, the payloads and when to wake next; FIFO, never rearranged to find
+requests that fit. Pure policy, runs in the batcher.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from typing import Any
+
+from shoal.batcher.scheduling.instances import Instances
+from shoal.batcher.scheduling.payload import Batch, Payload
+from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+
+
+class DynamicBatchScheduler:
+    """See `Scheduler` for the contract of each method."""
+
+    __slots__ = (
+        "_delay_ns",
+        "_instances",
+        "_max_preferred_rows",
+        "_max_rows",
+        "_num_in_payloads",
+        "_open",
+        "_payloads",
+        "_preferred_rows",
+        "_prefetching",
+        "_queue",
+        "_wake_rows",
+        "_wake_shape_key",
+    )
+
+    def __init__(
+        self,
+        max_batch_size: int,
+        preferred_batch_sizes: tuple[int, ...],
+        max_queue_delay_ns: int,
+        prefetching: bool,
+        max_queue_size: int,
+        max_total_queue: int,
+    ) -> None:
+        """`prefetching`: payloads may be formed ahead, two per instance; else only for an instance that is idle."""
+        self._max_rows = max(1, max_batch_size)
+        self._preferred_rows = tuple(sorted(preferred_batch_sizes))
+        self._max_preferred_rows = max(preferred_batch_sizes, default=0)
+        self._delay_ns = max_queue_delay_ns
+        self._prefetching = prefetching
+        # All that changes: the queue and the instances by nearly every method, payloads by take and cancel.
+        self._queue = RequestQueue(max_queue_size, max_total_queue)
+        self._instances = Instances()
+        self._payloads: deque[Payload] = deque()
+        self._num_in_payloads = 0
+        #: The last of the payloads while requests may still join it.
+        self._open: Payload | None = None
+        # Rule 9's sleep: until so many rows are queued, or a request of another shape. 0 = awake.
+        self._wake_rows = 0
+        self._wake_shape_key = 0
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], max_total_queue: int) -> "DynamicBatchScheduler":
+        """From a model's normalised configuration, which has `dynamic_batching`."""
+        max_batch_size = int(config.get("max_batch_size", 0))
+        batching = config["dynamic_batching"]
+        policy = batching.get("default_queue_policy", {})
+        max_queue_size = int(policy.get("max_queue_size", 0))
+        # Where requests can be refused, overtaken or expire, they stay in the queue until they can really run.
+        has_queue_policy = (
+            max_queue_size > 0
+            or int(batching.get("priority_levels", 0)) > 0
+            or int(policy.get("default_timeout_microseconds", 0)) > 0
+            or bool(policy.get("allow_timeout_override", False))
+        )
+        preferred = [int(size) for size in batching.get("preferred_batch_size", ())]
+        return cls(
+            max_batch_size=max_batch_size,
+            preferred_batch_sizes=tuple(preferred) or ((max_batch_size,) if max_batch_size > 0 else ()),
+            max_queue_delay_ns=int(batching.get("max_queue_delay_microseconds", 0)) * 1000,
+            prefetching=not has_queue_policy,
+            max_queue_size=max_queue_size,
+            max_total_queue=max_total_queue,
+        )
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue) + self._num_in_payloads
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        self._queue.add(request, self._num_in_payloads)
+        if request.shape_key != self._wake_shape_key:
+            self._wake_rows = 0
+
+    def take(self, now_ns: int) -> Batch | None:
+        queue = self._queue
+        idle = self._instances.idle
+        if queue.rows == 1 and idle and not self._payloads and not self._delay_ns:
+            # An idle server at its quickest: one request alone goes at once by rules 4, 6 and 7 alike.
+            return Batch(self._instances.take(), (queue.popleft(),), 1)
+        if queue.rows and (queue.rows >= self._wake_rows or now_ns >= queue.oldest_arrival_ns() + self._delay_ns):
+            while queue.rows and self._has_slot() and self._form(now_ns):
+                pass
+        if not idle or not self._payloads:
+            return None
+        payload = self._pick_up(now_ns)
+        self._num_in_payloads -= len(payload.requests)
+        return Batch(self._instances.take(), tuple(payload.requests), payload.rows)
+
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        return []  # Requests carry no deadline for their time in this queue.
+
+    def cancel(self, key: int) -> bool:
+        if self._queue.cancel(key):
+            return True
+        for payload in self._payloads:
+            if payload.cancel(key):
+                self._num_in_payloads -= 1
+                self._wake_rows = 0
+                if not payload.requests:
+                    self._remove(payload)
+                return True
+        return False
+
+    def complete(self, instance: int, now_ns: int) -> None:
+        self._instances.complete(instance)
+
+    def next_deadline_ns(self) -> int | None:
+        # Without a slot the delay may pass unheeded: whatever frees one is followed by take().
+        if self._queue.rows and self._has_slot():
+            return self._queue.oldest_arrival_ns() + self._delay_ns
+        return None
+
+    def add_instance(self, instance: int) -> None:
+        self._instances.add(instance)
+
+    def remove_instance(self, instance: int) -> None:
+        self._instances.remove(instance)
+
+    def drain(self) -> list[QueuedRequest]:
+        requests = [request for payload in self._payloads for request in payload.requests]
+        requests += self._queue.drain()
+        self._payloads.clear()
+        self._num_in_payloads = 0
+        self._open = None
+        self._wake_rows = 0
+        return requests
+
+    def _has_slot(self) -> bool:
+        """Whether the batcher may form payloads; while it may not, the open one does not grow either."""
+        slots = 2 * len(self._instances) if self._prefetching else len(self._instances.idle)
+        return len(self._payloads) < slots
+
+    def _form(self, now_ns: int) -> bool:
+        """One wake-up of the batcher, the queue not empty. False: it sleeps; else something moved."""
+        payload = self._open
+        payload_rows, shape_key = (0, 0) if payload is None else (payload.rows, payload.shape_key)
+        num_pending = pending_rows = num_best = 0
+        saturated = shape_differs = send_now = False
+        oldest_ns = now_ns
+        for request in self._queue:  # 2
+            batch_rows = payload_rows + pending_rows + request.rows
+            if batch_rows == request.rows:
+                shape_key = request.shape_key
+            else:
+                if batch_rows > self._max_preferred_rows and num_best == 0:
+                    num_best = num_pending
+                    saturated = True
+                if batch_rows > self._max_rows:
+                    send_now = True
+                    break
+                if request.shape_key != shape_key:
+                    saturated = shape_differs = send_now = True
+                    break
+            num_pending += 1  # noqa: SIM113  counts only what fits
+            pending_rows += request.rows
+            if request.arrival_ns < oldest_ns:
+                oldest_ns = request.arrival_ns
+            if batch_rows in self._preferred_rows:
+                num_best = num_pending
+        batch_rows = payload_rows + pending_rows
+
+        is_delayed = self._delay_ns > 0
+        is_exceeded = is_delayed and now_ns - oldest_ns >= self._delay_ns  # 3
+        if num_best and not is_exceeded:  # 4
+            num_pending = num_best
+            saturated = saturated or not is_delayed
+        elif num_pending == 0 or send_now or batch_rows >= self._max_preferred_rows:  # 5, 6
+            saturated = True
+        elif is_delayed and not is_exceeded and (payload_rows == 0 or payload_rows in self._preferred_rows):  # not 7, 8
+            self._wake_rows = self._preferred_rows[bisect_right(self._preferred_rows, batch_rows)] - payload_rows  # 9
+            self._wake_shape_key = shape_key
+            return False
+        self._dispatch(num_pending, shape_key, saturated, shape_differs)
+        return True
+
+    def _dispatch(self, num_pending: int, shape_key: int, saturated: bool, shape_differs: bool) -> None:
+        """Moves the first `num_pending` requests into the open payload, or into a new one; closes a saturated one."""
+        payload = self._open
+        if payload is None:
+            payload = Payload(shape_key)
+            self._payloads.append(payload)
+        popleft = self._queue.popleft
+        for _ in range(num_pending):
+            request = popleft()
+            payload.requests.append(request)
+            payload.rows += request.rows
+        payload.saturated = shape_differs
+        self._num_in_payloads += num_pending
+        self._open = None if saturated else payload
+        self._wake_rows = 0
+
+    def _pick_up(self, now_ns: int) -> Payload:
+        """The first payload, for an idle instance.
+
+        With a delay configured, Triton's instance also merges the payloads behind it that have been waiting longer
+        than that, up to max_batch_size, where no difference in shape lies between them.
+        """
+        payload = self._payloads[0]
+        self._remove(payload)
+        while self._delay_ns and self._payloads and not payload.saturated:
+            behind = self._payloads[0]
+            if (
+                behind.saturated
+                or behind.shape_key != payload.shape_key
+                or now_ns - behind.requests[0].arrival_ns <= self._delay_ns
+                or payload.rows + behind.rows > self._max_rows
+            ):
+                break
+            self._remove(behind)
+            payload.merge(behind)
+        return payload
+
+    def _remove(self, payload: Payload) -> None:
+        """Takes the payload out of the waiting ones; nothing can join it any more."""
+        self._payloads.remove(payload)
+        if payload is self._open:
+            self._open = None
+            self._wake_rows = 0

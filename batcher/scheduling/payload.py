@@ -1,0 +1,44 @@
+"""What a scheduler makes of queued requests: a payload while it waits for an instance, a batch once it has one.
+
+Payload is Triton's word. Pure policy, runs in the batcher.
+"""
+
+from typing import NamedTuple
+
+from shoal.batcher.scheduling.queue import QueuedRequest
+
+
+class Batch(NamedTuple):
+    """One execution: what one instance is to run at once, in this order."""
+
+    instance: int
+    requests: tuple[QueuedRequest, ...]
+    rows: int
+
+
+class Payload:
+    """Requests that will run together, all of one shape key, oldest first; never empty while it waits."""
+
+    __slots__ = ("requests", "rows", "saturated", "shape_key")
+
+    def __init__(self, shape_key: int) -> None:
+        self.shape_key = shape_key
+        # Changed by the scheduler, until an instance takes the payload.
+        self.requests: list[QueuedRequest] = []
+        self.rows = 0
+        #: A request of another shape came next: this one must not be merged with its neighbours.
+        self.saturated = False
+
+    def merge(self, other: "Payload") -> None:
+        """Appends the requests of a payload of the same shape, which is then spent."""
+        self.requests += other.requests
+        self.rows += other.rows
+
+    def cancel(self, key: int) -> bool:
+        """Whether the request was in this payload; then it is gone, and the payload may be empty."""
+        for index, request in enumerate(self.requests):
+            if request.key == key:
+                del self.requests[index]
+                self.rows -= request.rows
+                return True
+        return False

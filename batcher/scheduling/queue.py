@@ -1,0 +1,87 @@
+"""The queue of one model: requests that were accepted and are in no payload yet, in the order they are served.
+
+Rules: whoever is refused was never in; whoever is taken or cancelled is gone at once and for good; iteration is
+in order of service and never depends on how the order came about, so priority levels can be added behind it.
+Pure policy, runs in the batcher.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shoal.errors import UnavailableError
+
+
+class QueuedRequest(NamedTuple):
+    """A request as the policy sees it; a tuple, because one is made for every request."""
+
+    #: The batcher's number of the request; opaque here, unique among the requests of a scheduler.
+    key: int
+    #: max(1, first dimension of the inputs); 1 where the model does not batch.
+    rows: int
+    #: Equal for requests that may share a batch; 0 where every shape is fixed by the configuration.
+    shape_key: int
+    #: Monotonic time at which the batcher accepted it: the queue delay counts from here.
+    arrival_ns: int
+    priority: int = 0
+    timeout_us: int = 0
+
+
+class RequestQueue:
+    """FIFO with bounds. Adding, taking the first and cancelling any one are O(1), however deep it is."""
+
+    __slots__ = ("_max_queue_size", "_max_total_queue", "_requests", "rows")
+
+    def __init__(self, max_queue_size: int, max_total_queue: int) -> None:
+        """`max_queue_size` is the queue policy's (0 = unlimited), `max_total_queue` the server's, always in force."""
+        self._max_queue_size = max_queue_size or max_total_queue
+        self._max_total_queue = max_total_queue
+        # Changed by add, popleft, cancel and drain. Ordered, keyed: a plain dict would crawl over the holes that
+        # popping leaves at its front (20 us a batch at a depth of 10,000), a deque would search to cancel.
+        self._requests: OrderedDict[int, QueuedRequest] = OrderedDict()
+        #: Rows of all waiting requests together; a request has at least one, so 0 means empty.
+        self.rows = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """The requests in order of service; the queue must not change meanwhile."""
+        return iter(self._requests.values())
+
+    def add(self, request: QueuedRequest, num_in_payloads: int = 0) -> None:
+        """Appends `request`, or raises UnavailableError and changes nothing.
+
+        `num_in_payloads`: requests that left this queue and have no instance yet. They count towards the server's
+        bound only, as in Triton, whose max_queue_size does not see them.
+        """
+        num_waiting = len(self._requests)
+        if num_waiting >= self._max_queue_size or num_waiting + num_in_payloads >= self._max_total_queue:
+            raise UnavailableError("Exceeds maximum queue size")
+        self._requests[request.key] = request
+        self.rows += request.rows
+
+    def popleft(self) -> QueuedRequest:
+        """Removes the request to be served next; KeyError where there is none."""
+        request = self._requests.popitem(last=False)[1]
+        self.rows -= request.rows
+        return request
+
+    def cancel(self, key: int) -> bool:
+        """Whether the request was waiting here; then it is gone."""
+        request = self._requests.pop(key, None)
+        if request is None:
+            return False
+        self.rows -= request.rows
+        return True
+
+    def oldest_arrival_ns(self) -> int:
+        """The arrival that the queue delay counts from; only where the queue is not empty."""
+        return next(iter(self._requests.values())).arrival_ns
+
+    def drain(self) -> list[QueuedRequest]:
+        """Empties the queue."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self.rows = 0
+        return requests
