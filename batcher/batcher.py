@@ -1,0 +1,137 @@
+"""The batcher process: `python -m shoal.batcher.batcher`. Waits for its bell, lets the exchange handle what came.
+
+One thread, one epoll: the bell that every client and worker rings, and the control connection. Segments and bells arrive
+as descriptors over the latter and are acknowledged once mapped.
+"""
+
+import faulthandler
+import select
+import sys
+import time
+from collections.abc import Callable
+
+from shoal import control, log
+from shoal.batcher.exchange import Exchange
+from shoal.batcher.peers import Client, Model, Worker
+from shoal.batcher.scheduling.scheduler import from_config
+from shoal.control import Channel, Message
+from shoal.process import die_with_parent, set_title
+from shoal.shm.counters import CounterTable
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.segment import Segment, SegmentView
+
+#: Longest sleep. Nothing is due by then; it bounds what a lost wake-up could cost (there is no known way to lose one).
+MAX_SLEEP_S = 10.0
+
+
+class Batcher:
+    """The loop and the control messages; what they mean for requests is the exchange's business."""
+
+    def __init__(self, channel: Channel, bell: Doorbell, counters: CounterTable, max_queue_size: int) -> None:
+        self._channel = channel
+        self._bell = bell
+        self._counters = counters
+        self._max_queue_size = max_queue_size
+        self._exchange = Exchange(time.time_ns() - time.monotonic_ns())
+        self._on: dict[str, Callable[[Message, list[int]], None]] = {
+            "client": self._on_client,
+            "client_gone": self._on_client_gone,
+            "model": self._on_model,
+            "model_gone": self._on_model_gone,
+            "worker": self._on_worker,
+            "worker_ready": self._on_worker_ready,
+            "worker_retired": self._on_worker_retired,
+            "worker_gone": self._on_worker_gone,
+        }
+        # Changed by control messages: workers that are mapped but not ready yet.
+        self._starting: dict[int, Worker] = {}
+
+    def run(self) -> None:
+        """Serve until the supervisor hangs up."""
+        poller = select.epoll()
+        poller.register(self._bell.fileno(), select.EPOLLIN)
+        poller.register(self._channel.fileno(), select.EPOLLIN)
+        exchange, bell, control_fd = self._exchange, self._bell, self._channel.fileno()
+        while True:
+            deadline_ns = exchange.next_deadline_ns()
+            sleep_s = MAX_SLEEP_S
+            if deadline_ns is not None:
+                sleep_s = min(sleep_s, max(0, deadline_ns - time.monotonic_ns()) / 1e9)
+            events = poller.poll(sleep_s)
+            bell.clear()
+            if any(fd == control_fd for fd, _ in events):
+                self._receive()
+            exchange.step(time.monotonic_ns())
+            if exchange.distrusted:
+                self._report_distrusted()
+
+    def _receive(self) -> None:
+        message, fds = self._channel.receive()
+        self._on[message["op"]](message, fds)
+        if "seq" in message:
+            self._channel.acknowledge(message)
+
+    def _report_distrusted(self) -> None:
+        for owner in self._exchange.distrusted:
+            self._channel.send({"op": "distrusted", "owner": owner})
+        self._exchange.distrusted.clear()
+
+    def _on_client(self, message: Message, fds: list[int]) -> None:
+        segment, link, bell = fds
+        client = Client(message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell))
+        self._exchange.clients[client.owner] = client
+
+    def _on_client_gone(self, message: Message, _fds: list[int]) -> None:
+        client = self._exchange.clients.get(message["owner"])
+        self._exchange.remove_client(message["owner"])
+        if client is not None:
+            client.bell.close()
+
+    def _on_model(self, message: Message, _fds: list[int]) -> None:
+        scheduler = from_config(message["config"], self._max_queue_size)
+        self._exchange.models[message["model"]] = Model(message["model"], scheduler, self._counters.row(message["row"]))
+
+    def _on_model_gone(self, message: Message, _fds: list[int]) -> None:
+        self._exchange.remove_model(message["model"], time.monotonic_ns())
+
+    def _on_worker(self, message: Message, fds: list[int]) -> None:
+        segment, link, bell = fds
+        model = self._exchange.models[message["model"]]
+        worker = Worker(
+            message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell), model
+        )
+        self._starting[worker.owner] = worker
+
+    def _on_worker_ready(self, message: Message, _fds: list[int]) -> None:
+        self._exchange.add_worker(self._starting.pop(message["owner"]))
+
+    def _on_worker_retired(self, message: Message, _fds: list[int]) -> None:
+        self._exchange.retire_worker(message["owner"])
+
+    def _on_worker_gone(self, message: Message, _fds: list[int]) -> None:
+        owner = message["owner"]
+        worker = self._starting.pop(owner, None) or self._exchange.workers.get(owner)
+        self._exchange.remove_worker(owner, time.monotonic_ns())
+        # What the dead worker's last answers became is shown before the acknowledgement: then its segment may go.
+        self._exchange.step(time.monotonic_ns())
+        if worker is not None:
+            worker.bell.close()
+
+
+def main() -> None:
+    """Join the supervisor, then serve."""
+    die_with_parent()
+    faulthandler.enable()
+    set_title("batcher")
+    channel = control.join("batcher")
+    message, (bell, counters) = channel.receive()
+    log.configure(**message["log"])
+    batcher = Batcher(channel, Doorbell(bell), CounterTable(Segment.attach(counters)), message["max_queue_size"])
+    try:
+        batcher.run()
+    except EOFError:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

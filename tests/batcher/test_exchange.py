@@ -1,0 +1,302 @@
+"""The exchange, step by step, through real rings: exactly one answer for each request, whoever dies."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.reasons import Reason
+from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, REQUEST, B, P, pack_ref
+from tests.batcher.star import End, Star, cell
+
+SINGLE = {"name": "m", "max_batch_size": 0}
+BATCHING = {
+    "name": "m",
+    "max_batch_size": 4,
+    "dynamic_batching": {
+        "preferred_batch_size": [4],
+        "max_queue_delay_microseconds": 0,
+        "preserve_ordering": False,
+        "priority_levels": 0,
+        "default_priority_level": 0,
+    },
+}
+MODEL, CLIENT, WORKER = 5, 21, 31
+INPUT_BLOCK, HEADER = pack_ref(CLIENT, 3, 1), 64 << 32 | 40
+OUTPUT_BLOCK = pack_ref(WORKER, 2, 1)
+
+
+def ask(client: End, number: int, start_ns: int = 100) -> None:
+    client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, start_ns)
+
+
+def answer(worker: End, item: tuple[int, ...], status: int = 0, block: int = OUTPUT_BLOCK) -> None:
+    worker.say(DONE, item[B.KEY], item[B.BATCH], status, block, HEADER, 1_000, 1_010, 1_110, 1_115)
+
+
+def test_request_becomes_batch_becomes_reply_becomes_free() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    assert (item[0], item[B.BLOCK], item[B.HEADER], item[B.INDEX], item[B.COUNT]) == (BATCH_ITEM, INPUT_BLOCK, HEADER, 0, 1)
+    answer(worker, item)
+    star.exchange.step(now_ns=2_000)
+    (reply,) = client.heard()
+    assert reply[:6] == (REPLY, 1, 0, OUTPUT_BLOCK, HEADER, Reason.NONE)
+    assert worker.heard() == []
+    client.say(RELEASE, 1)
+    star.exchange.step(now_ns=3_000)
+    (free,) = worker.heard()
+    assert free[:2] == (FREE, OUTPUT_BLOCK)
+    assert len(star.exchange.holders) == 0
+
+
+def test_statistics_of_a_success() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    answer(worker, worker.heard()[0])
+    star.exchange.step(now_ns=2_000)
+    figures = {
+        "success_count": 1,
+        "success_ns": 1_900,
+        "queue_ns": 500,
+        "compute_input_ns": 10,
+        "compute_infer_ns": 100,
+        "compute_output_ns": 5,
+        "inference_count": 1,
+        "execution_count": 1,
+        "pending_count": 0,
+        "fail_count": 0,
+        "last_inference_ms": 1_000_000,
+    }
+    assert {name: cell(model, name) for name in figures} == figures
+
+
+def test_requests_of_one_batch_share_a_block_until_the_last_release() -> None:
+    star = Star()
+    model = star.add_model(MODEL, BATCHING)
+    client = star.add_client(CLIENT)
+    for number in (1, 2, 3):
+        ask(client, number)
+    star.exchange.step(now_ns=500)
+    worker = star.add_worker(WORKER, model)
+    star.exchange.step(now_ns=600)
+    items = worker.heard()
+    assert [item[B.INDEX] for item in items] == [0, 1, 2]
+    assert {item[B.COUNT] for item in items} == {3}
+    for item in items:
+        answer(worker, item)
+    star.exchange.step(now_ns=2_000)
+    assert [reply[P.NUMBER] for reply in client.heard()] == [1, 2, 3]
+    assert cell(model, "execution_count") == 1
+    for number in (1, 2):
+        client.say(RELEASE, number)
+    star.exchange.step(now_ns=3_000)
+    assert worker.heard() == []
+    client.say(RELEASE, 3)
+    star.exchange.step(now_ns=3_100)
+    assert [record[:2] for record in worker.heard()] == [(FREE, OUTPUT_BLOCK)]
+
+
+def test_unknown_model_is_refused() -> None:
+    star = Star()
+    client = star.add_client(CLIENT)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    assert client.heard()[0][P.REASON] == Reason.NOT_READY
+
+
+def test_full_queue_is_refused_and_counted() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE, max_queue=2)
+    client = star.add_client(CLIENT)
+    for number in (1, 2, 3):
+        ask(client, number)
+    star.exchange.step(now_ns=500)
+    assert [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()] == [(3, Reason.QUEUE_FULL)]
+    assert (cell(model, "pending_count"), cell(model, "failed_rejected"), cell(model, "fail_count")) == (2, 1, 1)
+
+
+def test_cancel_of_a_queued_request_answers_it_and_frees_its_place() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client = star.add_client(CLIENT)
+    ask(client, 1)
+    client.say(CANCEL, 1)
+    star.exchange.step(now_ns=500)
+    assert client.heard()[0][P.REASON] == Reason.CANCELLED
+    assert (cell(model, "pending_count"), cell(model, "failed_canceled")) == (0, 1)
+    star.add_worker(WORKER, model)
+    star.exchange.step(now_ns=600)
+    assert not star.exchange.workers[WORKER].missing
+
+
+def test_dead_worker_fails_what_it_was_executing_once_and_the_rest_goes_on() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    ask(client, 2)
+    star.exchange.step(now_ns=500)
+    assert len(worker.heard()) == 1
+    star.exchange.remove_worker(WORKER, now_ns=700)
+    star.exchange.step(now_ns=800)
+    assert [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()] == [(1, Reason.INSTANCE_DIED)]
+    assert (cell(model, "failed_backend"), cell(model, "pending_count")) == (1, 1)
+    successor = star.add_worker(WORKER + 1, model)
+    star.exchange.step(now_ns=900)
+    answer(successor, successor.heard()[0], block=pack_ref(WORKER + 1, 2, 1))
+    star.exchange.step(now_ns=1_000)
+    assert [(reply[P.NUMBER], reply[P.STATUS]) for reply in client.heard()] == [(2, 0)]
+
+
+def test_what_a_dead_worker_had_published_is_delivered() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    answer(worker, worker.heard()[0])
+    star.exchange.remove_worker(WORKER, now_ns=700)
+    star.exchange.step(now_ns=800)
+    assert [(reply[P.NUMBER], reply[P.STATUS], reply[P.REASON]) for reply in client.heard()] == [(1, 0, 0)]
+
+
+def test_dead_client_leaves_nothing_behind() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    for number in (1, 2, 3):
+        ask(client, number)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    answer(worker, item)
+    star.exchange.step(now_ns=600)  # 1 is answered and not released, 2 runs, 3 waits
+    star.exchange.remove_client(CLIENT)
+    star.exchange.step(now_ns=700)
+    free, running = sorted(worker.heard(), key=lambda record: record[0], reverse=True)
+    assert (free[:2], running[0]) == ((FREE, OUTPUT_BLOCK), BATCH_ITEM)
+    answer(worker, running)
+    star.exchange.step(now_ns=800)
+    assert [record[:2] for record in worker.heard()] == [(FREE, OUTPUT_BLOCK)]
+    assert (cell(model, "pending_count"), len(star.exchange.holders)) == (0, 0)
+
+
+def test_removed_model_refuses_what_is_queued() -> None:
+    star = Star()
+    star.add_model(MODEL, SINGLE)
+    client = star.add_client(CLIENT)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    star.exchange.remove_model(MODEL, now_ns=600)
+    star.exchange.step(now_ns=700)
+    assert [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()] == [(1, Reason.NOT_READY)]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda worker, item: worker.say(DONE, item[B.KEY] + 1, item[B.BATCH], 0, 0, 0),
+        lambda worker, item: worker.say(BATCH_ITEM, item[B.KEY], item[B.BATCH], 0, 0, 0),
+        lambda worker, item: worker.say(99, item[B.KEY]),
+    ],
+    ids=["another request's key", "another kind", "no kind at all"],
+)
+def test_lies_of_a_worker_change_nothing(lie: Callable[[End, tuple[int, ...]], None]) -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    lie(worker, item)
+    star.exchange.step(now_ns=600)
+    assert client.heard() == []
+    answer(worker, item)
+    star.exchange.step(now_ns=700)
+    assert [reply[P.NUMBER] for reply in client.heard()] == [1]
+
+
+def test_answer_that_names_another_process_memory_is_an_error_for_its_request() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    answer(worker, worker.heard()[0], block=pack_ref(WORKER + 1, 2, 1))
+    star.exchange.step(now_ns=700)
+    assert [(reply[P.BLOCK], reply[P.REASON]) for reply in client.heard()] == [(0, Reason.DAMAGED)]
+    assert len(star.exchange.holders) == 0
+
+
+def test_ring_that_lies_ends_its_owner() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    worker.own.words[8] = 10**9
+    star.exchange.step(now_ns=600)
+    assert star.exchange.distrusted == [WORKER]
+    star.exchange.step(now_ns=700)
+    assert [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()] == [(1, Reason.DAMAGED)]
+
+
+STEPS = st.lists(st.sampled_from(["ask", "cancel", "answer", "release", "step", "kill", "spawn"]), max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.sampled_from([SINGLE, BATCHING]))
+def test_every_request_gets_exactly_one_reply(steps: list[str], config: dict[str, object]) -> None:
+    star = Star()
+    model = star.add_model(MODEL, config)
+    client = star.add_client(CLIENT)
+    workers = {WORKER: star.add_worker(WORKER, model)}
+    owner, now, number = WORKER, 1_000, 0
+    items: list[tuple[int, tuple[int, ...]]] = []
+    replies: list[int] = []
+    unreleased: list[int] = []
+
+    def collect() -> None:
+        heard = client.heard()
+        replies.extend(reply[P.NUMBER] for reply in heard)
+        unreleased.extend(reply[P.NUMBER] for reply in heard if reply[P.BLOCK])
+        for each, worker in workers.items():
+            items.extend((each, record) for record in worker.heard() if record[0] == BATCH_ITEM)
+
+    for step in [*steps, "spawn", *["step", "answer"] * (len(steps) + 1), "step"]:
+        now += 10
+        if step == "ask":
+            number += 1
+            ask(client, number, now)
+        elif step == "cancel" and number:
+            client.say(CANCEL, number)
+        elif step == "answer" and items:
+            each, item = items.pop(0)
+            if each in workers:
+                answer(workers[each], item, block=pack_ref(each, 2, item[B.BATCH]))
+        elif step == "release" and unreleased:
+            client.say(RELEASE, unreleased.pop())
+        elif step == "kill" and workers:
+            workers.pop(owner, None)
+            star.exchange.remove_worker(owner, now)
+        elif step == "spawn":
+            owner += 1
+            workers[owner] = star.add_worker(owner, model)
+        elif step == "step":
+            star.exchange.step(now)
+            collect()
+    assert sorted(replies) == list(range(1, number + 1))
+    assert cell(model, "pending_count") == 0
+    assert cell(model, "success_count") + cell(model, "fail_count") == number
+    for each in unreleased:
+        client.say(RELEASE, each)
+    star.exchange.step(now)
+    assert len(star.exchange.holders) == 0

@@ -1,0 +1,57 @@
+"""The holders' table against a slow, obvious model: a list of (block, holder) pairs."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.batcher.holders import Holder, Holders
+
+BLOCKS = st.integers(min_value=1, max_value=4)
+OWNERS = st.integers(min_value=1, max_value=3)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("hold"), BLOCKS, OWNERS),
+        st.tuples(st.just("release"), st.integers(min_value=0, max_value=30), OWNERS),
+        st.tuples(st.just("die"), st.just(0), OWNERS),
+    ),
+    max_size=40,
+)
+
+
+def test_block_is_free_when_its_last_holder_goes() -> None:
+    holders = Holders()
+    holders.hold(7, Holder(1, 10))
+    holders.hold(7, Holder(2, 11))
+    assert holders.release(Holder(1, 10)) == 0
+    assert holders.is_held(7)
+    assert holders.release(Holder(2, 11)) == 7
+    assert not holders.is_held(7)
+    assert len(holders) == 0
+
+
+def test_release_of_what_is_not_held_changes_nothing() -> None:
+    holders = Holders()
+    holders.hold(7, Holder(1, 10))
+    assert holders.release(Holder(1, 99)) == 0
+    assert holders.is_held(7)
+
+
+@given(STEPS)
+def test_equals_a_list_of_pairs(steps: list[tuple[str, int, int]]) -> None:
+    holders = Holders()
+    pairs: list[tuple[int, Holder]] = []
+    number = 0
+    for verb, value, owner in steps:
+        before = {block for block, _ in pairs}
+        if verb == "hold":
+            number += 1
+            holders.hold(value, Holder(owner, number))
+            pairs.append((value, Holder(owner, number)))
+            continue
+        if verb == "release":
+            freed = {holders.release(Holder(owner, value))} - {0}
+            pairs = [pair for pair in pairs if pair[1] != Holder(owner, value)]
+        else:
+            freed = set(holders.release_owner(owner))
+            pairs = [pair for pair in pairs if pair[1].owner != owner]
+        assert freed == before - {block for block, _ in pairs}
+        assert len(holders) == len({block for block, _ in pairs})
