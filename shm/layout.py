@@ -1,0 +1,205 @@
+"""Where every byte of shared memory lies: the only file that knows an offset. No I/O, no state.
+
+A segment is written by one process, its owner, and mapped read-only by its peers:
+
+    offset      size       what                      unit      writer → readers
+    0           8          magic                               supervisor → all, before it is handed out
+    8           8          layout version | kind << 32         supervisor → all
+    16          8          owner id                            supervisor → all
+    24          8          epoch                               supervisor → all
+    32          8          ring capacity             records   supervisor → all
+    40          8          slab offset               bytes     supervisor → all
+    48          8          slab size                 bytes     supervisor → all
+    56          8          segment size              bytes     supervisor → all
+    64          8          tail of the owner's ring  records   owner → the ring's reader
+    128         8          head: records the owner   records   owner → the writer of the peer's ring
+                           has read of the peer's
+    192         8          progress: batches begun   batches   worker → supervisor
+    4096        128 × cap  the ring's records                  owner → the ring's reader
+    …           8 × units  generation table                    owner → whoever opens a block
+    slab offset slab size  blocks, each 2^n × 4096 bytes       owner → whoever holds a reference
+
+A link between two processes is a pair of segments: each side's ring, and each side's head of the other's ring.
+Positions are u64 counts that never wrap; a slot is position modulo capacity. Every word is little-endian u64.
+"""
+
+import struct
+from typing import NamedTuple
+
+MAGIC = 0x4C414F4853  # "SHOAL"
+VERSION = 1
+PAGE = 4096
+WORD = 8
+
+# Kinds of segments.
+CLIENT, LINK, WORKER, COUNTERS = 1, 2, 3, 4
+KIND_NAMES = {CLIENT: "client", LINK: "link", WORKER: "worker", COUNTERS: "counters"}
+
+HEADER = struct.Struct("<8Q")
+# Word indices (byte offset / 8) of what changes after the start; each on its own cache line.
+TAIL_WORD, HEAD_WORD, PROGRESS_WORD = 8, 16, 24
+
+#: Sixteen words a record, two cache lines: what a scheduler needs of a request fits (DESIGN: "tensors stay").
+RECORD = struct.Struct("<16Q")
+RECORD_BYTES = RECORD.size
+RING_OFFSET = PAGE
+
+#: Smallest block. A 16-float request and its header need about 200 bytes.
+UNIT = 4096
+
+
+class Geometry(NamedTuple):
+    """The sizes a segment is made with; the offsets follow from them."""
+
+    ring_capacity: int
+    slab_nbytes: int
+
+    @property
+    def generations_offset(self) -> int:
+        """Bytes from the start of the segment to the table of u64 generation words, one per unit of the slab."""
+        return RING_OFFSET + self.ring_capacity * RECORD_BYTES
+
+    @property
+    def slab_offset(self) -> int:
+        """Bytes from the start of the segment to the slab, page aligned."""
+        end = self.generations_offset + self.slab_nbytes // UNIT * WORD
+        return (end + PAGE - 1) // PAGE * PAGE
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole segment."""
+        return self.slab_offset + self.slab_nbytes
+
+
+class Header(NamedTuple):
+    """The first 64 bytes of a segment."""
+
+    magic: int
+    version_and_kind: int
+    owner: int
+    epoch: int
+    ring_capacity: int
+    slab_offset: int
+    slab_nbytes: int
+    segment_nbytes: int
+
+    @property
+    def kind(self) -> int:
+        """CLIENT, LINK, WORKER or COUNTERS."""
+        return self.version_and_kind >> 32
+
+
+class LayoutError(Exception):
+    """A peer's memory is not what this code reads: another version, another size, or damaged."""
+
+
+def pack_header(kind: int, owner: int, epoch: int, geometry: Geometry) -> bytes:
+    """The first 64 bytes of a new segment."""
+    return HEADER.pack(
+        MAGIC,
+        VERSION | kind << 32,
+        owner,
+        epoch,
+        geometry.ring_capacity,
+        geometry.slab_offset,
+        geometry.slab_nbytes,
+        geometry.nbytes,
+    )
+
+
+def read_header(memory: memoryview) -> Header:
+    """The header of a mapped segment. Raises LayoutError where it does not describe the memory it stands in."""
+    if len(memory) < PAGE:
+        raise LayoutError(f"a segment of {len(memory)} bytes is smaller than its header page")
+    header = Header(*HEADER.unpack_from(memory))
+    if header.magic != MAGIC or header.version_and_kind & 0xFFFFFFFF != VERSION:
+        raise LayoutError(f"no Shoal segment of layout version {VERSION}: {header.magic:#x}")
+    geometry = Geometry(header.ring_capacity, header.slab_nbytes)
+    if header.segment_nbytes != len(memory) or geometry.nbytes != len(memory):
+        raise LayoutError(f"the segment says {header.segment_nbytes} bytes, {len(memory)} are mapped")
+    if header.slab_offset != geometry.slab_offset:
+        raise LayoutError(f"the slab is said to start at {header.slab_offset}, not {geometry.slab_offset}")
+    return header
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# A block reference is one word: owner id (24 bits) | first unit (20 bits) | generation (20 bits).
+# A generation word is: generation << 8 | order, for the block of 2^order units that starts at that unit.
+
+OWNER_BITS, UNIT_BITS, GENERATION_BITS = 24, 20, 20
+MAX_UNITS = 1 << UNIT_BITS
+GENERATION_MASK = (1 << GENERATION_BITS) - 1
+NO_BLOCK = 0  # owner ids start at 1, so no real reference is 0
+
+
+def pack_ref(owner: int, unit: int, generation: int) -> int:
+    """The word that names a block."""
+    return owner << (UNIT_BITS + GENERATION_BITS) | unit << GENERATION_BITS | generation & GENERATION_MASK
+
+
+def unpack_ref(ref: int) -> tuple[int, int, int]:
+    """(owner id, first unit, generation) of a block reference."""
+    return ref >> (UNIT_BITS + GENERATION_BITS), ref >> GENERATION_BITS & (MAX_UNITS - 1), ref & GENERATION_MASK
+
+
+def ref_owner(ref: int) -> int:
+    """The owner id in a block reference."""
+    return ref >> (UNIT_BITS + GENERATION_BITS)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Records. Word 0 is always the kind; the names below are indices into the unpacked tuple of sixteen words.
+# A span word is offset << 32 | size, in bytes from the start of the block that the record names.
+
+# client → batcher
+REQUEST, CANCEL, RELEASE = 1, 2, 3
+# batcher → client
+REPLY = 4
+# batcher → worker
+BATCH_ITEM, FREE = 5, 6
+# worker → batcher
+DONE = 7
+
+
+class R:
+    """Words of REQUEST; CANCEL and RELEASE use NUMBER alone. Times are monotonic nanoseconds."""
+
+    NUMBER, MODEL, BLOCK, HEADER, ROWS, SHAPE_KEY = 1, 2, 3, 4, 5, 6
+    PRIORITY, TIMEOUT_US, CORRELATION, FLAGS, START_NS = 7, 8, 9, 10, 11
+
+
+class P:
+    """Words of REPLY. STATUS 0 is success; REASON names a sentence where the batcher itself refused."""
+
+    NUMBER, STATUS, BLOCK, HEADER, REASON = 1, 2, 3, 4, 5
+
+
+class B:
+    """Words of BATCH_ITEM; FREE uses BLOCK alone. INDEX counts from 0 to COUNT - 1 within one batch."""
+
+    KEY, BATCH, BLOCK, HEADER, ROWS, INDEX, COUNT = 1, 2, 3, 4, 5, 6, 7
+
+
+class D:
+    """Words of DONE, one per request of a batch. The four times are Triton's compute time points."""
+
+    KEY, BATCH, STATUS, BLOCK, HEADER = 1, 2, 3, 4, 5
+    COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 6, 7, 8, 9
+
+
+_ZEROS = (0,) * 16
+
+
+def record(*words: int) -> tuple[int, ...]:
+    """Sixteen words, the missing ones 0."""
+    return words + _ZEROS[len(words) :]
+
+
+def pack_span(offset: int, nbytes: int) -> int:
+    """The word that says where in a block something lies."""
+    return offset << 32 | nbytes
+
+
+def unpack_span(span: int) -> tuple[int, int]:
+    """(offset, size) in bytes."""
+    return span >> 32, span & 0xFFFFFFFF

@@ -1,0 +1,134 @@
+"""A client's end of the star: blocks for requests, records to the batcher, replies from it.
+
+Used by front ends (later: BLS callers and the client library), one per process and single-threaded: other threads post
+to the thread that owns it. A request's block belongs to the client until its reply has come; the reply's block belongs
+to a worker and is readable until `release`.
+"""
+
+from typing import NamedTuple
+
+from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.shm import layout
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import CANCEL, RELEASE, REPLY, REQUEST, LayoutError, P
+from shoal.shm.ring import RingReader, RingWriter
+from shoal.shm.segment import Segment, SegmentView
+from shoal.shm.slab import Block, Slab, SlabView
+
+#: Records of a client's ring per request in flight: its REQUEST, its CANCEL and the RELEASE of the one before it, rounded up.
+RECORDS_PER_REQUEST = 4
+
+
+class Reply(NamedTuple):
+    """The one answer to a request. `status` 0 is success; `header` is then the response's header, a view into `block`.
+
+    Otherwise `reason` names why the batcher refused, or, where it is 0, `header` holds the worker's sentence (UTF-8).
+    """
+
+    number: int
+    status: int
+    reason: int
+    block: memoryview | None
+    header: memoryview | None
+
+
+class Port:
+    """Submit requests, collect replies, release them."""
+
+    def __init__(self, segment: Segment, link: SegmentView, batcher_bell: Doorbell, max_in_flight: int) -> None:
+        self.slab = Slab(segment)
+        self._writer = RingWriter(segment, link)
+        self._reader = RingReader(segment, link)
+        self._batcher_bell = batcher_bell
+        self._max_in_flight = max_in_flight
+        # Changed by submit, poll, release and the announcements of workers.
+        self._number = 0
+        self._blocks: dict[int, int] = {}
+        self._workers: dict[int, SlabView] = {}
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests submitted and not yet replied to."""
+        return len(self._blocks)
+
+    def add_worker(self, owner: int, view: SegmentView) -> None:
+        """A worker's segment may be named by replies from now on."""
+        self._workers[owner] = SlabView(view)
+
+    def remove_worker(self, owner: int) -> None:
+        """No reply names that segment any more."""
+        self._workers.pop(owner, None)
+
+    def allocate(self, nbytes: int) -> Block:
+        """A block for a request of `nbytes`.
+
+        Raises UnavailableError where there is none now (the queue is memory, too), InvalidArgumentError where there never is.
+        """
+        if nbytes > self.slab.largest_nbytes:
+            raise InvalidArgumentError(
+                f"the request takes {nbytes} bytes of shared memory, its tensors' padding and header included; the largest "
+                f"block has {self.slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
+            )
+        block = self.slab.allocate(nbytes) if len(self._blocks) < self._max_in_flight else None
+        if block is None:
+            raise UnavailableError("Exceeds maximum queue size")
+        return block
+
+    def submit(
+        self,
+        model: int,
+        block: Block,
+        header: int,
+        rows: int,
+        shape_key: int,
+        start_ns: int,
+        priority: int = 0,
+        timeout_us: int = 0,
+    ) -> int:
+        """Hand a filled block to the batcher; visible to it at the next `flush`. Returns the request's number.
+
+        `header` is the span of the packed InferRequest in the block. The block is freed here when the reply comes.
+        """
+        self._number = number = self._number + 1
+        self._writer.push(
+            (REQUEST, number, model, block.ref, header, rows, shape_key, priority, timeout_us, 0, 0, start_ns, 0, 0, 0, 0)
+        )
+        self._blocks[number] = block.ref
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for this answer any more; say so once. Its one reply still comes and must still be released."""
+        if number in self._blocks:
+            self._writer.push(layout.record(CANCEL, number))
+
+    def release(self, number: int) -> None:
+        """The reply's block has been read; it may be given back to its worker."""
+        self._writer.push(layout.record(RELEASE, number))
+
+    def flush(self) -> None:
+        """Show the batcher what was pushed and ring its bell once."""
+        if self._writer.publish():
+            self._batcher_bell.ring()
+
+    def poll(self) -> list[Reply]:
+        """The replies that have come; each request's own block is free again. Clear the bell before calling."""
+        replies = []
+        for record in self._reader.drain():
+            if record[0] != REPLY:
+                raise LayoutError(f"the batcher sent a record of kind {record[0]}")
+            block_ref = self._blocks.pop(record[P.NUMBER], None)
+            if block_ref is None:
+                continue  # answered before: a late reply to a number that is gone
+            self.slab.free(block_ref)
+            replies.append(self._reply(record))
+        return replies
+
+    def _reply(self, record: tuple[int, ...]) -> Reply:
+        ref = record[P.BLOCK]
+        view = self._workers.get(layout.ref_owner(ref))
+        block = view.open(ref) if view is not None else None
+        header = None
+        if block is not None:
+            offset, nbytes = layout.unpack_span(record[P.HEADER])
+            header = block[offset : offset + nbytes]
+        return Reply(record[P.NUMBER], record[P.STATUS], record[P.REASON], block, header)

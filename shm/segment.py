@@ -1,0 +1,124 @@
+"""Segments: pieces of memory that one process writes and others read. Named by nothing but descriptors.
+
+The supervisor makes them; everyone else maps a descriptor it was sent. Where only our own code writes, memory comes
+from /dev/shm through posix_ipc and loses its name before anything else happens; where a model's code may write, it is a
+memfd, sealed, because a /dev/shm file can be truncated under its readers (SIGBUS) and cannot be sealed.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+
+import posix_ipc
+
+from shoal.shm import layout
+from shoal.shm.layout import Geometry, LayoutError
+
+#: Linux's fcntl.h; Python's fcntl has the other seals.
+F_SEAL_FUTURE_WRITE = 0x10
+
+_POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
+
+
+class OutOfSharedMemoryError(Exception):
+    """There is no room for a segment; the sentence names the need and the flag."""
+
+
+def create(kind: int, owner: int, epoch: int, geometry: Geometry, *, sealed: bool) -> int:
+    """A new segment's descriptor, its pages reserved and its header written. The caller owns the descriptor.
+
+    `sealed` chooses a memfd that can neither shrink nor grow. Raises OutOfSharedMemoryError, never a later SIGBUS.
+    """
+    assert geometry.slab_nbytes < layout.MAX_UNITS * layout.UNIT, "a block reference has 20 bits for the unit"
+    fd = _create_memfd() if sealed else _create_unlinked()
+    try:
+        os.posix_fallocate(fd, 0, geometry.nbytes)
+        os.pwrite(fd, layout.pack_header(kind, owner, epoch, geometry), 0)
+    except OSError as error:
+        os.close(fd)
+        raise OutOfSharedMemoryError(
+            f"no shared memory for a {layout.KIND_NAMES[kind]} segment of {geometry.nbytes} bytes: {error.strerror}. "
+            "Free memory, or lower --shm-client-slab-mib or --shm-worker-slab-mib"
+        ) from error
+    if sealed:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+def seal_writes(fd: int) -> None:
+    """From now on nobody can map a memfd writable or write to it; the mappings that exist keep working.
+
+    Called by the supervisor once the owner has mapped its segment, before any other process hears of it.
+    """
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+
+
+def read_only(fd: int) -> int:
+    """A second descriptor of the same memory that cannot be mapped writable."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _create_memfd() -> int:
+    return os.memfd_create("shoal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _create_unlinked() -> int:
+    """A /dev/shm file without a name; a memfd where /dev/shm is missing or not ours to write."""
+    name = f"/shoal-{secrets.token_hex(16)}"
+    try:
+        memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+    except (OSError, posix_ipc.Error):
+        return _create_memfd()
+    memory.unlink()
+    os.set_inheritable(memory.fd, False)
+    return int(memory.fd)
+
+
+def fits_dev_shm(nbytes: int) -> bool:
+    """Whether /dev/shm has room for `nbytes` more (Docker's default is 64 MB in all)."""
+    try:
+        status = os.statvfs("/dev/shm")
+    except OSError:
+        return False
+    return status.f_bavail * status.f_frsize >= nbytes
+
+
+class Mapping:
+    """A mapped segment: `header`, and its memory as `bytes` and as u64 `words`.
+
+    Nothing unmaps explicitly: an array that a model keeps would dangle. The last view that goes takes the mapping along.
+    """
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.bytes = memoryview(memory)
+        self.words = self.bytes.cast("Q")
+        self.header = layout.read_header(self.bytes)
+
+
+class Segment(Mapping):
+    """The owner's mapping: writable, all pages present (a first touch costs 7 to 40 times the copy that follows)."""
+
+    @classmethod
+    def attach(cls, fd: int) -> "Segment":
+        """Map the process's own segment and close `fd`. Raises LayoutError."""
+        return cls(_map(fd, mmap.MAP_SHARED | _POPULATE, mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+class SegmentView(Mapping):
+    """A peer's mapping: read-only."""
+
+    @classmethod
+    def attach(cls, fd: int) -> "SegmentView":
+        """Map a peer's segment and close `fd`. Raises LayoutError."""
+        return cls(_map(fd, mmap.MAP_SHARED, mmap.PROT_READ))
+
+
+def _map(fd: int, flags: int, protection: int) -> mmap.mmap:
+    try:
+        nbytes = os.fstat(fd).st_size
+        if nbytes == 0 or nbytes % layout.PAGE:
+            raise LayoutError(f"a segment of {nbytes} bytes is not a whole number of pages")
+        return mmap.mmap(fd, nbytes, flags=flags, prot=protection)
+    finally:
+        os.close(fd)

@@ -1,0 +1,131 @@
+"""shm/layout.py: the bytes of a header, of references and of records, written by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.shm import layout
+from shoal.shm.layout import Geometry, LayoutError
+
+# A worker's segment (kind 3), owner 7, epoch 2: 16 records, a slab of two units.
+GEOMETRY = Geometry(ring_capacity=16, slab_nbytes=8192)
+HEADER = bytes.fromhex(
+    "53484f414c000000"  # "SHOAL"
+    "0100000003000000"  # layout version 1, kind 3
+    "0700000000000000"  # owner
+    "0200000000000000"  # epoch
+    "1000000000000000"  # 16 records
+    "0020000000000000"  # slab at 8192: 4096 + 16 × 128 + 2 × 8 = 6160, rounded up to a page
+    "0020000000000000"  # slab of 8192 bytes
+    "0040000000000000"  # segment of 16384 bytes
+)
+
+
+def memory(header: bytes, nbytes: int = 16384) -> memoryview:
+    return memoryview(header + bytes(nbytes - len(header)))
+
+
+def test_the_header_of_a_new_segment() -> None:
+    assert layout.pack_header(kind=3, owner=7, epoch=2, geometry=GEOMETRY) == HEADER
+
+
+def test_the_offsets_follow_from_the_sizes() -> None:
+    assert (GEOMETRY.generations_offset, GEOMETRY.slab_offset, GEOMETRY.nbytes) == (6144, 8192, 16384)
+    ring_only = Geometry(ring_capacity=32, slab_nbytes=0)
+    assert (ring_only.generations_offset, ring_only.slab_offset, ring_only.nbytes) == (8192, 8192, 8192)
+
+
+@given(st.integers(0, 1 << 16), st.integers(0, 1 << 20))
+def test_ring_generations_and_slab_do_not_overlap(ring_capacity: int, num_units: int) -> None:
+    geometry = Geometry(ring_capacity, num_units * 4096)
+    assert geometry.generations_offset == 4096 + 128 * ring_capacity
+    assert geometry.generations_offset + 8 * num_units <= geometry.slab_offset
+    assert geometry.slab_offset % 4096 == 0
+    assert geometry.nbytes == geometry.slab_offset + 4096 * num_units
+
+
+def test_a_header_is_read_back() -> None:
+    header = layout.read_header(memory(HEADER))
+    assert (header.kind, header.owner, header.epoch) == (3, 7, 2)
+    assert (header.ring_capacity, header.slab_offset, header.slab_nbytes, header.segment_nbytes) == (
+        16, 8192, 8192, 16384,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "sentence"),
+    [
+        (0, 0, "no Shoal segment of layout version 1: 0x0"),
+        (0, 0x4C414F4854, "no Shoal segment of layout version 1: 0x4c414f4854"),
+        (1, 3 << 32 | 2, "no Shoal segment of layout version 1: 0x4c414f4853"),
+        (4, 17 + 32, "the segment says 16384 bytes, 16384 are mapped"),
+        (4, 2**64 - 1, "the segment says 16384 bytes, 16384 are mapped"),
+        (5, 4096, "the slab is said to start at 4096, not 8192"),
+        (6, 4096, "the segment says 16384 bytes, 16384 are mapped"),
+        (6, 2**64 - 4096, "the segment says 16384 bytes, 16384 are mapped"),
+        (7, 20480, "the segment says 20480 bytes, 16384 are mapped"),
+    ],
+)
+def test_a_damaged_header_is_refused(word: int, value: int, sentence: str) -> None:
+    damaged = HEADER[: word * 8] + value.to_bytes(8, "little") + HEADER[word * 8 + 8 :]
+    with pytest.raises(LayoutError) as caught:
+        layout.read_header(memory(damaged))
+    assert str(caught.value) == sentence
+
+
+def test_memory_of_another_size_than_the_header_says_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"^the segment says 16384 bytes, 20480 are mapped$"):
+        layout.read_header(memory(HEADER, 20480))
+
+
+def test_memory_smaller_than_a_page_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"^a segment of 4095 bytes is smaller than its header page$"):
+        layout.read_header(memory(HEADER, 4095))
+
+
+@given(st.binary(min_size=64, max_size=64))
+def test_arbitrary_bytes_are_never_a_header(noise: bytes) -> None:
+    if noise == HEADER:
+        return
+    with pytest.raises(LayoutError):
+        layout.read_header(memory(noise[:1] + b"\0" + noise[2:]))
+
+
+def test_a_block_reference_is_owner_unit_and_generation() -> None:
+    assert layout.pack_ref(1, 2, 3) == 0x0000_01_00002_00003
+    assert layout.pack_ref(0xABCDEF, 0xFFFFF, 0x12345) == 0xABCDEF_FFFFF_12345
+    assert layout.unpack_ref(0xABCDEF_FFFFF_12345) == (0xABCDEF, 0xFFFFF, 0x12345)
+    assert layout.ref_owner(0xABCDEF_FFFFF_12345) == 0xABCDEF
+
+
+def test_only_the_low_20_bits_of_a_generation_are_in_a_reference() -> None:
+    assert layout.pack_ref(1, 2, 0x7_00003) == 0x0000_01_00002_00003
+
+
+@given(st.integers(1, 2**24 - 1), st.integers(0, 2**20 - 1), st.integers(0, 2**20 - 1))
+def test_a_reference_fits_a_word_is_not_zero_and_is_read_back(owner: int, unit: int, generation: int) -> None:
+    ref = layout.pack_ref(owner, unit, generation)
+    assert 0 < ref < 2**64
+    assert layout.unpack_ref(ref) == (owner, unit, generation)
+
+
+def test_a_span_is_offset_and_size() -> None:
+    assert layout.pack_span(0x40, 0x10) == 0x00000040_00000010
+    assert layout.unpack_span(0xFFFFFFFF_FFFFFFFE) == (0xFFFFFFFF, 0xFFFFFFFE)
+
+
+def test_a_record_is_filled_up_with_zeros() -> None:
+    assert layout.record(4, 9) == (4, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert layout.record(*range(16)) == tuple(range(16))
+
+
+@pytest.mark.parametrize("words", [layout.R, layout.P, layout.B, layout.D], ids=lambda words: words.__name__)
+def test_no_two_names_of_a_record_are_one_word(words: type) -> None:
+    indices = [index for name, index in vars(words).items() if name.isupper()]
+    assert len(indices) >= 5
+    assert sorted(indices) == list(range(1, len(indices) + 1))  # word 0 is the kind
+
+
+def test_head_and_tail_lie_on_cache_lines_of_their_own() -> None:
+    assert (layout.TAIL_WORD, layout.HEAD_WORD, layout.PROGRESS_WORD) == (8, 16, 24)
+    assert layout.RECORD_BYTES == 128

@@ -1,0 +1,202 @@
+"""shm/port.py: a client's end; the test plays the batcher at the other end of real rings, and a worker's slab."""
+
+import select
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shoal.errors import UnavailableError
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import CLIENT, LINK, WORKER, Geometry, LayoutError
+from shoal.shm.port import Port, Reply
+from shoal.shm.ring import RingReader, RingWriter
+from shoal.shm.segment import Segment, SegmentView
+from shoal.shm.slab import Block, Slab
+
+MakePair = Callable[[int, int, Geometry], tuple[Segment, SegmentView]]
+ZEROS = (0,) * 16
+
+
+class Star:
+    """A port (client 5), the batcher's ends of its two rings, and the slab of worker 9."""
+
+    def __init__(self, make: MakePair, bell: Doorbell) -> None:
+        client, client_view = make(CLIENT, 5, Geometry(8, 4 * 4096))
+        link, link_view = make(LINK, 1, Geometry(8, 0))
+        worker, self.worker_view = make(WORKER, 9, Geometry(0, 4 * 4096))
+        self.bell = bell
+        self.port = Port(client, link_view, bell, max_in_flight=2)
+        self.port.add_worker(9, self.worker_view)
+        self.requests = RingReader(link, client_view)
+        self.replies = RingWriter(link, client_view)
+        self.worker_slab = Slab(worker)
+
+    def seen(self) -> list[tuple[int, ...]]:
+        """What the batcher finds in the client's ring now."""
+        return list(self.requests.drain())
+
+    def submit(self) -> tuple[int, Block]:
+        block = self.port.allocate(100)
+        return self.port.submit(3, block, 40 << 32 | 7, 1, 99, 1_000), block
+
+    def reply(self, *words: int) -> None:
+        self.replies.push((words + ZEROS)[:16])
+        self.replies.publish()
+
+    def is_rung(self) -> bool:
+        return select.select([self.bell], [], [], 0)[0] == [self.bell]
+
+
+@pytest.fixture
+def star(segment_pair: MakePair) -> Iterator[Star]:
+    bell = Doorbell.create()
+    yield Star(segment_pair, bell)
+    bell.close()
+
+
+def test_a_request_is_one_record_visible_after_flush(star: Star) -> None:
+    block = star.port.allocate(5000)
+    number = star.port.submit(
+        model=3, block=block, header=4096 << 32 | 70, rows=2, shape_key=99, start_ns=123, priority=4, timeout_us=5
+    )
+    assert star.seen() == []
+    assert not star.is_rung()
+    star.port.flush()
+    assert star.is_rung()
+    assert star.seen() == [(1, 1, 3, block.ref, 0x00001000_00000046, 2, 99, 4, 5, 0, 0, 123, 0, 0, 0, 0)]
+    assert (number, star.port.num_in_flight) == (1, 1)
+
+
+def test_one_flush_shows_all_and_rings_once_and_an_empty_one_not(star: Star) -> None:
+    (first, _), (second, _) = star.submit(), star.submit()
+    star.port.cancel(first)
+    star.port.release(second)
+    star.port.flush()
+    assert [(found[0], found[1]) for found in star.seen()] == [(1, first), (1, second), (2, first), (3, second)]
+    star.bell.clear()
+    star.port.flush()
+    assert not star.is_rung()
+
+
+def test_cancel_and_release_are_records_of_two_words(star: Star) -> None:
+    number, _ = star.submit()
+    star.port.flush()
+    star.seen()
+    star.port.cancel(number)
+    star.port.release(number)
+    star.port.flush()
+    assert star.seen() == [(2, number, *ZEROS[2:]), (3, number, *ZEROS[2:])]
+
+
+def test_a_reply_shows_the_workers_block_and_gives_the_requests_back(star: Star) -> None:
+    number, block = star.submit()
+    answer = star.worker_slab.allocate(4096)
+    assert answer is not None
+    answer.memory[:10] = b"tensorhead"
+    star.reply(4, number, 0, answer.ref, 6 << 32 | 4)
+    (reply,) = star.port.poll()
+    assert (reply.number, reply.status, reply.reason) == (number, 0, 0)
+    assert reply.block is not None
+    assert reply.header is not None
+    assert (len(reply.block), bytes(reply.block[:6]), bytes(reply.header)) == (4096, b"tensor", b"head")
+    assert reply.block.readonly
+    assert star.port.num_in_flight == 0
+    assert star.port.slab.num_taken == 0
+    assert star.port.slab.free(block.ref) is False  # it was freed with the reply
+
+
+def test_a_refusal_has_a_reason_and_no_block(star: Star) -> None:
+    number, _ = star.submit()
+    star.reply(4, number, 5, 0, 0, 1)
+    assert star.port.poll() == [Reply(number, status=5, reason=1, block=None, header=None)]
+    assert star.port.slab.num_taken == 0
+
+
+def test_replies_come_in_the_batchers_order(star: Star) -> None:
+    (first, first_block), (second, second_block) = star.submit(), star.submit()
+    star.reply(4, second, 5, 0, 0, 1)
+    assert [reply.number for reply in star.port.poll()] == [second]
+    assert star.port.slab.free(second_block.ref) is False
+    assert star.port.num_in_flight == 1
+    star.reply(4, first, 5, 0, 0, 1)
+    assert [reply.number for reply in star.port.poll()] == [first]
+    assert star.port.slab.free(first_block.ref) is False
+    assert star.port.poll() == []
+
+
+def test_a_second_reply_to_a_request_and_one_to_no_request_are_dropped(star: Star) -> None:
+    number, _ = star.submit()
+    star.reply(4, number, 5, 0, 0, 1)
+    star.reply(4, number, 0, 0, 0, 0)
+    star.reply(4, 77, 0, 0, 0, 0)
+    assert [(reply.number, reply.status) for reply in star.port.poll()] == [(number, 5)]
+    later, _ = star.submit()
+    assert later == number + 1
+    assert star.port.num_in_flight == 1
+
+
+@pytest.mark.parametrize("change", [1, 1 << 20, 1 << 40], ids=["generation", "unit", "owner"])
+def test_a_reply_with_a_wrong_reference_has_no_block(star: Star, change: int) -> None:
+    number, _ = star.submit()
+    answer = star.worker_slab.allocate(4096)
+    assert answer is not None
+    star.reply(4, number, 0, answer.ref ^ change, 6 << 32 | 4)
+    assert star.port.poll() == [Reply(number, 0, 0, None, None)]
+
+
+def test_a_header_said_to_lie_outside_its_block_is_cut_off(star: Star) -> None:
+    (first, _), (second, _) = star.submit(), star.submit()
+    answer = star.worker_slab.allocate(4096)
+    assert answer is not None
+    star.reply(4, first, 0, answer.ref, 4000 << 32 | 0xFFFFFFFF)
+    star.reply(4, second, 0, answer.ref, 0xFFFFFFFF_FFFFFFFF)
+    headers = [reply.header for reply in star.port.poll()]
+    assert [None if header is None else len(header) for header in headers] == [96, 0]
+
+
+def test_after_a_worker_is_gone_its_blocks_open_as_none(star: Star) -> None:
+    number, _ = star.submit()
+    answer = star.worker_slab.allocate(4096)
+    assert answer is not None
+    star.port.remove_worker(9)
+    star.port.remove_worker(9)
+    star.reply(4, number, 0, answer.ref, 6 << 32 | 4)
+    assert star.port.poll() == [Reply(number, 0, 0, None, None)]
+
+
+def test_no_more_than_max_in_flight_and_a_reply_makes_room(star: Star) -> None:
+    (first, _), _ = star.submit(), star.submit()
+    with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
+        star.port.allocate(1)
+    assert star.port.slab.num_taken == 2
+    star.reply(4, first, 5, 0, 0, 1)
+    star.port.poll()
+    assert len(star.port.allocate(1).memory) == 4096
+
+
+def test_no_block_left_is_unavailable_and_changes_nothing(star: Star) -> None:
+    star.port.allocate(3 * 4096)
+    with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
+        star.port.allocate(1)
+    assert (star.port.slab.num_taken, star.port.num_in_flight) == (1, 0)
+
+
+def test_cancelling_what_is_answered_or_unknown_says_nothing(star: Star) -> None:
+    number, _ = star.submit()
+    star.port.flush()
+    star.seen()
+    star.reply(4, number, 5, 0, 0, 1)
+    star.port.poll()
+    star.port.cancel(number)
+    star.port.cancel(77)
+    star.port.flush()
+    assert star.seen() == []
+
+
+@pytest.mark.parametrize("kind", [0, 1, 7, 2**64 - 1])
+def test_a_record_that_is_no_reply_is_refused(star: Star, kind: int) -> None:
+    number, _ = star.submit()
+    star.reply(kind, number)
+    with pytest.raises(LayoutError, match=rf"^the batcher sent a record of kind {kind}$"):
+        star.port.poll()
+    assert (star.port.num_in_flight, star.port.slab.num_taken) == (1, 1)
