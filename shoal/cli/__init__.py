@@ -1,0 +1,58 @@
+"""The commands: `shoal VERB …`, one file a verb, and `tritonserver`, the same server with Triton's own defaults.
+
+Prints to a person and returns an exit code; decides nothing that a server does. A verb's file is imported when the verb
+is used.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from shoal import __version__
+
+_VERBS = {"serve": "serve the models of a repository over HTTP"}
+
+_HELP = """Usage: shoal <verb> [options]
+
+A model server that takes Triton's place: the same model repository, the same protocols, installed with pip.
+
+Verbs:
+{verbs}
+
+Start with:
+  shoal serve --model-repository <directory>     then GET http://127.0.0.1:8000/v2/health/ready
+  shoal serve --help                             every flag, with its unit and default
+  tritonserver --model-repository=<directory>    the same server, open to the network as Triton is (0.0.0.0)
+
+  shoal --version                                print the version
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `shoal`: its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        verbs = "\n".join(f"  {verb:<8} {text}" for verb, text in _VERBS.items())
+        print(_HELP.format(verbs=verbs), end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"shoal {__version__}")
+        return 0
+    if arguments[0] not in _VERBS:
+        print(f"'{arguments[0]}' is not a verb of shoal.\nUsage: shoal <verb> [options]", file=sys.stderr)
+        print(f"Verbs: {', '.join(_VERBS)}. 'shoal --help' explains them.", file=sys.stderr)
+        return 1
+    # Ours: a server that nobody has configured answers to its own machine only.
+    return _serve(arguments[1:], prog="shoal serve", http_address="127.0.0.1")
+
+
+def tritonserver(argv: Sequence[str] | None = None) -> int:
+    """The command `tritonserver`: its exit code. Start scripts written for Triton work unedited."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return _serve(arguments, prog="tritonserver", http_address="0.0.0.0")
+
+
+def _serve(arguments: Sequence[str], *, prog: str, http_address: str) -> int:
+    from shoal.cli.serve import serve
+
+    return serve(arguments, prog=prog, http_address=http_address, environ=os.environ)

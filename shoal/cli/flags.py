@@ -1,0 +1,234 @@
+"""The flags of `shoal serve` and `tritonserver`: one table, every flag of Triton's command line and Shoal's own.
+
+A flag is *honoured*: it sets the field of ServerOptions that bears its name, whose default is the flag's. Or it is
+*ignored*, with a warning: the server works as well without it. Or *refused*: the server would not do what was asked.
+A flag that asks for what the server does anyway (most often its default) is taken without a word.
+A feature that arrives moves its flags from one constructor to another; nothing else here knows what a flag means.
+"""
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from shoal.cli.values import (
+    ANY_TEXT,
+    BACKEND_SETTING,
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    PORT,
+    REPOSITORY,
+    SWITCH,
+    TEXT,
+    VERBOSITY,
+    ValueKind,
+    choice,
+    integer,
+)
+
+
+class Fate(Enum):
+    """What becomes of a flag."""
+
+    HONOURED = 1
+    IGNORED = 2
+    REFUSED = 3
+
+
+class Flag(NamedTuple):
+    """One flag and what becomes of it."""
+
+    name: str  # without the dashes
+    value: ValueKind
+    text: str  # honoured: its line of help; else the feature, or the reason, in the words of the sentence about it
+    fate: Fate
+    default: Any = None  # Triton's, where the flag is not honoured; None: there is none
+    in_force: Any = None  # the value that asks for nothing the server does not do
+    alias: str = ""
+    deprecated_for: str = ""  # what to write instead
+    sets: str = ""  # the field of ServerOptions, where it does not bear the flag's name
+
+    @property
+    def option(self) -> str:
+        """The field of ServerOptions that an honoured flag sets."""
+        return self.sets or self.name.replace("-", "_")
+
+
+def honour(
+    name: str, value: ValueKind, text: str, *, alias: str = "", deprecated_for: str = "", sets: str = ""
+) -> Flag:
+    """A flag that does what it says."""
+    return Flag(name, value, text, Fate.HONOURED, alias=alias, deprecated_for=deprecated_for, sets=sets)
+
+
+def ignore(name: str, value: ValueKind, default: Any, text: str, *, in_force: Any = None) -> Flag:
+    """A flag without which the server works as well; `text` completes "--name is ignored: …"."""
+    return Flag(name, value, text, Fate.IGNORED, default, in_force)
+
+
+def refuse(name: str, value: ValueKind, default: Any, text: str, *, deprecated_for: str = "") -> Flag:
+    """A flag of a feature that is not there yet; `text` completes "… are not there yet"."""
+    return Flag(name, value, text, Fate.REFUSED, default, default, deprecated_for=deprecated_for)
+
+
+_NO_GRPC = "gRPC is not served yet; clients reach the server over HTTP"
+_NO_POOL = "Shoal keeps no such memory pool"
+_TLS = "gRPC, and so TLS for it, is"
+_SAGEMAKER = "the SageMaker endpoint is"
+_VERTEX = "the Vertex AI endpoint is"
+_TRACING = "tracing is"
+_CACHE = "the response cache is"
+_RATE = "the rate limiter is"
+_FORWARDING = "forwarding request headers to models is"
+_RESTRICTION = "restricting parts of the API to callers with a header is"
+_REUSE = "sharing a port with another server is"
+
+SERVER = (
+    honour("id", TEXT, "name of the server in GET /v2"),
+    honour("exit-timeout-secs", integer(0), "seconds to finish what is in flight after SIGTERM, before exit code 1"),
+)
+LOGGING = (
+    honour("log-verbose", VERBOSITY, "verbose messages up to this level; 0 or false for none"),
+    honour("log-info", BOOLEAN, "print information messages (stdout)"),
+    honour("log-warning", BOOLEAN, "print warnings (stderr)"),
+    honour("log-error", BOOLEAN, "print errors (stderr)"),
+    honour("log-format", choice("default", "ISO8601"), "how a line begins; both are Triton's, in UTC"),
+    refuse("log-file", ANY_TEXT, "", "writing the log to a file is"),
+)
+MODELS = (
+    honour("model-repository", REPOSITORY, "directory of models; repeat it for several; required", alias="model-store"),
+    honour("exit-on-error", BOOLEAN, "exit with code 1 where a model fails to load at start"),
+    # Before its successor: of two flags for one field the later in this table wins, as in Triton.
+    honour(
+        "strict-model-config",
+        BOOLEAN,
+        "the same, as a boolean",
+        deprecated_for="--disable-auto-complete-config",
+        sets="disable_auto_complete_config",
+    ),
+    honour("disable-auto-complete-config", SWITCH, "take nothing from the model file: config.pbtxt must be complete"),
+    honour("strict-readiness", BOOLEAN, "the server is ready only when every model is"),
+    refuse("model-control-mode", choice("none", "poll", "explicit"), "none", "loading and unloading at run time is"),
+    ignore("repository-poll-secs", INTEGER, 15, "it only matters to --model-control-mode=poll", in_force=15),
+    refuse("load-model", TEXT, None, "--model-control-mode=explicit, which it needs, is"),
+    refuse("model-config-name", ANY_TEXT, "", "choosing among several configurations of a model is"),
+    honour("model-load-thread-count", integer(1), "models loaded at once"),
+    honour("model-load-timeout-secs", integer(1), "seconds for one instance to load and warm up"),
+    refuse("model-load-retry-count", INTEGER, 0, "trying again to load a model that failed is"),
+    refuse("model-namespacing", BOOLEAN, False, "models of one name in several repositories are"),
+    ignore("enable-peer-access", BOOLEAN, True, "backends decide for themselves about access between GPUs"),
+)
+HTTP = (
+    honour("allow-http", BOOLEAN, "serve HTTP"),
+    honour("http-address", TEXT, "address to listen on; 0.0.0.0 for all"),
+    honour("http-port", PORT, "port to listen on; 0 for any free one"),
+    refuse("reuse-http-port", BOOLEAN, False, _REUSE),
+    refuse("http-header-forward-pattern", ANY_TEXT, "", _FORWARDING),
+    honour("http-thread-count", integer(1, 1024), "requests handled at once by one front-end process"),
+    honour("http-max-input-size", integer(1), "bytes of a request's JSON, or of one tensor made from it"),
+    honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
+    honour("listen-backlog", integer(1, 65535), "connections that may wait to be accepted"),
+    refuse("http-restricted-api", TEXT, None, _RESTRICTION),
+)
+GRPC = (
+    ignore("allow-grpc", BOOLEAN, True, _NO_GRPC, in_force=False),
+    ignore("grpc-address", TEXT, "0.0.0.0", _NO_GRPC),
+    ignore("grpc-port", PORT, 8001, _NO_GRPC),
+    refuse("reuse-grpc-port", BOOLEAN, False, _REUSE),
+    refuse("grpc-header-forward-pattern", ANY_TEXT, "", _FORWARDING),
+    ignore("grpc-infer-thread-count", integer(2, 128), 2, _NO_GRPC),
+    ignore("grpc-infer-allocation-pool-size", INTEGER, 8, _NO_GRPC),
+    ignore("grpc-max-response-pool-size", INTEGER, 2147483647, _NO_GRPC),
+    refuse("grpc-use-ssl", BOOLEAN, False, _TLS),
+    refuse("grpc-use-ssl-mutual", BOOLEAN, False, _TLS),
+    refuse("grpc-server-cert", ANY_TEXT, "", _TLS),
+    refuse("grpc-server-key", ANY_TEXT, "", _TLS),
+    refuse("grpc-root-cert", ANY_TEXT, "", _TLS),
+    ignore("grpc-infer-response-compression-level", choice("none", "low", "medium", "high"), "none", _NO_GRPC),
+    ignore("grpc-keepalive-time", INTEGER, 7200000, _NO_GRPC),
+    ignore("grpc-keepalive-timeout", INTEGER, 20000, _NO_GRPC),
+    ignore("grpc-keepalive-permit-without-calls", BOOLEAN, False, _NO_GRPC),
+    ignore("grpc-http2-max-pings-without-data", INTEGER, 2, _NO_GRPC),
+    ignore("grpc-http2-min-recv-ping-interval-without-data", INTEGER, 300000, _NO_GRPC),
+    ignore("grpc-http2-max-ping-strikes", INTEGER, 2, _NO_GRPC),
+    ignore("grpc-max-connection-age", INTEGER, None, _NO_GRPC),
+    ignore("grpc-max-connection-age-grace", INTEGER, None, _NO_GRPC),
+    refuse("grpc-restricted-protocol", TEXT, None, _RESTRICTION),
+)
+CLOUD_ENDPOINTS = (
+    refuse("allow-sagemaker", BOOLEAN, False, _SAGEMAKER),
+    refuse("sagemaker-port", PORT, 8080, _SAGEMAKER),
+    refuse("sagemaker-safe-port-range", TEXT, None, _SAGEMAKER),
+    refuse("sagemaker-thread-count", INTEGER, 8, _SAGEMAKER),
+    refuse("allow-vertex-ai", BOOLEAN, False, _VERTEX),
+    refuse("vertex-ai-port", PORT, 8080, _VERTEX),
+    refuse("vertex-ai-thread-count", INTEGER, 8, _VERTEX),
+    refuse("vertex-ai-default-model", ANY_TEXT, "", _VERTEX),
+)
+METRICS = (
+    honour("allow-metrics", BOOLEAN, "serve GET /metrics for Prometheus"),
+    ignore("allow-gpu-metrics", BOOLEAN, True, "metrics of the GPUs are not there yet", in_force=False),
+    ignore("allow-cpu-metrics", BOOLEAN, True, "metrics of the CPU and memory are not there yet", in_force=False),
+    honour("metrics-address", TEXT, "address to listen on"),
+    honour("metrics-port", PORT, "port to listen on; 0 for any free one"),
+    ignore("metrics-interval-ms", INTEGER, 2000, "metrics are read when they are asked for"),
+    refuse("metrics-config", TEXT, None, "histograms and summaries among the metrics are"),
+)
+TRACING = (refuse("trace-config", TEXT, None, _TRACING),)
+BACKENDS = (
+    honour("backend-config", BACKEND_SETTING, "setting of a backend, or of all of them; repeat it for several"),
+    ignore(
+        "backend-directory",
+        TEXT,
+        "/opt/tritonserver/backends",
+        "backends are part of the package",
+        in_force="/opt/tritonserver/backends",
+    ),
+    ignore("repoagent-directory", TEXT, "/opt/tritonserver/repoagents", "repository agents are not there yet"),
+    refuse("cache-config", TEXT, None, _CACHE),
+    refuse("cache-directory", TEXT, "/opt/tritonserver/caches", _CACHE),
+    refuse("rate-limit", choice("off", "execution_count"), "off", _RATE),
+    refuse("rate-limit-resource", TEXT, None, _RATE),
+    ignore("pinned-memory-pool-byte-size", INTEGER, 268435456, _NO_POOL),
+    ignore("cuda-memory-pool-byte-size", TEXT, None, _NO_POOL),
+    ignore("cuda-virtual-address-size", TEXT, None, _NO_POOL),
+    ignore("min-supported-compute-capability", NUMBER, 6.0, "the backend tells which GPUs it can use", in_force=6.0),
+    ignore("buffer-manager-thread-count", INTEGER, 0, "tensors are gathered by the worker that runs them", in_force=0),
+    refuse("host-policy", TEXT, None, "choosing NUMA nodes and cores by policy is"),
+    ignore("model-load-gpu-limit", TEXT, None, "GPU memory is not watched while a model loads"),
+    refuse("allow-client-shm", BOOLEAN, False, "tensors in shared memory of the clients are"),
+)
+SHARED_MEMORY = (
+    honour("shm-client-slab-mib", integer(1, 4095), "MiB of requests per front-end process"),
+    honour("shm-worker-slab-mib", integer(1, 4095), "MiB of results per instance, at most"),
+)
+BOUNDS = (
+    honour("max-in-flight", integer(1, 65536), "requests of one front-end process at once; above it 503"),
+    honour("default-max-queue-size", integer(1), "requests queued for a model whose config bounds nothing"),
+    honour("request-timeout-secs", integer(1), "seconds from acceptance to answer; then 503"),
+)
+DEPRECATED = (
+    refuse("response-cache-byte-size", INTEGER, 0, _CACHE, deprecated_for="--cache-config"),
+    refuse("trace-file", ANY_TEXT, "", _TRACING, deprecated_for="--trace-config"),
+    refuse("trace-level", ANY_TEXT, "OFF", _TRACING, deprecated_for="--trace-config"),
+    refuse("trace-rate", INTEGER, 1000, _TRACING, deprecated_for="--trace-config"),
+    refuse("trace-count", INTEGER, -1, _TRACING, deprecated_for="--trace-config"),
+    refuse("trace-log-frequency", INTEGER, 0, _TRACING, deprecated_for="--trace-config"),
+)
+
+#: In the order of --help.
+GROUPS: dict[str, tuple[Flag, ...]] = {
+    "Server": SERVER,
+    "Models": MODELS,
+    "HTTP": HTTP,
+    "Metrics": METRICS,
+    "Logging": LOGGING,
+    "Backends": BACKENDS,
+    "Shared memory": SHARED_MEMORY,
+    "Bounds": BOUNDS,
+    "gRPC": GRPC,
+    "Tracing": TRACING,
+    "SageMaker and Vertex AI": CLOUD_ENDPOINTS,
+    "Deprecated": DEPRECATED,
+}
+
+FLAGS: tuple[Flag, ...] = tuple(flag for group in GROUPS.values() for flag in group)

@@ -1,0 +1,206 @@
+"""The verb `serve`, and the command `tritonserver`: flags → ServerOptions → the supervisor.
+
+Reads the command line by getopt_long's rules (`--flag value`, `--flag=value`, unambiguous prefixes), as Triton does:
+what is wrong goes to stderr with the usage, exit code 1. The flags are flags.py's, their values values.py's.
+Runs in the supervisor, before anything else.
+"""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
+
+from shoal.cli.flags import FLAGS, GROUPS, Fate, Flag
+from shoal.errors import InvalidArgumentError
+from shoal.options import ServerOptions, check, largest_block_bytes
+
+#: The words in --help for defaults that follow another flag.
+_FOLLOWING = {
+    "metrics-address": "the HTTP address",
+    "max-request-bytes": "the most that fits into --shm-client-slab-mib",
+}
+
+
+class CommandLineError(Exception):
+    """The command line cannot be obeyed; the message says why."""
+
+
+class CommandLine(NamedTuple):
+    """A command line, understood."""
+
+    options: ServerOptions
+    warnings: tuple[str, ...]
+
+
+def serve(argv: Sequence[str], *, prog: str, http_address: str, environ: Mapping[str, str]) -> int:
+    """Run a server until it ends; its exit code, or 1 at once where the command line is wrong."""
+    defaults = ServerOptions(http_address=http_address)
+    try:
+        options, warnings = parse(argv, prog=prog, defaults=defaults, environ=environ)
+    except CommandLineError as error:
+        print(f"{error}\nUsage: {prog} [options]\n'{prog} --help' explains them.", file=sys.stderr)
+        return 1
+    for warning in warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
+
+    from shoal.supervisor.supervisor import run  # here: --help needs none of it
+
+    return run(options)
+
+
+def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> CommandLine:
+    """Understand a command line whose unset flags mean `defaults`. Raises CommandLineError; --help exits with 0."""
+    texts = _read(_parser(prog, defaults), argv)
+    _heed_vertex(environ, texts)
+    settings: dict[str, Any] = {}
+    warnings: list[str] = []
+    for flag in FLAGS:
+        if flag.name not in texts:
+            continue
+        values = [_value(flag, text) for text in texts[flag.name]]
+        warnings += _judge(flag, values[-1], texts[flag.name][-1])
+        if flag.fate is Fate.HONOURED:
+            settings[flag.option] = _COLLECT.get(flag.name, _last)(values)
+    options = replace(defaults, **settings)
+    options = replace(options, **_following(options, settings))
+    try:
+        check(options)
+    except InvalidArgumentError as error:
+        raise CommandLineError(str(error)) from None
+    return CommandLine(options, tuple(warnings))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CommandLineError(message)
+
+
+def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
+    """Argparse for what getopt_long does, and for --help; values stay texts."""
+    parser = _Parser(
+        prog=prog,
+        usage=f"{prog} --model-repository <directory> [options]",
+        description="Serve the models of a repository over HTTP, as Triton does. Boolean flags take true, 1, on and "
+        "false, 0, off; alone they mean true. Flags may be shortened as long as they are unambiguous.",
+        add_help=False,
+    )
+    for title, flags in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            names = [f"--{name}" for name in (flag.name, flag.alias) if name]
+            text = _help(flag, defaults).replace("%", "%%")
+            if not flag.value.metavar:
+                group.add_argument(*names, dest=flag.name, action="append_const", const=flag.value.bare, help=text)
+                continue
+            group.add_argument(
+                *names,
+                dest=flag.name,
+                action="append",
+                nargs=None if flag.value.bare is None else "?",
+                const=flag.value.bare,
+                metavar=flag.value.metavar,
+                help=text,
+            )
+    parser.add_argument_group("Help").add_argument("--help", "-h", action="help", help="print this and exit")
+    return parser
+
+
+def _help(flag: Flag, defaults: ServerOptions) -> str:
+    if flag.deprecated_for:
+        return f"deprecated: use {flag.deprecated_for}"
+    if flag.fate is Fate.REFUSED:
+        known = "" if flag.default is None else f"; only the default is taken: {_printed(flag.default)}"
+        return f"{flag.text} not there yet{known}"
+    if flag.fate is Fate.IGNORED:
+        return f"ignored: {flag.text}"
+    default = _FOLLOWING.get(flag.name) or _printed(getattr(defaults, flag.option))
+    return f"{flag.text} (default: {default})" if default else flag.text
+
+
+def _printed(value: Any) -> str:
+    """A value as one would type it; nothing for an empty tuple or mapping."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value == "":
+        return "''"
+    return str(value) if isinstance(value, (str, int, float)) else ""
+
+
+def _read(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, list[str]]:
+    """Flag name → the texts given for it, in order; only flags that were given."""
+    known, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        raise CommandLineError(_unknown(unknown[0]))
+    return {name: texts for name, texts in vars(known).items() if texts is not None}
+
+
+def _unknown(argument: str) -> str:
+    if not argument.startswith("-"):
+        return f"Unexpected argument: {argument}"  # Triton's sentence
+    written = argument.partition("=")[0]
+    close = difflib.get_close_matches(written, [f"--{flag.name}" for flag in FLAGS], n=1)
+    return f"unrecognized option '{written}'" + (f"; did you mean '{close[0]}'?" if close else "")
+
+
+def _value(flag: Flag, text: str) -> Any:
+    try:
+        return flag.value.parse(text)
+    except ValueError as error:
+        raise CommandLineError(f'Bad option: "--{flag.name}".\n{error}') from None  # Triton's heading
+
+
+def _judge(flag: Flag, value: Any, text: str) -> Iterator[str]:
+    """The warnings a flag earns. Raises CommandLineError where it is refused."""
+    if flag.deprecated_for:  # Triton's sentence
+        yield f"'--{flag.name}' has been deprecated! Please use '{flag.deprecated_for}' instead."
+    if flag.fate is Fate.HONOURED or value == flag.in_force:
+        return
+    if flag.fate is Fate.IGNORED:
+        yield f"--{flag.name} is ignored: {flag.text}"
+        return
+    remedy = "" if flag.default is None else f", or give its default, {_printed(flag.default)}"
+    raise CommandLineError(f'Bad option: "--{flag.name}={text}".\n{flag.text} not there yet; leave it out{remedy}')
+
+
+def _following(options: ServerOptions, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that follow other settings, where they were not given themselves."""
+    followers = {
+        "metrics_address": options.http_address,
+        "max_request_bytes": largest_block_bytes(options.shm_client_slab_mib),
+    }
+    return {name: value for name, value in followers.items() if name not in settings}
+
+
+def _heed_vertex(environ: Mapping[str, str], texts: dict[str, list[str]]) -> None:
+    """Vertex AI configures Triton by its environment."""
+    if environ.get("AIP_MODE") == "PREDICTION" and "allow-vertex-ai" not in texts:
+        raise CommandLineError(
+            "AIP_MODE=PREDICTION in the environment asks for the Vertex AI endpoint, which is not there yet; "
+            "--allow-vertex-ai=false serves plain HTTP instead"
+        )
+    if "model-repository" not in texts and environ.get("AIP_STORAGE_URI"):
+        texts["model-repository"] = [environ["AIP_STORAGE_URI"]]
+
+
+def _by_backend(settings: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    backends: dict[str, dict[str, str]] = {}
+    for backend, setting, value in settings:
+        backends.setdefault(backend, {})[setting] = value
+    return backends
+
+
+def _without_repeats(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _last(values: Sequence[Any]) -> Any:
+    return values[-1]
+
+
+#: What several values of one flag come to; elsewhere the last one counts, as with getopt.
+_COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "model-repository": _without_repeats,
+    "backend-config": _by_backend,
+}

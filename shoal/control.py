@@ -1,0 +1,152 @@
+"""The control plane: one Unix socket, msgpack messages, descriptors beside them.
+
+The supervisor listens; every other process joins once, is told what it needs and is told of later arrivals on the same
+connection. A message is a dict with "op". One that carries "seq" is acknowledged when its content is in force: nothing
+that names a segment is dispatched to a process before that process has acknowledged it. End of file is the news of a
+death, on either side. The socket's address is abstract, random, and open to the same user only, so nothing is left behind.
+"""
+
+import array
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+Message = dict[str, Any]
+
+#: Where a child finds the supervisor.
+ADDRESS_VARIABLE = "SHOAL_CONTROL"
+#: A larger message travels as a memfd of its own: a socket's buffer holds 200 KB, a model configuration may be larger.
+MAX_INLINE_BYTES = 64 * 1024
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_DESCRIPTORS = 8
+
+_PEERCRED = struct.Struct("3i")
+
+
+class Channel:
+    """One connection: messages one way and the other, whole and in order."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def setblocking(self, blocking: bool) -> None:
+        """Non-blocking channels raise BlockingIOError where there is nothing to receive."""
+        self._socket.setblocking(blocking)
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send a message and duplicates of descriptors. Raises OSError where the peer is gone or reads nothing."""
+        body: bytes = msgpack.packb(message, use_bin_type=True)
+        if len(body) <= MAX_INLINE_BYTES:
+            self._send(b"\x00" + body, fds)
+            return
+        spilled = os.memfd_create("shoal-message", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(spilled, 0, len(body))
+            os.pwrite(spilled, body, 0)
+            self._send(b"\x01", [*fds, spilled])
+        finally:
+            os.close(spilled)
+
+    def _send(self, data: bytes, fds: Sequence[int]) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._socket.sendmsg([data], rights)
+
+    def receive(self) -> tuple[Message, list[int]]:
+        """The next message and the descriptors that came with it, which are the caller's to close.
+
+        Raises EOFError when the peer is gone, BlockingIOError where there is nothing yet.
+        """
+        data, fds = self._receive()
+        if not data:
+            raise EOFError("the control connection is closed")
+        body: bytes | memoryview = memoryview(data)[1:]
+        if data[0] == 1:
+            with os.fdopen(fds.pop(), "rb") as file:
+                body = os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
+        return msgpack.unpackb(body, raw=False), fds
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(MAX_INLINE_BYTES + 1, space, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return b"", []
+        fds = array.array("i")
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) // 4 * 4])
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise EOFError("a control message was cut short")
+        return data, fds.tolist()
+
+    def acknowledge(self, message: Message) -> None:
+        """Tell the sender that what `message` says is in force here."""
+        self.send({"op": "ack", "seq": message["seq"]})
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+class Listener:
+    """The supervisor's end: accepts processes of the same user only."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._socket = listening
+
+    @classmethod
+    def create(cls) -> "Listener":
+        """Listen on a fresh random address in the abstract namespace: no file, nothing to remove."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listening.bind(f"\0shoal-{secrets.token_hex(16)}")
+        listening.listen(64)
+        listening.setblocking(False)
+        return cls(listening)
+
+    @property
+    def address(self) -> str:
+        """For a child's environment; `@` stands for the leading zero byte."""
+        return "@" + str(self._socket.getsockname()[1:], "ascii")
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def accept(self) -> tuple[Channel, int] | None:
+        """The next connection, non-blocking, and its pid as the kernel knows it; None for another user's."""
+        connection, _ = self._socket.accept()
+        pid, uid, _ = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        if uid != os.geteuid():
+            connection.close()
+            return None
+        connection.setblocking(False)
+        return Channel(connection), pid
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+
+def join(kind: str, **facts: Any) -> Channel:
+    """Connect this process to its supervisor and say what it is. The channel is blocking.
+
+    Raises OSError where there is no supervisor.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect("\0" + os.environ[ADDRESS_VARIABLE][1:])
+    except OSError:
+        connection.close()
+        raise
+    channel = Channel(connection)
+    channel.send({"op": "join", "kind": kind, "pid": os.getpid(), **facts})
+    return channel

@@ -1,0 +1,151 @@
+"""The log, in Triton's two formats: INFO and verbose messages on stdout, warnings and errors on stderr.
+
+    default   I0520 20:03:25.829575 3355 server.cc:441] "loading: simple:1"
+    ISO8601   2024-05-20T20:03:25Z I 3355 server.cc:441] "loading: simple:1"
+
+Times are UTC. A message is one line, quoted and escaped as a JSON string, since it may carry what a client sent; only
+`table` prints several, and a traceback, indented. Every process calls `configure` once, then logs to `logger` or its
+children. Must not be used on the path of a request. Imports nothing of Shoal.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+
+logger = logging.getLogger("shoal")
+
+#: Set to 0, messages are printed as they are. Triton's variable.
+ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
+
+_MOST_VERBOSE = logging.DEBUG  # levels 1 to 10 of --log-verbose are logging's 10 to 1
+
+
+class Table(str):
+    """Text whose lines were laid out by `table`, printed as it stands; its first line is the heading."""
+
+    __slots__ = ()
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, heading: str = "") -> Table:
+    """A log message that is a table as Triton prints it, columns as wide as their widest cell:
+
+    +--------+---------+--------+
+    | Model  | Version | Status |
+    +--------+---------+--------+
+    | simple | 1       | READY  |
+    +--------+---------+--------+
+    """
+    cells = [[_cell_lines(str(cell)) for cell in row] for row in (titles, *rows)]
+    widths = [max(len(line) for row in cells for line in row[column]) for column in range(len(titles))]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    header, *body = ["\n".join(_row_lines(row, widths)) for row in cells]
+    return Table("\n".join([heading, rule, header, rule, *body, rule]) + "\n")
+
+
+def _cell_lines(text: str) -> list[str]:
+    """A cell's lines; what would move the cursor is escaped, so that no cell can draw a row of its own."""
+    return [
+        "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+        for line in text.splitlines()
+    ] or [""]
+
+
+def _row_lines(row: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterable[str]:
+    for number in range(max(len(lines) for lines in row)):
+        line = [lines[number] if number < len(lines) else "" for lines in row]
+        yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+
+
+def verbose(level: int) -> int:
+    """The `logging` level of Triton's verbose level 1 to 10: `logger.log(verbose(2), …)`."""
+    return _MOST_VERBOSE + 1 - level
+
+
+class TritonFormatter(logging.Formatter):
+    """A record as one of Triton's two lines."""
+
+    def __init__(self, log_format: str, *, escape: bool = True) -> None:
+        super().__init__()
+        self._is_iso = log_format == "ISO8601"
+        self._escape = escape
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, or lines, without the last newline."""
+        text = f"{self._head(record)} {self._message(record)}"
+        if record.exc_info:
+            trace = self.formatException(record.exc_info)
+            text += "".join(f"\n    {line}" for line in trace.splitlines())
+        # A client may have sent half a surrogate pair, and the stream may be strict.
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+    def _head(self, record: logging.LogRecord) -> str:
+        # Triton has no letter for its verbose messages.
+        letter = "E" if record.levelno >= logging.ERROR else "W" if record.levelno >= logging.WARNING else "I"
+        time = datetime.fromtimestamp(record.created, timezone.utc)
+        place = f"{record.process} {record.filename}:{record.lineno}]"
+        if self._is_iso:
+            return f"{time:%Y-%m-%dT%H:%M:%SZ} {letter} {place}"
+        return f"{letter}{time:%m%d %H:%M:%S.%f} {place}"
+
+    def _message(self, record: logging.LogRecord) -> str:
+        if isinstance(record.msg, Table):
+            return record.msg
+        message = record.getMessage()
+        return json.dumps(message, ensure_ascii=False) if self._escape else message
+
+
+class _Switches(logging.Filter):
+    """Lets a record pass if its level is switched on and belongs on this stream."""
+
+    def __init__(
+        self, *, is_stderr: bool, log_verbose: int, log_info: bool, log_warning: bool, log_error: bool
+    ) -> None:
+        super().__init__()
+        self._is_stderr = is_stderr
+        self._log_verbose = log_verbose
+        self._log_info = log_info
+        self._log_warning = log_warning
+        self._log_error = log_error
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        level = record.levelno
+        if self._is_stderr is not (level >= logging.WARNING):
+            return False
+        if level >= logging.ERROR:
+            return self._log_error
+        if level >= logging.WARNING:
+            return self._log_warning
+        if level >= logging.INFO:
+            return self._log_info
+        return level >= verbose(self._log_verbose)  # independent of log_info, as in Triton
+
+
+def configure(
+    log_verbose: int = 0,
+    log_info: bool = True,
+    log_warning: bool = True,
+    log_error: bool = True,
+    log_format: str = "default",
+) -> None:
+    """Send this process's log to its stdout and stderr; a later call replaces the former's settings."""
+    formatter = TritonFormatter(log_format, escape=os.environ.get(ESCAPE_VARIABLE) != "0")
+    for handler in tuple(logger.handlers):
+        logger.removeHandler(handler)
+    for stream in (sys.stdout, sys.stderr):
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(formatter)
+        handler.addFilter(
+            _Switches(
+                is_stderr=stream is sys.stderr,
+                log_verbose=log_verbose,
+                log_info=log_info,
+                log_warning=log_warning,
+                log_error=log_error,
+            )
+        )
+        logger.addHandler(handler)
+    logger.setLevel(max(1, min(logging.INFO, verbose(log_verbose))))
+    logger.propagate = False

@@ -1,0 +1,102 @@
+"""What a server is told at its start: every number and switch, with its unit and where its default comes from.
+
+`ServerOptions` is built once, by the command line, and passed whole; nobody parses a flag again. A field's name is its
+flag's name. Sources of the defaults: *Triton's* (its command line), *measured* (with the figure), or *ours*.
+Used in the supervisor; other processes are sent the few values they need. Imports only errors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.errors import InvalidArgumentError
+
+MIB = 1024 * 1024
+
+#: An address that listens on every interface, and so collides with every other one.
+_WILDCARDS = frozenset({"0.0.0.0", "::"})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """The server's settings. `check` tells whether they fit together."""
+
+    # The server.
+    id: str = "triton"  # name in GET /v2; Triton's, since clients' tests compare it
+    exit_timeout_secs: int = 30  # s from SIGTERM to giving up on what is in flight; Triton's
+
+    # Logging.
+    log_verbose: int = 0  # 0 = none, n = verbose messages up to level n; Triton's
+    log_info: bool = True  # Triton's
+    log_warning: bool = True  # Triton's
+    log_error: bool = True  # Triton's
+    log_format: str = "default"  # "default" or "ISO8601"; Triton's
+
+    # Models.
+    model_repository: tuple[Path, ...] = ()  # directories of models, at least one
+    exit_on_error: bool = True  # exit 1 where a model fails to load at start; Triton's
+    disable_auto_complete_config: bool = False  # True: config.pbtxt must be complete; Triton's
+    strict_readiness: bool = True  # ready only when every model is; Triton's
+    model_control_mode: str = "none"  # "none": all models at start, no load or unload by API; Triton's
+    load_model: tuple[str, ...] = ()  # models loaded at start in control mode "explicit"; Triton's
+    model_load_thread_count: int = 4  # models loaded at once; Triton's
+    model_load_timeout_secs: int = 600  # s from an instance's process to a warm model; ours: a large engine
+
+    # HTTP.
+    allow_http: bool = True  # Triton's
+    http_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
+    http_port: int = 8000  # 0 = any free port; Triton's
+    http_thread_count: int = 8  # requests handled at once by one front-end process; Triton's
+    http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
+    max_request_bytes: int = 64 * MIB  # bytes of a request's body; ours: the client slab's size
+    listen_backlog: int = 256  # connections the kernel keeps for us; measured: at 2200 accepts/s 2048 would hide 0.9 s
+
+    # Metrics.
+    allow_metrics: bool = True  # Triton's
+    metrics_address: str = "127.0.0.1"  # the command line puts http_address here unless told otherwise, as Triton does
+    metrics_port: int = 8002  # 0 = any free port; Triton's
+
+    # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
+    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    # Shared memory.
+    shm_client_slab_mib: int = 64  # MiB of requests per front-end process; ours: one request of http_max_input_size
+    shm_worker_slab_mib: int = 64  # MiB of results per instance at most, the size follows from the model; ours
+
+    # Bounds.
+    max_in_flight: int = 1024  # requests of one front-end process between acceptance and answer; ours
+    default_max_queue_size: int = 1024  # requests per model whose config has no bound; ours: Triton has none
+    request_timeout_secs: int = 300  # s from acceptance to answer, then 503; ours: Triton waits for ever
+
+    def backend_settings(self, backend: str) -> dict[str, str]:
+        """What --backend-config says for one backend: its own settings over those for all."""
+        return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}
+
+
+def largest_block_bytes(slab_mib: int) -> int:
+    """The largest request a slab of that size can hold: blocks are powers of two."""
+    return MIB << (slab_mib.bit_length() - 1)
+
+
+def check(options: ServerOptions) -> None:
+    """Raise InvalidArgumentError, with the sentence for the command line, where options exclude each other."""
+    if not options.model_repository:
+        raise InvalidArgumentError("--model-repository must be specified")
+    _check_ports(options)
+    largest = largest_block_bytes(options.shm_client_slab_mib)
+    if options.max_request_bytes > largest:
+        raise InvalidArgumentError(
+            f"--max-request-bytes is {options.max_request_bytes}, but --shm-client-slab-mib="
+            f"{options.shm_client_slab_mib} has room for requests of at most {largest} bytes; raise the latter"
+        )
+
+
+def _check_ports(options: ServerOptions) -> None:
+    if not (options.allow_http and options.allow_metrics) or options.http_port == 0:
+        return
+    addresses = {options.http_address, options.metrics_address}
+    if options.http_port == options.metrics_port and (len(addresses) == 1 or addresses & _WILDCARDS):
+        raise InvalidArgumentError(  # Triton's sentence
+            "The server cannot listen to HTTP requests and metrics requests at the same address and port "
+            f"{options.http_address}:{options.http_port}"
+        )

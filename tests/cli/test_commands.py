@@ -1,0 +1,40 @@
+"""The command `shoal` without a verb: it teaches."""
+
+import subprocess
+import sys
+
+import pytest
+
+from shoal.cli import main
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]], ids=str)
+def test_help_names_the_verbs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Usage: shoal <verb> [options]\n")
+    assert "\n  serve    serve the models of a repository over HTTP\n" in printed.out
+    assert printed.err == ""
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("shoal 0.")
+
+
+def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "'server' is not a verb of shoal.\nUsage: shoal <verb> [options]\nVerbs: serve. 'shoal --help' explains them.\n"
+    )
+
+
+def test_mistakes_are_answered_without_the_server_s_imports() -> None:
+    script = (
+        "import sys; from shoal.cli import tritonserver; code = tritonserver(['--nonsense']);"
+        "print(code, sorted({'numpy', 'google', 'flask', 'shoal.supervisor'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "1 []\n"

@@ -1,0 +1,60 @@
+"""The table of flags is Triton's, whole, and agrees with ServerOptions."""
+
+from dataclasses import fields
+
+from shoal.cli.flags import FLAGS, GROUPS, Fate
+from shoal.options import ServerOptions
+
+#: Triton's command line as its documentation lists it, written by hand.
+TRITON = """
+    id exit-timeout-secs
+    log-verbose log-info log-warning log-error log-format log-file
+    model-store model-repository exit-on-error disable-auto-complete-config strict-readiness model-control-mode
+    repository-poll-secs load-model model-config-name model-load-thread-count model-load-retry-count model-namespacing
+    enable-peer-access
+    allow-http http-address http-port reuse-http-port http-header-forward-pattern http-thread-count
+    http-max-input-size http-restricted-api
+    allow-grpc grpc-address grpc-port reuse-grpc-port grpc-header-forward-pattern grpc-infer-thread-count
+    grpc-infer-allocation-pool-size grpc-max-response-pool-size grpc-use-ssl grpc-use-ssl-mutual grpc-server-cert
+    grpc-server-key grpc-root-cert grpc-infer-response-compression-level grpc-keepalive-time grpc-keepalive-timeout
+    grpc-keepalive-permit-without-calls grpc-http2-max-pings-without-data
+    grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-max-connection-age
+    grpc-max-connection-age-grace grpc-restricted-protocol
+    allow-sagemaker sagemaker-port sagemaker-safe-port-range sagemaker-thread-count
+    allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model
+    allow-metrics allow-gpu-metrics allow-cpu-metrics metrics-address metrics-port metrics-interval-ms metrics-config
+    trace-config
+    backend-directory backend-config repoagent-directory cache-config cache-directory rate-limit rate-limit-resource
+    pinned-memory-pool-byte-size cuda-memory-pool-byte-size cuda-virtual-address-size min-supported-compute-capability
+    buffer-manager-thread-count host-policy model-load-gpu-limit allow-client-shm
+    strict-model-config response-cache-byte-size trace-file trace-level trace-rate trace-count trace-log-frequency
+""".split()  # noqa: SIM905 - to be compared with a page
+
+SHOAL = """
+    shm-client-slab-mib shm-worker-slab-mib max-in-flight default-max-queue-size request-timeout-secs
+    model-load-timeout-secs max-request-bytes listen-backlog
+""".split()  # noqa: SIM905 - to be compared with a page
+
+
+def test_every_flag_of_triton_is_there_and_no_unknown_one() -> None:
+    names = [name for flag in FLAGS for name in (flag.name, flag.alias) if name]
+    assert sorted(names) == sorted(TRITON + SHOAL)
+
+
+def test_an_honoured_flag_sets_a_field_and_every_field_has_a_flag() -> None:
+    honoured = {flag.option for flag in FLAGS if flag.fate is Fate.HONOURED}
+    # Their flags take only the default yet.
+    assert {field.name for field in fields(ServerOptions)} - honoured == {"model_control_mode", "load_model"}
+    assert honoured <= {field.name for field in fields(ServerOptions)}
+
+
+def test_every_flag_is_explained() -> None:
+    assert all(flag.text for flag in FLAGS)
+    assert "" not in GROUPS
+    assert all(flag.text.endswith((" is", " are")) for flag in FLAGS if flag.fate is Fate.REFUSED)
+
+
+def test_defaults_of_flags_are_values_of_their_kind() -> None:
+    for flag in FLAGS:
+        if flag.default not in (None, ""):
+            assert flag.value.parse(str(flag.default)) == flag.default

@@ -1,0 +1,75 @@
+"""What may stand behind a flag, and the sentence for what may not."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import values
+from shoal.cli.values import ValueKind
+
+MODES = values.choice("none", "poll", "ISO8601")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        *((values.BOOLEAN, text, True) for text in ("true", "1", "on", "True", "ON")),
+        *((values.BOOLEAN, text, False) for text in ("false", "0", "off", "FALSE")),
+        *((values.VERBOSITY, text, level) for text, level in (("true", 1), ("off", 0), ("0", 0), ("3", 3))),
+        (values.INTEGER, "-1", -1),
+        (values.INTEGER, "+7", 7),
+        (values.NUMBER, "6.0", 6.0),
+        (values.PORT, "0", 0),
+        (values.PORT, "65535", 65535),
+        (MODES, "Poll", "poll"),
+        (MODES, "iso8601", "ISO8601"),
+        (values.ANY_TEXT, "", ""),
+        (values.REPOSITORY, "models/a b", Path("models/a b")),
+        (values.BACKEND_SETTING, "onnxruntime,threads=2", ("onnxruntime", "threads", "2")),
+        (values.BACKEND_SETTING, "default-max-batch-size=8", ("", "default-max-batch-size", "8")),
+        (values.BACKEND_SETTING, "python,path=/a=b,c", ("python", "path", "/a=b,c")),
+    ],
+)
+def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
+    read = kind.parse(text)
+    assert (type(read), read) == (type(value), value) or isinstance(value, Path)
+    assert read == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "sentence"),
+    [
+        (values.BOOLEAN, "yes", "invalid value for bool option: yes"),
+        (values.BOOLEAN, "", "invalid value for bool option: "),
+        (values.VERBOSITY, "-1", "expected 0 for no verbose messages, a level from 1 on, or a boolean, got -1"),
+        (values.INTEGER, "1_000", "expected an integer, got '1_000'"),
+        (values.INTEGER, "8.0", "expected an integer, got '8.0'"),
+        (values.INTEGER, "9" * 30, f"expected an integer, got '{'9' * 30}'"),
+        (values.NUMBER, "six", "expected a number, got 'six'"),
+        (values.PORT, "65536", "expected an integer from 0 to 65535, got 65536"),
+        (values.PORT, "-1", "expected an integer from 0 to 65535, got -1"),
+        (values.integer(1), "0", "expected an integer of 1 or more, got 0"),
+        (MODES, "some", "expected one of none, poll, ISO8601, got 'some'"),
+        (values.TEXT, "", "expected a value, got nothing"),
+        (values.REPOSITORY, "", "expected a value, got nothing"),
+        (
+            values.REPOSITORY,
+            "s3://bucket/models",
+            "model repositories in cloud storage are not there yet; copy 's3://bucket/models' to a local directory "
+            "and give that",
+        ),
+        *(
+            (
+                values.BACKEND_SETTING,
+                text,
+                "--backend-config option format is '<backend name>,<setting>=<value>' or '<setting>=<value>'. "
+                f"Got {text}",
+            )
+            for text in ("onnxruntime", "onnxruntime,threads", ",threads=2", "onnxruntime,=2", "threads=", "=2")
+        ),
+    ],
+)
+def test_what_is_not(kind: ValueKind, text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=r"^") as refusal:
+        kind.parse(text)
+    assert str(refusal.value) == sentence

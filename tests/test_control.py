@@ -1,0 +1,78 @@
+"""Messages and descriptors over a real socket; hand-written bytes as the second witness of the format."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal import control
+from shoal.control import Channel, Listener
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with left, right:
+        yield Channel(left), Channel(right)
+
+
+def test_message_is_a_zero_byte_and_msgpack() -> None:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with left, right:
+        Channel(left).send({"op": "ack", "seq": 7})
+        assert right.recv(100) == b"\x00\x82\xa2op\xa3ack\xa3seq\x07"
+
+
+def test_descriptors_travel_beside_the_message(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"hello")
+    with path.open("rb") as file:
+        ends[0].send({"op": "x"}, [file.fileno()])
+    message, (fd,) = ends[1].receive()
+    assert (message, os.read(fd, 100)) == ({"op": "x"}, b"hello")
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
+def test_large_message_travels_in_memory_of_its_own(ends: tuple[Channel, Channel]) -> None:
+    read_fd, write_fd = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))
+    config = {"op": "model", "config": "x" * (4 * control.MAX_INLINE_BYTES)}
+    ends[0].send(config, [read_fd])
+    message, (fd,) = ends[1].receive()
+    assert message == config
+    os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_end_of_file_is_the_news_of_a_death(ends: tuple[Channel, Channel]) -> None:
+    ends[0].close()
+    with pytest.raises(EOFError):
+        ends[1].receive()
+
+
+def test_join_introduces_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener.create()
+    monkeypatch.setenv(control.ADDRESS_VARIABLE, listener.address)
+    child = control.join("worker", instance=3)
+    accepted = listener.accept()
+    assert accepted is not None
+    channel, pid = accepted
+    assert pid == os.getpid()
+    assert channel.receive() == ({"op": "join", "kind": "worker", "pid": os.getpid(), "instance": 3}, [])
+    child.close()
+    channel.close()
+    listener.close()
+
+
+def test_listener_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener.create()
+    assert listener.address.startswith("@shoal-")
+    monkeypatch.setenv(control.ADDRESS_VARIABLE, listener.address)
+    listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        control.join("worker")

@@ -1,0 +1,156 @@
+"""The lines scripts and log shippers parse, byte by byte, and which of them goes where."""
+
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shoal import log
+
+#: 2024-05-20 20:03:25.829575 UTC
+CREATED = 1716235405.829575
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """The logger as it was, since it belongs to the whole process."""
+    before = (log.logger.level, log.logger.propagate)
+    yield
+    for handler in tuple(log.logger.handlers):
+        log.logger.removeHandler(handler)
+    log.logger.setLevel(before[0])
+    log.logger.propagate = before[1]
+
+
+def record(level: int, message: object, *arguments: object) -> logging.LogRecord:
+    made = logging.LogRecord("shoal", level, "/somewhere/lifecycle.py", 441, message, arguments, None)
+    made.created, made.process = CREATED, 3355
+    return made
+
+
+@pytest.mark.parametrize(
+    ("log_format", "level", "line"),
+    [
+        ("default", logging.INFO, 'I0520 20:03:25.829575 3355 lifecycle.py:441] "loading: simple:1"'),
+        ("default", logging.WARNING, 'W0520 20:03:25.829575 3355 lifecycle.py:441] "loading: simple:1"'),
+        ("default", logging.ERROR, 'E0520 20:03:25.829575 3355 lifecycle.py:441] "loading: simple:1"'),
+        ("default", logging.CRITICAL, 'E0520 20:03:25.829575 3355 lifecycle.py:441] "loading: simple:1"'),
+        ("default", logging.DEBUG, 'I0520 20:03:25.829575 3355 lifecycle.py:441] "loading: simple:1"'),
+        ("ISO8601", logging.WARNING, '2024-05-20T20:03:25Z W 3355 lifecycle.py:441] "loading: simple:1"'),
+    ],
+)
+def test_a_line(log_format: str, level: int, line: str) -> None:
+    assert log.TritonFormatter(log_format).format(record(level, "loading: %s:%d", "simple", 1)) == line
+
+
+@pytest.mark.parametrize(
+    ("message", "printed"),
+    [
+        ('say "hi"', r'"say \"hi\""'),
+        ("two\nlines", r'"two\nlines"'),
+        ("a\\b\tc\x1b[2J", r'"a\\b\tc\u001b[2J"'),
+        ("größe", '"größe"'),
+        ("half \ud800", r'"half \ud800"'),
+    ],
+)
+def test_a_message_is_one_json_string(message: str, printed: str) -> None:
+    line = log.TritonFormatter("default").format(record(logging.INFO, message))
+    assert line == f"I0520 20:03:25.829575 3355 lifecycle.py:441] {printed}"
+    line.encode()
+
+
+def test_escaping_can_be_switched_off() -> None:
+    line = log.TritonFormatter("default", escape=False).format(record(logging.INFO, 'say "hi"'))
+    assert line == 'I0520 20:03:25.829575 3355 lifecycle.py:441] say "hi"'
+
+
+def test_a_table_follows_its_heading() -> None:
+    rows = [("simple", 1, "READY"), ("broken", "1", "UNAVAILABLE: Internal: no such file")]
+    table = log.table(("Model", "Version", "Status"), rows)
+    assert log.TritonFormatter("default").format(record(logging.INFO, table)) == (
+        "I0520 20:03:25.829575 3355 lifecycle.py:441] \n"
+        "+--------+---------+-------------------------------------+\n"
+        "| Model  | Version | Status                              |\n"
+        "+--------+---------+-------------------------------------+\n"
+        "| simple | 1       | READY                               |\n"
+        "| broken | 1       | UNAVAILABLE: Internal: no such file |\n"
+        "+--------+---------+-------------------------------------+\n"
+    )
+
+
+def test_a_table_without_rows_has_two_rules() -> None:
+    assert log.table(("Backend",), [], heading="Backends:") == (
+        "Backends:\n+---------+\n| Backend |\n+---------+\n+---------+\n"
+    )
+
+
+def test_no_cell_can_draw_a_row() -> None:
+    text = log.table(("Model", "Status"), [("m", "one\n| fake | READY |\x1b[2J"), ("", "")])
+    assert text == (
+        "\n"
+        "+-------+-------------------------+\n"
+        "| Model | Status                  |\n"
+        "+-------+-------------------------+\n"
+        "| m     | one                     |\n"
+        "|       | | fake | READY |\\x1b[2J |\n"
+        "|       |                         |\n"
+        "+-------+-------------------------+\n"
+    )
+
+
+def test_a_traceback_is_indented() -> None:
+    made = record(logging.ERROR, "failed")
+    try:
+        raise ValueError("first\nI0520 second")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    head, *trace = log.TritonFormatter("default").format(made).split("\n")
+    assert head.endswith('] "failed"')
+    assert trace[0] == "    Traceback (most recent call last):"
+    assert trace[-2:] == ["    ValueError: first", "    I0520 second"]
+    assert all(line.startswith("    ") for line in trace)
+
+
+def speak() -> None:
+    log.logger.log(log.verbose(2), "verbose 2")
+    log.logger.log(log.verbose(1), "verbose 1")
+    log.logger.info("info")
+    log.logger.warning("warning")
+    log.logger.getChild("server").error("error")
+
+
+@pytest.mark.parametrize(
+    ("switches", "out", "err"),
+    [
+        ({}, ["info"], ["warning", "error"]),
+        ({"log_verbose": 1}, ["verbose 1", "info"], ["warning", "error"]),
+        ({"log_verbose": 2}, ["verbose 2", "verbose 1", "info"], ["warning", "error"]),
+        ({"log_verbose": 99, "log_info": False}, ["verbose 2", "verbose 1"], ["warning", "error"]),
+        ({"log_info": False}, [], ["warning", "error"]),
+        ({"log_warning": False}, ["info"], ["error"]),
+        ({"log_error": False}, ["info"], ["warning"]),
+    ],
+    ids=str,
+)
+def test_levels_and_streams(
+    switches: dict[str, int], out: list[str], err: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    log.configure(**switches)  # type: ignore[arg-type]  # the later call counts, and nothing is printed twice
+    speak()
+    printed = capsys.readouterr()
+    assert [line.split('"')[1] for line in printed.out.splitlines()] == out
+    assert [line.split('"')[1] for line in printed.err.splitlines()] == err
+
+
+def test_configure_takes_the_format_and_triton_s_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "0")
+    log.configure(log_format="ISO8601")
+    log.logger.info("ready")
+    line = capsys.readouterr().out
+    assert line[10] == "T"
+    assert line.endswith("] ready\n")
+    assert " test_log.py:" in line

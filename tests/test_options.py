@@ -1,0 +1,74 @@
+"""Defaults that clients and start scripts rely on, and options that exclude each other."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import InvalidArgumentError
+from shoal.options import ServerOptions, check, largest_block_bytes
+
+GOOD = ServerOptions(model_repository=(Path("models"),))
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    assert (GOOD.id, GOOD.exit_timeout_secs, GOOD.log_format, GOOD.model_load_thread_count) == (
+        "triton",
+        30,
+        "default",
+        4,
+    )
+    assert (GOOD.http_address, GOOD.http_port, GOOD.metrics_port, GOOD.http_thread_count) == (
+        "127.0.0.1",
+        8000,
+        8002,
+        8,
+    )
+    assert (GOOD.http_max_input_size, GOOD.max_request_bytes) == (67108864, 67108864)
+    assert (GOOD.max_in_flight, GOOD.default_max_queue_size, GOOD.request_timeout_secs) == (1024, 1024, 300)
+    check(GOOD)
+
+
+def test_a_repository_is_required() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^--model-repository must be specified$"):
+        check(ServerOptions())
+
+
+@pytest.mark.parametrize(
+    ("http_address", "metrics_address"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "10.0.0.1"), ("10.0.0.1", "::")]
+)
+def test_two_listeners_cannot_share_a_port(http_address: str, metrics_address: str) -> None:
+    options = replace(
+        GOOD, http_address=http_address, metrics_address=metrics_address, http_port=9000, metrics_port=9000
+    )
+    with pytest.raises(InvalidArgumentError) as refusal:
+        check(options)
+    assert str(refusal.value) == (
+        "The server cannot listen to HTTP requests and metrics requests at the same address and port "
+        f"{http_address}:9000"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metrics_port": 9001},
+        {"metrics_address": "10.0.0.1"},
+        {"allow_metrics": False},
+        {"allow_http": False},
+        {"http_port": 0, "metrics_port": 0},
+    ],
+    ids=str,
+)
+def test_listeners_that_do_not_meet_may_share_a_port(changes: dict[str, object]) -> None:
+    check(replace(GOOD, **{"http_port": 9000, "metrics_port": 9000, **changes}))  # type: ignore[arg-type]  # many fields
+
+
+@pytest.mark.parametrize(("slab_mib", "largest"), [(1, 1048576), (48, 33554432), (64, 67108864), (65, 67108864)])
+def test_a_request_fits_into_one_block_of_the_slab(slab_mib: int, largest: int) -> None:
+    assert largest_block_bytes(slab_mib) == largest
+    check(replace(GOOD, shm_client_slab_mib=slab_mib, max_request_bytes=largest))
+    with pytest.raises(
+        InvalidArgumentError, match=f"^--max-request-bytes is {largest + 1}, but .*={slab_mib} has room"
+    ):
+        check(replace(GOOD, shm_client_slab_mib=slab_mib, max_request_bytes=largest + 1))
