@@ -129,8 +129,8 @@ def main() -> None:
     batcher = Batcher(channel, Doorbell(bell), CounterTable(Segment.attach(counters)), message["max_queue_size"])
     try:
         batcher.run()
-    except EOFError:
-        sys.exit(0)
+    except (EOFError, BrokenPipeError):
+        sys.exit(0)  # the supervisor is gone; whatever it wanted acknowledged no longer matters
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ outputs of one executed batch and, after them, one header per request of that ba
 header is. Pure: bytes in, tuples out. What comes from another process is checked here before it is believed.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
@@ -13,6 +13,8 @@ from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError
 
 Parameters = dict[str, "str | int | float | bool"]
+_PARAMETER_KINDS = {str, int, float, bool}
+_Kind = TypeVar("_Kind")
 
 
 class TensorRef(NamedTuple):
@@ -50,7 +52,8 @@ def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
     """A request's header as a worker reads it; every tensor is inside the block or InternalError is raised."""
     try:
         id_, inputs, outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
-        return InferRequest(id_, _tensor_refs(inputs, block_nbytes), tuple(outputs), parameters)
+        names = tuple([_checked(str, name) for name in _checked(tuple, outputs)])
+        return InferRequest(_checked(str, id_), _tensor_refs(inputs, block_nbytes), names, _parameters(parameters))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InternalError(f"a request header in shared memory is damaged: {error}") from error
 
@@ -64,15 +67,34 @@ def unpack_response(header: memoryview, block_nbytes: int) -> InferResponse:
     """A response's header as a front end reads it; a worker runs user code, so nothing in it is taken on trust."""
     try:
         outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
-        return InferResponse(_tensor_refs(outputs, block_nbytes), parameters)
+        return InferResponse(_tensor_refs(outputs, block_nbytes), _parameters(parameters))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InternalError(f"a response header in shared memory is damaged: {error}") from error
 
 
 def _tensor_refs(rows: Any, block_nbytes: int) -> tuple[TensorRef, ...]:
     refs = []
-    for name, datatype, shape, offset, nbytes in rows:
+    for name, datatype, shape, offset, nbytes in _checked(tuple, rows):
+        # Kinds first: 11.0 and True are keys of BY_WIRE too, and 0.0 lies in every block.
+        if not type(datatype) is type(offset) is type(nbytes) is int:
+            raise TypeError(f"tensor {name!r} has a datatype, offset or size that is no integer")
         if datatype not in BY_WIRE or not 0 <= offset <= offset + nbytes <= block_nbytes:
             raise ValueError(f"tensor {name!r} of type {datatype} at {offset} + {nbytes} of {block_nbytes} bytes")
-        refs.append(TensorRef(name, datatype, shape, offset, nbytes))
+        for dim in _checked(tuple, shape):
+            if type(dim) is not int or dim < 0:
+                raise ValueError(f"tensor {name!r} has a dimension of {dim!r}")
+        refs.append(TensorRef(_checked(str, name), datatype, shape, offset, nbytes))
     return tuple(refs)
+
+
+def _parameters(parameters: Any) -> Parameters:
+    for key, value in _checked(dict, parameters).items():
+        if type(key) is not str or type(value) not in _PARAMETER_KINDS:
+            raise TypeError(f"a parameter {key!r} of kind {type(value).__name__}")
+    return parameters  # type: ignore[no-any-return]
+
+
+def _checked(kind: type[_Kind], value: Any) -> _Kind:
+    if type(value) is not kind:
+        raise TypeError(f"{type(value).__name__} in place of {kind.__name__}")
+    return value

@@ -1,0 +1,268 @@
+"""One model instance as the supervisor sees it: its worker process, from exec to ready, and again after a death.
+
+    start ─► STARTING ─join─► LOADING ─loaded─► MAPPING ─everybody acknowledged─► UP ─exit─► DOWN ─pause─► STARTING …
+
+A worker that cannot load says why and exits; before the first UP that fails the version, later it is tried again.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal import errors
+from shoal.supervisor.children import HEALTHY_AFTER_S, Child, backoff_s, describe_exit, spawn
+from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.errors import InternalError, ShoalError, UnavailableError
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.members import Member
+from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.options import ServerOptions
+from shoal.placement import Placement, thread_environment
+from shoal.repository.lifecycle import ModelVersion
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.star import Participant, Star
+
+_log = logging.getLogger(__name__)
+
+
+class InstanceState(Enum):
+    """Where an instance is on its way."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    MAPPING = "mapping"
+    UP = "up"
+    DOWN = "down"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What every instance needs of the supervisor."""
+
+    loop: EventLoop
+    star: Star
+    options: ServerOptions
+    control_address: str
+    log_settings: dict[str, Any]
+
+
+class Listener(Protocol):
+    """Who hears what happens to an instance."""
+
+    def on_model_io(self, instance: "Instance", model_io: ModelIO) -> None:
+        """The worker has looked into the model file; its answer is `Instance.finish_config`."""
+        ...
+
+    def on_up(self, instance: "Instance") -> None:
+        """Batches may go to it."""
+        ...
+
+    def on_load_failed(self, instance: "Instance", error: ShoalError) -> None:
+        """It did not come up, and has been stopped."""
+        ...
+
+    def on_down(self, instance: "Instance") -> None:
+        """It was up and has died."""
+        ...
+
+    def on_stopped(self, instance: "Instance") -> None:
+        """It has ended because it was told to."""
+        ...
+
+
+class Instance:
+    """One worker process, its connection and its place in the star."""
+
+    def __init__(
+        self, number: int, version: ModelVersion, placement: Placement, model_file: Path | None, host: Host, listener: Listener
+    ) -> None:
+        self.number = number
+        self.version = version
+        self.placement = placement
+        self._model_file = model_file
+        self._host = host
+        self._listener = listener
+        # Changed as the worker goes through its states.
+        self.state = InstanceState.DOWN
+        self.num_starts = 0
+        self._num_deaths = 0
+        self._child: Child | None = None
+        self._member: Member | None = None
+        self._participant: Participant | None = None
+        self._error: ShoalError | None = None
+        self._has_been_up = False
+        self._on: dict[str, Callable[[Message], None]] = {
+            "model_io": self._on_model_io,
+            "loaded": self._on_loaded,
+            "failed": self._on_failed,
+            "mapped": self._on_mapped,
+            "ready": lambda _message: None,
+            "ack": self._on_ack,
+        }
+
+    @property
+    def name(self) -> str:
+        """Triton's name of the instance, as in `simple_0_0`."""
+        return self.placement.instance_name
+
+    @property
+    def owner(self) -> int:
+        """Its owner id in the star, 0 where it has no memory there."""
+        return self._participant.owner if self._participant else 0
+
+    def start(self) -> None:
+        """Exec the worker. It has --model-load-timeout-secs to come up."""
+        self.state = InstanceState.STARTING
+        self.num_starts += 1
+        self._error = None
+        environment = {
+            ADDRESS_VARIABLE: self._host.control_address,
+            "SHOAL_INSTANCE": str(self.number),
+            **thread_environment(len(self.placement.cores)),
+        }
+        self._child = spawn(self._host.loop, f"worker {self.name}", ["shoal.workers.worker"], environment)
+        self._child.watch(self._exited)
+        timeout_s, start = self._host.options.model_load_timeout_secs, self.num_starts
+        self._host.loop.call_after(timeout_s, lambda: self._check_loaded(start))
+
+    def join(self, member: Member) -> None:
+        """The worker has connected: tell it what to load."""
+        self.state = InstanceState.LOADING
+        self._member = member
+        member.on_message = lambda message, _fds: self._on[message["op"]](message)
+        member.on_gone = lambda: self._host.star.acknowledgements.gone(member)
+        version = self.version
+        member.send(
+            {
+                "op": "load",
+                "name": version.name,
+                "version": version.version,
+                "version_dir": str(version.version_dir),
+                "model_file": str(self._model_file or ""),
+                "config": version.config,
+                "final": version.is_config_final,
+                "instance_name": self.name,
+                "kind": self.placement.kind,
+                "device_id": self.placement.device_id,
+                "cores": list(self.placement.cores),
+                "backend_config": self._host.options.backend_settings(version.config["backend"]),
+                "log": self._host.log_settings,
+                "log_verbose": 0,
+            }
+        )
+
+    def finish_config(self) -> None:
+        """The version's configuration is final now; the worker that reported its model's tensors goes on with it."""
+        if self._member is not None:
+            self._member.send({"op": "config", "config": self.version.config})
+
+    def stop(self) -> None:
+        """End the worker: it finishes what it has taken. A worker that has not joined has nothing to finish."""
+        was_pausing = self.state is InstanceState.DOWN
+        self.state = InstanceState.STOPPED
+        if was_pausing or self._child is None:
+            self._listener.on_stopped(self)
+        elif self._member is not None:
+            self._member.send({"op": "stop"})
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the worker now."""
+        if self._child is not None:
+            self._child.signal(9)
+
+    # -- what the worker says -----------------------------------------------------------------------------------------
+
+    def _on_model_io(self, message: Message) -> None:
+        inputs, outputs = (
+            tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in message[side])
+            for side in ("inputs", "outputs")
+        )
+        self._listener.on_model_io(self, ModelIO(inputs, outputs))
+
+    def _on_loaded(self, _message: Message) -> None:
+        if self._member is None or self.state is not InstanceState.LOADING:
+            return
+        try:
+            self._participant = self._host.star.join_worker(self._member, self.version.config)
+            self.state = InstanceState.MAPPING
+        except OutOfSharedMemoryError as error:
+            self._fail(UnavailableError(str(error)))
+
+    def _on_mapped(self, _message: Message) -> None:
+        if self._participant is not None and self.state is InstanceState.MAPPING:
+            self._host.star.announce_worker(self._participant, self.version.model_id, self._announced)
+
+    def _announced(self) -> None:
+        if self._participant is None or self.state is not InstanceState.MAPPING:
+            return
+        self.state = InstanceState.UP
+        self._has_been_up = True
+        self._host.star.tell_batcher({"op": "worker_ready", "owner": self._participant.owner})
+        self._listener.on_up(self)
+
+    def _on_failed(self, message: Message) -> None:
+        self._error = errors.from_wire(message["wire"], message["sentence"])
+
+    def _on_ack(self, message: Message) -> None:
+        if self._member is not None:
+            self._host.star.acknowledgements.received(self._member, message["seq"])
+
+    # -- its end ------------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: ShoalError) -> None:
+        self._error = error
+        self.kill()
+
+    def _check_loaded(self, start: int) -> None:
+        if start == self.num_starts and self.state in (
+            InstanceState.STARTING,
+            InstanceState.LOADING,
+            InstanceState.MAPPING,
+        ):
+            limit = self._host.options.model_load_timeout_secs
+            self._fail(
+                InternalError(
+                    f"model '{self.version.name}' version {self.version.version} instance '{self.name}' did not load within "
+                    f"{limit:g} s; give it longer with --model-load-timeout-secs"
+                )
+            )
+
+    def _exited(self, child: Child, code: int) -> None:
+        if self._participant is not None:
+            self._host.star.leave_worker(self._participant)
+        if self._member is not None:
+            self._member.hang_up()
+        was, self.state = self.state, InstanceState.DOWN
+        self._child = self._member = self._participant = None
+        if was is InstanceState.STOPPED:
+            self.state = InstanceState.STOPPED
+            self._listener.on_stopped(self)
+            return
+        error = self._error or InternalError(
+            f"the worker of model '{self.version.name}' instance '{self.name}' (pid {child.pid}) {describe_exit(code)} "
+            f"while it was {was.value}"
+        )
+        if not self._has_been_up:
+            self.state = InstanceState.STOPPED
+            self._listener.on_load_failed(self, error)
+            return
+        self._restart_later(child, error, was)
+
+    def _restart_later(self, child: Child, error: ShoalError, was: InstanceState) -> None:
+        uptime_s = self._host.loop.now_s() - child.started_at_s
+        self._num_deaths = 1 if uptime_s > HEALTHY_AFTER_S else self._num_deaths + 1
+        pause_s = backoff_s(self._num_deaths)
+        _log.error("%s; it is started again in %g s", error, pause_s)
+        if was is InstanceState.UP:
+            self._listener.on_down(self)
+        self._host.loop.call_after(pause_s, self._restart)
+
+    def _restart(self) -> None:
+        if self.state is InstanceState.DOWN:
+            self.start()

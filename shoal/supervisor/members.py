@@ -1,0 +1,135 @@
+"""The supervisor's end of a control connection: messages out without blocking, acknowledgements counted.
+
+A process that does not read must not stop the supervisor, so what does not fit into the socket waits here.
+"""
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from shoal.control import Channel, Message
+from shoal.supervisor.event_loop import EventLoop
+
+#: Messages that may wait for one process. 512 model versions, their workers and their segments fit.
+MAX_OUTBOX = 8192
+
+
+class Member:
+    """A joined process. `on_message` gets what it says, `on_gone` is called once when it hangs up."""
+
+    def __init__(self, loop: EventLoop, channel: Channel, pid: int) -> None:
+        self.pid = pid
+        self._loop = loop
+        self._channel = channel
+        # Changed by send and by the loop's callbacks.
+        self._outbox: deque[tuple[Message, list[int]]] = deque()
+        self._is_open = True
+        self.on_message: Callable[[Message, list[int]], None] = lambda _message, _fds: None
+        self.on_gone: Callable[[], None] = lambda: None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not hung up."""
+        return self._is_open
+
+    def start(self) -> None:
+        """Begin to listen to it."""
+        self._loop.on_readable(self._channel.fileno(), self._receive)
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send now or as soon as the process reads; descriptors are duplicated, so the caller keeps its own."""
+        if not self._is_open:
+            return
+        if not self._outbox:
+            try:
+                self._channel.send(message, fds)
+                return
+            except BlockingIOError:
+                self._loop.on_writable(self._channel.fileno(), self._flush)
+            except OSError:
+                return  # it is gone; its end of file is already on the way
+        if len(self._outbox) >= MAX_OUTBOX:
+            self.hang_up()
+            return
+        self._outbox.append((message, [os.dup(fd) for fd in fds]))
+
+    def hang_up(self) -> None:
+        """Close the connection; the process takes that as the end of its supervisor."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._loop.forget(self._channel.fileno())
+        self._channel.close()
+        for _, fds in self._outbox:
+            _close_all(fds)
+        self._outbox.clear()
+        self.on_gone()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            message, fds = self._outbox[0]
+            try:
+                self._channel.send(message, fds)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.hang_up()
+                return
+            self._outbox.popleft()
+            _close_all(fds)
+        self._loop.on_writable(self._channel.fileno(), None)
+
+    def _receive(self) -> None:
+        try:
+            message, fds = self._channel.receive()
+        except BlockingIOError:
+            return
+        except EOFError:
+            self.hang_up()
+            return
+        self.on_message(message, fds)
+        _close_all(fds)
+
+
+class Acknowledgements:
+    """Announcements to several processes, and what to do once every one of them has said that it is in force."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        # Changed by announce, received and gone: sequence number → who is missing, and what happens then.
+        self._pending: dict[int, tuple[set[Member], Callable[[], None]]] = {}
+
+    def announce(
+        self, to: Iterable[tuple[Member, Message, Sequence[int]]], then: Callable[[], None]
+    ) -> None:
+        """Send each member its message and descriptors; call `then` when all that still live have acknowledged."""
+        seq = next(self._numbers)
+        recipients = [recipient for recipient in to if recipient[0].is_open]
+        if not recipients:
+            then()
+            return
+        self._pending[seq] = ({member for member, _, _ in recipients}, then)
+        for member, message, fds in recipients:
+            member.send({**message, "seq": seq}, fds)
+
+    def received(self, member: Member, seq: int) -> None:
+        """A member has acknowledged."""
+        self._settle(member, [seq])
+
+    def gone(self, member: Member) -> None:
+        """A member is dead: nobody waits for it any more."""
+        self._settle(member, list(self._pending))
+
+    def _settle(self, member: Member, numbers: Sequence[int]) -> None:
+        for seq in numbers:
+            missing, then = self._pending.get(seq, (set(), None))
+            missing.discard(member)
+            if not missing and then is not None:
+                del self._pending[seq]
+                then()
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

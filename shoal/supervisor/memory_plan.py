@@ -1,0 +1,65 @@
+"""How large each segment is, from the options and a model's configuration. Pure; used by the supervisor.
+
+Rings hold all that can be outstanding, so a push never waits. Slabs follow DESIGN's rule: a front end's is an option, a
+worker's is four executions of its largest batch.
+"""
+
+import math
+from typing import Any
+
+from shoal.datatypes import BY_CONFIG_NAME
+from shoal.options import ServerOptions
+from shoal.shm.layout import UNIT, Geometry
+from shoal.shm.port import RECORDS_PER_REQUEST
+
+MIB = 1 << 20
+#: Executions whose outputs a worker's slab holds: one running, one being sent, and slow readers (ours).
+EXECUTIONS_PER_SLAB = 4
+#: What an output of unknown size is taken for, per row (ours: a megabyte is a large embedding or a small image).
+UNKNOWN_OUTPUT_BYTES = 1 * MIB
+#: What a BYTES element is taken for (ours).
+BYTES_ELEMENT_BYTES = 256
+#: Room for the headers of the responses of a batch, per request.
+HEADER_BYTES = 512
+#: FREE and BATCH_ITEM records beyond one per block.
+SPARE_RECORDS = 64
+
+
+def client_geometry(options: ServerOptions) -> Geometry:
+    """A front end's own segment: its ring to the batcher and the slab for its requests."""
+    return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, options.shm_client_slab_mib * MIB)
+
+
+def client_link_geometry(options: ServerOptions) -> Geometry:
+    """The batcher's segment towards a front end: one reply per request in flight."""
+    return Geometry(options.max_in_flight + SPARE_RECORDS, 0)
+
+
+def worker_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:
+    """A worker's own segment: one DONE per request of a batch, and the slab for its results."""
+    return Geometry(2 * max(1, config["max_batch_size"]) + SPARE_RECORDS, worker_slab_nbytes(config, options))
+
+
+def worker_link_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:
+    """The batcher's segment towards a worker: a batch's items, and a FREE for every block of its slab."""
+    num_blocks = worker_slab_nbytes(config, options) // UNIT
+    return Geometry(num_blocks + max(1, config["max_batch_size"]) + SPARE_RECORDS, 0)
+
+
+def worker_slab_nbytes(config: dict[str, Any], options: ServerOptions) -> int:
+    """Bytes for four executions, as a power of two between 1 MiB and --shm-worker-slab-mib."""
+    row_nbytes = HEADER_BYTES + sum(map(_output_nbytes, config["output"]))
+    # A block is a power of two: an execution of 1.1 MiB takes 2.
+    execution = _next_power_of_two(row_nbytes * max(1, config["max_batch_size"]))
+    return min(max(EXECUTIONS_PER_SLAB * execution, MIB), options.shm_worker_slab_mib * MIB)
+
+
+def _output_nbytes(output: dict[str, Any]) -> int:
+    dims: list[int] = output["dims"]
+    if -1 in dims:
+        return UNKNOWN_OUTPUT_BYTES
+    return math.prod(dims) * (BY_CONFIG_NAME[output["data_type"]].itemsize or BYTES_ELEMENT_BYTES)
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,194 @@
+"""Who maps whose memory: makes segments and bells, hands them out, announces them, and lets go when a process dies.
+
+Runs in the supervisor and touches no segment's contents. The rule it keeps: no record may name a segment to a process that
+has not acknowledged it. So a client is told to start after the batcher and all workers have its segment, and a worker gets
+batches after the batcher and all clients have its.
+"""
+
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.control import Message
+from shoal.supervisor.members import Acknowledgements, Member
+from shoal.supervisor.memory_plan import client_geometry, client_link_geometry, worker_geometry, worker_link_geometry
+from shoal.options import ServerOptions
+from shoal.shm import counters, layout, segment
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import Geometry
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Participant:
+    """A client or a worker in the star: its connection and the descriptors of its side."""
+
+    owner: int
+    member: Member
+    segment_fd: int  # writable where it is a client's, sealed where it is a worker's
+    read_only_fd: int
+    link_fd: int
+    bell: Doorbell
+    is_joined: bool = False  # others may be told of it, and it of others
+
+    def close(self) -> None:
+        """Give all descriptors back; what others have mapped stays until they let go."""
+        for fd in (self.segment_fd, self.read_only_fd, self.link_fd):
+            os.close(fd)
+        self.bell.close()
+
+
+@dataclass(slots=True)
+class Star:
+    """The batcher in the middle, clients and workers around it."""
+
+    options: ServerOptions
+    log_settings: dict[str, Any]
+    acknowledgements: Acknowledgements = field(default_factory=Acknowledgements)
+    # Changed by the join_ and leave_ methods.
+    batcher: Member | None = None
+    clients: dict[int, Participant] = field(default_factory=dict)
+    workers: dict[int, Participant] = field(default_factory=dict)
+    nbytes: int = 0
+    _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
+    _counters_fd: int = -1
+    _owners: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    def join_batcher(self, member: Member) -> None:
+        """The batcher is there: it gets its bell and the table of counters."""
+        self.batcher = member
+        self._counters_fd = self._create(layout.COUNTERS, next(self._owners), counters.GEOMETRY, sealed=False)
+        member.send(
+            {"op": "joined", "log": self.log_settings, "max_queue_size": self.options.default_max_queue_size},
+            [self._batcher_bell.fd, self._counters_fd],
+        )
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    def join_client(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
+        """A front end wants to submit requests. `then` is called when everybody has its segment and it has everything."""
+        client = self._participant(
+            member, layout.CLIENT, client_geometry(self.options), client_link_geometry(self.options), sealed=False
+        )
+        self.clients[client.owner] = client
+        announcement = {"owner": client.owner}
+        recipients = [
+            (self._require_batcher(), {"op": "client", **announcement}, [client.read_only_fd, client.link_fd, client.bell.fd])
+        ]
+        recipients += [
+            (worker.member, {"op": "segment", **announcement}, [client.read_only_fd]) for worker in self.workers.values()
+        ]
+        self.acknowledgements.announce(recipients, lambda: self._welcome_client(client, welcome, then))
+        return client
+
+    def _welcome_client(self, client: Participant, welcome: Message, then: Callable[[Participant], None]) -> None:
+        link_fd = segment.read_only(client.link_fd)
+        counters_fd = segment.read_only(self._counters_fd)
+        fds = [client.segment_fd, link_fd, client.bell.fd, self._batcher_bell.fd, counters_fd]
+        self.acknowledgements.announce([(client.member, {"op": "joined", **welcome}, fds)], lambda: then(client))
+        os.close(link_fd)
+        os.close(counters_fd)
+        client.is_joined = True
+        for worker in self.workers.values():
+            if worker.is_joined:
+                client.member.send({"op": "worker", "owner": worker.owner}, [worker.read_only_fd])
+
+    def leave_client(self, client: Participant) -> None:
+        """A front end is dead. Workers unmap its segment once the batcher has forgotten its requests."""
+        self.clients.pop(client.owner, None)
+
+        def forgotten() -> None:
+            for worker in self.workers.values():
+                worker.member.send({"op": "segment_gone", "owner": client.owner})
+            client.close()
+
+        if self.batcher is not None:
+            gone = {"op": "client_gone", "owner": client.owner}
+            self.acknowledgements.announce([(self.batcher, gone, ())], forgotten)
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def join_worker(self, member: Member, config: dict[str, Any]) -> Participant:
+        """A worker has loaded its model: it gets its memory, and the segments of all clients."""
+        worker = self._participant(
+            member,
+            layout.WORKER,
+            worker_geometry(config, self.options),
+            worker_link_geometry(config, self.options),
+            sealed=True,
+        )
+        self.workers[worker.owner] = worker
+        link_fd = segment.read_only(worker.link_fd)
+        fds = [worker.segment_fd, link_fd, worker.bell.fd, self._batcher_bell.fd]
+        member.send({"op": "memory", "owner": worker.owner, "epoch": 1}, fds)
+        os.close(link_fd)
+        return worker
+
+    def announce_worker(self, worker: Participant, model_id: int, then: Callable[[], None]) -> None:
+        """A worker has mapped its memory: nobody maps it writable again, everybody maps it. `then` batches may go to it."""
+        segment.seal_writes(worker.segment_fd)
+        worker.is_joined = True
+        recipients = [
+            (
+                self._require_batcher(),
+                {"op": "worker", "owner": worker.owner, "model": model_id},
+                [worker.read_only_fd, worker.link_fd, worker.bell.fd],
+            )
+        ]
+        for client in self.clients.values():
+            if client.is_joined:
+                recipients.append((client.member, {"op": "worker", "owner": worker.owner}, [worker.read_only_fd]))
+            recipients.append((worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd]))
+        self.acknowledgements.announce(recipients, then)
+
+    def leave_worker(self, worker: Participant) -> None:
+        """A worker is dead. Clients unmap its segment once the batcher has passed on its last answers."""
+        self.workers.pop(worker.owner, None)
+
+        def passed_on() -> None:
+            for client in self.clients.values():
+                client.member.send({"op": "worker_gone", "owner": worker.owner})
+            worker.close()
+
+        if self.batcher is not None:
+            gone = {"op": "worker_gone", "owner": worker.owner}
+            self.acknowledgements.announce([(self.batcher, gone, ())], passed_on)
+
+    # -- both ---------------------------------------------------------------------------------------------------------
+
+    def tell_clients(self, message: Message) -> None:
+        """Every front end that has joined hears of something."""
+        for client in self.clients.values():
+            if client.is_joined:
+                client.member.send(message)
+
+    def tell_batcher(self, message: Message) -> None:
+        """The batcher hears of something that names no new memory."""
+        self._require_batcher().send(message)
+
+    def _participant(
+        self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool
+    ) -> Participant:
+        owner = next(self._owners)
+        segment_fd = self._create(kind, owner, own, sealed=sealed)
+        try:
+            link_fd = self._create(layout.LINK, owner, link, sealed=False)
+        except segment.OutOfSharedMemoryError:
+            os.close(segment_fd)
+            raise
+        return Participant(owner, member, segment_fd, segment.read_only(segment_fd), link_fd, Doorbell.create())
+
+    def _create(self, kind: int, owner: int, geometry: Geometry, *, sealed: bool) -> int:
+        # What does not fit into /dev/shm (Docker gives it 64 MB) comes from a memfd, which that limit does not reach.
+        sealed = sealed or not segment.fits_dev_shm(geometry.nbytes)
+        fd = segment.create(kind, owner, 1, geometry, sealed=sealed)
+        self.nbytes += geometry.nbytes
+        return fd
+
+    def _require_batcher(self) -> Member:
+        assert self.batcher is not None, "the supervisor starts the batcher before anybody else joins"
+        return self.batcher

@@ -1,0 +1,220 @@
+"""The supervisor: the server's main process. Starts the others, answers their joins, stops them, outlives none.
+
+    bind sockets ─► batcher ─► models (workers) and gunicorn's arbiter in parallel ─► all settled ─► listen ─► serve
+    SIGTERM ─► front ends finish what they accepted ─► workers unload ─► exit 0;  a second signal: everything ends now
+
+It owns the listening sockets and nothing that a request needs. One thread: children die with the thread that made them.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from shoal import log
+from shoal.supervisor.children import Child, backoff_s, describe_exit, spawn
+from shoal.control import ADDRESS_VARIABLE, Listener, Message
+from shoal.errors import index_reason
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.http_server import HttpServer, bind
+from shoal.supervisor.instance import Host
+from shoal.supervisor.members import Member
+from shoal.supervisor.models import Models, no_models_error
+from shoal.options import ServerOptions
+from shoal.process import set_title
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.star import Participant, Star
+
+_log = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED = 0, 1
+#: How long processes have to end once they were told to end now.
+KILL_AFTER_S = 2.0
+
+
+def run(options: ServerOptions) -> int:
+    """Serve until a signal ends it; returns the exit code."""
+    log_settings: dict[str, Any] = {
+        "log_verbose": options.log_verbose,
+        "log_info": options.log_info,
+        "log_warning": options.log_warning,
+        "log_error": options.log_error,
+        "log_format": options.log_format,
+    }
+    log.configure(**log_settings)
+    set_title("supervisor")
+    try:
+        listeners = bind(options)
+    except OSError as error:
+        _log.error("%s", error)
+        return EXIT_FAILED
+    supervisor = Supervisor(options, log_settings, listeners)
+    return supervisor.run()
+
+
+class Supervisor:
+    """The process tree and its three phases: starting, serving, stopping."""
+
+    def __init__(self, options: ServerOptions, log_settings: dict[str, Any], listeners: list[socket.socket]) -> None:
+        self._options = options
+        self._log_settings = log_settings
+        self._loop = EventLoop()
+        self._control = Listener.create()
+        self._star = Star(options, log_settings)
+        host = Host(self._loop, self._star, options, self._control.address, log_settings)
+        self._models = Models(host, tuple(sorted(os.sched_getaffinity(0))), self._on_models_settled)
+        self._http = HttpServer(self._loop, options, self._control.address, listeners, self._on_http_ended)
+        # Changed by signals and as phases end.
+        self._signals: list[int] = []
+        self._batcher: Child | None = None
+        self._is_stopping = False
+        self._exit_code = EXIT_OK
+
+    def run(self) -> int:
+        """Start, serve, stop; returns the exit code."""
+        wakeup = self._watch_signals()
+        self._loop.on_readable(self._control.fileno(), self._accept)
+        self._batcher = spawn(
+            self._loop, "batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: self._control.address}
+        )
+        self._batcher.watch(self._on_batcher_exit)
+        self._http.start()
+        self._loop.run()
+        signal.set_wakeup_fd(-1)
+        wakeup.close()
+        return self._exit_code
+
+    # -- joining ------------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        accepted = self._control.accept()
+        if accepted is None:
+            return
+        channel, pid = accepted
+        member = Member(self._loop, channel, pid)
+        member.on_message = lambda message, _fds: self._on_join(member, message)
+        member.start()
+
+    def _on_join(self, member: Member, message: Message) -> None:
+        kind = message["kind"]
+        try:
+            if kind == "batcher":
+                self._join_batcher(member)
+            elif kind == "worker":
+                self._models.join(message["instance"], member)
+            elif kind == "client":
+                self._join_client(member)
+            else:
+                member.hang_up()
+        except OutOfSharedMemoryError as error:
+            _log.error("%s", error)
+            self._end(EXIT_FAILED)
+
+    def _join_batcher(self, member: Member) -> None:
+        member.on_message = lambda message, _fds: self._on_batcher_message(member, message)
+        self._star.join_batcher(member)
+        self._models.load_all()
+
+    def _on_batcher_message(self, member: Member, message: Message) -> None:
+        if message["op"] == "ack":
+            self._star.acknowledgements.received(member, message["seq"])
+        elif message["op"] == "distrusted":
+            _log.error("process with segment %d wrote what cannot be read; it is killed", message["owner"])
+            if not self._models.kill_owner(message["owner"]):
+                self._kill_client(message["owner"])
+
+    def _kill_client(self, owner: int) -> None:
+        client = self._star.clients.get(owner)
+        if client is not None:
+            os.kill(client.member.pid, signal.SIGKILL)
+
+    def _join_client(self, member: Member) -> None:
+        participant = self._star.join_client(member, self._http.welcome(), self._on_client_joined)
+        member.on_message = lambda message, _fds: self._star.acknowledgements.received(member, message["seq"])
+
+        def gone() -> None:
+            self._star.acknowledgements.gone(member)
+            self._star.leave_client(participant)
+
+        member.on_gone = gone
+
+    def _on_client_joined(self, client: Participant) -> None:
+        for message in self._models.messages():
+            client.member.send(message)
+        self._star.acknowledgements.announce([(client.member, {"op": "started"}, ())], self._http.on_client_started)
+
+    # -- phases -------------------------------------------------------------------------------------------------------
+
+    def _on_models_settled(self) -> None:
+        """Every model has loaded or failed: serve, or say why not."""
+        if self._is_stopping:
+            return
+        _log.info(log.table(("Model", "Version", "Status"), [version.status() for version in self._models.versions]))
+        failures = self._models.failures
+        if failures and self._options.exit_on_error:
+            _log.error("error: creating server: %s", index_reason(no_models_error()).replace(": ", " - ", 1))
+            self._end(EXIT_FAILED)
+            return
+        _log.info(
+            "%d model versions, %d instances, %.0f MiB of shared memory",
+            len(self._models.versions) - len(failures),
+            self._models.num_instances_up,
+            self._star.nbytes / 2**20,
+        )
+        self._http.open()
+
+    def _stop(self) -> None:
+        """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
+        self._is_stopping = True
+        self._loop.call_after(self._options.exit_timeout_secs, self._on_exit_timeout)
+        self._star.tell_clients({"op": "exiting"})
+        self._http.stop()
+
+    def _on_http_ended(self) -> None:
+        """No front end is left, so nothing is in flight."""
+        if self._is_stopping:
+            _log.info("All models are stopped, unloading models")
+            self._models.stop(lambda: self._end(EXIT_OK))
+
+    def _on_exit_timeout(self) -> None:
+        _log.error("Exit timeout expired. Exiting immediately.")
+        self._end(EXIT_FAILED)
+
+    def _end(self, exit_code: int) -> None:
+        """Leave the loop; children that still live die with this process (PR_SET_PDEATHSIG)."""
+        self._is_stopping = True
+        self._exit_code = exit_code
+        self._loop.stop()
+
+    def _on_batcher_exit(self, child: Child, code: int) -> None:
+        """Without the centre of the star there is no server."""
+        if not self._is_stopping:
+            _log.error("the batcher (pid %d) %s; the server ends, start it again", child.pid, describe_exit(code))
+            self._end(EXIT_FAILED)
+
+    # -- signals ------------------------------------------------------------------------------------------------------
+
+    def _watch_signals(self) -> socket.socket:
+        """Handlers only note the number; the loop interprets it. Returns the socket that must stay open."""
+        reading, writing = socket.socketpair()
+        reading.setblocking(False)
+        writing.setblocking(False)
+        signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda received, _frame: self._signals.append(received))
+        self._loop.on_readable(reading.fileno(), lambda: self._handle_signals(reading))
+        return writing
+
+    def _handle_signals(self, reading: socket.socket) -> None:
+        reading.recv(4096)
+        while self._signals:
+            number = self._signals.pop(0)
+            print(f"Signal ({number}) received.", flush=True)
+            if self._is_stopping:
+                _log.warning("second signal: exiting immediately")
+                self._end(EXIT_FAILED)
+            else:
+                self._stop()

@@ -1,0 +1,129 @@
+"""Messages to processes that read late, and announcements that wait for everybody who lives."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shoal.control import Channel, Message
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.members import MAX_OUTBOX, Acknowledgements, Member
+
+
+class Process:
+    """The other end of a member: what a process would read and say."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.channel = Channel(theirs)
+        self.member = Member(loop, Channel(ours), pid=1)
+        self.said: list[Message] = []
+        self.is_gone = False
+        self.member.on_message = lambda message, _fds: self.said.append(message)
+        self.member.on_gone = self._gone
+        self.member.start()
+
+    def _gone(self) -> None:
+        self.is_gone = True
+
+
+@pytest.fixture
+def loop() -> EventLoop:
+    return EventLoop()
+
+
+@pytest.fixture
+def start(loop: EventLoop) -> Iterator[Callable[[], Process]]:
+    """Starts processes, and hangs up on all of them after the test."""
+    started: list[Process] = []
+
+    def start_one() -> Process:
+        started.append(Process(loop))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.channel.close()
+        process.member.hang_up()
+
+
+def run_until(loop: EventLoop, seconds: float = 0.0) -> None:
+    """Dispatch what is ready, then return."""
+    loop.call_after(seconds, loop.stop)
+    loop.run()
+
+
+def test_process_that_reads_late_gets_everything_in_order(loop: EventLoop, start: Callable[[], Process]) -> None:
+    process = start()
+    count = 2000  # more than a socket's buffer holds
+    fd = os.open("/dev/null", os.O_RDONLY)
+    for number in range(count):
+        process.member.send({"op": "x", "number": number, "padding": "p" * 500}, [fd] if number % 100 == 0 else [])
+    os.close(fd)
+    numbers = []
+    for _ in range(count):
+        run_until(loop)
+        message, fds = process.channel.receive()
+        assert len(fds) == (message["number"] % 100 == 0)
+        for each in fds:
+            os.close(each)
+        numbers.append(message["number"])
+    assert numbers == list(range(count))
+
+
+def test_process_that_never_reads_is_hung_up_on(start: Callable[[], Process]) -> None:
+    process = start()
+    for _ in range(MAX_OUTBOX * 2):
+        process.member.send({"op": "x", "padding": "p" * 500})
+    assert process.is_gone
+    assert not process.member.is_open
+
+
+def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> None:
+    process = start()
+    process.channel.close()
+    run_until(loop, 0.001)
+    assert process.is_gone
+    process.is_gone = False
+    process.member.hang_up()
+    assert not process.is_gone
+
+
+def test_announcement_waits_for_everybody(start: Callable[[], Process]) -> None:
+    acknowledgements, done = Acknowledgements(), list[str]()
+    first, second = start(), start()
+    acknowledgements.announce(
+        [(first.member, {"op": "x"}, ()), (second.member, {"op": "x"}, ())], lambda: done.append("done")
+    )
+    seq = first.channel.receive()[0]["seq"]
+    acknowledgements.received(first.member, seq)
+    acknowledgements.received(first.member, seq)
+    assert done == []
+    acknowledgements.received(second.member, seq)
+    acknowledgements.received(second.member, seq)
+    assert done == ["done"]
+
+
+def test_announcement_does_not_wait_for_the_dead(start: Callable[[], Process]) -> None:
+    acknowledgements, done = Acknowledgements(), list[str]()
+    living, dying, dead = start(), start(), start()
+    dead.member.hang_up()
+    acknowledgements.announce(
+        [(process.member, {"op": "x"}, ()) for process in (living, dying, dead)], lambda: done.append("done")
+    )
+    acknowledgements.received(living.member, living.channel.receive()[0]["seq"])
+    assert done == []
+    acknowledgements.gone(dying.member)
+    assert done == ["done"]
+
+
+@pytest.mark.parametrize("num_dead", [0, 1])
+def test_announcement_to_nobody_is_in_force_at_once(start: Callable[[], Process], num_dead: int) -> None:
+    done = list[str]()
+    processes = [start() for _ in range(num_dead)]
+    for process in processes:
+        process.member.hang_up()
+    Acknowledgements().announce([(process.member, {"op": "x"}, ()) for process in processes], lambda: done.append("x"))
+    assert done == ["x"]
