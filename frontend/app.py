@@ -1,0 +1,168 @@
+"""The Flask application: WSGI in, `dispatch`, WSGI out. The only file that knows Flask; runs in the road's processes.
+
+One hook answers every path and method, so Flask routes nothing, answers no HEAD or OPTIONS of its own and never shows
+HTML. The body is read here, bounded before the first byte and to its exact length. Faults become JSON here and nowhere
+else. `Connection: close` among a response's headers is a request to the server: WSGI servers drop the header itself.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from flask import Flask, request
+from flask import Response as FlaskResponse
+
+from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.frontend.metrics import metrics_dispatch
+from shoal.frontend.response import CLOSE, Response, error_json, error_response
+from shoal.frontend.router import answer, path_of, resolve
+from shoal.frontend.state import ServerState
+
+if TYPE_CHECKING:
+    from shoal.frontend.transport import Transport
+
+_log = logging.getLogger("shoal")
+
+#: WSGI wants bytes, so a view of a worker's block is copied; a piece at a time bounds what a slow reader costs.
+_PIECE_BYTES = 1 << 20
+_NO_BODY = memoryview(b"")
+# What a client's silence or a broken chunk raises from wsgi.input; the server adds the classes of its own.
+_BODY_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError)
+
+Environ = dict[str, Any]
+
+
+class WsgiResponse(FlaskResponse):
+    """Flask's response without a content type that nobody asked for: health answers have none."""
+
+    default_mimetype = None
+
+
+def create_app(state: ServerState, transport: "Transport", body_errors: tuple[type[Exception], ...] = ()) -> Flask:
+    """The application for any WSGI server.
+
+    `body_errors` are the exceptions of that server that a broken body raises from `wsgi.input`.
+    """
+    app = Flask("shoal", static_folder=None, template_folder=None)
+    unreadable = _BODY_ERRORS + body_errors
+
+    @app.before_request
+    def serve() -> WsgiResponse:
+        environ = request.environ
+        try:
+            return _to_wsgi(_serve(state, transport, environ, unreadable))
+        except Exception as error:  # noqa: BLE001  the rim: a fault of ours is logged and told as JSON
+            _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], _path(environ))
+            sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
+            return _to_wsgi(error_json(500, sentence, CLOSE))
+
+    return app
+
+
+def _serve(
+    state: ServerState, transport: "Transport", environ: Environ, unreadable: tuple[type[Exception], ...]
+) -> Response:
+    method = environ["REQUEST_METHOD"]
+    path = _path(environ)
+    if state.metrics_port is not None and environ["SERVER_PORT"] == str(state.metrics_port):
+        return metrics_dispatch(state, method, path)
+    found = resolve(method, path)
+    if isinstance(found, Response):
+        # Refused without reading: what is left of the body cannot be told from the next request.
+        return found._replace(headers=found.headers + CLOSE) if _has_body(environ) else found
+    try:
+        body = _read_body(environ, state.max_request_bytes, unreadable)
+    except ShoalError as error:
+        return error_response(error, CLOSE)
+    return answer(found, state, transport, _headers(environ), body)
+
+
+def _path(environ: Environ) -> str:
+    """The path as the client wrote it. Without the server's own variables for it, escapes are already undone."""
+    return path_of(environ.get("RAW_URI") or environ.get("REQUEST_URI") or environ["PATH_INFO"])
+
+
+def _has_body(environ: Environ) -> bool:
+    return "HTTP_TRANSFER_ENCODING" in environ or environ.get("CONTENT_LENGTH", "") not in {"", "0"}
+
+
+def _read_body(environ: Environ, limit: int, unreadable: tuple[type[Exception], ...]) -> memoryview:
+    """The whole body. Raises InvalidArgumentError if it is longer than `limit`, shorter than announced, or broken."""
+    if not _has_body(environ):
+        return _NO_BODY
+    announced = _announced_length(environ)
+    if announced is not None and announced > limit:
+        raise _too_long(announced, limit)
+    wanted = limit + 1 if announced is None else announced
+    try:
+        body = _read(environ["wsgi.input"], wanted)
+    except unreadable as error:
+        raise InvalidArgumentError(f"the request body cannot be read: {error}") from error
+    if announced is None and len(body) > limit:
+        raise _too_long(len(body), limit)
+    if announced is not None and len(body) < announced:
+        raise InvalidArgumentError(
+            f"the request body ended after {len(body)} of the {announced} bytes that Content-Length announced"
+        )
+    return memoryview(body)
+
+
+def _announced_length(environ: Environ) -> int | None:
+    """Content-Length, or None for a chunked body. RFC 9112, 6.3: both at once is how requests are smuggled."""
+    length = environ.get("CONTENT_LENGTH", "")
+    if "HTTP_TRANSFER_ENCODING" in environ:
+        if length:
+            raise InvalidArgumentError("the request has both Content-Length and Transfer-Encoding; send one of them")
+        if not environ.get("wsgi.input_terminated"):
+            raise InvalidArgumentError("this server cannot read a chunked request body; send Content-Length")
+        return None
+    if not (length.isascii() and length.isdigit()):
+        raise InvalidArgumentError(f"Content-Length must be a number of bytes, got: {length[:40]}")
+    return int(length.lstrip("0")[:20] or "0")  # int() refuses thousands of digits; twenty are past any limit
+
+
+def _read(stream: Any, nbytes: int) -> bytes:
+    data: bytes = stream.read(nbytes)
+    if len(data) == nbytes or not data:
+        return data
+    pieces, missing = [data], nbytes - len(data)
+    while missing and (data := stream.read(missing)):
+        pieces.append(data)
+        missing -= len(data)
+    return b"".join(pieces)
+
+
+def _too_long(nbytes: int, limit: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the request body has a byte_size ({nbytes} bytes) that exceeds the maximum allowed value of {limit} bytes. "
+        "Use --max-request-bytes to increase the limit."
+    )
+
+
+def _headers(environ: Environ) -> dict[str, str]:
+    headers = {key[5:].replace("_", "-").lower(): value for key, value in environ.items() if key.startswith("HTTP_")}
+    if "CONTENT_TYPE" in environ:
+        headers["content-type"] = environ["CONTENT_TYPE"]
+    if "CONTENT_LENGTH" in environ:
+        headers["content-length"] = environ["CONTENT_LENGTH"]
+    return headers
+
+
+def _to_wsgi(response: Response) -> WsgiResponse:
+    chunks = response.chunks
+    nbytes = sum(chunk.nbytes if isinstance(chunk, memoryview) else len(chunk) for chunk in chunks)
+    headers = [*response.headers, ("Content-Length", str(nbytes))]
+    body = list(_pieces(chunks)) if nbytes <= _PIECE_BYTES else _pieces(chunks)
+    reply = WsgiResponse(body, response.status, headers)
+    if response.close is not None:
+        reply.call_on_close(response.close)
+    return reply
+
+
+def _pieces(chunks: tuple[bytes | memoryview, ...]) -> Iterator[bytes]:
+    for chunk in chunks:
+        if isinstance(chunk, bytes):
+            yield chunk
+        else:
+            for start in range(0, chunk.nbytes, _PIECE_BYTES):
+                yield bytes(chunk[start : start + _PIECE_BYTES])

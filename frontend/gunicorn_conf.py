@@ -1,0 +1,55 @@
+"""How gunicorn is run: settings and hooks, read by its arbiter. The supervisor passes what varies through the
+environment.
+
+The arbiter imports the application's modules and waits for the supervisor's word before it touches the sockets: while
+models load, connections are refused, as Triton's clients expect. It is clean and threadless, so forking it is safe.
+"""
+
+import gc
+import importlib
+import os
+import sys
+from typing import Any
+
+from shoal.process import die_with_parent, set_title
+
+_LISTENERS = os.environ["SHOAL_HTTP_FDS"].split(",")
+_GO_FD = int(os.environ["SHOAL_GO_FD"])
+
+wsgi_app = "shoal.frontend.road:create()"
+bind = [f"fd://{fd}" for fd in _LISTENERS]
+worker_class = "gthread"
+workers = int(os.environ["SHOAL_ROAD_PROCESSES"])
+threads = int(os.environ["SHOAL_ROAD_THREADS"])
+#: Triton has no limit; proxies keep idle connections for 60 s, and whoever closes first should be the client.
+keepalive = 75
+#: Only a worker whose main thread hangs; a slow model does not count, it runs elsewhere.
+timeout = 30
+graceful_timeout = int(os.environ["SHOAL_GRACEFUL_TIMEOUT_S"])
+#: 16 KiB of headers in all, 100 of them, as nginx and most proxies allow.
+limit_request_line = 8190
+limit_request_fields = 100
+limit_request_field_size = 8190
+backlog = 256
+#: gunicorn 25 and later open a control socket in the home directory unless told not to.
+control_socket_disable = True
+proc_name = "shoal road"
+accesslog = None
+loglevel = "warning"
+
+
+def on_starting(_arbiter: Any) -> None:
+    """In the arbiter, before any socket is touched: import everything, then wait to be told that the models are
+    ready."""
+    die_with_parent(int(os.environ["SHOAL_SUPERVISOR_PID"]))
+    set_title("road (gunicorn)")
+    importlib.import_module("shoal.frontend.road")
+    gc.freeze()  # the children share these pages as long as the collector does not touch them
+    if not os.read(_GO_FD, 1):
+        sys.exit(0)  # the supervisor gave up before there was anything to serve
+    os.close(_GO_FD)
+
+
+def post_fork(_arbiter: Any, worker: Any) -> None:
+    """In a worker: it dies with the arbiter, which dies with the supervisor."""
+    die_with_parent(worker.ppid)

@@ -1,0 +1,131 @@
+"""The one door for JSON: limits, then a parse that takes what Triton's parser takes; and typed access to the result.
+
+No handler calls another parser. Whatever is wrong with a body's syntax or types is INTERNAL (500), as in Triton, whose
+words are kept: `read_json` speaks for RapidJSON, the `as_` functions for the wrapper around it. Front-end processes.
+"""
+
+from typing import Any
+
+import numpy as np
+import orjson
+import rapidjson
+
+from shoal.errors import InternalError, InvalidArgumentError
+
+MAX_INPUT_SIZE = 64 << 20  # Triton's default of --http-max-input-size
+MAX_DEPTH = 100  # Triton's
+
+MAX_INT64 = 2**63 - 1
+MAX_UINT64 = 2**64 - 1
+
+_DEPTH_SENTENCE = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+_STEPS = bytes.maketrans(b"[{]}", bytes((1, 1, 255, 255)))  # as int8: one level down, one up
+
+
+def read_json(buffer: bytes | memoryview, max_input_size: int = MAX_INPUT_SIZE) -> Any:
+    """The value `buffer` holds; of a key that occurs twice, the last.
+
+    NaN, Inf and Infinity are read, also with a minus. An integer that 64 bits cannot hold comes as a float, or beside
+    a NaN as an int: `as_uint` refuses both. Raises InvalidArgumentError for a limit, InternalError for the syntax.
+    """
+    if len(buffer) > max_input_size:
+        raise InvalidArgumentError(
+            f"request JSON size of {len(buffer)} bytes exceeds the maximum allowed input size of {max_input_size} "
+            "bytes. Use --http-max-input-size to increase the limit."
+        )
+    text = bytes(buffer)
+    # Two counts in C; only a body with many lists (a nested tensor) needs its depth worked out.
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise InvalidArgumentError(_DEPTH_SENTENCE)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _read_as_rapidjson(text)
+
+
+def _depth(text: bytes) -> int:
+    """The deepest nesting before the first syntax error, if there is one: no parser descends further than that."""
+    if b"\\" in text:
+        # An escaped quote ends no string; a backslash that is itself escaped escapes nothing.
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside_strings = b"".join(text.translate(None, _NOT_STRUCTURE).split(b'"')[::2])
+    steps = np.frombuffer(outside_strings.translate(_STEPS), dtype=np.int8)
+    return int(steps.cumsum(dtype=np.int64).max(initial=0))
+
+
+def _read_as_rapidjson(text: bytes) -> Any:
+    """Triton's own parser: reads NaN and Infinity, and says what is wrong in the words Triton's clients know."""
+    try:
+        decoded = text.decode()
+        try:
+            return rapidjson.loads(decoded, number_mode=rapidjson.NM_NAN)
+        except rapidjson.JSONDecodeError:
+            raise
+        except ValueError:
+            # Python refuses integers of thousands of digits; native numbers have RapidJSON refuse them.
+            return rapidjson.loads(decoded, number_mode=rapidjson.NM_NAN | rapidjson.NM_NATIVE)
+    except UnicodeDecodeError as error:
+        message, offset = "Invalid encoding in string.", str(error.start)
+    except rapidjson.JSONDecodeError as error:
+        # python-rapidjson says `Parse error at offset OFFSET: MESSAGE`.
+        offset, _, message = str(error).removeprefix("Parse error at offset ").partition(": ")
+    raise InternalError(f"failed to parse the request JSON buffer: {message} at {offset}")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Typed access. Triton's wrapper answers INTERNAL with these words; the caller's field goes in front.
+
+
+def find(value: Any, member: str) -> Any:
+    """The member, or None: of a value that is no object too, as in Triton. A JSON null counts as absent."""
+    return value.get(member) if type(value) is dict else None
+
+
+def has(value: Any, member: str) -> bool:
+    """Whether `value` is an object with that member, be it null."""
+    return type(value) is dict and member in value
+
+
+def member(value: Any, name: str) -> Any:
+    """A member that must be there."""
+    if type(value) is not dict or name not in value:
+        raise InternalError(f"Unable to parse '{name}': attempt to access non-existing object member '{name}'")
+    return value[name]
+
+
+def as_string(value: Any, field: str) -> str:
+    """`value` if it is a string."""
+    if type(value) is not str:
+        raise _mistyped(field, "string")
+    return value
+
+
+def as_bool(value: Any, field: str) -> bool:
+    """`value` if it is true or false."""
+    if type(value) is not bool:
+        raise _mistyped(field, "boolean")
+    return value
+
+
+def as_list(value: Any, field: str) -> list[Any]:
+    """`value` if it is an array."""
+    if type(value) is not list:
+        raise _mistyped(field, "array")
+    return value
+
+
+def as_uint(value: Any, field: str) -> int:
+    """`value` if it is an integer of 64 bits without a sign; 1.0 is none."""
+    if type(value) is not int or not 0 <= value <= MAX_UINT64:
+        raise _mistyped(field, "unsigned-integer")
+    return value
+
+
+def _mistyped(field: str, kind: str) -> InternalError:
+    return InternalError(f"Unable to parse '{field}': {wrong_type(kind)}")
+
+
+def wrong_type(kind: str) -> str:
+    """The wrapper's words for a value that is not of `kind`."""
+    return f"attempt to access JSON non-{kind} as {'double' if kind == 'number' else kind}"

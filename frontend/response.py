@@ -1,0 +1,44 @@
+"""What a handler answers: status, headers, chunks; and the two shapes nearly every answer has, JSON and error.
+
+Pure: knows neither Flask nor gunicorn nor sockets. A chunk may be a view of a worker's block, so whoever sends the
+response must call `close` exactly once, after the last chunk has left or when it never will. Front-end processes only.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import orjson
+
+from shoal.errors import ShoalError
+
+Headers = tuple[tuple[str, str], ...]
+
+JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
+#: Sent where the rest of a request is unread or unreadable: the next request on the connection cannot be found.
+CLOSE: Headers = (("Connection", "close"),)
+
+
+class Response(NamedTuple):
+    """`headers` lack Content-Length: the sender adds the sum of the chunks."""
+
+    status: int
+    headers: Headers = ()
+    chunks: tuple[bytes | memoryview, ...] = ()
+    close: Callable[[], None] | None = None
+
+
+def json_response(status: int, value: Any, headers: Headers = ()) -> Response:
+    """`value` as compact JSON."""
+    return Response(status, JSON_CONTENT + headers, (orjson.dumps(value),))
+
+
+def error_response(error: ShoalError, headers: Headers = ()) -> Response:
+    """The body is exactly `{"error":"TEXT"}`; the status is the one of the error's class."""
+    return error_json(error.http_status, str(error), headers)
+
+
+def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
+    """As error_response, for the statuses that belong to HTTP alone (404 for a path, 405)."""
+    # A sentence may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
+    printable = sentence.encode("utf-8", "backslashreplace").decode("utf-8")
+    return json_response(status, {"error": printable}, headers)

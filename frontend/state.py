@@ -1,0 +1,186 @@
+"""What a front-end process knows: the server's settings, the models and their counters. Handlers only read it.
+
+Filled from the supervisor's messages by one thread while others answer requests, so the model table is copied on
+write: a handler that took hold of a table, a model or an entry keeps a consistent one. Nothing here asks anybody.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from shoal.model_config.signature import Signature
+from shoal.shm.counters import CELLS, RowView
+
+if TYPE_CHECKING:
+    from shoal.shm.counters import CounterTableView
+
+#: The protocol Shoal speaks is that of this Triton release; clients parse the version as 2.xx.y.
+PROTOCOL_VERSION = "2.73.0"
+#: The version number of a model that failed before any of its versions was known.
+NO_VERSION = -1
+
+_MAX_INT64 = 2**63 - 1
+_ZERO_ROW = RowView(dict.fromkeys(CELLS, 0), ())
+# As C++'s std::stol reads a number: leading white space and a sign, and whatever follows is ignored.
+_STOL = re.compile(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One version of a model. `model_id` is the number ring records carry, `row` its row of counters."""
+
+    name: str
+    version: int
+    model_id: int
+    row: int
+    state: str  # LOADING, READY, UNLOADING, UNAVAILABLE: the words of the repository index
+    reason: str
+    ready: bool  # an instance is alive
+    config: dict[str, Any]
+    signature: Signature
+    load_seconds: float
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether the model may answer a request any number of times."""
+        policy = self.config.get("model_transaction_policy")
+        return policy is not None and policy["decoupled"]
+
+
+Versions = dict[int, ModelEntry]
+
+
+class ModelTable:
+    """All model versions by name and number, and for each name the one that answers when no version is asked for."""
+
+    def __init__(self) -> None:
+        # Both are replaced by apply(), in the process's control thread; never changed in place.
+        self._models: dict[str, Versions] = {}
+        self._latest: dict[str, ModelEntry] = {}
+
+    def apply(self, message: Mapping[str, Any]) -> None:
+        """Take in one message of the supervisor: `model` replaces an entry, `model_removed` drops it."""
+        name, version = message["name"], message["version"]
+        versions = dict(self._models.get(name, {}))
+        if message["op"] == "model":
+            previous = versions.get(version)
+            if version != NO_VERSION:
+                versions.pop(NO_VERSION, None)  # its versions are known now
+            versions[version] = _entry(message, previous)
+        elif message["op"] == "model_removed":
+            versions.pop(version, None)
+        else:
+            raise ValueError(f"not a message about a model: {message['op']!r}")
+        self._replace(name, dict(sorted(versions.items())))
+
+    def _replace(self, name: str, versions: Versions) -> None:
+        models = {**self._models, name: versions}
+        if not versions:
+            del models[name]
+        latest = {other: entry for other, entry in self._latest.items() if other != name}
+        ready = [entry for entry in versions.values() if entry.state == "READY"]
+        if ready:
+            latest[name] = ready[-1]
+        self._models, self._latest = models, latest
+
+    def lookup(self, name: str, version: str | None) -> ModelEntry:
+        """The READY entry a request means; without a version the highest READY one.
+
+        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a version that is no number.
+        """
+        number = None if not version else parse_version(version)
+        if number is None:
+            entry = self._latest.get(name)
+            if entry is not None:
+                return entry
+        versions = self._models.get(name)
+        if versions is None or versions.keys() == {NO_VERSION}:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        if number is None:
+            raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
+        entry = versions.get(number)
+        if entry is None:
+            raise NotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
+        if entry.state != "READY":
+            raise UnavailableError(f"Request for unknown model: '{name}' version {number} is not at ready state")
+        return entry
+
+    def ready_entries(self, name: str | None = None) -> list[ModelEntry]:
+        """The READY versions of one model, or of all, by name and ascending version."""
+        models = self._models
+        names = sorted(models) if name is None else [name]
+        return [entry for each in names for entry in models.get(each, {}).values() if entry.state == "READY"]
+
+    def entries(self) -> Iterable[ModelEntry]:
+        """Every known version of every model, whatever its state."""
+        return [entry for versions in self._models.values() for entry in versions.values()]
+
+
+@dataclass(slots=True)
+class ServerState:
+    """The settings, and what changes while the server runs: `started`, `exiting`, `counters`, `models`."""
+
+    server_id: str = "triton"  # Triton's default
+    version: str = PROTOCOL_VERSION
+    strict_readiness: bool = True
+    http_max_input_size: int = 64 << 20  # Triton's default
+    max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
+    metrics_port: int | None = None
+    started: bool = False
+    exiting: bool = False
+    counters: "CounterTableView | None" = None
+    models: ModelTable = field(default_factory=ModelTable)
+
+    def require_ready(self) -> None:
+        """Raise UnavailableError where Triton asks for a server that has started and is not stopping."""
+        if self.exiting or not self.started:
+            raise UnavailableError("Server not ready")
+
+    def read_counters(self, entry: ModelEntry) -> RowView:
+        """A version's figures; zeros for one that has no row."""
+        if self.counters is None or entry.row < 0:
+            return _ZERO_ROW
+        return self.counters.read(entry.row)
+
+
+def parse_version(text: str) -> int:
+    """The version number that a path or a request names, read as Triton reads it. Raises InvalidArgumentError."""
+    match = _STOL.match(text)
+    # 19 digits hold every 64-bit number; int() itself refuses thousands of digits.
+    if match is None or len(match[2]) > 19 or int(match[2]) > _MAX_INT64:
+        raise InvalidArgumentError(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    number = int(match[2])
+    if match[1] == "-" and number > 0:
+        raise InvalidArgumentError(
+            f"invalid model version specified '{text}' , version should be an integral value > 0"
+        )
+    return number
+
+
+def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntry:
+    config = message["config"]
+    if config is None:
+        # Said once per load: later messages about the same load need not repeat it.
+        known = previous is not None and previous.model_id == message["model"]
+        config = previous.config if previous is not None and known else _config_unknown(message["name"])
+    return ModelEntry(
+        name=message["name"],
+        version=message["version"],
+        model_id=message["model"],
+        row=message["row"],
+        state=message["state"],
+        reason=message["reason"],
+        ready=message["ready"],
+        config=config,
+        signature=Signature.from_config(config),
+        load_seconds=message["load_seconds"],
+    )
+
+
+def _config_unknown(name: str) -> dict[str, Any]:
+    return {"name": name, "max_batch_size": 0, "input": [], "output": []}

@@ -1,0 +1,190 @@
+"""The road's way into shared memory: many request threads, one port, one thread that listens.
+
+A request thread takes a block, fills it, submits it and sleeps until its reply is put into its own queue. The listening
+thread owns the bell and the control connection: it hands out replies and keeps the server state current. The port is
+not thread-safe; every use of it here is under one lock, held for microseconds.
+"""
+
+import logging
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from shoal import errors, reasons
+from shoal.control import Channel, Message
+from shoal.errors import UnavailableError
+from shoal.frontend.state import ServerState
+from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
+from shoal.request import InferResponse, unpack_response
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.port import Port, Reply
+from shoal.shm.segment import SegmentView
+
+_log = logging.getLogger("shoal")
+
+
+class Answer(NamedTuple):
+    """A model's response and the worker's block its tensors lie in; `release` once, after the last byte was sent."""
+
+    response: InferResponse
+    block: memoryview
+    release: Callable[[], None]
+
+
+class Transport(Protocol):
+    """What the router needs of shared memory."""
+
+    def infer(self, prepared: PreparedRequest) -> Answer:
+        """Run a prepared request; blocks until it is answered. Raises ShoalError."""
+        ...
+
+
+class PortTransport:
+    """A Transport over this process's port."""
+
+    def __init__(
+        self, port: Port, bell: Doorbell, channel: Channel, state: ServerState, request_timeout_s: float
+    ) -> None:
+        self._port = port
+        self._bell = bell
+        self._channel = channel
+        self._state = state
+        self._request_timeout_s = request_timeout_s
+        self._lock = threading.Lock()
+        # Changed under the lock: who waits for which reply.
+        self._waiting: dict[int, queue.SimpleQueue[Reply]] = {}
+        self._on: dict[str, Callable[[Message, list[int]], None]] = {
+            "worker": self._on_worker,
+            "worker_gone": self._on_worker_gone,
+            "model": self._on_model,
+            "model_removed": self._on_model,
+            "started": self._on_started,
+            "exiting": self._on_exiting,
+        }
+
+    # --- request threads ---
+
+    def infer(self, prepared: PreparedRequest) -> Answer:
+        """Run a prepared request. Raises ShoalError: no memory, a deadline, or what the batcher or the model said."""
+        start_ns = time.monotonic_ns()
+        waiter: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        with self._lock:
+            block = self._port.allocate(block_nbytes(prepared))
+        header = write_block(prepared, block.memory)
+        with self._lock:
+            number = self._port.submit(
+                prepared.entry.model_id,
+                block,
+                header,
+                prepared.rows,
+                prepared.shape_key,
+                start_ns,
+                prepared.priority,
+                prepared.timeout_us,
+            )
+            self._waiting[number] = waiter
+            self._port.flush()
+        try:
+            reply = waiter.get(timeout=self._request_timeout_s)
+        except queue.Empty:
+            reply = self._give_up(number, waiter)
+        return self._answer(prepared, reply)
+
+    def _give_up(self, number: int, waiter: "queue.SimpleQueue[Reply]") -> Reply:
+        """The deadline has passed: take the reply if it came this instant, else leave it to be dropped when it
+        comes."""
+        with self._lock:
+            if self._waiting.pop(number, None) is None:
+                return waiter.get_nowait()
+            self._port.cancel(number)
+            self._port.flush()
+        raise UnavailableError(
+            f"Request timeout expired: no answer within {self._request_timeout_s:g} s (--request-timeout-secs)"
+        )
+
+    def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
+        entry = prepared.entry
+        if reply.reason:
+            raise reasons.error_for(reply.reason, model=entry.name, version=entry.version, request_id=prepared.id)
+        if reply.block is None or reply.header is None:
+            self._release(reply)
+            raise reasons.error_for(
+                reasons.Reason.DAMAGED, model=entry.name, version=entry.version, request_id=prepared.id
+            )
+        try:
+            if reply.status:
+                raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))
+            response = unpack_response(reply.header, len(reply.block))
+        except errors.ShoalError:
+            self._release(reply)
+            raise
+        return Answer(response, reply.block, lambda: self._release(reply))
+
+    def _release(self, reply: Reply) -> None:
+        with self._lock:
+            self._port.release(reply.number)
+            self._port.flush()
+
+    # --- the listening thread ---
+
+    def start(self) -> None:
+        """Begin to listen, in a daemon thread of this process."""
+        threading.Thread(target=self._listen, name="shoal-port", daemon=True).start()
+
+    def _listen(self) -> None:
+        poller = select.epoll()
+        poller.register(self._bell.fileno(), select.EPOLLIN)
+        poller.register(self._channel.fileno(), select.EPOLLIN)
+        try:
+            while True:
+                events = dict(poller.poll())
+                if self._bell.fileno() in events:
+                    self.deliver()
+                if self._channel.fileno() in events:
+                    self.receive()
+        except EOFError:
+            os._exit(0)  # the supervisor is gone, and with it whoever could answer
+        except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for nobody
+            _log.exception("the road cannot go on without its port")
+            os._exit(70)
+
+    def deliver(self) -> None:
+        """Put every reply that has come into its waiter's queue; a reply nobody waits for any more is released."""
+        self._bell.clear()
+        with self._lock:
+            for reply in self._port.poll():
+                waiter = self._waiting.pop(reply.number, None)
+                if waiter is not None:
+                    waiter.put(reply)
+                elif reply.block is not None:
+                    self._port.release(reply.number)
+            self._port.flush()
+
+    def receive(self) -> None:
+        """Take one message of the supervisor into force and acknowledge it."""
+        message, fds = self._channel.receive()
+        self._on[message["op"]](message, fds)
+        if "seq" in message:
+            self._channel.acknowledge(message)
+
+    def _on_worker(self, message: Message, fds: list[int]) -> None:
+        with self._lock:
+            self._port.add_worker(message["owner"], SegmentView.attach(fds[0]))
+
+    def _on_worker_gone(self, message: Message, _fds: list[int]) -> None:
+        self.deliver()  # answers that the dead worker gave name its segment
+        with self._lock:
+            self._port.remove_worker(message["owner"])
+
+    def _on_model(self, message: Message, _fds: list[int]) -> None:
+        self._state.models.apply(message)
+
+    def _on_started(self, _message: Message, _fds: list[int]) -> None:
+        self._state.started = True
+
+    def _on_exiting(self, _message: Message, _fds: list[int]) -> None:
+        self._state.exiting = True

@@ -1,0 +1,38 @@
+"""Metadata of the server and of a model, in the words of the protocol. Pure handlers, run in front-end processes."""
+
+from typing import Any
+
+from shoal.frontend.response import Response, json_response
+from shoal.frontend.state import ServerState
+from shoal.model_config.signature import TensorSpec
+
+#: What this server can do, in Triton's order. Clients and perf_analyzer decide by this list what they may ask for.
+EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters", "statistics")
+
+
+def server_metadata(state: ServerState) -> Response:
+    """Name, protocol version and extensions."""
+    return json_response(200, {"name": state.server_id, "version": state.version, "extensions": EXTENSIONS})
+
+
+def model_metadata(state: ServerState, name: str, version: str | None) -> Response:
+    """A model's tensors. `versions` has every READY version, or only the one that was asked for."""
+    if not version:
+        state.require_ready()  # Triton lists versions only for a server that is not stopping
+    entry = state.models.lookup(name, version)
+    versions = [entry] if version else state.models.ready_entries(name)
+    batched = entry.signature.max_batch_size > 0
+    body = {
+        "name": entry.name,
+        "versions": [str(each.version) for each in versions],
+        "platform": entry.config.get("platform") or entry.config.get("backend", ""),
+        "inputs": [_tensor(spec, batched) for spec in entry.signature.inputs.values()],
+        "outputs": [_tensor(spec, batched) for spec in entry.signature.outputs.values()],
+    }
+    return json_response(200, body)
+
+
+def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
+    # As clients see the tensor: `dims`, never `reshape`.
+    shape = [-1, *spec.dims] if batched else list(spec.dims)
+    return {"name": spec.name, "datatype": spec.datatype.name, "shape": shape}

@@ -1,0 +1,193 @@
+"""What every request must satisfy before it may be queued, whatever protocol it came by: Triton's core validation.
+
+Names, number of inputs, batch dimension, datatypes, shapes, byte sizes, in Triton's order and words; then `reshape`.
+Pure: a request as parsed and a Signature in, the inputs as the backend will see them out. Front-end processes.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from shoal.datatypes import BYTES, Datatype, format_shape
+from shoal.errors import InvalidArgumentError
+from shoal.frontend.read_json import MAX_INT64
+from shoal.frontend.v2.binary_data import check_bytes_elements
+from shoal.model_config.signature import Signature, TensorSpec
+
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+#: A request may name a million inputs; its answer does not repeat them all. Ours.
+_MAX_NAMES = 100
+
+
+class ParsedInput(NamedTuple):
+    """An input as the request gives it. `datatype` is None for a word that Triton does not know."""
+
+    name: str
+    datatype: Datatype | None
+    shape: tuple[int, ...]
+    data: memoryview
+    num_strings: int  # elements of a BYTES tensor that was JSON; -1 = still to be counted
+
+
+class PreparedInput(NamedTuple):
+    """An input as the backend sees it: `shape` has the batch dimension and any `reshape`."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class Validated(NamedTuple):
+    """`rows` counts in batches and statistics; requests of one `shape_key` may share a batch (see `validate`)."""
+
+    inputs: tuple[PreparedInput, ...]
+    rows: int
+    shape_key: int
+
+
+def log_prefix(request_id: str) -> str:
+    """How Triton's core begins most of its refusals."""
+    return f"[request id: {request_id or '<id_unknown>'}] "
+
+
+def validate(signature: Signature, request_id: str, inputs: Sequence[ParsedInput], outputs: Iterable[str]) -> Validated:
+    """Checks a request against a model; the names of `inputs` are distinct. Raises InvalidArgumentError.
+
+    The shape key is 0 where every input is there and of fixed size, else a hash, the same in every process, of the
+    sizes the configuration leaves open in inputs that are not ragged, and of which inputs are there.
+    """
+    model = signature.name
+    for name in outputs:
+        if name not in signature.outputs:
+            raise InvalidArgumentError(f"unexpected inference output '{name}' for model '{model}'")
+    if len(inputs) != len(signature.inputs):
+        _check_input_count(signature, request_id, inputs)
+    specs = [_spec(signature, each.name) for each in inputs]
+    has_batch = signature.max_batch_size > 0
+    rows = _batch_size(signature, request_id, inputs) if has_batch else 1
+    prepared = []
+    variable: dict[str, tuple[int, ...]] = {}
+    for each, spec in zip(inputs, specs, strict=True):
+        shape = each.shape[1:] if has_batch else each.shape
+        if each.datatype is not spec.datatype:
+            came = "<invalid>" if each.datatype is None else each.datatype.name
+            raise InvalidArgumentError(
+                f"{log_prefix(request_id)}inference input '{each.name}' data-type is '{came}', "
+                f"but model '{model}' expects '{spec.datatype.name}'"
+            )
+        if shape != spec.dims or -1 in shape:
+            _check_shape(signature, request_id, each, shape, spec)
+            if not spec.ragged:
+                variable[each.name] = shape
+        _check_nbytes(model, request_id, each, spec.datatype)
+        seen = each.shape if spec.reshape is None else each.shape[:has_batch] + reshaped(shape, spec.dims, spec.reshape)
+        prepared.append(PreparedInput(each.name, spec.datatype, seen, each.data))
+    return Validated(tuple(prepared), max(1, rows), _shape_key(signature, inputs, variable))
+
+
+def _spec(signature: Signature, name: str) -> TensorSpec:
+    spec = signature.inputs.get(name)
+    if spec is None:
+        raise InvalidArgumentError(f"unexpected inference input '{name}' for model '{signature.name}'")
+    return spec
+
+
+def _check_input_count(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]) -> None:
+    got = [each.name for each in inputs]
+    required = [spec.name for spec in signature.inputs.values() if not spec.optional]
+    missing = [name for name in required if name not in set(got)]
+    if len(got) < len(signature.inputs) and not missing:
+        return
+    num_all, has_optional = len(signature.inputs), len(required) < len(signature.inputs)
+    expected = f"number of inputs between {len(required)} and {num_all}" if has_optional else f"{num_all} inputs"
+    raise InvalidArgumentError(
+        f"{log_prefix(request_id)}expected {expected} but got {len(got)} inputs for model '{signature.name}'. "
+        f"Got input(s) {_names(got)}, but missing required input(s) {_names(missing)}. "
+        "Please provide all required input(s)."
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    more = ",…" if len(names) > _MAX_NAMES else ""
+    return "[" + ",".join(f"'{name}'" for name in names[:_MAX_NAMES]) + more + "]"
+
+
+def _batch_size(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]) -> int:
+    """The first dimension, which all inputs share. 0 is let through, as in Triton, and counts as one row."""
+    batch = 0
+    for each in inputs:
+        if not each.shape:
+            raise InvalidArgumentError(
+                f"{log_prefix(request_id)}input '{each.name}' has no shape but model requires batch dimension "
+                f"for '{signature.name}'"
+            )
+        if each is inputs[0]:
+            batch = each.shape[0]
+        elif each.shape[0] != batch:
+            raise InvalidArgumentError(
+                f"{log_prefix(request_id)}input '{each.name}' batch size does not match other inputs "
+                f"for '{signature.name}'"
+            )
+    if batch > signature.max_batch_size:
+        raise InvalidArgumentError(
+            f"{log_prefix(request_id)}inference request batch-size must be <= {signature.max_batch_size} "
+            f"for '{signature.name}'"
+        )
+    return batch
+
+
+def _check_shape(
+    signature: Signature, request_id: str, each: ParsedInput, shape: tuple[int, ...], spec: TensorSpec
+) -> None:
+    prefix = log_prefix(request_id)
+    if any(dim < 0 for dim in shape):
+        raise InvalidArgumentError(
+            f"{prefix}All input dimensions should be specified for input '{each.name}' for model '{signature.name}', "
+            f"got {format_shape(each.shape)}"
+        )
+    if len(shape) == len(spec.dims) and all(want in (-1, dim) for dim, want in zip(shape, spec.dims, strict=True)):
+        return
+    has_batch = signature.max_batch_size > 0
+    full_dims = (-1, *spec.dims) if has_batch else spec.dims
+    raise InvalidArgumentError(
+        f"{prefix}unexpected shape for input '{each.name}' for model '{signature.name}'. "
+        f"Expected {format_shape(full_dims)}, got {format_shape(each.shape)}. {_BATCH_NOTE if has_batch else ''}"
+    )
+
+
+def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Datatype) -> None:
+    num_elements = prod(each.shape)
+    if datatype is not BYTES:
+        if num_elements * datatype.itemsize != len(each.data):
+            raise InvalidArgumentError(
+                f"{log_prefix(request_id)}input byte size mismatch for input '{each.name}' for model '{model}'. "
+                f"Expected {num_elements * datatype.itemsize}, got {len(each.data)}"
+            )
+    elif each.num_strings != num_elements:
+        # What was JSON has been counted; walking it again finds the sentence.
+        problem = check_bytes_elements(each.data, num_elements, each.name, model)
+        if problem is not None:
+            raise InvalidArgumentError(log_prefix(request_id) + problem)
+
+
+def reshaped(shape: Sequence[int], dims: Sequence[int], reshape: Sequence[int]) -> tuple[int, ...]:
+    """`shape`, which fits `dims`, as `reshape` has it: its -1 take the sizes of those of `dims`, in order."""
+    variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
+    return tuple(next(variable) if dim == -1 else dim for dim in reshape)
+
+
+def _shape_key(signature: Signature, inputs: Sequence[ParsedInput], variable: dict[str, tuple[int, ...]]) -> int:
+    if not variable and len(inputs) == len(signature.inputs):
+        return 0
+    present = {each.name for each in inputs}
+    # In the configuration's order, whatever the request's. Integers only: the hash of a string differs by process.
+    words: list[int] = []
+    for name in signature.inputs:
+        shape = variable.get(name, ())
+        words += (int(name in present), len(shape), *shape)
+    return hash(tuple(words)) & MAX_INT64 or 1

@@ -1,0 +1,167 @@
+"""A front end's state with models in every situation, its counters in a real segment, and no process but this one."""
+
+from typing import Any
+
+import pytest
+
+from shoal.errors import ShoalError
+from shoal.frontend.app import create_app
+from shoal.frontend.router import dispatch
+from shoal.frontend.state import ServerState
+from shoal.frontend.transport import Answer
+from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
+from shoal.request import InferResponse, unpack_request
+from shoal.shm import segment
+from shoal.shm.counters import GEOMETRY, CounterTable, CounterTableView
+from shoal.shm.layout import COUNTERS, unpack_span
+from shoal.shm.segment import Segment, SegmentView
+
+
+def tensor(name: str, data_type: str, dims: list[int], **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": data_type, "dims": dims, **more}
+
+
+SIMPLE = {
+    "name": "simple",
+    "platform": "onnxruntime_onnx",
+    "backend": "onnxruntime",
+    "max_batch_size": 8,
+    "input": [tensor("INPUT0", "TYPE_INT32", [16]), tensor("INPUT1", "TYPE_INT32", [16])],
+    "output": [tensor("OUTPUT0", "TYPE_INT32", [16]), tensor("OUTPUT1", "TYPE_INT32", [16])],
+    "metric_tags": {},
+    "dynamic_batching": {"max_queue_delay_microseconds": 9007199254740993},
+}
+ECHO = {
+    "name": "écho b",
+    "platform": "",
+    "backend": "identity",
+    "max_batch_size": 0,
+    "input": [tensor("TEXT", "TYPE_STRING", [-1, 2], reshape={"shape": [-1]})],
+    "output": [tensor("TEXT", "TYPE_STRING", [-1, 2])],
+    "metric_tags": {"team": 'a"b\\c\nd'},
+}
+STREAM = {**ECHO, "name": "stream", "metric_tags": {}, "model_transaction_policy": {"decoupled": True}}
+
+
+def model_message(name: str, version: int, model: int, config: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """What the supervisor sends about a model version that is READY, or as `more` says."""
+    return {
+        "op": "model",
+        "name": name,
+        "version": version,
+        "model": model,
+        "row": model,
+        "state": "READY",
+        "reason": "",
+        "ready": True,
+        "config": config,
+        "load_seconds": 0.25,
+        **more,
+    }
+
+
+@pytest.fixture
+def make_message() -> Any:
+    return model_message
+
+
+@pytest.fixture(scope="session")
+def _memory() -> tuple[Segment, SegmentView]:
+    fd = segment.create(COUNTERS, 1, 1, GEOMETRY, sealed=False)
+    view = SegmentView.attach(segment.read_only(fd))
+    return Segment.attach(fd), view
+
+
+@pytest.fixture
+def counters(_memory: tuple[Segment, SegmentView]) -> CounterTable:
+    """The batcher's side of the counters that `state` reads; rows 0 to 9 are zero."""
+    table = CounterTable(_memory[0])
+    for index in range(10):
+        table.row(index)
+    return table
+
+
+@pytest.fixture
+def state(_memory: tuple[Segment, SegmentView], counters: CounterTable) -> ServerState:
+    """Started, with `simple` (1 and 3 READY, 2 LOADING), `écho b`, `stream`, `asleep`, `gone`, `loading`, `broken`."""
+    state = ServerState(
+        server_id="triton",
+        started=True,
+        max_request_bytes=1000,
+        metrics_port=8002,
+        counters=CounterTableView(_memory[1]),
+    )
+    for message in (
+        model_message("simple", 1, 1, SIMPLE),
+        model_message("simple", 3, 3, SIMPLE),
+        model_message("simple", 2, 2, SIMPLE, state="LOADING", ready=False),
+        model_message("écho b", 1, 4, ECHO),
+        model_message("stream", 1, 5, STREAM),
+        model_message("asleep", 7, 6, {**SIMPLE, "name": "asleep"}, ready=False),
+        model_message("gone", 1, 7, None, state="UNAVAILABLE", reason="unloaded", ready=False),
+        model_message("loading", 1, 8, None, state="LOADING", ready=False),
+        model_message("broken", -1, 9, None, row=-1, state="UNAVAILABLE", reason="Internal: no", ready=False),
+    ):
+        state.models.apply(message)
+    return state
+
+
+class EchoTransport:
+    """A model that answers each input as the output of the same place, through the real block and header formats."""
+
+    def __init__(self) -> None:
+        self.error: ShoalError | None = None
+        self.num_asked = 0
+        self.num_released = 0
+        self.rename = {"INPUT0": "OUTPUT0", "INPUT1": "OUTPUT1"}
+
+    def infer(self, prepared: PreparedRequest) -> Answer:
+        self.num_asked += 1
+        if self.error is not None:
+            raise self.error
+        block = memoryview(bytearray(block_nbytes(prepared)))
+        offset, nbytes = unpack_span(write_block(prepared, block))
+        asked = unpack_request(block[offset : offset + nbytes], len(block))
+        outputs = tuple(ref._replace(name=self.rename.get(ref.name, ref.name)) for ref in asked.inputs)
+        return Answer(InferResponse(outputs, {}), block, self._release)
+
+    def _release(self) -> None:
+        self.num_released += 1
+
+
+@pytest.fixture
+def transport() -> EchoTransport:
+    return EchoTransport()
+
+
+class Client:
+    """Asks the handlers, straight or through Flask; both ways give (status, headers, body) without Content-Length."""
+
+    def __init__(self, way: str, state: ServerState, transport: EchoTransport) -> None:
+        self.way = way
+        self._state = state
+        self._transport = transport
+        self._flask = create_app(state, transport).test_client()
+
+    def ask(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
+        if self.way == "dispatch":
+            lower = {name.lower(): value for name, value in (headers or {}).items()}
+            response = dispatch(self._state, self._transport, method, path, lower, memoryview(body))
+            sent = b"".join(response.chunks)
+            if response.close is not None:
+                response.close()
+            return response.status, list(response.headers), sent
+        with self._flask.open(
+            method=method, data=body or None, headers=headers, environ_overrides={"RAW_URI": path, "PATH_INFO": "/x"}
+        ) as reply:
+            sent = reply.get_data()
+            got = reply.headers.to_wsgi_list()
+        assert ("Content-Length", str(len(sent))) in got or method == "HEAD"
+        return reply.status_code, [header for header in got if header[0] != "Content-Length"], sent
+
+
+@pytest.fixture(params=["dispatch", "flask"])
+def client(request: pytest.FixtureRequest, state: ServerState, transport: EchoTransport) -> Client:
+    return Client(request.param, state, transport)

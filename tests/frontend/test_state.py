@@ -1,0 +1,119 @@
+"""frontend/state.py: the model table, and which version answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
+from shoal.frontend.state import ModelTable, ServerState, parse_version
+
+Message = Callable[..., dict[str, Any]]
+
+
+def test_without_a_version_the_highest_ready_one_answers(state: ServerState) -> None:
+    assert state.models.lookup("simple", None).version == 3
+    assert state.models.lookup("simple", "").version == 3
+    assert state.models.lookup("simple", "1").model_id == 1
+
+
+def test_versions_are_ordered_as_numbers(make_message: Message) -> None:
+    table = ModelTable()
+    for version in (9, 10, 2):
+        table.apply(make_message("m", version, version, None))
+    assert [entry.version for entry in table.ready_entries("m")] == [2, 9, 10]
+    assert table.lookup("m", None).version == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "kind", "sentence"),
+    [
+        ("none", None, NotFoundError, "Request for unknown model: 'none' is not found"),
+        ("none", "1", NotFoundError, "Request for unknown model: 'none' is not found"),
+        ("broken", None, NotFoundError, "Request for unknown model: 'broken' is not found"),
+        ("simple", "4", NotFoundError, "Request for unknown model: 'simple' version 4 is not found"),
+        ("loading", None, NotFoundError, "Request for unknown model: 'loading' has no available versions"),
+        ("gone", "1", UnavailableError, "Request for unknown model: 'gone' version 1 is not at ready state"),
+        ("simple", "2", UnavailableError, "Request for unknown model: 'simple' version 2 is not at ready state"),
+        (
+            "simple",
+            "9223372036854775808",
+            InvalidArgumentError,
+            "failed to get model version from specified version string '9223372036854775808' (details: stol), "
+            "version should be an integral value > 0",
+        ),
+        (
+            "simple",
+            "-3",
+            InvalidArgumentError,
+            "invalid model version specified '-3' , version should be an integral value > 0",
+        ),
+    ],
+)
+def test_lookup_says_what_is_missing(
+    state: ServerState, name: str, version: str | None, kind: type[ShoalError], sentence: str
+) -> None:
+    with pytest.raises(kind) as raised:
+        state.models.lookup(name, version)
+    assert str(raised.value) == sentence
+
+
+@pytest.mark.parametrize(("text", "number"), [("007", 7), ("9223372036854775807", 2**63 - 1), (" +1abc", 1), ("-0", 0)])
+def test_versions_are_read_as_stol_reads_them(text: str, number: int) -> None:
+    assert parse_version(text) == number
+
+
+@pytest.mark.parametrize("text", ["x", "", "٣", "1" * 5000])
+def test_what_is_no_version(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="details: stol"):
+        parse_version(text)
+
+
+def test_a_message_replaces_the_entry_and_a_holder_keeps_the_old_one(state: ServerState, make_message: Message) -> None:
+    old = state.models.lookup("simple", None)
+    state.models.apply(make_message("simple", 3, 3, None, state="UNLOADING", ready=False))
+    assert old.state == "READY"
+    assert state.models.lookup("simple", None).version == 1
+    assert [entry.version for entry in state.models.ready_entries("simple")] == [1]
+
+
+def test_a_message_without_a_config_keeps_the_one_of_the_same_load(state: ServerState, make_message: Message) -> None:
+    state.models.apply(make_message("simple", 3, 3, None, ready=False))
+    assert list(state.models.lookup("simple", "3").signature.inputs) == ["INPUT0", "INPUT1"]
+    state.models.apply(make_message("simple", 3, 33, None, state="LOADING", ready=False))
+    state.models.apply(make_message("simple", 3, 33, None))
+    assert state.models.lookup("simple", "3").signature.inputs == {}
+
+
+def test_a_failure_without_a_version_is_forgotten_once_a_version_is_known(
+    state: ServerState, make_message: Message
+) -> None:
+    state.models.apply(make_message("broken", 1, 9, None))
+    assert [entry.version for entry in state.models.entries() if entry.name == "broken"] == [1]
+
+
+def test_a_removed_version_is_not_found_and_the_last_one_takes_the_name_along(state: ServerState) -> None:
+    state.models.apply({"op": "model_removed", "name": "simple", "version": 3})
+    assert state.models.lookup("simple", None).version == 1
+    for version in (1, 2):
+        state.models.apply({"op": "model_removed", "name": "simple", "version": version})
+    with pytest.raises(NotFoundError, match="'simple' is not found"):
+        state.models.lookup("simple", "1")
+
+
+def test_a_message_about_something_else_changes_nothing(state: ServerState) -> None:
+    before = list(state.models.entries())
+    with pytest.raises(ValueError, match="worker"):
+        state.models.apply({"op": "worker", "name": "simple", "version": 1})
+    assert list(state.models.entries()) == before
+
+
+def test_a_decoupled_model_is_known_by_its_policy(state: ServerState) -> None:
+    assert state.models.lookup("stream", None).is_decoupled
+    assert not state.models.lookup("simple", None).is_decoupled
+
+
+def test_a_version_without_a_row_has_zeros(state: ServerState, make_message: Message) -> None:
+    state.models.apply(make_message("rowless", 1, 10, None, row=-1))
+    row = state.read_counters(state.models.lookup("rowless", None))
+    assert (set(row.cells.values()), row.batches) == ({0}, ())

@@ -1,0 +1,32 @@
+"""One version of a model as a front end knows it, made from the fields of its configuration that requests meet."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.frontend.state import ModelEntry
+from shoal.model_config.signature import Signature
+
+
+@pytest.fixture(scope="session")
+def make_entry() -> Callable[..., ModelEntry]:
+    def make(name: str, max_batch_size: int, inputs: list[Any], outputs: list[Any] | None = None) -> ModelEntry:
+        """`inputs` and `outputs` are (name, data type, dims) with more fields as a dict at the end."""
+
+        def tensors(rows: list[Any]) -> list[dict[str, Any]]:
+            return [
+                {"name": row[0], "data_type": row[1], "dims": row[2], **(row[3] if row[3:] else {})} for row in rows
+            ]
+
+        config = {"name": name, "max_batch_size": max_batch_size, "input": tensors(inputs)}
+        config["output"] = tensors([("OUT" + row[0], *row[1:3]) for row in inputs] if outputs is None else outputs)
+        return ModelEntry(name, 1, 7, 0, "READY", "", True, config, Signature.from_config(config), 0.0)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pair(make_entry: Callable[..., ModelEntry]) -> ModelEntry:
+    """One input, two outputs, batches of up to four."""
+    return make_entry("m", 4, [("A", "TYPE_INT32", [2])], [("OUTA", "TYPE_INT32", [2]), ("OUTB", "TYPE_FP32", [1])])

@@ -1,0 +1,98 @@
+"""Bodies inflated within their limit and deflated as asked; zlib alone is the second witness."""
+
+import gzip
+import tracemalloc
+import zlib
+from collections.abc import Callable
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.frontend.response import Response
+from shoal.frontend.v2.compression import UnsupportedEncodingError, compress, decompress, preferred_encoding
+
+BODY = b'{"inputs":[]}' * 50
+ENCODERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "GZIP"])
+@pytest.mark.parametrize("encoder", ENCODERS.values())  # the stream says what it is
+def test_inflates(encoding: str, encoder: Callable[[bytes], bytes]) -> None:
+    assert decompress({"content-encoding": encoding}, memoryview(encoder(BODY)), len(BODY)) == BODY
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-encoding": ""}, {"content-encoding": "identity"}])
+def test_leaves_a_plain_body_where_it_is(headers: dict[str, str]) -> None:
+    view = memoryview(BODY)
+    assert decompress(headers, view, 1) is view
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "zstd", "x"])
+def test_refuses_other_encodings(encoding: str) -> None:
+    with pytest.raises(UnsupportedEncodingError) as caught:
+        decompress({"content-encoding": encoding}, memoryview(BODY), 1 << 20)
+    assert isinstance(caught.value, UnsupportedError)
+    assert str(caught.value) == "Unsupported compression type"
+    assert caught.value.headers == (("Accept-Encoding", "gzip, deflate"),)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS.values())
+def test_refuses_damaged_streams(encoder: Callable[[bytes], bytes]) -> None:
+    whole = encoder(BODY)
+    for body, sentence in (
+        (whole[:-1], "failed to decompress the request body: the compressed stream is incomplete"),
+        (b"", "failed to decompress the request body: the compressed stream is incomplete"),
+        (whole + b"xyz", "failed to decompress the request body: 3 bytes follow the compressed stream"),
+        (whole + whole[:9], "failed to decompress the request body: 9 bytes follow the compressed stream"),
+        (BODY, "failed to decompress the request body: Error -3 while decompressing data: incorrect header check"),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            decompress({"content-encoding": "gzip"}, memoryview(body), 1 << 20)
+        assert str(caught.value) == sentence
+
+
+def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
+    bomb = memoryview(zlib.compress(bytes(64 << 20)))
+    tracemalloc.start()
+    with pytest.raises(InvalidArgumentError) as caught:
+        decompress({"content-encoding": "deflate"}, bomb, 1 << 20)
+    _, peak_nbytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert str(caught.value) == (
+        "decompressed request body has a byte_size that exceeds the maximum allowed value of 1048576 bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+    assert peak_nbytes < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("", "identity"),
+        ("gzip", "gzip"),
+        ("deflate, gzip", "deflate"),
+        ("deflate;q=0.5, gzip;q=0.8", "gzip"),
+        ("gzip;q=0.5, identity", "identity"),
+        ("gzip; q=0.3, br", "gzip"),
+        ("gzip;q=0", "identity"),
+        ("gzip;q=abc", "identity"),
+        ("gzip;q=nan", "identity"),
+        ("br, *", "identity"),
+        (" , ;q=1,GZIP", "gzip"),
+    ],
+)
+def test_prefers_the_highest_weight_then_the_first(accepted: str, encoding: str) -> None:
+    assert preferred_encoding(accepted) == encoding
+
+
+def test_deflates_all_chunks_as_one_body() -> None:
+    def closed() -> None: ...
+
+    headers = (("Content-Type", "application/octet-stream"), ("Inference-Header-Content-Length", "2"))
+    response = Response(200, headers, (b"{}", memoryview(BODY)), closed)
+    for encoding in ENCODERS:
+        status, sent, (body,), close = compress(response, encoding)
+        assert (status, sent, close) == (200, (*headers, ("Content-Encoding", encoding)), closed)
+        assert zlib.decompress(body, 47) == b"{}" + BODY
+    assert compress(response, "identity") is response
+    assert compress(Response(200), "gzip") == Response(200)

@@ -1,0 +1,50 @@
+"""frontend/v2/metadata.py: what clients are told about the server and its models."""
+
+import pytest
+
+from shoal.errors import UnavailableError
+from shoal.frontend.response import Response
+from shoal.frontend.state import ServerState
+from shoal.frontend.v2.metadata import model_metadata, server_metadata
+
+
+def body(response: Response) -> bytes:
+    return b"".join(response.chunks)
+
+
+def test_the_server_names_itself_its_protocol_and_what_works() -> None:
+    assert body(server_metadata(ServerState(server_id="eins"))) == (
+        b'{"name":"eins","version":"2.73.0",'
+        b'"extensions":["model_configuration","binary_tensor_data","parameters","statistics"]}'
+    )
+
+
+def test_a_batching_model_has_a_free_first_dimension(state: ServerState) -> None:
+    assert body(model_metadata(state, "simple", None)) == (
+        b'{"name":"simple","versions":["1","3"],"platform":"onnxruntime_onnx","inputs":['
+        b'{"name":"INPUT0","datatype":"INT32","shape":[-1,16]},{"name":"INPUT1","datatype":"INT32","shape":[-1,16]}],'
+        b'"outputs":[{"name":"OUTPUT0","datatype":"INT32","shape":[-1,16]},'
+        b'{"name":"OUTPUT1","datatype":"INT32","shape":[-1,16]}]}'
+    )
+
+
+def test_shapes_are_dims_not_reshape_and_the_backend_stands_in_for_the_platform(state: ServerState) -> None:
+    assert (
+        body(model_metadata(state, "écho b", None))
+        == (
+            '{"name":"écho b","versions":["1"],"platform":"identity",'
+            '"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[-1,2]}],'
+            '"outputs":[{"name":"TEXT","datatype":"BYTES","shape":[-1,2]}]}'
+        ).encode()
+    )
+
+
+def test_a_version_in_the_path_is_the_only_one_listed(state: ServerState) -> None:
+    assert b'"versions":["1"]' in body(model_metadata(state, "simple", "1"))
+
+
+def test_versions_are_not_listed_while_stopping(state: ServerState) -> None:
+    state.exiting = True
+    with pytest.raises(UnavailableError, match=r"^Server not ready$"):
+        model_metadata(state, "simple", None)
+    assert model_metadata(state, "simple", "1").status == 200
