@@ -1,7 +1,7 @@
 """The batcher process: `python -m shoal.batcher.batcher`. Waits for its bell, lets the exchange handle what came.
 
-One thread, one epoll: the bell that every client and worker rings, and the control connection. Segments and bells arrive
-as descriptors over the latter and are acknowledged once mapped.
+One thread, one epoll: the bell that every client and worker rings, and the control connection. Segments and bells
+arrive as descriptors over the latter and are acknowledged once mapped.
 """
 
 import faulthandler
@@ -97,9 +97,7 @@ class Batcher:
     def _on_worker(self, message: Message, fds: list[int]) -> None:
         segment, link, bell = fds
         model = self._exchange.models[message["model"]]
-        worker = Worker(
-            message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell), model
-        )
+        worker = Worker(message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell), model)
         self._starting[worker.owner] = worker
 
     def _on_worker_ready(self, message: Message, _fds: list[int]) -> None:

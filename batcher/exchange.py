@@ -1,7 +1,7 @@
 """The centre of the star: takes requests from clients, hands batches to workers, answers clients. Runs in the batcher.
 
-It owns every request from acceptance to reply: "exactly one answer" is one `dict.pop` here. It sees records only, never a
-tensor. It reads no clock and waits for nothing: `step` is told the time and handles all that is there.
+It owns every request from acceptance to reply: "exactly one answer" is one `dict.pop` here. It sees records only, never
+a tensor. It reads no clock and waits for nothing: `step` is told the time and handles all that is there.
 """
 
 from shoal.batcher.holders import Holder, Holders
@@ -44,7 +44,7 @@ class Exchange:
         #: Owners whose rings cannot be believed; the loop reports them to the supervisor, which kills them.
         self.distrusted: list[int] = []
 
-    # -- arrivals and departures, told by the supervisor ---------------------------------------------------------
+    # --- arrivals and departures, told by the supervisor ---
 
     def add_worker(self, worker: Worker) -> None:
         """A worker that is loaded and has mapped everything: batches may go to it."""
@@ -97,7 +97,7 @@ class Exchange:
         self._awake.pop(model_id, None)
         self._deadlines.pop(model_id, None)
 
-    # -- the loop's body ------------------------------------------------------------------------------------------
+    # --- the loop's body ---
 
     def step(self, now_ns: int) -> None:
         """Handle every record that is there, form batches, show everybody what was written for them."""
@@ -142,15 +142,15 @@ class Exchange:
             worker.missing.add(queued.key)
             worker.writer.push(
                 (
-                    BATCH_ITEM, queued.key, worker.num_batches, request.block, request.header, request.rows, index, count,
-                    0, 0, 0, 0, 0, 0, 0, 0,
+                    BATCH_ITEM, queued.key, worker.num_batches, request.block, request.header, request.rows, index,
+                    count, 0, 0, 0, 0, 0, 0, 0, 0,
                 )
             )  # fmt: skip
         worker.model.row.words[_PENDING] -= count
         self._busy[worker.owner] = worker
         self._written.add(worker)
 
-    # -- records from clients -------------------------------------------------------------------------------------
+    # --- records from clients ---
 
     def _drain_client(self, client: Client, now_ns: int) -> None:
         try:
@@ -199,7 +199,7 @@ class Exchange:
         if request.model.scheduler.cancel(key):
             self._fail(key, Reason.CANCELLED, now_ns, _CANCELED)
 
-    # -- records from workers: user code may have written them ------------------------------------------------------
+    # --- records from workers: user code may have written them ---
 
     def _drain_worker(self, worker: Worker, now_ns: int) -> None:
         try:
@@ -233,7 +233,9 @@ class Exchange:
             if ref:
                 self.holders.hold(ref, Holder(client.owner, number))
                 held = True
-            self._push(client, (REPLY, number, record[D.STATUS], ref, record[D.HEADER], 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+            self._push(
+                client, (REPLY, number, record[D.STATUS], ref, record[D.HEADER], 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+            )
             self._count(request, record, now_ns)
         if not worker.missing:
             self._finish_batch(worker, record, now_ns)
@@ -273,7 +275,7 @@ class Exchange:
         worker.model.scheduler.complete(worker.owner, now_ns)
         self._awake[worker.model.id] = worker.model
 
-    # -- both ways ----------------------------------------------------------------------------------------------------
+    # --- both ways ---
 
     def _fail(self, key: int, reason: Reason, now_ns: int, cell: int, pending: int = 1) -> None:
         """Answer a request that no worker will answer; `pending` says whether it was counted as waiting."""

@@ -1,8 +1,8 @@
 """Who still needs which block of a worker's slab: block → holders. Pure; lives in the batcher.
 
 One block holds the outputs of a whole executed batch, so it has as many holders as there are replies not yet released.
-Handing out a reference adds a holder; a RELEASE or the holder's death takes it away; when the last one goes, the block's
-owner is told to free it. The block of a request's inputs is not listed: its REPLY is what gives it back.
+Handing out a reference adds a holder; a RELEASE or the holder's death takes it away; when the last one goes, the
+block's owner is told to free it. The block of a request's inputs is not listed: its REPLY is what gives it back.
 """
 
 from typing import NamedTuple

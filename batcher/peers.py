@@ -67,7 +67,15 @@ class Request:
     __slots__ = ("block", "client", "header", "model", "number", "queue_ns", "rows", "start_ns")
 
     def __init__(
-        self, client: Client, number: int, model: Model, block: int, header: int, rows: int, start_ns: int, queue_ns: int
+        self,
+        client: Client,
+        number: int,
+        model: Model,
+        block: int,
+        header: int,
+        rows: int,
+        start_ns: int,
+        queue_ns: int,
     ) -> None:
         self.client = client
         self.number = number

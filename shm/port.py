@@ -15,7 +15,8 @@ from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
 
-#: Records of a client's ring per request in flight: its REQUEST, its CANCEL and the RELEASE of the one before it, rounded up.
+#: Records of a client's ring per request in flight: its REQUEST, its CANCEL and the RELEASE of the one before it,
+#: rounded up.
 RECORDS_PER_REQUEST = 4
 
 
@@ -62,12 +63,13 @@ class Port:
     def allocate(self, nbytes: int) -> Block:
         """A block for a request of `nbytes`.
 
-        Raises UnavailableError where there is none now (the queue is memory, too), InvalidArgumentError where there never is.
+        Raises UnavailableError where there is none now (the queue is memory, too), InvalidArgumentError where there
+        never is.
         """
         if nbytes > self.slab.largest_nbytes:
             raise InvalidArgumentError(
-                f"the request takes {nbytes} bytes of shared memory, its tensors' padding and header included; the largest "
-                f"block has {self.slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
+                f"the request takes {nbytes} bytes of shared memory, its tensors' padding and header included; the "
+                f"largest block has {self.slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
             )
         block = self.slab.allocate(nbytes) if len(self._blocks) < self._max_in_flight else None
         if block is None:
@@ -91,8 +93,11 @@ class Port:
         """
         self._number = number = self._number + 1
         self._writer.push(
-            (REQUEST, number, model, block.ref, header, rows, shape_key, priority, timeout_us, 0, 0, start_ns, 0, 0, 0, 0)
-        )
+            (
+                REQUEST, number, model, block.ref, header, rows, shape_key, priority, timeout_us,
+                0, 0, start_ns, 0, 0, 0, 0,
+            )
+        )  # fmt: skip
         self._blocks[number] = block.ref
         return number
 

@@ -87,7 +87,8 @@ def fits_dev_shm(nbytes: int) -> bool:
 class Mapping:
     """A mapped segment: `header`, and its memory as `bytes` and as u64 `words`.
 
-    Nothing unmaps explicitly: an array that a model keeps would dangle. The last view that goes takes the mapping along.
+    Nothing unmaps explicitly: an array that a model keeps would dangle. The last view that goes takes the mapping
+    along.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:

@@ -3,7 +3,8 @@
 The supervisor listens; every other process joins once, is told what it needs and is told of later arrivals on the same
 connection. A message is a dict with "op". One that carries "seq" is acknowledged when its content is in force: nothing
 that names a segment is dispatched to a process before that process has acknowledged it. End of file is the news of a
-death, on either side. The socket's address is abstract, random, and open to the same user only, so nothing is left behind.
+death, on either side. The socket's address is abstract, random, and open to the same user only, so nothing is left
+behind.
 """
 
 import array

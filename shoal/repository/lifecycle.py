@@ -4,7 +4,7 @@
        │                                     │
        └────────────► UNAVAILABLE ◄──────────┘ (LOADING again: a new ModelVersion)
 
-Only the supervisor moves a version. Pure: who loads, and how, is `shoal.models`' business.
+Only the supervisor moves a version. Pure: who loads, and how, is `shoal.supervisor.models`' business.
 """
 
 from dataclasses import dataclass, field
@@ -61,6 +61,11 @@ class ModelVersion:
             raise ValueError(f"model '{self.name}' version {self.version} cannot go from {self.state} to {state}")
         self.state = state
         self.reason = reason
+
+    def status(self) -> tuple[str, str, str]:
+        """Its row in the table printed at start-up."""
+        number = str(self.version) if self.version != NO_VERSION else "-"
+        return self.name, number, f"{self.state.value}: {self.reason}" if self.reason else self.state.value
 
     def message(self) -> dict[str, Any]:
         """What front ends are told of it."""

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shoal.supervisor.event_loop import EventLoop
 
-#: Pauses before a restart, by the number of deaths in a row; the first restart is at once (reliability over politeness).
+#: Pauses before a restart, by the number of deaths in a row; the first restart is at once (reliability over
+#: politeness).
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 #: A child that lived this long starts again from the first pause.
 HEALTHY_AFTER_S = 60.0

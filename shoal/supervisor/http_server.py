@@ -10,10 +10,10 @@ import signal
 import socket
 from collections.abc import Callable
 
-from shoal.supervisor.children import Child, backoff_s, describe_exit, spawn
 from shoal.control import ADDRESS_VARIABLE, Message
-from shoal.supervisor.event_loop import EventLoop
 from shoal.options import ServerOptions
+from shoal.supervisor.children import Child, backoff_s, describe_exit, spawn
+from shoal.supervisor.event_loop import EventLoop
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,10 @@ SOCKET_TIMEOUT_S = 30
 
 
 def bind(options: ServerOptions) -> list[socket.socket]:
-    """The HTTP socket and, if wanted, the metrics socket: bound, not listening. Raises OSError naming address and flag."""
+    """The HTTP socket and, if wanted, the metrics socket: bound, not listening.
+
+    Raises OSError naming the address and the flag.
+    """
     listeners = []
     if options.allow_http:
         listeners.append(_bind("http", options.http_address, options.http_port))
@@ -52,6 +55,8 @@ def _bind(service: str, address: str, port: int) -> socket.socket:
             f"cannot listen on {address}:{port}: {error.strerror}. "
             f"Choose another --{service}-port or --{service}-address, or stop what listens there"
         ) from error
+    bound = listener.getsockname()
+    _log.info("%s:%d is bound for %s; it accepts connections once the models have loaded", bound[0], bound[1], service)
     return listener
 
 
@@ -164,7 +169,9 @@ class HttpServer:
             return
         self._num_deaths += 1
         pause_s = backoff_s(self._num_deaths)
-        _log.error("the HTTP front end (pid %d) %s; it is started again in %g s", child.pid, describe_exit(code), pause_s)
+        _log.error(
+            "the HTTP front end (pid %d) %s; it is started again in %g s", child.pid, describe_exit(code), pause_s
+        )
         self._loop.call_after(pause_s, self._restart)
 
     def _restart(self) -> None:

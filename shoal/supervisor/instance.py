@@ -6,6 +6,7 @@ A worker that cannot load says why and exits; before the first UP that fails the
 """
 
 import logging
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -13,16 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal import errors
-from shoal.supervisor.children import HEALTHY_AFTER_S, Child, backoff_s, describe_exit, spawn
 from shoal.control import ADDRESS_VARIABLE, Message
 from shoal.errors import InternalError, ShoalError, UnavailableError
-from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.members import Member
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.options import ServerOptions
 from shoal.placement import Placement, thread_environment
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.children import HEALTHY_AFTER_S, Child, backoff_s, describe_exit, spawn
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.members import Member
 from shoal.supervisor.star import Participant, Star
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,13 @@ class Instance:
     """One worker process, its connection and its place in the star."""
 
     def __init__(
-        self, number: int, version: ModelVersion, placement: Placement, model_file: Path | None, host: Host, listener: Listener
+        self,
+        number: int,
+        version: ModelVersion,
+        placement: Placement,
+        model_file: Path | None,
+        host: Host,
+        listener: Listener,
     ) -> None:
         self.number = number
         self.version = version
@@ -161,12 +168,11 @@ class Instance:
             self._member.send({"op": "config", "config": self.version.config})
 
     def stop(self) -> None:
-        """End the worker: it finishes what it has taken. A worker that has not joined has nothing to finish."""
-        was_pausing = self.state is InstanceState.DOWN
-        self.state = InstanceState.STOPPED
-        if was_pausing or self._child is None:
+        """End the worker: one that is up finishes what it has taken, one that is not has nothing to finish."""
+        was, self.state = self.state, InstanceState.STOPPED
+        if self._child is None:
             self._listener.on_stopped(self)
-        elif self._member is not None:
+        elif was is InstanceState.UP and self._member is not None:
             self._member.send({"op": "stop"})
         else:
             self.kill()
@@ -174,9 +180,9 @@ class Instance:
     def kill(self) -> None:
         """End the worker now."""
         if self._child is not None:
-            self._child.signal(9)
+            self._child.signal(signal.SIGKILL)
 
-    # -- what the worker says -----------------------------------------------------------------------------------------
+    # --- what the worker says ---
 
     def _on_model_io(self, message: Message) -> None:
         inputs, outputs = (
@@ -213,7 +219,7 @@ class Instance:
         if self._member is not None:
             self._host.star.acknowledgements.received(self._member, message["seq"])
 
-    # -- its end ------------------------------------------------------------------------------------------------------
+    # --- its end ---
 
     def _fail(self, error: ShoalError) -> None:
         self._error = error
@@ -228,8 +234,8 @@ class Instance:
             limit = self._host.options.model_load_timeout_secs
             self._fail(
                 InternalError(
-                    f"model '{self.version.name}' version {self.version.version} instance '{self.name}' did not load within "
-                    f"{limit:g} s; give it longer with --model-load-timeout-secs"
+                    f"model '{self.version.name}' version {self.version.version} instance '{self.name}' did not load "
+                    f"within {limit:g} s; give it longer with --model-load-timeout-secs"
                 )
             )
 

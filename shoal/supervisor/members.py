@@ -100,9 +100,7 @@ class Acknowledgements:
         # Changed by announce, received and gone: sequence number → who is missing, and what happens then.
         self._pending: dict[int, tuple[set[Member], Callable[[], None]]] = {}
 
-    def announce(
-        self, to: Iterable[tuple[Member, Message, Sequence[int]]], then: Callable[[], None]
-    ) -> None:
+    def announce(self, to: Iterable[tuple[Member, Message, Sequence[int]]], then: Callable[[], None]) -> None:
         """Send each member its message and descriptors; call `then` when all that still live have acknowledged."""
         seq = next(self._numbers)
         recipients = [recipient for recipient in to if recipient[0].is_open]

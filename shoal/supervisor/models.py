@@ -13,8 +13,6 @@ from pathlib import Path
 from shoal import errors
 from shoal.control import Message
 from shoal.errors import InternalError, ShoalError, UnavailableError
-from shoal.supervisor.instance import Host, Instance, InstanceState
-from shoal.supervisor.members import Member
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
 from shoal.model_config.load import finish_config, read_config
 from shoal.model_config.normalise import place as place_groups
@@ -22,6 +20,8 @@ from shoal.placement import Placement, place
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.repository.scan import model_file, scan, version_directories, wanted_versions
 from shoal.shm.counters import MAX_ROWS
+from shoal.supervisor.instance import Host, Instance, InstanceState
+from shoal.supervisor.members import Member
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Models:
         self._rows = iter(range(MAX_ROWS))
         self._on_stopped: Callable[[], None] | None = None
 
-    # -- loading ------------------------------------------------------------------------------------------------------
+    # --- loading ---
 
     def load_all(self) -> None:
         """Load every model of every repository; `on_settled` is called when each has loaded or failed."""
@@ -66,7 +66,9 @@ class Models:
         for number in wanted_versions(available, config["version_policy"], name):
             row = next(self._rows, None)
             if row is None:
-                raise UnavailableError(f"model '{name}' is one too many: at most {MAX_ROWS} model versions can be loaded")
+                raise UnavailableError(
+                    f"model '{name}' is one too many: at most {MAX_ROWS} model versions can be loaded"
+                )
             version = ModelVersion(name, number, next(self._ids), row, available[number], config)
             self.versions.append(version)
             found.append(version)
@@ -125,7 +127,7 @@ class Models:
             return
         instance.join(member)
 
-    # -- what happens to instances --------------------------------------------------------------------------------------
+    # --- what happens to instances ---
 
     def on_model_io(self, instance: Instance, model_io: ModelIO) -> None:
         """Complete the configuration, let the first instance go on and the others begin."""
@@ -194,7 +196,7 @@ class Models:
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         self.versions.append(version)
 
-    # -- what others ask ------------------------------------------------------------------------------------------------
+    # what others ask
 
     @property
     def failures(self) -> list[ModelVersion]:

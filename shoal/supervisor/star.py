@@ -1,8 +1,8 @@
 """Who maps whose memory: makes segments and bells, hands them out, announces them, and lets go when a process dies.
 
-Runs in the supervisor and touches no segment's contents. The rule it keeps: no record may name a segment to a process that
-has not acknowledged it. So a client is told to start after the batcher and all workers have its segment, and a worker gets
-batches after the batcher and all clients have its.
+Runs in the supervisor and touches no segment's contents. The rule it keeps: no record may name a segment to a process
+that has not acknowledged it. So a client is told to start after the batcher and all workers have its segment, and a
+worker gets batches after the batcher and all clients have its.
 """
 
 import itertools
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.control import Message
-from shoal.supervisor.members import Acknowledgements, Member
-from shoal.supervisor.memory_plan import client_geometry, client_link_geometry, worker_geometry, worker_link_geometry
 from shoal.options import ServerOptions
 from shoal.shm import counters, layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
+from shoal.supervisor.members import Acknowledgements, Member
+from shoal.supervisor.memory_plan import client_geometry, client_link_geometry, worker_geometry, worker_link_geometry
 
 _log = logging.getLogger(__name__)
 
@@ -67,20 +67,25 @@ class Star:
             [self._batcher_bell.fd, self._counters_fd],
         )
 
-    # -- clients ------------------------------------------------------------------------------------------------------
+    # --- clients ---
 
     def join_client(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
-        """A front end wants to submit requests. `then` is called when everybody has its segment and it has everything."""
+        """A front end wants to submit requests; `then` when everybody has its segment and it has everything."""
         client = self._participant(
             member, layout.CLIENT, client_geometry(self.options), client_link_geometry(self.options), sealed=False
         )
         self.clients[client.owner] = client
         announcement = {"owner": client.owner}
         recipients = [
-            (self._require_batcher(), {"op": "client", **announcement}, [client.read_only_fd, client.link_fd, client.bell.fd])
+            (
+                self._require_batcher(),
+                {"op": "client", **announcement},
+                [client.read_only_fd, client.link_fd, client.bell.fd],
+            )
         ]
         recipients += [
-            (worker.member, {"op": "segment", **announcement}, [client.read_only_fd]) for worker in self.workers.values()
+            (worker.member, {"op": "segment", **announcement}, [client.read_only_fd])
+            for worker in self.workers.values()
         ]
         self.acknowledgements.announce(recipients, lambda: self._welcome_client(client, welcome, then))
         return client
@@ -110,7 +115,7 @@ class Star:
             gone = {"op": "client_gone", "owner": client.owner}
             self.acknowledgements.announce([(self.batcher, gone, ())], forgotten)
 
-    # -- workers ------------------------------------------------------------------------------------------------------
+    # --- workers ---
 
     def join_worker(self, member: Member, config: dict[str, Any]) -> Participant:
         """A worker has loaded its model: it gets its memory, and the segments of all clients."""
@@ -129,7 +134,8 @@ class Star:
         return worker
 
     def announce_worker(self, worker: Participant, model_id: int, then: Callable[[], None]) -> None:
-        """A worker has mapped its memory: nobody maps it writable again, everybody maps it. `then` batches may go to it."""
+        """A worker has mapped its memory: nobody maps it writable again, everybody maps it. `then` batches may go to
+        it."""
         segment.seal_writes(worker.segment_fd)
         worker.is_joined = True
         recipients = [
@@ -158,7 +164,7 @@ class Star:
             gone = {"op": "worker_gone", "owner": worker.owner}
             self.acknowledgements.announce([(self.batcher, gone, ())], passed_on)
 
-    # -- both ---------------------------------------------------------------------------------------------------------
+    # --- both ---
 
     def tell_clients(self, message: Message) -> None:
         """Every front end that has joined hears of something."""
@@ -170,9 +176,7 @@ class Star:
         """The batcher hears of something that names no new memory."""
         self._require_batcher().send(message)
 
-    def _participant(
-        self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool
-    ) -> Participant:
+    def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
         owner = next(self._owners)
         segment_fd = self._create(kind, owner, own, sealed=sealed)
         try:

@@ -10,22 +10,20 @@ import logging
 import os
 import signal
 import socket
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from shoal import log
-from shoal.supervisor.children import Child, backoff_s, describe_exit, spawn
 from shoal.control import ADDRESS_VARIABLE, Listener, Message
 from shoal.errors import index_reason
+from shoal.options import ServerOptions
+from shoal.process import set_title
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.children import Child, describe_exit, spawn
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.http_server import HttpServer, bind
 from shoal.supervisor.instance import Host
 from shoal.supervisor.members import Member
 from shoal.supervisor.models import Models, no_models_error
-from shoal.options import ServerOptions
-from shoal.process import set_title
-from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.star import Participant, Star
 
 _log = logging.getLogger(__name__)
@@ -87,7 +85,7 @@ class Supervisor:
         wakeup.close()
         return self._exit_code
 
-    # -- joining ------------------------------------------------------------------------------------------------------
+    # --- joining ---
 
     def _accept(self) -> None:
         accepted = self._control.accept()
@@ -146,7 +144,7 @@ class Supervisor:
             client.member.send(message)
         self._star.acknowledgements.announce([(client.member, {"op": "started"}, ())], self._http.on_client_started)
 
-    # -- phases -------------------------------------------------------------------------------------------------------
+    # --- phases ---
 
     def _on_models_settled(self) -> None:
         """Every model has loaded or failed: serve, or say why not."""
@@ -195,7 +193,7 @@ class Supervisor:
             _log.error("the batcher (pid %d) %s; the server ends, start it again", child.pid, describe_exit(code))
             self._end(EXIT_FAILED)
 
-    # -- signals ------------------------------------------------------------------------------------------------------
+    # --- signals ---
 
     def _watch_signals(self) -> socket.socket:
         """Handlers only note the number; the loop interprets it. Returns the socket that must stay open."""
@@ -212,7 +210,7 @@ class Supervisor:
         reading.recv(4096)
         while self._signals:
             number = self._signals.pop(0)
-            print(f"Signal ({number}) received.", flush=True)
+            print(f"Signal ({number}) received.", flush=True)  # noqa: T201  Triton's line, no log line there either
             if self._is_stopping:
                 _log.warning("second signal: exiting immediately")
                 self._end(EXIT_FAILED)

@@ -42,7 +42,13 @@ def test_request_becomes_batch_becomes_reply_becomes_free() -> None:
     ask(client, 1)
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
-    assert (item[0], item[B.BLOCK], item[B.HEADER], item[B.INDEX], item[B.COUNT]) == (BATCH_ITEM, INPUT_BLOCK, HEADER, 0, 1)
+    assert (item[0], item[B.BLOCK], item[B.HEADER], item[B.INDEX], item[B.COUNT]) == (
+        BATCH_ITEM,
+        INPUT_BLOCK,
+        HEADER,
+        0,
+        1,
+    )
     answer(worker, item)
     star.exchange.step(now_ns=2_000)
     (reply,) = client.heard()

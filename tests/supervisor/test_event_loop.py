@@ -7,7 +7,8 @@ from shoal.supervisor.event_loop import EventLoop
 
 def test_timers_fire_in_order_and_once() -> None:
     loop, fired = EventLoop(), list[str]()
-    loop.call_after(0.002, lambda: (fired.append("second"), loop.stop()))
+    loop.call_after(0.003, loop.stop)
+    loop.call_after(0.002, lambda: fired.append("second"))
     loop.call_after(0.001, lambda: fired.append("first"))
     loop.run()
     assert fired == ["first", "second"]

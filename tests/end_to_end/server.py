@@ -1,0 +1,111 @@
+"""A real server for tests: `shoal serve` as a user starts it, its log read until it says that it serves."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SAMPLES = Path(__file__).parents[2] / "model_repository"
+_STARTED = re.compile(rb"Started (HTTPService|Metrics Service) at [^ ]*:([0-9]+)")
+#: Generous: the machine may be busy, and what takes longer than this hangs.
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Server:
+    """A running server. `log` grows while `read_log` is called."""
+
+    process: "subprocess.Popen[bytes]"
+    http_port: int = 0
+    metrics_port: int = 0
+    log: bytes = b""
+    children: list[int] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """host:port, as tritonclient wants it."""
+        return f"127.0.0.1:{self.http_port}"
+
+    def read_log(self, until: bytes, deadline_s: float = DEADLINE_S) -> bool:
+        """Read the log until it contains `until`; False where it ended before."""
+        assert self.process.stdout is not None
+        end = time.monotonic() + deadline_s
+        while until not in self.log:
+            left = end - time.monotonic()
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, left))
+            assert ready, f"no {until!r} within {deadline_s} s:\n{self.log.decode()}"
+            piece = os.read(self.process.stdout.fileno(), 65536)
+            if not piece:
+                return False
+            self.log += piece
+        return True
+
+    def wait(self, deadline_s: float = DEADLINE_S) -> int:
+        """Drain the log until the server has ended; its exit code."""
+        self.read_log(b"\0never", deadline_s)
+        return self.process.wait(deadline_s)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+
+def launch(repository: Path | Sequence[Path], *flags: str) -> Server:
+    """Exec a server on free ports; it may still be loading, or fail."""
+    repositories = [repository] if isinstance(repository, Path) else repository
+    command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
+    command += [f"--model-repository={each}" for each in repositories]
+    command += ["--http-port=0", "--metrics-port=0", *flags]
+    return Server(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+
+
+@contextmanager
+def serving(repository: Path | Sequence[Path], *flags: str) -> Iterator[Server]:
+    """A server that answers; killed afterwards if the test did not stop it."""
+    server = launch(repository, *flags)
+    try:
+        assert server.read_log(b"Started Metrics Service"), server.log.decode()
+        server.read_log(b"\n", DEADLINE_S)
+        ports = {name: int(port) for name, port in _STARTED.findall(server.log)}
+        server.http_port, server.metrics_port = ports[b"HTTPService"], ports[b"Metrics Service"]
+        server.children = descendants(server.process.pid)
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.wait()
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, as the kernel lists them."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def wait_for_deaths(pids: Sequence[int], deadline_s: float) -> bool:
+    """Whether all these processes have ended by then, as the kernel tells."""
+    end = time.monotonic() + deadline_s
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if not select.select([pidfd], [], [], max(0.0, end - time.monotonic()))[0]:
+                return False
+        finally:
+            os.close(pidfd)
+    return True

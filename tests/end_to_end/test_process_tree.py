@@ -1,0 +1,165 @@
+"""The processes: how they start, how they stop, and that nothing of them stays behind."""
+
+import http.client
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, wait_for_deaths
+
+READY_TITLES = {
+    "shoal batcher",
+    "shoal road",
+    "shoal worker digits_0_0",
+    "shoal worker mlp_0_0",
+    "shoal worker simple_0_0",
+    "shoal worker simple_identity_0_0",
+    "shoal worker simple_string_0_0",
+}
+
+
+def title(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+
+
+def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0) -> Path:
+    """A repository with one identity model that takes its time."""
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(
+        f"""
+        backend: "identity"
+        max_batch_size: 8
+        input {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] }}
+        output {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] }}
+        instance_group {{ count: 1 kind: KIND_CPU }}
+        parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+        """
+    )
+    return repository
+
+
+def ask(server: Server, number: int, model: str = "slow") -> int:
+    """One request whose answer carries its number."""
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
+        tensor = triton.InferInput("INPUT0", [1, 4], "INT32")
+        tensor.set_data_from_numpy(np.full((1, 4), number, np.int32))
+        return int(client.infer(model, [tensor]).as_numpy("OUTPUT0")[0, 0])
+
+
+def wait_for_pending(server: Server, count: int) -> None:
+    """Return when `count` requests wait behind the one that the model "slow" is executing."""
+    metrics = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
+    end = time.monotonic() + DEADLINE_S
+    text = ""
+    while f'nv_inference_pending_request_count{{model="slow",version="1"}} {count}\n' not in text:
+        assert time.monotonic() < end, text
+        metrics.request("GET", "/metrics")
+        text = metrics.getresponse().read().decode()
+    metrics.close()
+
+
+def test_ps_reads_like_the_process_picture(samples: Server) -> None:
+    titles = {title(pid).partition(" (")[0] for pid in samples.children}
+    assert titles >= READY_TITLES
+
+
+@pytest.fixture
+def loading(tmp_path: Path) -> Iterator[Server]:
+    """A server whose only model never finishes loading: its file is a pipe that nobody writes."""
+    (tmp_path / "stuck" / "1").mkdir(parents=True)
+    os.mkfifo(tmp_path / "stuck" / "1" / "model.onnx")
+    server = launch(tmp_path)
+    server.read_log(b"loading: stuck:1")
+    server.read_log(b"is pinned to cores")
+    yield server
+    server.process.kill()
+    server.wait()
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+
+
+def test_connections_are_refused_while_models_load(loading: Server) -> None:
+    (port,) = re.findall(rb"127\.0\.0\.1:([0-9]+) is bound for http", loading.log)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(port)), DEADLINE_S)
+
+
+def test_signal_while_models_load_ends_the_server(loading: Server) -> None:
+    children = descendants(loading.process.pid)
+    assert loading.stop() == 0
+    assert wait_for_deaths(children, 2.0)
+
+
+def test_port_in_use_is_said_before_any_model_loads() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = launch(SAMPLES, f"--http-port={taken.getsockname()[1]}")
+        assert server.wait() == 1
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    assert b"Address already in use. Choose another --http-port" in server.log
+    assert b"loading:" not in server.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_answers_what_was_accepted_and_exits_zero(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(identity_model(tmp_path, delay_ms=100)) as server, ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(ask, server, each) for each in range(6)]
+        wait_for_pending(server, 5)
+        server.process.send_signal(number)
+        assert [answer.result() for answer in answers] == list(range(6))
+        assert server.wait() == 0
+        assert f"Signal ({number.value}) received.".encode() in server.log
+        assert wait_for_deaths(server.children, 0.0)
+
+
+def test_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
+    with serving(identity_model(tmp_path, delay_ms=60_000)) as server, ThreadPoolExecutor(2) as pool:
+        hanging = [pool.submit(ask, server, each) for each in range(2)]
+        wait_for_pending(server, 1)
+        server.process.send_signal(signal.SIGTERM)
+        server.read_log(b"received.")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 1
+        assert wait_for_deaths(server.children, 2.0)
+        assert all(each.exception() is not None for each in hanging)
+
+
+def test_exit_timeout_gives_up_with_one(tmp_path: Path) -> None:
+    repository = identity_model(tmp_path, delay_ms=60_000)
+    with serving(repository, "--exit-timeout-secs=1") as server, ThreadPoolExecutor(2) as pool:
+        hanging = [pool.submit(ask, server, each) for each in range(2)]
+        wait_for_pending(server, 1)
+        assert server.stop() == 1
+        assert b"Exit timeout expired. Exiting immediately." in server.log
+        assert wait_for_deaths(server.children, 2.0)
+        assert all(each.exception() is not None for each in hanging)
+
+
+def test_killed_supervisor_takes_everything_along() -> None:
+    before = set(os.listdir("/dev/shm"))
+    with serving(SAMPLES) as server:
+        assert len(server.children) == 8
+        assert set(os.listdir("/dev/shm")) == before
+        server.process.kill()
+        assert wait_for_deaths(server.children, 2.0)
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def test_killed_worker_is_replaced_and_the_others_answer(tmp_path: Path) -> None:
+    with serving([identity_model(tmp_path / "a", "one"), identity_model(tmp_path / "b", "two")]) as server:
+        worker = next(pid for pid in server.children if title(pid).startswith("shoal worker one_0_0"))
+        os.kill(worker, signal.SIGKILL)
+        assert server.read_log(b"was killed by signal 9 (SIGKILL)")
+        assert ask(server, 7, "two") == 7
+        assert server.read_log(b"instance 'one_0_0' of model 'one' is up again")
+        assert ask(server, 8, "one") == 8
+        assert server.stop() == 0
