@@ -294,7 +294,7 @@ class Exchange:
     def _free(self, ref: int) -> None:
         worker = self.workers.get(layout.ref_owner(ref))
         if worker is not None:
-            self._push(worker, layout.record(FREE, ref))
+            self._push(worker, layout.record(FREE, 0, 0, ref))
 
     def _push(self, peer: Peer, record: tuple[int, ...]) -> None:
         peer.writer.push(record)

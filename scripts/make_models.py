@@ -110,7 +110,11 @@ output [
     dims: [ 10 ]
   }
 ]
-dynamic_batching { }
+# A request waits up to 5 ms for others to share its execution with. Leave the delay out to batch only what queues up by
+# itself while the instance is busy.
+dynamic_batching {
+  max_queue_delay_microseconds: 5000
+}
 """
 
 DIGITS_CONFIG = """\

@@ -46,7 +46,8 @@ class ServerOptions:
     allow_http: bool = True  # Triton's
     http_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
     http_port: int = 8000  # 0 = any free port; Triton's
-    http_thread_count: int = 8  # requests handled at once by one front-end process; Triton's
+    http_process_count: int = 2  # front-end processes; measured: two serve 1.8 times the requests of one on two cores
+    http_thread_count: int = 8  # threads as Triton counts them, each standing for 8 requests at once here; Triton's
     http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
     max_request_bytes: int = 64 * MIB  # bytes of a request's body; ours: the client slab's size
     listen_backlog: int = 256  # connections the kernel keeps for us; measured: at 2200 accepts/s 2048 would hide 0.9 s

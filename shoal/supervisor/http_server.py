@@ -97,7 +97,7 @@ class HttpServer:
             "SHOAL_HTTP_FDS": ",".join(map(str, fds)),
             "SHOAL_GO_FD": str(read_fd),
             "SHOAL_SUPERVISOR_PID": str(os.getpid()),
-            "SHOAL_ROAD_PROCESSES": "1",
+            "SHOAL_ROAD_PROCESSES": str(self._options.http_process_count),
             "SHOAL_ROAD_THREADS": str(self._options.http_thread_count * THREADS_PER_HTTP_THREAD),
             "SHOAL_GRACEFUL_TIMEOUT_S": str(max(1, self._options.exit_timeout_secs)),
             # numpy's BLAS would start threads at import, and the arbiter must fork without any.

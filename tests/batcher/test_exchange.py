@@ -57,7 +57,7 @@ def test_request_becomes_batch_becomes_reply_becomes_free() -> None:
     client.say(RELEASE, 1)
     star.exchange.step(now_ns=3_000)
     (free,) = worker.heard()
-    assert free[:2] == (FREE, OUTPUT_BLOCK)
+    assert free[:4] == (FREE, 0, 0, OUTPUT_BLOCK)
     assert len(star.exchange.holders) == 0
 
 
@@ -108,7 +108,7 @@ def test_requests_of_one_batch_share_a_block_until_the_last_release() -> None:
     assert worker.heard() == []
     client.say(RELEASE, 3)
     star.exchange.step(now_ns=3_100)
-    assert [record[:2] for record in worker.heard()] == [(FREE, OUTPUT_BLOCK)]
+    assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, OUTPUT_BLOCK)]
 
 
 def test_unknown_model_is_refused() -> None:
@@ -188,10 +188,10 @@ def test_dead_client_leaves_nothing_behind() -> None:
     star.exchange.remove_client(CLIENT)
     star.exchange.step(now_ns=700)
     free, running = sorted(worker.heard(), key=lambda record: record[0], reverse=True)
-    assert (free[:2], running[0]) == ((FREE, OUTPUT_BLOCK), BATCH_ITEM)
+    assert (free[:4], running[0]) == ((FREE, 0, 0, OUTPUT_BLOCK), BATCH_ITEM)
     answer(worker, running)
     star.exchange.step(now_ns=800)
-    assert [record[:2] for record in worker.heard()] == [(FREE, OUTPUT_BLOCK)]
+    assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, OUTPUT_BLOCK)]
     assert (cell(model, "pending_count"), len(star.exchange.holders)) == (0, 0)
 
 

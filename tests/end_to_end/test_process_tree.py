@@ -147,7 +147,7 @@ def test_exit_timeout_gives_up_with_one(tmp_path: Path) -> None:
 def test_killed_supervisor_takes_everything_along() -> None:
     before = set(os.listdir("/dev/shm"))
     with serving(SAMPLES) as server:
-        assert len(server.children) == 8
+        assert len(server.children) == 9
         assert set(os.listdir("/dev/shm")) == before
         server.process.kill()
         assert wait_for_deaths(server.children, 2.0)
