@@ -1,0 +1,158 @@
+"""How the answers of a batch lie in its block, and what a misbehaving model makes of them."""
+
+import numpy as np
+import pytest
+
+from shoal.errors import InvalidArgumentError
+from shoal.workers.tensors import Array
+from tests.workers.surroundings import CONFIG, PAIR, STRINGS, Batcher, PerRequest, Returning, loop_of, rows, strings
+
+
+def test_a_batch_shares_one_block_and_each_request_gets_its_rows(batcher: Batcher) -> None:
+    loop = loop_of(batcher)
+    batcher.send(*(batcher.request([("INPUT0", "FP32", rows(*values))]) for values in ((1,), (2, 3), (4,))))
+    assert loop.step() == 1
+    done = batcher.done()
+    assert [one.key for one in done] == [1, 2, 3]
+    assert len({one.ref for one in done}) == 1
+    assert [one.outputs["OUTPUT0"][:, 0].tolist() for one in done] == [[1], [2, 3], [4]]
+    assert [one.offsets["OUTPUT0"] for one in done] == [0, 16, 48]  # one contiguous array
+
+
+def test_outputs_are_aligned_and_only_requested_ones_are_written(batcher: Batcher) -> None:
+    loop = loop_of(batcher, PAIR)
+    inputs = [("INPUT0", "FP32", rows(1)), ("INPUT1", "INT32", np.array([[5, 6]], np.int32))]
+    batcher.send(
+        batcher.request(inputs),
+        batcher.request(inputs, outputs=["OUTPUT1"]),
+        batcher.request(inputs, outputs=["OUTPUT0"]),
+    )
+    loop.step()
+    both, second, first = batcher.done()
+    assert list(both.outputs) == ["OUTPUT0", "OUTPUT1"]
+    assert both.offsets == {"OUTPUT0": 0, "OUTPUT1": 64}
+    assert (list(second.outputs), list(first.outputs)) == (["OUTPUT1"], ["OUTPUT0"])
+    assert second.outputs["OUTPUT1"].tolist() == [[5, 6]]
+
+
+def test_an_output_nobody_asked_for_takes_no_memory(batcher: Batcher) -> None:
+    loop = loop_of(batcher, PAIR)
+    inputs = [("INPUT0", "FP32", rows(1)), ("INPUT1", "INT32", np.array([[5, 6]], np.int32))]
+    batcher.send(*(batcher.request(inputs, outputs=["OUTPUT1"]) for _ in range(2)))
+    loop.step()
+    assert [done.offsets for done in batcher.done()] == [{"OUTPUT1": 0}, {"OUTPUT1": 8}]
+
+
+def test_strings_are_encoded_per_request(batcher: Batcher) -> None:
+    loop = loop_of(batcher, STRINGS)
+    batcher.send(
+        batcher.request([("INPUT0", "BYTES", ((2, 1), strings(b"a", b"\xff\x00b")))]),
+        batcher.request([("INPUT0", "BYTES", ((1, 1), strings(b"")))]),
+    )
+    loop.step()
+    first, second = batcher.done()
+    assert first.outputs["OUTPUT0"] == b"\x01\x00\x00\x00a\x03\x00\x00\x00\xff\x00b"
+    assert second.outputs["OUTPUT0"] == b"\x00\x00\x00\x00"
+
+
+def test_too_few_rows_fail_the_requests_past_the_end(batcher: Batcher) -> None:
+    loop = loop_of(batcher, backend=Returning(lambda inputs: {"OUTPUT0": inputs["INPUT0"][:2]}))
+    batcher.send(
+        batcher.request([("INPUT0", "FP32", rows(1))]),
+        batcher.request([("INPUT0", "FP32", rows(2, 3))], request_id="second"),
+        batcher.request([("INPUT0", "FP32", rows(4))]),
+    )
+    loop.step()
+    first, second, third = batcher.done()
+    assert first.outputs["OUTPUT0"].tolist() == [[1, 1, 1, 1]]
+    assert (second.status, second.sentence) == (
+        6,
+        "[request id: second] failed to split the output tensor 'OUTPUT0' in responses: expected batch size of at "
+        "least 3 in model output, got 2",
+    )
+    assert (third.status, third.sentence) == (
+        6,
+        "[request id: <id_unknown>] failed to split the output tensor 'OUTPUT0' in responses: expected batch size of "
+        "at least 4 in model output, got 2",
+    )
+
+
+def test_too_few_strings_and_a_scalar_are_too_few_rows(batcher: Batcher) -> None:
+    loop = loop_of(batcher, STRINGS, Returning(lambda _inputs: {"OUTPUT0": np.array(b"a", object)}))
+    batcher.send(batcher.request([("INPUT0", "BYTES", ((1, 1), strings(b"")))]))
+    loop.step()
+    assert batcher.done()[0].sentence.endswith("expected batch size of at least 1 in model output, got 0")
+
+
+def test_more_rows_than_asked_for_are_cut_off(batcher: Batcher) -> None:
+    loop = loop_of(batcher, backend=Returning(lambda _inputs: {"OUTPUT0": rows(1, 2, 3)}))
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(0))]))
+    loop.step()
+    assert batcher.done()[0].outputs["OUTPUT0"].tolist() == [[1, 1, 1, 1]]
+
+
+def test_an_exception_fails_every_request_with_one_sentence(batcher: Batcher, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_inputs: dict[str, Array]) -> dict[str, Array]:
+        raise KeyError("no\nsuch\x00key")
+
+    loop = loop_of(batcher, backend=Returning(fail))
+    batcher.send(*(batcher.request([("INPUT0", "FP32", rows(1))]) for _ in range(3)))
+    loop.step()
+    done = batcher.done()
+    expected = "model 'm', instance 'm_0_0' failed: KeyError: 'no\\nsuch\\x00key'"
+    assert [(one.status, one.sentence) for one in done] == [(2, expected)] * 3
+    assert "Traceback" in caplog.text
+    batcher.free(done[0].ref)
+    assert loop.step() == 0
+
+
+def test_a_sentence_is_one_line_of_at_most_4096_bytes(batcher: Batcher) -> None:
+    def fail(_inputs: dict[str, Array]) -> dict[str, Array]:
+        raise InvalidArgumentError("a\n\x7f" + "é" * 5000)
+
+    loop = loop_of(batcher, backend=Returning(fail))
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]))
+    loop.step()
+    (done,) = batcher.done()
+    assert done.status == 4
+    assert done.sentence.startswith("a\\n\\x7fé")
+    assert len(done.sentence.encode()) in (4095, 4096)
+
+
+def test_wrong_datatypes_of_outputs_are_told(batcher: Batcher) -> None:
+    loop = loop_of(batcher, backend=Returning(lambda _inputs: {"OUTPUT0": np.zeros((1, 4))}))
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]))
+    loop.step()
+    assert batcher.done()[0].sentence == "model 'm' returned output 'OUTPUT0' as float64, expected FP32"
+
+
+def test_elements_that_are_no_strings_are_told(batcher: Batcher) -> None:
+    loop = loop_of(batcher, STRINGS, Returning(lambda _inputs: {"OUTPUT0": np.array([[5]], object)}))
+    batcher.send(batcher.request([("INPUT0", "BYTES", ((1, 1), strings(b"")))]))
+    loop.step()
+    assert batcher.done()[0].sentence == (
+        "model 'm' returned output 'OUTPUT0' that is no BYTES tensor: "
+        "an element of a BYTES tensor is int, not bytes or str"
+    )
+
+
+def test_a_batch_larger_than_the_model_takes(batcher: Batcher) -> None:
+    loop = loop_of(batcher, {**CONFIG, "max_batch_size": 2})
+    batcher.send(*(batcher.request([("INPUT0", "FP32", rows(1, 2))]) for _ in range(2)))
+    loop.step()
+    assert {(done.status, done.sentence) for done in batcher.done()} == {
+        (2, "batch size 4 for 'm_0_0', max allowed is 2")
+    }
+
+
+def test_a_backend_may_answer_request_by_request(batcher: Batcher) -> None:
+    loop = loop_of(batcher, backend=PerRequest(lambda inputs: {"OUTPUT0": inputs["INPUT0"] * 2}))
+    batcher.send(
+        *(batcher.request([("INPUT0", "FP32", rows(2))], request_id=request_id) for request_id in ("a", "bad", "c"))
+    )
+    loop.step()
+    first, bad, last = batcher.done()
+    assert (first.parameters, last.parameters) == ({"was": "a"}, {"was": "c"})
+    assert (bad.status, bad.sentence) == (4, "this one is bad")
+    assert last.outputs["OUTPUT0"].tolist() == [[4, 4, 4, 4]]
+    assert len({first.ref, bad.ref, last.ref}) == 1

@@ -1,0 +1,105 @@
+"""A worker's loop with real segments, rings and bells, on the identity backend."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from shoal.control import Channel
+from shoal.model_config.signature import Signature
+from shoal.workers.backends.identity import IdentityBackend
+from shoal.workers.loop import Loop
+from tests.workers.surroundings import (
+    CONFIG,
+    CPU,
+    Batcher,
+    loop_of,
+    model,
+    rows,
+)
+
+
+def test_one_request_is_answered_in_a_block_of_the_worker(batcher: Batcher) -> None:
+    loop = loop_of(batcher)
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(1, 2))]), batch=9, rows=2)
+    assert loop.step() == 1
+    (done,) = batcher.done()
+    assert (done.key, done.batch, done.status) == (1, 9, 0)
+    assert np.array_equal(done.outputs["OUTPUT0"], rows(1, 2))
+    assert done.offsets == {"OUTPUT0": 0}
+    assert done.parameters == {}
+    start, input_end, output_start, end = done.times
+    assert 0 < start <= input_end <= output_start <= end
+    assert loop.step() == 0
+
+
+def test_misaligned_input_is_answered(batcher: Batcher) -> None:
+    loop = loop_of(batcher)
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(7))], offset=3))
+    loop.step()
+    assert batcher.done()[0].outputs["OUTPUT0"].tolist() == [[7, 7, 7, 7]]
+
+
+def test_several_batches_of_one_step_are_answered_in_order(batcher: Batcher) -> None:
+    loop = loop_of(batcher)
+    progress = batcher.worker_view.words[24]
+    for batch in (1, 2, 3):
+        batcher.send(batcher.request([("INPUT0", "FP32", rows(batch))]), batch=batch)
+    assert loop.step() == 3
+    assert [done.batch for done in batcher.done()] == [1, 2, 3]
+    assert batcher.worker_view.words[24] == progress + 3
+
+
+def test_without_a_batch_dimension_requests_run_one_by_one(batcher: Batcher) -> None:
+    config = {**CONFIG, "max_batch_size": 0}
+    loop = loop_of(batcher, config)
+    batcher.send(*(batcher.request([("INPUT0", "FP32", np.full(4, value, np.float32))]) for value in (1, 2)))
+    assert loop.step() == 2
+    done = batcher.done()
+    assert [one.outputs["OUTPUT0"].tolist() for one in done] == [[1, 1, 1, 1], [2, 2, 2, 2]]
+    assert done[0].ref != done[1].ref
+
+
+# -- the supervisor ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def channels() -> Iterator[tuple[Channel, Channel]]:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        yield Channel(here), Channel(there)
+
+
+def test_announced_segments_are_acknowledged_and_stop_answers_what_was_taken(
+    batcher: Batcher, channels: tuple[Channel, Channel]
+) -> None:
+    supervisor, worker = channels
+    memory = batcher.memory()
+    memory.remove_segment(7)
+    backend = IdentityBackend()
+    backend.load(model(CONFIG), CPU)
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(5))]))
+    supervisor.send({"op": "segment", "owner": 7, "seq": 12}, [batcher.client_fd])
+    supervisor.send({"op": "segment_gone", "owner": 8})
+    supervisor.send({"op": "stop"})
+    Loop(backend, Signature.from_config(CONFIG), "m_0_0", memory).run(worker)
+    assert supervisor.receive() == ({"op": "ack", "seq": 12}, [])
+    assert batcher.done()[0].outputs["OUTPUT0"].tolist() == [[5, 5, 5, 5]]
+
+
+def test_the_loop_ends_when_the_supervisor_is_gone(batcher: Batcher, channels: tuple[Channel, Channel]) -> None:
+    supervisor, worker = channels
+    supervisor.close()
+    with pytest.raises(EOFError):
+        loop_of(batcher).run(worker)
+
+
+def test_descriptors_of_unknown_messages_are_closed(batcher: Batcher, channels: tuple[Channel, Channel]) -> None:
+    supervisor, worker = channels
+    loop = loop_of(batcher)
+    before = len(os.listdir("/proc/self/fd"))
+    supervisor.send({"op": "news"}, [batcher.client_fd])
+    assert loop.obey(worker, *worker.receive()) is False
+    assert len(os.listdir("/proc/self/fd")) == before

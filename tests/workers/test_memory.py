@@ -1,0 +1,88 @@
+"""A worker's own memory: blocks freed, awaited and missing."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from shoal.shm.layout import LayoutError
+from shoal.workers.tensors import Array
+from tests.workers.surroundings import VARIABLE, Batcher, Returning, loop_of, rows
+
+
+def test_a_block_is_used_again_once_it_is_freed(batcher: Batcher) -> None:
+    loop = loop_of(batcher)
+    request = batcher.request([("INPUT0", "FP32", rows(1))])
+    batcher.send(request)
+    loop.step()
+    (first,) = batcher.done()
+    batcher.free(first.ref)
+    batcher.send(request)
+    loop.step()
+    (second,) = batcher.done()
+    assert first.ref != second.ref  # another generation of the same block
+    assert first.ref >> 20 == second.ref >> 20
+    assert batcher.results.open(first.ref) is None
+
+
+def test_a_result_no_block_can_hold_fails_at_once(make_batcher: Callable[..., Batcher]) -> None:
+    batcher = make_batcher(worker=8192)
+    loop = loop_of(batcher, VARIABLE)
+    batcher.send(batcher.request([("INPUT0", "FP32", np.zeros((1, 3000), np.float32))]))
+    loop.step()
+    (done,) = batcher.done()
+    assert done.status == 2
+    assert done.sentence.startswith("output 'OUTPUT0' of model 'm' is 12000 bytes, the results of one batch are 120")
+    assert done.sentence.endswith("; at most 8192 fit. Raise --shm-worker-slab-mib or lower max_batch_size")
+
+
+def test_no_block_for_too_long_fails_with_503_in_the_spare_block(make_batcher: Callable[..., Batcher]) -> None:
+    batcher = make_batcher(worker=3 * 4096, block_wait_s=0.01)  # two units and a spare one
+    loop = loop_of(batcher)
+    request = batcher.request([("INPUT0", "FP32", rows(1))])
+    for batch in (1, 2, 3, 4):
+        batcher.send(request, batch=batch)
+    loop.step()
+    first, second, third, fourth = batcher.done()
+    assert (first.status, second.status, third.status, fourth.status) == (0, 0, 5, 5)
+    assert third.sentence.startswith("model 'm', instance 'm_0_0': no shared memory for a result of ")
+    assert third.sentence.endswith("clients still hold the earlier ones. Raise --shm-worker-slab-mib")
+    assert fourth.ref == 0  # not even for the sentence
+    batcher.free(third.ref)
+    batcher.free(second.ref)
+    batcher.send(request)
+    loop.step()
+    assert batcher.done()[0].status == 0
+
+
+def test_a_batch_waits_for_a_block_and_what_comes_meanwhile_follows(make_batcher: Callable[..., Batcher]) -> None:
+    batcher = make_batcher(worker=2 * 4096)
+    meanwhile: list[Callable[[], None]] = []
+
+    def result(inputs: dict[str, Array]) -> dict[str, Array]:
+        # The ring has been drained and the bell cleared when a model runs: what it sends now arrives during the wait.
+        if meanwhile:
+            meanwhile.pop(0)()
+        return {"OUTPUT0": inputs["INPUT0"]}
+
+    loop = loop_of(batcher, backend=Returning(result))
+    request = batcher.request([("INPUT0", "FP32", rows(1))])
+    batcher.send(request, batch=1)
+    batcher.send(request, batch=2)
+    loop.step()
+    first, second = batcher.done()
+    meanwhile[:] = [
+        lambda: batcher.free(first.ref, then=(request, 4)),
+        lambda: batcher.free(second.ref),
+    ]
+    batcher.send(request, batch=3)
+    assert loop.step() == 2
+    assert [(done.batch, done.status) for done in batcher.done()] == [(3, 0), (4, 0)]
+
+
+def test_an_unknown_record_ends_the_worker(batcher: Batcher) -> None:
+    loop = loop_of(batcher)
+    batcher.writer.push((4, *[0] * 15))
+    batcher.writer.publish()
+    with pytest.raises(LayoutError, match="the batcher sent a record of kind 4"):
+        loop.step()

@@ -1,0 +1,123 @@
+"""Opening, gathering and encoding tensors."""
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shoal.datatypes import BF16, BYTES, FP32, INT64, Datatype
+from shoal.errors import InternalError
+from shoal.model_config.signature import TensorSpec
+from shoal.workers.tensors import encode_strings, gather, open_tensor, why_not_joined
+
+
+def spec(datatype: Datatype) -> TensorSpec:
+    return TensorSpec("INPUT0", datatype, (-1,), None, optional=False, ragged=False, label_filename="")
+
+
+def read_only(data: bytes) -> memoryview:
+    return memoryview(data)
+
+
+def test_a_tensor_is_a_view_of_the_block_and_cannot_be_written() -> None:
+    block = bytearray(64)
+    array = open_tensor(spec(FP32), (1, 3), 16, 12, memoryview(block).toreadonly())
+    block[16:28] = struct.pack("<3f", 1.5, -2.0, 3.0)
+    assert array.tolist() == [[1.5, -2.0, 3.0]]
+    assert not array.flags.writeable
+
+
+def test_a_tensor_off_its_alignment_is_copied_to_an_aligned_array() -> None:
+    block = b"\xff" * 3 + struct.pack("<2q", 5, -6)
+    array = open_tensor(spec(INT64), (2,), 3, 16, read_only(block))
+    assert array.flags.aligned
+    assert array.tolist() == [5, -6]
+
+
+def test_bf16_is_its_words() -> None:
+    array = open_tensor(spec(BF16), (1, 2), 0, 4, read_only(b"\x80\x3f\x00\x40"))
+    assert array.tolist() == [[0x3F80, 0x4000]]
+
+
+def test_strings_become_an_object_array() -> None:
+    block = b"????" + b"\x01\x00\x00\x00a" + b"\x00\x00\x00\x00" + b"\x02\x00\x00\x00\xff\x00"
+    array = open_tensor(spec(BYTES), (3, 1), 4, 15, read_only(block))
+    assert array.tolist() == [[b"a"], [b""], [b"\xff\x00"]]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "offset", "nbytes"),
+    [
+        (FP32, (2,), 60, 8),
+        (FP32, (2,), -4, 8),
+        (FP32, (2,), 0, 4),
+        (FP32, (2,), 1 << 70, 8),
+        (FP32, (1 << 62, 1 << 62), 0, 8),
+        (FP32, (-1,), 0, 8),
+        (FP32, (2.0,), 0, 8),
+        (FP32, "ab", 0, 8),
+        (FP32, (2,), "0", 8),
+        (BYTES, (1,), -4, 4),
+        (BYTES, (1,), 0, 65),
+        (BYTES, (1,), 8, -4),
+        (BYTES, (1,), 0, "4"),
+        (BYTES, (2,), 0, 4),
+        (BYTES, (1,), 1, 4),
+    ],
+)
+def test_what_does_not_fit_the_block_is_an_error(datatype: Datatype, shape: Any, offset: Any, nbytes: Any) -> None:
+    block = read_only(bytes(64))
+    with pytest.raises(InternalError, match=r"tensor 'INPUT0' of type .* cannot be read from"):
+        open_tensor(spec(datatype), shape, offset, nbytes, block) if offset != 1 else open_tensor(
+            spec(datatype), shape, 0, nbytes, read_only(b"\x09\x00\x00\x00")
+        )
+
+
+ARRAYS = hnp.arrays(np.int32, st.tuples(st.integers(0, 4), st.just(3)))
+
+
+@given(st.lists(ARRAYS, min_size=1, max_size=6))
+def test_gathered_rows_are_the_requests_rows_in_order(arrays: list[Any]) -> None:
+    gathered = gather([{"A": array, "B": array[:, :1]} for array in arrays])
+    start = 0
+    for array in arrays:
+        assert np.array_equal(gathered["A"][start : start + len(array)], array)
+        assert np.array_equal(gathered["B"][start : start + len(array)], array[:, :1])
+        start += len(array)
+    assert len(gathered["A"]) == len(gathered["B"]) == start
+
+
+def test_a_single_request_is_not_copied() -> None:
+    array = np.arange(4)
+    assert gather([{"A": array}])["A"] is array
+
+
+def test_why_requests_cannot_be_joined() -> None:
+    first = {"A": np.zeros((1, 2))}
+    assert why_not_joined(first, {"A": np.zeros((5, 2))}) == ""
+    assert why_not_joined(first, {"A": np.zeros((1, 3))}) == (
+        "input 'A' of shape [1,3] cannot be batched with shape [1,2]"
+    )
+    assert why_not_joined(first, {"B": np.zeros((1, 2))}) == "inputs B cannot be batched with inputs A"
+
+
+@given(st.lists(st.binary(max_size=5)))
+def test_encoded_strings_can_be_opened_again(elements: list[bytes]) -> None:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    data = encode_strings(array)
+    assert open_tensor(spec(BYTES), (len(elements),), 0, len(data), read_only(data)).tolist() == elements
+
+
+def test_str_is_encoded_as_utf8_and_rows_in_order() -> None:
+    array = np.array([["é", b"x"], ["", "z"]], object)
+    assert encode_strings(array) == (b"\x02\x00\x00\x00\xc3\xa9\x01\x00\x00\x00x\x00\x00\x00\x00\x01\x00\x00\x00z")
+
+
+def test_an_element_that_is_no_string_is_an_error() -> None:
+    with pytest.raises(TypeError, match="an element of a BYTES tensor is int, not bytes or str"):
+        encode_strings(np.array([b"a", 5], object))

@@ -1,0 +1,175 @@
+"""A worker process, from exec to exit; the test plays its supervisor."""
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from shoal.control import Channel, Listener
+from shoal.workers.worker import format_cores
+from tests.workers.surroundings import Batcher, model_config, tensor_config
+
+ROOT = Path(__file__).parents[2]
+CORE = min(os.sched_getaffinity(0))
+
+
+class Supervised:
+    """A worker process and the supervisor's end of its channel."""
+
+    def __init__(self) -> None:
+        listener = Listener.create()
+        environment = {
+            **os.environ,
+            "SHOAL_CONTROL": listener.address,
+            "SHOAL_INSTANCE": "4",
+            "PYTHONPATH": str(ROOT),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-s", "-m", "shoal.workers.worker"],
+            cwd="/",
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        select.select([listener], [], [], 10)
+        accepted = listener.accept()
+        listener.close()
+        assert accepted is not None
+        self.channel: Channel
+        self.channel, self.pid = accepted
+        self.channel.setblocking(True)
+
+    def load(self, config: dict[str, Any], *, final: bool = True, file: str = "") -> None:
+        self.channel.send(
+            {
+                "op": "load",
+                "name": "m",
+                "version": 1,
+                "version_dir": os.path.dirname(file),
+                "model_file": file,
+                "config": config,
+                "final": final,
+                "instance_name": "m_0_0",
+                "kind": "KIND_CPU",
+                "device_id": 0,
+                "cores": [CORE],
+                "backend_config": {},
+                "log": {"log_verbose": 0},
+            }
+        )
+
+    def receive(self) -> dict[str, Any]:
+        message, fds = self.channel.receive()
+        assert fds == []
+        return message
+
+    def end(self) -> tuple[int, str, str]:
+        """(exit status, what it printed, what it complained)."""
+        out, complaints = self.process.communicate(timeout=10)
+        return self.process.returncode, out, complaints
+
+
+@pytest.fixture
+def worker() -> Iterator[Supervised]:
+    supervised = Supervised()
+    yield supervised
+    supervised.channel.close()
+    if supervised.process.poll() is None:
+        supervised.process.kill()
+        supervised.process.communicate()
+
+
+def identity() -> dict[str, Any]:
+    return model_config([tensor_config("INPUT0", "TYPE_FP32", [2])], [tensor_config("OUTPUT0", "TYPE_FP32", [2])])
+
+
+@pytest.fixture
+def relu(tmp_path: Path) -> str:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["INPUT0"], ["OUTPUT0"])],
+        "g",
+        [helper.make_tensor_value_info("INPUT0", TensorProto.FLOAT, ["N", 2])],
+        [helper.make_tensor_value_info("OUTPUT0", TensorProto.FLOAT, ["N", 2])],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return str(path)
+
+
+def test_a_whole_life(worker: Supervised, relu: str, batcher: Batcher) -> None:
+    assert worker.receive() == {"op": "join", "kind": "worker", "pid": worker.pid, "instance": 4}
+    worker.load(model_config([], [], max_batch_size=0, backend="onnxruntime"), final=False, file=relu)
+    assert worker.receive() == {
+        "op": "model_io",
+        "inputs": [["INPUT0", "TYPE_FP32", [-1, 2]]],
+        "outputs": [["OUTPUT0", "TYPE_FP32", [-1, 2]]],
+    }
+    worker.channel.send({"op": "config", "config": {**identity(), "backend": "onnxruntime"}})
+    assert worker.receive() == {"op": "loaded"}
+    own, link = batcher.descriptors
+    worker.channel.send({"op": "memory", "owner": 3, "epoch": 1}, [own, link, batcher.worker_bell.fd, batcher.bell.fd])
+    assert worker.receive() == {"op": "mapped"}
+    worker.channel.send({"op": "segment", "owner": 7, "seq": 1}, [batcher.client_fd])
+    assert worker.receive() == {"op": "ack", "seq": 1}
+    assert os.sched_getaffinity(worker.pid) == {CORE}
+    title = Path(f"/proc/{worker.pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+    assert title == f"shoal worker m_0_0 (CPU {CORE})"
+
+    batcher.send(batcher.request([("INPUT0", "FP32", np.array([[-1, 2]], np.float32))]))
+    assert select.select([batcher.bell], [], [], 10)[0]
+    assert batcher.done()[0].outputs["OUTPUT0"].tolist() == [[0, 2]]
+
+    worker.channel.send({"op": "stop"})
+    status, out, complaints = worker.end()
+    assert (status, complaints) == (0, "")
+    assert out.count("\n") == 1
+    assert f"worker m_0_0 (CPU {CORE}) is pinned to cores {CORE} and runs 1 threads" in out
+
+
+def test_a_model_that_cannot_be_loaded_is_told_and_the_worker_ends(worker: Supervised) -> None:
+    worker.receive()
+    worker.load({**identity(), "output": []})
+    assert worker.receive() == {
+        "op": "failed",
+        "wire": 4,
+        "sentence": "model 'm': the identity backend expects as many outputs as inputs, got 1 inputs and 0 outputs",
+    }
+    assert worker.end()[0] == 0
+
+
+def test_an_unexpected_failure_is_internal_and_its_traceback_in_the_log(worker: Supervised) -> None:
+    worker.receive()
+    worker.load({"backend": "identity"})
+    assert worker.receive() == {"op": "failed", "wire": 2, "sentence": "KeyError: 'name'"}
+    status, _, complaints = worker.end()
+    assert status == 0
+    assert "Traceback" in complaints
+
+
+def test_stop_before_there_is_memory(worker: Supervised) -> None:
+    worker.receive()
+    worker.load(identity())
+    assert worker.receive() == {"op": "loaded"}
+    worker.channel.send({"op": "stop"})
+    assert worker.end()[0] == 0
+
+
+def test_the_supervisors_end_is_the_workers(worker: Supervised) -> None:
+    worker.receive()
+    worker.channel.close()
+    status, _, complaints = worker.end()
+    assert (status, complaints) == (1, "")
+
+
+@pytest.mark.parametrize(("cores", "text"), [((0,), "0"), ((0, 1, 2), "0-2"), ((5, 1, 0, 3), "0-1,3,5"), ((), "")])
+def test_cores_are_written_as_taskset_does(cores: tuple[int, ...], text: str) -> None:
+    assert format_cores(cores) == text

@@ -1,0 +1,29 @@
+"""The frameworks Shoal can run, one file each, imported only in the worker that runs it."""
+
+import importlib
+
+from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.workers.backends.backend import Backend
+
+#: Backend name in config.pbtxt → (module in this package, class, what to install).
+BACKENDS: dict[str, tuple[str, str, str]] = {
+    "identity": ("identity", "IdentityBackend", "shoal"),
+    "onnxruntime": ("onnxruntime", "OnnxruntimeBackend", "shoal[onnx]"),
+}
+
+
+def create(name: str) -> Backend:
+    """A backend that has loaded nothing yet. Raises InvalidArgumentError; UnsupportedError if it is not installed."""
+    if name not in BACKENDS:
+        raise InvalidArgumentError(
+            f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
+        )
+    module, class_name, distribution = BACKENDS[name]
+    try:
+        backend = getattr(importlib.import_module(f"{__name__}.{module}"), class_name)()
+    except ImportError as error:
+        raise UnsupportedError(
+            f"backend '{name}' cannot be imported: {error}. Install it with: pip install '{distribution}'"
+        ) from error
+    assert isinstance(backend, Backend)
+    return backend

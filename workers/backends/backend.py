@@ -1,0 +1,120 @@
+"""The contract between a worker and a framework: one Backend object is one model instance.
+
+The worker calls `describe` (only where the configuration is not finished), `load` and `execute` from one thread.
+Whatever a backend raises is told to the client; a ShoalError as it is, anything else as an internal error.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.errors import InternalError
+from shoal.model_config.autocomplete import ModelIO
+from shoal.model_config.messages import Config
+from shoal.workers.answers import Answers
+from shoal.workers.requests import Request, log_prefix
+from shoal.workers.tensors import Array, gather, why_not_joined
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is to be served. `config` may be unfinished in `describe`, never in `load`."""
+
+    name: str
+    version: int
+    instance_name: str  # "simple_0_0"
+    version_dir: str
+    file: str  # inside version_dir; "" where the backend needs none
+    config: Config
+    backend_config: dict[str, str]  # --backend-config of this backend
+
+    def parameter(self, key: str) -> str | None:
+        """The string_value of one of the configuration's `parameters`."""
+        value = self.config["parameters"].get(key)
+        return None if value is None else str(value.get("string_value", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where the instance runs."""
+
+    kind: str  # "KIND_CPU", "KIND_GPU"
+    id: int  # the GPU's number; 0 on a CPU
+    cores: tuple[int, ...]  # the worker is pinned to these
+    log_verbose: int = 0
+
+
+class Backend(ABC):
+    """One model instance in one framework. Frameworks are imported by the methods' module, not before."""
+
+    @abstractmethod
+    def describe(self, model: Model, device: Device) -> ModelIO:
+        """The inputs and outputs as the model's file declares them; empty where no file does. Raises ShoalError."""
+
+    @abstractmethod
+    def load(self, model: Model, device: Device) -> None:
+        """Get ready to execute, warm, and check the model against its configuration. Raises ShoalError."""
+
+    @abstractmethod
+    def execute(self, requests: Sequence[Request], answers: Answers) -> None:
+        """Answer each request of one batch, through `answers`: add outputs or fail, each exactly once.
+
+        A backend that knows them sets `input_end_ns` and `output_start_ns`, the monotonic times at which the model
+        starts and has finished. Several requests come only where the model has a batch dimension. An exception fails
+        all of them.
+        """
+
+    @abstractmethod
+    def unload(self) -> None:
+        """Let go of the model; the process ends soon after."""
+
+
+class BatchedBackend(Backend):
+    """A backend that runs one array per input, all requests' rows in it. Gathering and splitting are done here."""
+
+    @abstractmethod
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Run the model. The arrays given may be read-only; those returned are copied before the next call."""
+
+    def known_outputs(self, rows: int) -> dict[str, tuple[int, ...]] | None:
+        """The shapes of all outputs of a batch of `rows`, where it pays to have them written in place; else None."""
+        del rows
+        return None
+
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+        """Run the model and write its outputs into the arrays given, of the shapes that `known_outputs` said."""
+        for name, array in self.run(inputs).items():
+            outputs[name][...] = array
+
+    def execute(self, requests: Sequence[Request], answers: Answers) -> None:
+        """Gather, run, split."""
+        if len(requests) == 1:
+            inputs, rows = requests[0].inputs, requests[0].rows
+        else:
+            requests = _joinable(requests, answers)
+            inputs = gather([request.inputs for request in requests])
+            rows = sum([request.rows for request in requests])
+        shapes = self.known_outputs(rows)
+        if shapes is None:
+            answers.input_end_ns = time.monotonic_ns()
+            outputs = self.run(inputs)
+            answers.output_start_ns = time.monotonic_ns()
+            answers.add_batch(requests, outputs)
+        else:
+            placed = answers.place(requests, shapes)
+            answers.input_end_ns = time.monotonic_ns()
+            self.run_into(inputs, placed)
+            answers.output_start_ns = time.monotonic_ns()
+
+
+def _joinable(requests: Sequence[Request], answers: Answers) -> list[Request]:
+    """The requests that fit below the first one; the batcher sends no others, so the rest fail as a fault of ours."""
+    first, joined = requests[0], []
+    for request in requests:
+        reason = why_not_joined(first.inputs, request.inputs)
+        if reason:
+            answers.fail(request.position, InternalError(log_prefix(request.id) + reason))
+        else:
+            joined.append(request)
+    return joined

@@ -1,0 +1,270 @@
+"""ONNX models on ONNX Runtime: one session per instance, on the worker's own cores. The only file that imports it.
+
+A batch is run with `session.run`, or, where its outputs are large and their shapes known, with IO binding, so that they
+are computed where clients read them. BF16 travels as its 16-bit words in both.
+"""
+
+import ctypes
+import importlib
+import logging
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from shoal.datatypes import BF16, BY_NAME, BYTES, Datatype
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.model_config.signature import Signature
+from shoal.workers.backends import onnxruntime_checks
+from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
+from shoal.workers.tensors import Array
+from shoal.workers.warmup import smallest_inputs
+
+_log = logging.getLogger(__name__)
+
+#: Outputs of a batch from which binding pays, in bytes. Measured with one thread, copy into the block included, run /
+#: bound: 64 B 17 / 17 us, 64 KiB 20 / 24, 256 KiB 39 / 32, 600 KB 64 / 51, 4 MB 392 / 205; 32 rows of an MLP
+#: 512-1024-10 (1280 bytes of outputs) 527 / 551.
+BIND_NBYTES = 256 * 1024
+
+#: ONNX's number of BFLOAT16 in TensorProto.DataType.
+_ONNX_BFLOAT16 = 16
+
+# ONNX Runtime's types, "tensor(float)"; those that are not here have no Triton datatype.
+_TYPES = {
+    "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64", "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
+    "tensor(string)": "BYTES", "tensor(bfloat16)": "BF16",
+}  # fmt: skip
+
+# What a session raises: classes of its compiled module without a common parent, and RuntimeError from an IO binding.
+_ORT_MODULE = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+_ORT_ERRORS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    *(value for value in vars(_ORT_MODULE).values() if isinstance(value, type) and issubclass(value, Exception)),
+)
+_ORT_SENTENCE = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+
+
+class OnnxruntimeBackend(BatchedBackend):
+    """One ONNX Runtime session."""
+
+    def __init__(self) -> None:
+        # Changed by describe and load.
+        self._session: Any = None
+        self._run_options: Any = None
+        self._signature = Signature("", 0, {}, {})
+        self._output_names: list[str] = []
+        self._scalars: frozenset[str] = frozenset()  # of rank 0 in the model, [1] in the configuration
+        self._strings: tuple[str, ...] = ()
+        self._known_outputs: dict[str, tuple[int, ...]] = {}  # without the batch dimension; {} = not all are known
+        self._row_nbytes = 0  # of all known outputs together
+        self._needs_binding = False
+
+    def describe(self, model: Model, device: Device) -> ModelIO:
+        """The inputs and outputs of the file."""
+        self._open(model, device)
+        return ModelIO(_io_tensors(self._session.get_inputs()), _io_tensors(self._session.get_outputs()))
+
+    def load(self, model: Model, device: Device) -> None:
+        """Open the session and check it. Raises InvalidArgumentError where file and configuration disagree."""
+        onnxruntime_checks.refuse_unsupported(model.config, device.kind)
+        signature = Signature.from_config(model.config)
+        model_io = self.describe(model, device)
+        initializers = _io_tensors(self._session.get_overridable_initializers())
+        onnxruntime_checks.check(signature, model_io, initializers)
+        tensors = (*model_io.inputs, *model_io.outputs, *initializers)
+        specs = (*signature.inputs.values(), *signature.outputs.values())
+        self._signature = signature
+        self._output_names = list(signature.outputs)
+        self._scalars = frozenset(tensor.name for tensor in tensors if tensor.dims == ())
+        self._strings = tuple(spec.name for spec in signature.inputs.values() if spec.datatype is BYTES)
+        self._needs_binding = any(spec.datatype is BF16 for spec in specs)
+        if device.kind == "KIND_CPU":
+            self._find_known_outputs(signature)
+        self._warm_up(model.instance_name)
+
+    def _warm_up(self, instance_name: str) -> None:
+        inputs = smallest_inputs(self._signature)
+        if inputs is None:
+            return
+        try:
+            self.run(inputs)
+        except ShoalError as error:
+            _log.info("worker %s: the first run, on zeros, failed: %s", instance_name, error)
+
+    def unload(self) -> None:
+        """Let the session go."""
+        self._session = None
+
+    def _open(self, model: Model, device: Device) -> None:
+        if self._session is not None:
+            return
+        path = os.path.join(model.file, os.path.basename(model.file)) if os.path.isdir(model.file) else model.file
+        if not os.path.isfile(path):
+            raise UnavailableError(f"unable to find '{path}' for model instance '{model.instance_name}'")
+        settings = session_settings(model, device, onnxruntime.get_available_providers())
+        try:
+            self._session = onnxruntime.InferenceSession(
+                path, _session_options(settings, device.log_verbose), providers=list(settings.providers)
+            )
+        except _ORT_ERRORS as error:
+            code, message = _code_and_message(error)
+            raise InternalError(f"onnx runtime error {code}: {message}") from error
+        self._run_options = _run_options(settings, device.log_verbose)
+
+    def _find_known_outputs(self, signature: Signature) -> None:
+        """Which shapes every batch's outputs will have, from the configuration; none where one of them varies."""
+        known, row_nbytes = {}, 0
+        for spec in signature.outputs.values():
+            dims = spec.dims if spec.reshape is None else spec.reshape
+            if -1 in dims or spec.datatype is BYTES or spec.name in self._scalars:
+                return
+            known[spec.name] = dims
+            row_nbytes += spec.datatype.itemsize * math.prod(dims)
+        self._known_outputs, self._row_nbytes = known, row_nbytes
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def known_outputs(self, rows: int) -> dict[str, tuple[int, ...]] | None:
+        """All outputs' shapes where they are large enough for binding to pay."""
+        if rows * self._row_nbytes < BIND_NBYTES or not self._known_outputs:
+            return None
+        if self._signature.max_batch_size == 0:
+            return self._known_outputs
+        return {name: (rows, *dims) for name, dims in self._known_outputs.items()}
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """The outputs in fresh arrays. Raises InternalError with ONNX Runtime's words."""
+        inputs = self._as_onnx(inputs)
+        if self._needs_binding:
+            return self._run_bound(inputs, {})
+        try:
+            outputs = self._session.run(self._output_names, inputs, self._run_options)
+        except UnicodeDecodeError as error:
+            raise InternalError(
+                f"model '{self._signature.name}' returned a string that is not UTF-8: {error}"
+            ) from error
+        except _ORT_ERRORS as error:
+            code, message = _code_and_message(error)
+            raise InternalError(f"onnx runtime error {code}: {message}") from error
+        named = dict(zip(self._output_names, outputs, strict=True))
+        for name in self._scalars.intersection(named):
+            named[name] = named[name].reshape(1)
+        return named
+
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+        """The outputs computed in place."""
+        self._run_bound(self._as_onnx(inputs), outputs)
+
+    def _run_bound(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            if not array.flags.c_contiguous:
+                array = inputs[name] = np.ascontiguousarray(array)
+            self._bind(binding.bind_input, self._signature.inputs[name].datatype, name, array)
+        for name in self._output_names:
+            if name in outputs:
+                self._bind(binding.bind_output, self._signature.outputs[name].datatype, name, outputs[name])
+            else:
+                binding.bind_output(name)
+        try:
+            self._session.run_with_iobinding(binding, self._run_options)
+        except _ORT_ERRORS as error:
+            code, message = _code_and_message(error)
+            raise InternalError(f"onnx runtime error {code}: {message}") from error
+        if outputs:
+            return outputs
+        results = zip(self._signature.outputs.values(), binding.get_outputs(), strict=True)
+        return {spec.name: _to_numpy(spec.datatype, value, spec.name in self._scalars) for spec, value in results}
+
+    @staticmethod
+    def _bind(bind: Any, datatype: Datatype, name: str, array: Array) -> None:
+        element_type = _ONNX_BFLOAT16 if datatype is BF16 else datatype.dtype.type
+        bind(name, "cpu", 0, element_type, array.shape, array.__array_interface__["data"][0])
+
+    def _as_onnx(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """The inputs as the session takes them: strings as str, scalars without a dimension."""
+        if not self._strings and not self._scalars:
+            return inputs
+        converted = dict(inputs)
+        for name in self._strings:
+            if name in inputs:
+                converted[name] = _as_text(self._signature.name, name, inputs[name])
+        for name in self._scalars.intersection(inputs):
+            converted[name] = converted[name].reshape(())
+        return converted
+
+
+def _as_text(model: str, name: str, array: Array) -> Array:
+    """bytes → str. Triton hands ONNX Runtime C strings: an element ends at its first NUL."""
+    text: Array = np.empty(array.shape, BYTES.dtype)
+    try:
+        text.reshape(-1)[:] = [element.split(b"\0", 1)[0].decode() for element in array.ravel()]
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"input '{name}' of model '{model}' has an element that is not UTF-8, which ONNX Runtime needs: {error}"
+        ) from error
+    return text
+
+
+def _to_numpy(datatype: Datatype, value: Any, is_scalar: bool) -> Array:
+    """An output that ONNX Runtime allocated; the copy outlives it. BF16 has no numpy form, so its words are read."""
+    shape = (1,) if is_scalar else tuple(value.shape())
+    if datatype is not BF16:
+        array: Array = value.numpy().reshape(shape)
+        return array
+    words: Array = np.empty(shape, datatype.dtype)
+    if words.nbytes:
+        ctypes.memmove(words.__array_interface__["data"][0], value.data_ptr(), words.nbytes)
+    return words
+
+
+def _code_and_message(error: Exception) -> tuple[int, str]:
+    """ONNX Runtime's error number (1 = FAIL where it gives none) and its words."""
+    match = _ORT_SENTENCE.match(str(error))
+    return (int(match[1]), match[2].strip()) if match else (1, str(error).strip())
+
+
+def _io_tensors(arguments: Sequence[Any]) -> tuple[IOTensor, ...]:
+    """NodeArgs of a session; a dimension that is no number is dynamic."""
+    tensors = []
+    for argument in arguments:
+        name = _TYPES.get(argument.type)
+        data_type = BY_NAME[name].config_name if name else argument.type
+        dims = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in argument.shape)
+        tensors.append(IOTensor(argument.name, data_type, dims))
+    return tuple(tensors)
+
+
+def _session_options(settings: SessionSettings, log_verbose: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = settings.intra_op_num_threads
+    options.inter_op_num_threads = settings.inter_op_num_threads
+    if settings.parallel:
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, settings.graph_level)
+    options.enable_cpu_mem_arena = settings.enable_cpu_mem_arena
+    options.enable_mem_pattern = settings.enable_mem_pattern
+    options.log_severity_level = 1 if log_verbose else 2
+    for key, value in settings.session_entries.items():
+        options.add_session_config_entry(key, value)
+    for library in settings.custom_op_libraries:
+        options.register_custom_ops_library(library)
+    return options
+
+
+def _run_options(settings: SessionSettings, log_verbose: int) -> Any:
+    """None where the defaults will do. A failed run is told to its client; ONNX Runtime need not log it, too."""
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 1 if log_verbose else 4
+    for key, value in settings.run_entries.items():
+        options.add_run_config_entry(key, value)
+    return options

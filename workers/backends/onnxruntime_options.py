@@ -1,0 +1,157 @@
+"""What config.pbtxt and --backend-config say about ONNX Runtime, read into one value and checked.
+
+Pure: knows the names of Triton's parameters and of ONNX Runtime's settings, imports neither. Runs in a worker.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.workers.backends.backend import Device, Model
+
+CPU, CUDA, TENSORRT, OPENVINO = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "OpenVINO"))
+
+#: optimization.graph.level → the name of ONNX Runtime's level; any other number means all.
+GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
+
+#: Triton's own names for options of the TensorRT provider; names that begin with trt_ pass as they are.
+_TENSORRT_OPTIONS = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "trt_engine_cache_enable": "trt_engine_cache_enable",
+    "trt_engine_cache_path": "trt_engine_cache_path",
+}
+_TENSORRT_PRECISIONS = {"FP32": None, "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable"}
+#: `parameters` that older repositories set for the CUDA provider.
+_CUDA_PARAMETERS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
+_CUDNN_SEARCHES = {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}
+_ARENA_STRATEGIES = {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"}
+
+Provider = tuple[str, dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """One session's options, in ONNX Runtime's terms."""
+
+    intra_op_num_threads: int
+    inter_op_num_threads: int
+    parallel: bool  # ORT_PARALLEL instead of ORT_SEQUENTIAL
+    graph_level: str  # the name of a GraphOptimizationLevel
+    enable_cpu_mem_arena: bool
+    enable_mem_pattern: bool
+    session_entries: dict[str, str]
+    run_entries: dict[str, str]
+    custom_op_libraries: tuple[str, ...]
+    providers: tuple[Provider, ...]
+
+
+def session_settings(model: Model, device: Device, available: Collection[str]) -> SessionSettings:
+    """All options of the session of `model`; `available` are the providers that this build of ONNX Runtime has.
+
+    Raises InvalidArgumentError for a value that is none, UnsupportedError for a provider that is missing.
+    """
+    graph_level = model.config.get("optimization", {}).get("graph", {}).get("level", 0)
+    parallel = _flag(model, "execution_mode", default=False, meaning="0 (sequential) or 1 (parallel)")
+    # Spinning threads would take the cores from the other processes on them: 0 unless the configuration says 1.
+    session_entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+    session_entries |= _entries(model, "session.")
+    return SessionSettings(
+        intra_op_num_threads=_threads(model, "intra_op_thread_count") or len(device.cores),
+        inter_op_num_threads=_threads(model, "inter_op_thread_count") or (len(device.cores) if parallel else 1),
+        parallel=parallel,
+        graph_level=GRAPH_LEVELS.get(graph_level, "ORT_ENABLE_ALL"),
+        enable_cpu_mem_arena=_flag(model, "enable_mem_arena", default=True),
+        enable_mem_pattern=_flag(model, "enable_mem_pattern", default=True),
+        session_entries=session_entries,
+        run_entries=_entries(model, "memory."),
+        custom_op_libraries=tuple(model.config.get("model_operations", {}).get("op_library_filename", ())),
+        providers=_providers(model, device, available),
+    )
+
+
+def _entries(model: Model, prefix: str) -> dict[str, str]:
+    """Parameters that ONNX Runtime knows by the same name: session.use_device_allocator_for_initializers."""
+    return {key: model.parameter(key) or "" for key in model.config["parameters"] if key.startswith(prefix)}
+
+
+def _threads(model: Model, key: str) -> int:
+    """0 where nothing is said: the worker's number of cores then, which ONNX Runtime's own default would not honour."""
+    value = model.parameter(key) or model.backend_config.get(key) or "0"
+    if not value.isdecimal():
+        raise _invalid(model, key, "a number of threads, 0 for the default", value)
+    return int(value)
+
+
+def _flag(model: Model, key: str, *, default: bool, meaning: str = "0 or 1") -> bool:
+    value = model.parameter(key) or str(int(default))
+    if value not in ("0", "1"):
+        raise _invalid(model, key, meaning, value)
+    return value == "1"
+
+
+def _invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be {expected}, got '{value}'")
+
+
+# -- providers --------------------------------------------------------------------------------------------------------
+
+
+def _providers(model: Model, device: Device, available: Collection[str]) -> tuple[Provider, ...]:
+    """In ONNX Runtime's order of preference; the CPU is always the last resort for single operators."""
+    accelerators: dict[str, Any] = model.config.get("optimization", {}).get("execution_accelerators", {})
+    providers: list[Provider] = []
+    if device.kind == "KIND_GPU":
+        cuda = {"device_id": str(device.id), **_cuda_parameters(model)}
+        for accelerator in accelerators.get("gpu_execution_accelerator", ()):
+            if accelerator["name"] == "tensorrt":
+                providers.append(
+                    (TENSORRT, {"device_id": str(device.id), **_tensorrt_options(accelerator["parameters"])})
+                )
+            elif accelerator["name"] == "cuda":
+                cuda |= accelerator["parameters"]
+            else:
+                raise _unknown_accelerator(accelerator["name"])
+        providers.append((CUDA, cuda))
+    for accelerator in accelerators.get("cpu_execution_accelerator", ()):
+        if accelerator["name"] != "openvino":
+            raise _unknown_accelerator(accelerator["name"])
+        providers.append((OPENVINO, dict(accelerator["parameters"])))
+    for name, _ in providers:
+        if name not in available:
+            raise UnsupportedError(
+                f"model '{model.name}', instance '{model.instance_name}' needs {name}, this ONNX Runtime has only "
+                f"{', '.join(sorted(available))}. Install a build that has it, or configure KIND_CPU without it"
+            )
+    return (*providers, (CPU, {}))
+
+
+def _unknown_accelerator(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"unknown Execution Accelerator '{name}' is requested")
+
+
+def _tensorrt_options(parameters: dict[str, str]) -> dict[str, str]:
+    options = {}
+    for key, value in parameters.items():
+        if key == "precision_mode":
+            if value not in _TENSORRT_PRECISIONS:
+                raise InvalidArgumentError(
+                    f"unsupported precision mode '{value}' is requested: use one of {', '.join(_TENSORRT_PRECISIONS)}"
+                )
+            option = _TENSORRT_PRECISIONS[value]
+            if option is not None:
+                options[option] = "1"
+        elif key in _TENSORRT_OPTIONS or key.startswith("trt_"):
+            options[_TENSORRT_OPTIONS.get(key, key)] = value
+        else:
+            raise InvalidArgumentError(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
+    return options
+
+
+def _cuda_parameters(model: Model) -> dict[str, str]:
+    options = {key: value for key in _CUDA_PARAMETERS if (value := model.parameter(key))}
+    # These two are numbers of an enum in Triton, names in ONNX Runtime's options.
+    for key, names in (("cudnn_conv_algo_search", _CUDNN_SEARCHES), ("arena_extend_strategy", _ARENA_STRATEGIES)):
+        if key in options:
+            options[key] = names.get(options[key], options[key])
+    return options

@@ -1,0 +1,125 @@
+"""The loop of a worker: take a batch, run it, publish its answers; in between, listen to the supervisor.
+
+The rim where a backend's faults become answers: nothing a request or a model does ends this loop. It ends when the
+supervisor says stop or is gone.
+"""
+
+import logging
+import os
+import select
+import time
+from collections.abc import Sequence
+
+from shoal.control import Channel, Message
+from shoal.errors import InternalError, ShoalError
+from shoal.model_config.signature import Signature
+from shoal.shm.layout import DONE, B, unpack_span
+from shoal.shm.segment import SegmentView
+from shoal.workers.answers import Answers
+from shoal.workers.backends.backend import Backend
+from shoal.workers.memory import Memory, Record
+from shoal.workers.requests import Request, open_request
+
+_log = logging.getLogger(__name__)
+
+
+class Loop:
+    """One instance of one model, at work."""
+
+    def __init__(self, backend: Backend, signature: Signature, instance: str, memory: Memory) -> None:
+        self._backend = backend
+        self._signature = signature
+        self._instance = instance
+        self._memory = memory
+
+    def run(self, channel: Channel) -> None:
+        """Work until the supervisor says stop; then everything that was taken is answered. EOFError if it is gone."""
+        poller = select.poll()
+        bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
+        poller.register(bell_fd, select.POLLIN)
+        poller.register(channel_fd, select.POLLIN)
+        stopping = False
+        while not stopping:
+            ready = [fd for fd, _ in poller.poll()]
+            # Announcements first: a batch may name a segment only after we acknowledged it, never before.
+            if channel_fd in ready:
+                stopping = self.obey(channel, *channel.receive())
+            if bell_fd in ready or stopping:
+                self.step()
+
+    def obey(self, channel: Channel, message: Message, fds: Sequence[int]) -> bool:
+        """Put a message of the supervisor in force. True where it says stop."""
+        op = message["op"]
+        if op == "segment":
+            self._memory.add_segment(message["owner"], SegmentView.attach(fds[0]))
+            fds = fds[1:]
+        elif op == "segment_gone":
+            self._memory.remove_segment(message["owner"])
+        elif op != "stop":
+            _log.warning("worker %s ignores the message '%s'", self._instance, op)
+        for fd in fds:
+            os.close(fd)
+        if "seq" in message:
+            channel.acknowledge(message)
+        return bool(op == "stop")
+
+    def step(self) -> int:
+        """Run every batch that has come. Returns how many."""
+        memory = self._memory
+        memory.bell.clear()
+        executed = 0
+        while (records := memory.take()) is not None:
+            # Without a batch dimension nothing can be run together.
+            parts = [records] if self._signature.max_batch_size else [[record] for record in records]
+            for part in parts:
+                self._execute(part)
+                executed += 1
+        return executed
+
+    def _execute(self, records: Sequence[Record]) -> None:
+        start_ns = time.monotonic_ns()
+        memory = self._memory
+        memory.count_batch()
+        answers = Answers(len(records), self._signature, self._instance, memory)
+        try:
+            requests = self._open(records, answers)
+            if requests:
+                self._backend.execute(requests, answers)
+            ref = answers.write()
+        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+            answers.fail_all(self._as_shoal_error(error))
+            ref = answers.write_errors()
+        end_ns = time.monotonic_ns()
+        times = (answers.input_end_ns or start_ns, answers.output_start_ns or end_ns, end_ns, 0, 0, 0, 0, 0, 0)
+        for record, status, span in zip(records, answers.statuses, answers.spans, strict=True):
+            memory.push((DONE, record[B.KEY], record[B.BATCH], status, ref, span, start_ns, *times))
+        memory.publish()
+
+    def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:
+        """The requests that can be read; the others have failed in `answers`."""
+        requests = []
+        rows, most = 0, self._signature.max_batch_size
+        for position, record in enumerate(records):
+            block = self._memory.open(record[B.BLOCK])
+            try:
+                if block is None:
+                    raise InternalError(
+                        f"a request to model '{self._signature.name}' is gone: its block of shared memory was freed"
+                    )
+                offset, nbytes = unpack_span(record[B.HEADER])
+                request = open_request(position, block, block[offset : offset + nbytes], self._signature)
+                requests.append(request)
+                rows += request.rows
+            except ShoalError as error:
+                answers.fail(position, error)
+        if rows > most > 0:
+            raise InternalError(f"batch size {rows} for '{self._instance}', max allowed is {most}")
+        return requests
+
+    def _as_shoal_error(self, error: Exception) -> ShoalError:
+        if isinstance(error, ShoalError):
+            return error
+        _log.error("model '%s', instance '%s' failed", self._signature.name, self._instance, exc_info=error)
+        return InternalError(
+            f"model '{self._signature.name}', instance '{self._instance}' failed: {type(error).__name__}: {error}"
+        )

@@ -1,0 +1,116 @@
+"""A worker's shared memory: its slab for results, its two rings with the batcher, the clients' blocks it may read.
+
+Runs in a worker, in its only thread. Records come in whole batches; FREE records between them give blocks back.
+"""
+
+import select
+import time
+from collections import deque
+
+from shoal.shm import layout
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import BATCH_ITEM, FREE, PROGRESS_WORD, UNIT, B, LayoutError
+from shoal.shm.ring import RingReader, RingWriter
+from shoal.shm.segment import Segment, SegmentView
+from shoal.shm.slab import Block, Slab, SlabView
+
+Record = tuple[int, ...]
+
+#: How long a finished batch may wait for clients to release earlier results (ours; then it fails with 503).
+BLOCK_WAIT_S = 10.0
+
+
+class Memory:
+    """Take batches, open blocks, allocate, publish."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        link: SegmentView,
+        bell: Doorbell,
+        batcher_bell: Doorbell,
+        block_wait_s: float = BLOCK_WAIT_S,
+    ) -> None:
+        self.slab = Slab(segment)
+        self.bell = bell
+        self._words = segment.words
+        self._reader = RingReader(segment, link)
+        self._writer = RingWriter(segment, link)
+        self._batcher_bell = batcher_bell
+        self._block_wait_s = block_wait_s
+        # Changed by the supervisor's announcements and by what the batcher sends.
+        self._views: dict[int, SlabView] = {}
+        self._batches: deque[list[Record]] = deque()
+        self._incomplete: list[Record] = []
+        # The odd unit of a slab is kept back, so that an error can be told when clients hold everything else; of an
+        # even slab nothing is, because it would split the largest block.
+        self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
+        self._spare = self.slab.allocate(UNIT) if self._has_spare else None
+
+    def add_segment(self, owner: int, view: SegmentView) -> None:
+        """Requests may lie in that segment from now on."""
+        self._views[owner] = SlabView(view)
+
+    def remove_segment(self, owner: int) -> None:
+        """Its owner is gone; requests that lie there fail."""
+        self._views.pop(owner, None)
+
+    def open(self, ref: int) -> memoryview | None:
+        """A block of another process, read-only; None where it is stale or nobody announced its owner."""
+        view = self._views.get(layout.ref_owner(ref))
+        return view.open(ref) if view is not None else None
+
+    def take(self) -> list[Record] | None:
+        """The next batch, complete and in order; None where there is none. Clear the bell before the first call."""
+        if not self._batches:
+            self._drain()
+        return self._batches.popleft() if self._batches else None
+
+    def count_batch(self) -> None:
+        """Tell the supervisor that this worker moves."""
+        self._words[PROGRESS_WORD] += 1
+
+    def wait_for_block(self, nbytes: int) -> Block | None:
+        """A block of the own slab, which has none now: waits for one to be freed, then gives up with None."""
+        block = None
+        deadline = time.monotonic() + self._block_wait_s
+        poller = select.poll()
+        poller.register(self.bell.fd, select.POLLIN)
+        while block is None and (left_s := deadline - time.monotonic()) > 0:
+            # Without news nothing can have been freed. The supervisor's death ends this process by signal.
+            if poller.poll(left_s * 1000):
+                self.bell.clear()
+                self._drain()
+                block = self.slab.allocate(nbytes)
+        return block
+
+    def allocate_for_errors(self, nbytes: int) -> Block | None:
+        """A block at once: an ordinary one, else the spare one, else None."""
+        block = self.slab.allocate(nbytes)
+        if block is None and nbytes <= UNIT:
+            block, self._spare = self._spare, None
+        return block
+
+    def push(self, record: Record) -> None:
+        """Add a record for the batcher; visible to it after `publish`."""
+        self._writer.push(record)
+
+    def publish(self) -> None:
+        """Show the batcher what was pushed and ring its bell once."""
+        if self._writer.publish():
+            self._batcher_bell.ring()
+
+    def _drain(self) -> None:
+        for record in self._reader.drain():
+            kind = record[0]
+            if kind == BATCH_ITEM:
+                self._incomplete.append(record)
+                if len(self._incomplete) == record[B.COUNT]:
+                    self._batches.append(self._incomplete)
+                    self._incomplete = []
+            elif kind == FREE:
+                self.slab.free(record[B.BLOCK])
+                if self._has_spare and self._spare is None:
+                    self._spare = self.slab.allocate(UNIT)
+            else:
+                raise LayoutError(f"the batcher sent a record of kind {kind}")

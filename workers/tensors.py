@@ -1,0 +1,89 @@
+"""Rows of many requests ↔ one array: opening tensors in a client's block, gathering them, encoding strings.
+
+Pure. Runs in a worker. What lies in a client's block is looked at in place and read-only; nothing here writes to it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.datatypes import BYTES, decode_bytes_tensor, encode_bytes_tensor, format_shape
+from shoal.errors import InternalError
+from shoal.model_config.signature import TensorSpec
+
+Array: TypeAlias = NDArray[Any]
+
+
+def open_tensor(spec: TensorSpec, shape: tuple[int, ...], offset: int, nbytes: int, block: memoryview) -> Array:
+    """The tensor as a read-only array: a view of the block, or a copy where it is off its element alignment.
+
+    BYTES become an object array of bytes. Raises InternalError where shape, size and block do not fit together.
+    """
+    dtype = spec.datatype.dtype
+    try:
+        # numpy would take a negative offset and read before the block.
+        if not 0 <= offset <= offset + nbytes <= len(block):
+            raise ValueError("it lies outside")
+        if spec.datatype is BYTES:
+            return _open_bytes(shape, block[offset : offset + nbytes])
+        array: Array = np.ndarray(shape, dtype, block, offset)
+        if array.nbytes != nbytes:
+            raise ValueError(f"the shape needs {array.nbytes} bytes")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InternalError(
+            f"tensor '{spec.name}' of type {spec.datatype.name} and shape {shape} cannot be read from {nbytes} bytes "
+            f"at {offset} of a block of {len(block)} bytes: {error}"
+        ) from error
+    # A block starts at a page, so the offset alone decides. Frameworks read elements, not bytes.
+    return array if offset % dtype.itemsize == 0 else array.copy()
+
+
+def _open_bytes(shape: tuple[int, ...], data: memoryview) -> Array:
+    elements = decode_bytes_tensor(data)
+    array: Array = np.empty(len(elements), BYTES.dtype)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def gather(inputs: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """The requests' tensors, one below the other; those of a single request as they are, without a copy.
+
+    All must be `can_join` with the first.
+    """
+    first = inputs[0]
+    if len(inputs) == 1:
+        return first
+    return {name: np.concatenate([tensors[name] for tensors in inputs]) for name in first}
+
+
+def why_not_joined(first: dict[str, Array], other: dict[str, Array]) -> str:
+    """Why `other` cannot stand below `first` in one batch; "" where it can."""
+    if first.keys() != other.keys():
+        return f"inputs {', '.join(other)} cannot be batched with inputs {', '.join(first)}"
+    for name, array in first.items():
+        if array.shape[1:] != other[name].shape[1:]:
+            return (
+                f"input '{name}' of shape {format_shape(other[name].shape)} cannot be batched with shape "
+                f"{format_shape(array.shape)}"
+            )
+    return ""
+
+
+def encode_strings(array: Array) -> bytes:
+    """An array of bytes or str elements in the wire form of a BYTES tensor; str as UTF-8.
+
+    Raises TypeError for an element that is neither.
+    """
+    return encode_bytes_tensor(_encoded(array.ravel().tolist()))
+
+
+def _encoded(elements: Iterable[object]) -> Iterable[bytes]:
+    for element in elements:
+        if isinstance(element, bytes):
+            yield element
+        elif isinstance(element, str):
+            yield element.encode()
+        else:
+            raise TypeError(f"an element of a BYTES tensor is {type(element).__name__}, not bytes or str")

@@ -1,0 +1,151 @@
+"""Entry of a worker process, one model instance: join, pin, load, map the memory, loop.
+
+Started by the supervisor as `python -m shoal.workers.worker`; everything it needs comes over the control socket.
+It exits 0 when it is told to stop or has told why it cannot load, and at once when the supervisor is gone.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from shoal import control, log
+from shoal.control import Channel, Message
+from shoal.errors import InternalError, ShoalError
+from shoal.model_config.signature import Signature
+from shoal.process import die_with_parent, set_title
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.segment import Segment, SegmentView
+from shoal.workers import backends
+from shoal.workers.backends.backend import Backend, Device, Model
+from shoal.workers.loop import Loop
+from shoal.workers.memory import Memory
+
+# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
+_log = logging.getLogger("shoal.workers.worker")
+
+
+def main() -> int:
+    """A worker's whole life; its exit status."""
+    die_with_parent()
+    faulthandler.enable()
+    # A terminal and systemd signal the whole group; the supervisor decides when a worker has nothing left to answer.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        channel = control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"]))
+        serve(channel)
+    except (EOFError, ConnectionError):
+        return 1  # the supervisor is gone, and with it everyone who could be answered
+    return 0
+
+
+def serve(channel: Channel) -> None:
+    """From the load message to the stop message. Raises EOFError when the supervisor is gone."""
+    order = _receive(channel, "load")
+    if order is None:
+        return
+    message, _ = order
+    log.configure(**message["log"])
+    instance_name = message["instance_name"]
+    log_verbose = message["log"]["log_verbose"]
+    device = Device(message["kind"], message["device_id"], tuple(message["cores"]), log_verbose)
+    pin(instance_name, device)
+    loaded = _load(channel, message, device)
+    if loaded is None:
+        return
+    backend, signature = loaded
+    received = _receive(channel, "memory")
+    if received is not None:
+        memory = map_memory(received[1])
+        channel.send({"op": "mapped"})
+        Loop(backend, signature, instance_name, memory).run(channel)
+    backend.unload()
+
+
+def pin(instance_name: str, device: Device) -> None:
+    """Run on the instance's cores only, and say so in the title and the log."""
+    os.sched_setaffinity(0, device.cores)
+    where = f"CPU {format_cores(device.cores)}" if device.kind == "KIND_CPU" else f"GPU {device.id}"
+    set_title(f"worker {instance_name} ({where})")
+    _log.info(
+        "worker %s (%s) is pinned to cores %s and runs %d threads",
+        instance_name, where, format_cores(device.cores), len(device.cores),
+    )  # fmt: skip
+
+
+def format_cores(cores: Sequence[int]) -> str:
+    """Core numbers as taskset writes them: 0-3,6."""
+    ranges: list[list[int]] = []
+    for core in sorted(cores):
+        if ranges and core == ranges[-1][1] + 1:
+            ranges[-1][1] = core
+        else:
+            ranges.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Signature] | None:
+    """Load what `order` says; None where the supervisor says stop meanwhile. Raises what goes wrong."""
+    config = order["config"]
+    backend = backends.create(config["backend"])
+    if not order["final"]:
+        model_io = backend.describe(_model(order, config), device)
+        channel.send({"op": "model_io", "inputs": list(model_io.inputs), "outputs": list(model_io.outputs)})
+        final = _receive(channel, "config")
+        if final is None:
+            return None
+        config = final[0]["config"]
+    backend.load(_model(order, config), device)
+    return backend, Signature.from_config(config)
+
+
+def _load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Signature] | None:
+    """`load`, its outcome told to the supervisor; None where there is nothing to go on with."""
+    try:
+        loaded = load(channel, order, device)
+    except (EOFError, ConnectionError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the rim: whatever a model file provokes is the reason of its failure
+        if not isinstance(error, ShoalError):
+            _log.error("model '%s' cannot be loaded", order["name"], exc_info=error)
+            error = InternalError(f"{type(error).__name__}: {error}")
+        channel.send({"op": "failed", "wire": error.wire, "sentence": str(error)})
+        return None
+    if loaded is not None:
+        channel.send({"op": "loaded"})
+    return loaded
+
+
+def _model(order: Message, config: Message) -> Model:
+    return Model(
+        name=order["name"],
+        version=order["version"],
+        instance_name=order["instance_name"],
+        version_dir=order["version_dir"],
+        file=order["model_file"],
+        config=config,
+        backend_config=order["backend_config"],
+    )
+
+
+def map_memory(fds: Sequence[int]) -> Memory:
+    """The worker's shared memory, from [own segment, the batcher's, own bell, the batcher's]; takes the descriptors."""
+    segment, link, bell, batcher_bell = fds
+    return Memory(Segment.attach(segment), SegmentView.attach(link), Doorbell(bell), Doorbell(batcher_bell))
+
+
+def _receive(channel: Channel, op: str) -> tuple[Message, list[int]] | None:
+    """The supervisor's next message, which must be `op`; None where it says stop instead."""
+    message, fds = channel.receive()
+    if message["op"] == "stop":
+        return None
+    if message["op"] != op:
+        raise RuntimeError(f"the supervisor sent '{message['op']}' where '{op}' was due")
+    return message, fds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
