@@ -41,6 +41,7 @@ class ModelEntry:
     config: dict[str, Any]
     signature: Signature
     load_seconds: float
+    labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
 
     @property
     def is_decoupled(self) -> bool:
@@ -163,11 +164,14 @@ def parse_version(text: str) -> int:
 
 
 def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntry:
-    config = message["config"]
+    config, labels = message["config"], message["labels"]
     if config is None:
         # Said once per load: later messages about the same load need not repeat it.
         known = previous is not None and previous.model_id == message["model"]
-        config = previous.config if previous is not None and known else _config_unknown(message["name"])
+        if previous is not None and known:
+            config, labels = previous.config, previous.labels
+        else:
+            config, labels = _config_unknown(message["name"]), {}
     return ModelEntry(
         name=message["name"],
         version=message["version"],
@@ -179,6 +183,7 @@ def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntr
         config=config,
         signature=Signature.from_config(config),
         load_seconds=message["load_seconds"],
+        labels={output: tuple(lines) for output, lines in labels.items()},
     )
 
 

@@ -74,7 +74,12 @@ class PortTransport:
         waiter: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         with self._lock:
             block = self._port.allocate(block_nbytes(prepared))
-        header = write_block(prepared, block.memory)
+        try:
+            header = write_block(prepared, block.memory)
+        except BaseException:
+            with self._lock:
+                self._port.slab.free(block.ref)
+            raise
         with self._lock:
             number = self._port.submit(
                 prepared.entry.model_id,
@@ -111,10 +116,9 @@ class PortTransport:
         if reply.reason:
             raise reasons.error_for(reply.reason, model=entry.name, version=entry.version, request_id=prepared.id)
         if reply.block is None or reply.header is None:
-            self._release(reply)
-            raise reasons.error_for(
-                reasons.Reason.DAMAGED, model=entry.name, version=entry.version, request_id=prepared.id
-            )
+            # A worker whose whole slab waits for clients to read has no room left even for its sentence.
+            reason = reasons.Reason.NO_MEMORY if reply.status == UnavailableError.wire else reasons.Reason.DAMAGED
+            raise reasons.error_for(reason, model=entry.name, version=entry.version, request_id=prepared.id)
         try:
             if reply.status:
                 raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))

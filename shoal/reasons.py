@@ -21,6 +21,7 @@ class Reason(IntEnum):
     INSTANCE_DIED = 5
     DAMAGED = 6
     TIMED_OUT = 7
+    NO_MEMORY = 8
 
 
 _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
@@ -43,6 +44,11 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         errors.InternalError,
         "[request id: {id}] Failed to process the request(s) for model '{model}': "
         "the model instance sent an answer that cannot be read",
+    ),
+    Reason.NO_MEMORY: (
+        errors.UnavailableError,
+        "[request id: {id}] the instances of model '{model}' have no shared memory left for results: clients read "
+        "slower than it answers. Read faster, or raise --shm-worker-slab-mib",
     ),
     Reason.TIMED_OUT: (errors.UnavailableError, "[request id: {id}] Request timeout expired"),
 }

@@ -28,6 +28,12 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
         "the model instance sent an answer that cannot be read",
     ),
     (7, errors.UnavailableError, "[request id: r7] Request timeout expired"),
+    (
+        8,
+        errors.UnavailableError,
+        "[request id: r7] the instances of model 'simple' have no shared memory left for results: clients read "
+        "slower than it answers. Read faster, or raise --shm-worker-slab-mib",
+    ),
 ]
 
 
@@ -54,7 +60,7 @@ def test_names_are_not_read_as_formats() -> None:
     )
 
 
-@pytest.mark.parametrize("reason", [0, 8, 2**64 - 1])
+@pytest.mark.parametrize("reason", [0, 9, 2**64 - 1])
 def test_an_unknown_reason_is_an_internal_error_that_says_its_number(reason: int) -> None:
     error = error_for(reason, model="{simple}", version=3, request_id="r7")
     assert type(error) is errors.InternalError

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from shoal.datatypes import BY_NAME, BY_WIRE, BYTES
+from shoal.datatypes import BY_NAME, BY_WIRE, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 from shoal.frontend import read_json as door
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response
 from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2.binary_data import HEADER, parse_header_length, take
+from shoal.frontend.v2.classification import classify
 from shoal.frontend.v2.json_tensors import checked_num_elements, decode_data, encode_data
 from shoal.frontend.v2.raw_request import parse_raw_request
 from shoal.frontend.v2.validation import ParsedInput, PreparedInput, log_prefix, reshaped, validate
@@ -36,6 +37,7 @@ class RequestedOutput(NamedTuple):
 
     name: str
     binary: bool
+    classification: int  # how many classes are wanted in place of the values; 0 = the values
 
 
 class PreparedRequest(NamedTuple):
@@ -228,23 +230,19 @@ def _parse_outputs(id_: str, members: Any) -> tuple[RequestedOutput, ...]:
         name = door.as_string(door.member(each, "name"), "name")
         if name in outputs:
             raise InvalidArgumentError(f"{log_prefix(id_)}output '{name}' already exists in request")
+        classification = 0
         if door.has(parameters, "classification"):
-            _refuse_classification(name, parameters["classification"])
+            classification = _parse_classification(parameters["classification"])
         if has_region:
             raise _client_shm_disabled()
-        outputs[name] = RequestedOutput(name, binary)
+        outputs[name] = RequestedOutput(name, binary, classification)
     return tuple(outputs.values())
 
 
-def _refuse_classification(name: str, value: Any) -> None:
-    """0 classes ask for nothing."""
+def _parse_classification(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= door.MAX_UINT64:
         raise InternalError(f"Unable to set 'classification': {door.wrong_type('unsigned-integer')}")
-    if value:
-        raise UnsupportedError(
-            f"the classification extension is not available in this version of Shoal; ask for output '{name}' "
-            "without 'classification'"
-        )
+    return value
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -287,24 +285,28 @@ def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
 
 def render(prepared: PreparedRequest, response: InferResponse, block: memoryview) -> Response:
     """The response's head and chunks; binary tensors stay views of `block`, which must live until they are sent."""
-    kinds = {output.name: output.binary for output in prepared.outputs}
+    requested = {output.name: output for output in prepared.outputs}
     outputs: list[dict[str, Any]] = []
     chunks: list[bytes | memoryview] = []
     for ref in response.outputs:
-        binary = kinds.get(ref.name) if kinds else prepared.binary_data_output
-        if binary is None:
-            continue  # not asked for
+        binary, num_classes = prepared.binary_data_output, 0
+        if requested:
+            if ref.name not in requested:
+                continue
+            _, binary, num_classes = requested[ref.name]
         datatype = BY_WIRE[ref.datatype]
         shape = _client_shape(prepared.entry, ref)
         view = block[ref.offset : ref.offset + ref.nbytes]
+        if num_classes:
+            datatype, shape, view = _classified(prepared.entry, ref, shape, view, num_classes)
         output: dict[str, Any] = {"name": ref.name, "datatype": datatype.name, "shape": shape}
         if not binary:
             output["data"] = encode_data(ref.name, datatype, prod(shape), view)
         else:
-            if datatype is not BYTES and prod(shape) * datatype.itemsize != ref.nbytes:
+            if datatype is not BYTES and prod(shape) * datatype.itemsize != len(view):
                 raise InternalError(f"output tensor shape does not match size of output for '{ref.name}'")
-            output["parameters"] = {"binary_data_size": ref.nbytes}
-            if ref.nbytes:
+            output["parameters"] = {"binary_data_size": len(view)}
+            if view:
                 chunks.append(view)
         outputs.append(output)
     text = _head(prepared, response.parameters) + orjson.dumps(outputs) + b"}"
@@ -312,6 +314,16 @@ def render(prepared: PreparedRequest, response: InferResponse, block: memoryview
         return Response(200, JSON_CONTENT, (text,))
     headers = (("Content-Type", "application/octet-stream"), (HEADER, str(len(text))))
     return Response(200, headers, (text, *chunks))
+
+
+def _classified(
+    entry: ModelEntry, ref: TensorRef, shape: tuple[int, ...], view: memoryview, num_classes: int
+) -> tuple[Datatype, tuple[int, ...], memoryview]:
+    """The BYTES tensor that takes the output's place."""
+    has_batch = entry.signature.max_batch_size > 0
+    labels = entry.labels.get(ref.name, ())
+    shape, data = classify(ref.name, BY_WIRE[ref.datatype], shape, view, num_classes, labels, has_batch=has_batch)
+    return BYTES, shape, memoryview(data)
 
 
 def _head(prepared: PreparedRequest, parameters: Parameters) -> bytes:

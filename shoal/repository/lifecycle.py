@@ -47,6 +47,8 @@ class ModelVersion:
     row: int
     version_dir: Path
     config: dict[str, Any] = field(default_factory=dict)
+    #: What the label files of its outputs say; read once, when the configuration is final.
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     #: False until a worker has reported the tensors of the model file and they were filled in.
     is_config_final: bool = False
     # Changed by move and by the supervisor.
@@ -79,5 +81,6 @@ class ModelVersion:
             "reason": self.reason,
             "ready": self.num_instances_up > 0,
             "config": self.config if self.is_config_final else None,
+            "labels": self.labels,
             "load_seconds": self.load_seconds,
         }

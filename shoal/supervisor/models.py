@@ -17,6 +17,7 @@ from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, nee
 from shoal.model_config.load import finish_config, read_config
 from shoal.model_config.normalise import place as place_groups
 from shoal.placement import Placement, place
+from shoal.repository.labels import read_labels
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.repository.scan import model_file, scan, version_directories, wanted_versions
 from shoal.shm.counters import MAX_ROWS
@@ -114,6 +115,7 @@ class Models:
         if not text.isdecimal():
             raise errors.InvalidArgumentError(f"--backend-config default-max-batch-size must be a number, got '{text}'")
         version.config = finish_config(version.config, model_io, default_max_batch_size=int(text))
+        version.labels = read_labels(version.version_dir.parent, version.config)
         version.is_config_final = True
         self._host.star.tell_batcher(
             {"op": "model", "model": version.model_id, "row": version.row, "config": version.config}

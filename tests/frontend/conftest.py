@@ -56,6 +56,7 @@ def model_message(name: str, version: int, model: int, config: dict[str, Any] | 
         "ready": True,
         "config": config,
         "load_seconds": 0.25,
+        "labels": {},
         **more,
     }
 

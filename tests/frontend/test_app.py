@@ -220,7 +220,7 @@ def test_triton_s_own_client_reads_every_answer(url: str) -> None:
     assert client.is_server_live()
     assert not client.is_server_ready()
     assert client.is_model_ready("écho b")
-    assert client.get_server_metadata()["extensions"][0] == "model_configuration"
+    assert client.get_server_metadata()["extensions"][0] == "classification"
     assert client.get_model_metadata("simple", "1")["inputs"][0]["shape"] == [-1, 16]
     assert client.get_model_config("simple")["max_batch_size"] == 8
     stats = client.get_inference_statistics("simple", "3")["model_stats"]

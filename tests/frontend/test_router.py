@@ -62,7 +62,7 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
         200,
         JSON,
         b'{"name":"triton","version":"2.73.0",'
-        b'"extensions":["model_configuration","binary_tensor_data","parameters","statistics"]}',
+        b'"extensions":["classification","model_configuration","binary_tensor_data","parameters","statistics"]}',
     ),
     (
         "GET",

@@ -78,11 +78,15 @@ def test_a_message_replaces_the_entry_and_a_holder_keeps_the_old_one(state: Serv
 
 
 def test_a_message_without_a_config_keeps_the_one_of_the_same_load(state: ServerState, make_message: Message) -> None:
+    config = {**state.models.lookup("simple", "3").config}
+    state.models.apply(make_message("simple", 3, 3, config, labels={"OUTPUT0": ["zero", "one"]}))
     state.models.apply(make_message("simple", 3, 3, None, ready=False))
     assert list(state.models.lookup("simple", "3").signature.inputs) == ["INPUT0", "INPUT1"]
+    assert state.models.lookup("simple", "3").labels == {"OUTPUT0": ("zero", "one")}
     state.models.apply(make_message("simple", 3, 33, None, state="LOADING", ready=False))
     state.models.apply(make_message("simple", 3, 33, None))
     assert state.models.lookup("simple", "3").signature.inputs == {}
+    assert state.models.lookup("simple", "3").labels == {}
 
 
 def test_a_failure_without_a_version_is_forgotten_once_a_version_is_known(

@@ -8,11 +8,16 @@ import pytest
 from shoal.frontend.state import ModelEntry
 from shoal.model_config.signature import Signature
 
+LABELS: dict[str, tuple[str, ...]] = {"LABELLED": ("zero", "one", "")}
+
 
 @pytest.fixture(scope="session")
 def make_entry() -> Callable[..., ModelEntry]:
     def make(name: str, max_batch_size: int, inputs: list[Any], outputs: list[Any] | None = None) -> ModelEntry:
-        """`inputs` and `outputs` are (name, data type, dims) with more fields as a dict at the end."""
+        """`inputs` and `outputs` are (name, data type, dims) with more fields as a dict at the end.
+
+        Outputs named LABELLED have the labels "zero" and "one" and, for index 2, an empty one.
+        """
 
         def tensors(rows: list[Any]) -> list[dict[str, Any]]:
             return [
@@ -21,7 +26,7 @@ def make_entry() -> Callable[..., ModelEntry]:
 
         config = {"name": name, "max_batch_size": max_batch_size, "input": tensors(inputs)}
         config["output"] = tensors([("OUT" + row[0], *row[1:3]) for row in inputs] if outputs is None else outputs)
-        return ModelEntry(name, 1, 7, 0, "READY", "", True, config, Signature.from_config(config), 0.0)
+        return ModelEntry(name, 1, 7, 0, "READY", "", True, config, Signature.from_config(config), 0.0, LABELS)
 
     return make
 

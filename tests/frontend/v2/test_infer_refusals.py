@@ -239,10 +239,14 @@ REFUSED: list[tuple[Any, int, str]] = [
         f"Unable to set 'classification': {UINT}",
     ),
     (
-        with_output({"name": "OUTA", "parameters": {"classification": 3}}),
-        501,
-        "the classification extension is not available in this version of Shoal; ask for output 'OUTA' without "
-        "'classification'",
+        with_output({"name": "OUTA", "parameters": {"classification": 1.0}}),
+        500,
+        f"Unable to set 'classification': {UINT}",
+    ),
+    (
+        with_output({"name": "OUTA", "parameters": {"classification": 2**64}}),
+        500,
+        f"Unable to set 'classification': {UINT}",
     ),
     # Core validation comes last, whatever else is wrong with the inputs.
     (

@@ -1,0 +1,80 @@
+"""The label files of a model's outputs, one label a line, for the classification extension.
+
+Runs in the supervisor, when a version loads; front ends are told the labels and never open the files. Like every file
+of a repository, a label file is read up to a bound, and never from outside the model's directory.
+"""
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
+
+#: What the label files of one version may have in all (ours). A version's labels travel in one control message, which
+#: carries 64 MiB; ImageNet's 21,841 labels have 0.8 MB.
+MAX_BYTES = 16 << 20
+
+Labels = dict[str, tuple[str, ...]]
+
+
+def read_labels(model_dir: Path, config: Mapping[str, Any]) -> Labels:
+    """The labels of each output that has a label_filename, by the output's name and in the order of the lines.
+
+    `config` is the finished configuration. Raises InvalidArgumentError for a file that lies outside `model_dir`, itself
+    or by a link, and for all that is no regular file of UTF-8 text within MAX_BYTES.
+    """
+    labels: Labels = {}
+    left = MAX_BYTES
+    for output in config["output"]:
+        filename: str = output["label_filename"]
+        if filename:
+            what = f"label file path '{filename}' for output '{output['name']}' in model '{config['name']}'"
+            data = _read(_inside(model_dir, filename, what), left, what)
+            left -= len(data)
+            labels[output["name"]] = _lines(data, what)
+    return labels
+
+
+def _inside(model_dir: Path, filename: str, what: str) -> Path:
+    root = Path(os.path.realpath(model_dir))
+    path = Path(os.path.realpath(root / filename))
+    if root not in path.parents:
+        raise InvalidArgumentError(f"{what} is outside model directory")
+    return path
+
+
+def _read(path: Path, limit: int, what: str) -> bytes:
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidArgumentError(f"{what} is not a regular file; put a text file in its place")
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"{what} cannot be read: {error.strerror}; put a text file with one label a line at '{path}' "
+            "that the server's user can read, or remove label_filename from the configuration"
+        ) from error
+    if len(data) > limit:
+        raise InvalidArgumentError(
+            f"{what} is too large: the label files of a model may have {MAX_BYTES} bytes in all; shorten the labels"
+        )
+    return data
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    # A FIFO would keep the supervisor waiting for a writer.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _lines(data: bytes, what: str) -> tuple[str, ...]:
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"{what} is not UTF-8 at byte {error.start}; save the file as plain UTF-8 text"
+        ) from error
+    if not lines[-1]:
+        lines.pop()  # what follows the last line's end is no line
+    return tuple(lines)

@@ -1,0 +1,40 @@
+"""repository/lifecycle.py: the moves of a model version, and what front ends are told of it."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.repository.lifecycle import ModelVersion, VersionState
+
+
+@pytest.fixture
+def version() -> ModelVersion:
+    config = {"name": "m"}
+    return ModelVersion("m", 3, 7, 2, Path("repository/m/3"), config, labels={"OUT": ("zero", "one")})
+
+
+def test_front_ends_are_told_the_labels_beside_the_configuration(version: ModelVersion) -> None:
+    version.is_config_final = True
+    version.num_instances_up = 1
+    version.load_seconds = 0.5
+    version.move(VersionState.READY)
+    assert version.message() == {
+        "op": "model", "name": "m", "version": 3, "model": 7, "row": 2, "state": "READY", "reason": "", "ready": True,
+        "config": {"name": "m"}, "labels": {"OUT": ("zero", "one")}, "load_seconds": 0.5,
+    }  # fmt: skip
+
+
+def test_an_unfinished_configuration_is_not_told(version: ModelVersion) -> None:
+    assert version.message()["config"] is None
+    assert version.message()["state"] == "LOADING"
+
+
+def test_a_move_that_the_table_does_not_have_changes_nothing(version: ModelVersion) -> None:
+    before = version.message()
+    with pytest.raises(ValueError, match=r"^model 'm' version 3 cannot go from VersionState.LOADING to"):
+        version.move(VersionState.UNLOADING, "no")
+    assert version.message() == before
+    version.move(VersionState.UNAVAILABLE, "unloaded")
+    with pytest.raises(ValueError, match="cannot go"):
+        version.move(VersionState.LOADING)
+    assert (version.state, version.reason) == (VersionState.UNAVAILABLE, "unloaded")
