@@ -150,7 +150,7 @@ hidden layer of {hidden} units, trained on the {num_train} images of scikit-lear
 | | name | datatype | shape | |
 | --- | --- | --- | --- | --- |
 | input | `image` | FP32 | [batch, 64] | the pixels row by row, 0 (white) to 16 (black) |
-| output | `label` | INT64 | [batch] | the digit |
+| output | `label` | INT64 | [batch, 1] | the digit |
 | output | `probabilities` | FP32 | [batch, 10] | one per digit; `labels.txt` names them |
 
 `request.json` holds the first of the test images, a {digit}, and asks for the three likeliest digits:

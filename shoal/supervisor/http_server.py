@@ -76,12 +76,14 @@ class HttpServer:
         self._control_address = control_address
         self._listeners = listeners
         self._on_ended = on_ended
+        # Front ends join for as long as the arbiter lives, which is longer than the sockets are open here.
+        self._metrics_port = listeners[-1].getsockname()[1] if options.allow_metrics else None
         # Changed as the arbiter starts, dies and stops.
         self._arbiter: Child | None = None
         self._go_fd = -1
         self._is_open = False
         self._is_stopping = False
-        self._is_announced = False
+        self._num_started = 0
         self._num_deaths = 0
 
     def start(self) -> None:
@@ -120,7 +122,6 @@ class HttpServer:
     def welcome(self) -> Message:
         """What a front end is told when it joins, beside its memory."""
         options = self._options
-        metrics_port = self._listeners[-1].getsockname()[1] if options.allow_metrics else None
         return {
             "log": {
                 "log_verbose": options.log_verbose,
@@ -134,17 +135,17 @@ class HttpServer:
                 "strict_readiness": options.strict_readiness,
                 "http_max_input_size": options.http_max_input_size,
                 "max_request_bytes": options.max_request_bytes,
-                "metrics_port": metrics_port,
+                "metrics_port": self._metrics_port,
             },
             "max_in_flight": options.max_in_flight,
             "request_timeout_s": options.request_timeout_secs,
         }
 
     def on_client_started(self) -> None:
-        """A front end answers now; the first time, say so in the words that scripts wait for."""
-        if self._is_announced:
+        """A front end answers now; when all do for the first time, say so in the words that scripts wait for."""
+        self._num_started += 1
+        if self._num_started != self._options.http_process_count:
             return
-        self._is_announced = True
         services = ["HTTPService"] * self._options.allow_http + ["Metrics Service"] * self._options.allow_metrics
         for service, listener in zip(services, self._listeners, strict=True):
             address, port = listener.getsockname()[:2]

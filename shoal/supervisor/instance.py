@@ -107,7 +107,6 @@ class Instance:
             "loaded": self._on_loaded,
             "failed": self._on_failed,
             "mapped": self._on_mapped,
-            "ready": lambda _message: None,
             "ack": self._on_ack,
         }
 
@@ -158,7 +157,6 @@ class Instance:
                 "cores": list(self.placement.cores),
                 "backend_config": self._host.options.backend_settings(version.config["backend"]),
                 "log": self._host.log_settings,
-                "log_verbose": 0,
             }
         )
 

@@ -47,11 +47,14 @@ def worker_link_geometry(config: dict[str, Any], options: ServerOptions) -> Geom
 
 
 def worker_slab_nbytes(config: dict[str, Any], options: ServerOptions) -> int:
-    """Bytes for four executions, as a power of two between 1 MiB and --shm-worker-slab-mib."""
+    """Bytes for four executions, as a power of two between 1 MiB and --shm-worker-slab-mib, and one unit to spare.
+
+    The worker keeps the odd unit to be able to say that everything else is taken.
+    """
     row_nbytes = HEADER_BYTES + sum(map(_output_nbytes, config["output"]))
     # A block is a power of two: an execution of 1.1 MiB takes 2.
     execution = _next_power_of_two(row_nbytes * max(1, config["max_batch_size"]))
-    return min(max(EXECUTIONS_PER_SLAB * execution, MIB), options.shm_worker_slab_mib * MIB)
+    return min(max(EXECUTIONS_PER_SLAB * execution, MIB), options.shm_worker_slab_mib * MIB) + UNIT
 
 
 def _output_nbytes(output: dict[str, Any]) -> int:

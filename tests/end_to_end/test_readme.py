@@ -1,0 +1,49 @@
+"""What the README shows is what happens: its commands are run, their output compared."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.server import Server
+
+ROOT = Path(__file__).parents[2]
+#: A fenced command and the fenced output that follows it.
+SHOWN = re.compile(r"```(sh|python)\n((?:(?!```).)*)```\n+```(json|text)\n((?:(?!```).)*)```", re.DOTALL)
+EXAMPLES = SHOWN.findall((ROOT / "README.md").read_text())
+
+
+def test_the_readme_shows_a_command_and_a_client() -> None:
+    assert [language for language, _, _, _ in EXAMPLES] == ["sh", "python"]
+
+
+@pytest.mark.parametrize(("language", "code", "kind", "output"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
+def test_example_prints_what_the_readme_shows(
+    samples: Server, language: str, code: str, kind: str, output: str
+) -> None:
+    code = code.replace("localhost:8000", samples.url)
+    command = ["sh", "-ec", code] if language == "sh" else [sys.executable, "-c", code]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    if kind == "json":
+        assert json.loads(printed) == json.loads(output)
+    else:
+        assert printed == output
+
+
+def test_every_page_that_is_linked_exists() -> None:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("model_repository/**/*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_tree_in_the_readme_is_the_tree() -> None:
+    tree = (ROOT / "README.md").read_text().split("## The tree")[1].split("```")[1]
+    folder = ROOT
+    for line in filter(None, tree.splitlines()):
+        name = re.split(r"\s{2,}", line.lstrip("├└─ "), maxsplit=1)[0].strip()
+        if not line.startswith(("├", "└")):
+            folder = ROOT / name
+        assert (folder / name if line.startswith(("├", "└")) else folder).exists(), line
