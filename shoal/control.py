@@ -26,6 +26,7 @@ MAX_INLINE_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_DESCRIPTORS = 8
 
+_PACKER = msgpack.Packer(use_bin_type=True)
 _PEERCRED = struct.Struct("3i")
 
 
@@ -45,7 +46,7 @@ class Channel:
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message and duplicates of descriptors. Raises OSError where the peer is gone or reads nothing."""
-        body: bytes = msgpack.packb(message, use_bin_type=True)
+        body = _PACKER.pack(message)
         if len(body) <= MAX_INLINE_BYTES:
             self._send(b"\x00" + body, fds)
             return

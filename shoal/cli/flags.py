@@ -124,7 +124,9 @@ HTTP = (
     refuse("reuse-http-port", BOOLEAN, False, _REUSE),
     refuse("http-header-forward-pattern", ANY_TEXT, "", _FORWARDING),
     honour("http-process-count", integer(1, 64), "front-end processes; each has its own slab of shared memory"),
-    honour("http-thread-count", integer(1, 1024), "HTTP threads as Triton counts them; each stands for 8 requests at once"),
+    honour(
+        "http-thread-count", integer(1, 1024), "HTTP threads as Triton counts them; each stands for 8 requests at once"
+    ),
     honour("http-max-input-size", integer(1), "bytes of a request's JSON, or of one tensor made from it"),
     honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
     honour("listen-backlog", integer(1, 65535), "connections that may wait to be accepted"),

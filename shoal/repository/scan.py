@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.model_config.checks import is_inside
 
 _log = logging.getLogger(__name__)
 
@@ -98,23 +99,23 @@ def wanted_versions(available: Collection[int], version_policy: Mapping[str, Any
 def model_file(
     version_dir: Path, config: Mapping[str, Any], instance_name: str, compute_capability: str = ""
 ) -> Path | None:
-    """The file, or directory, that a backend loads from `version_dir`, links resolved; None if it needs none.
+    """The file, or directory, that a backend loads from `version_dir`; None if it needs none.
 
-    `compute_capability` ("8.0") is that of the instance's GPU. Raises InvalidArgumentError where the path leaves the
-    version directory, itself or by a link, and UnavailableError where there is nothing.
+    The configuration's path must not leave the directory. A link in it may: volumes mounted by Kubernetes and caches of
+    model hubs are made of links, and whoever can make one there can put any model there. `compute_capability` ("8.0") is
+    that of the instance's GPU. Raises InvalidArgumentError, and UnavailableError where there is nothing.
     """
     filename: str = config["cc_model_filenames"].get(compute_capability) or config["default_model_filename"]
     if not filename:
         return None
-    root = Path(os.path.realpath(version_dir))
-    path = Path(os.path.realpath(root / filename))
-    if root not in path.parents:
+    path = version_dir / filename
+    if not is_inside(filename):
         raise InvalidArgumentError(
             f"model file '{filename}' of model '{config['name']}' is outside its version directory '{version_dir}'; "
-            "put the file there, and no link in its place"
+            "name a file in it"
         )
-    if not os.path.exists(path):  # unlike Path's, False for a link to itself
-        raise UnavailableError(f"unable to find '{version_dir / filename}' for model instance '{instance_name}'")
+    if not path.exists():
+        raise UnavailableError(f"unable to find '{path}' for model instance '{instance_name}'")
     return path
 
 

@@ -167,11 +167,10 @@ class Models:
         instance.version.num_instances_up -= 1
         self._host.star.tell_clients(instance.version.message())
 
-    def on_stopped(self, _instance: Instance) -> None:
-        """While everything stops: was it the last?"""
-        if self._on_stopped is not None and all(
-            instance.state is InstanceState.STOPPED for instance in self._by_number.values()
-        ):
+    def on_stopped(self, instance: Instance) -> None:
+        """While everything stops: was `instance` the last?"""
+        others = self._by_number.values()
+        if self._on_stopped is not None and all(other.state is InstanceState.STOPPED for other in others):
             done, self._on_stopped = self._on_stopped, None
             done()
 

@@ -52,7 +52,9 @@ def ask(server: Server, number: int, model: str = "slow") -> int:
     with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
         tensor = triton.InferInput("INPUT0", [1, 4], "INT32")
         tensor.set_data_from_numpy(np.full((1, 4), number, np.int32))
-        return int(client.infer(model, [tensor]).as_numpy("OUTPUT0")[0, 0])
+        output = client.infer(model, [tensor]).as_numpy("OUTPUT0")
+        assert output is not None
+        return int(output[0, 0])
 
 
 def wait_for_pending(server: Server, count: int) -> None:

@@ -125,7 +125,7 @@ def test_the_model_file(tmp_path: Path) -> None:
     (tmp_path / "sub" / "a.onnx").write_text("")
     (tmp_path / "latest.onnx").symlink_to("sub/a.onnx")
     assert model_file(tmp_path, config("sub/a.onnx"), "m_0") == tmp_path / "sub" / "a.onnx"
-    assert model_file(tmp_path, config("latest.onnx"), "m_0") == tmp_path / "sub" / "a.onnx"
+    assert model_file(tmp_path, config("latest.onnx"), "m_0") == tmp_path / "latest.onnx"
     assert model_file(tmp_path, config("model.onnx"), "m_0") == tmp_path / "model.onnx"
     assert model_file(tmp_path, config(""), "m_0") is None
 
@@ -142,7 +142,14 @@ def test_the_model_file_of_a_compute_capability(tmp_path: Path) -> None:
 def test_a_version_directory_may_be_a_link(tmp_path: Path) -> None:
     (make(tmp_path, "store") / "store" / "model.onnx").write_text("")
     (tmp_path / "1").symlink_to("store")
-    assert model_file(tmp_path / "1", config("model.onnx"), "m_0") == tmp_path / "store" / "model.onnx"
+    assert model_file(tmp_path / "1", config("model.onnx"), "m_0") == tmp_path / "1" / "model.onnx"
+
+
+def test_a_model_file_may_be_a_link_to_elsewhere(tmp_path: Path) -> None:
+    version_dir = make(tmp_path, "1", "blobs") / "1"
+    (tmp_path / "blobs" / "6fa3").write_text("")
+    (version_dir / "model.onnx").symlink_to("../blobs/6fa3")
+    assert model_file(version_dir, config("model.onnx"), "m_0") == version_dir / "model.onnx"
 
 
 @pytest.mark.parametrize("name", ["elsewhere", "model.onnx", None])
@@ -154,15 +161,13 @@ def test_a_model_file_that_is_not_there(tmp_path: Path, name: str | None) -> Non
     assert str(caught.value) == f"unable to find '{tmp_path}/model.onnx' for model instance 'm_0'"
 
 
-@pytest.mark.parametrize("filename", ["../outside", "/bin/sh", ".", "link", "up/outside"])
+@pytest.mark.parametrize("filename", ["../outside", "/bin/sh", ".", "sub/../../outside"])
 def test_a_model_file_outside_is_refused(tmp_path: Path, filename: str) -> None:
     version_dir = make(tmp_path, "1") / "1"
     (tmp_path / "outside").write_text("")
-    (version_dir / "link").symlink_to("../outside")
-    (version_dir / "up").symlink_to("..")
     with pytest.raises(InvalidArgumentError) as caught:
         model_file(version_dir, config(filename), "m_0")
     assert str(caught.value) == (
         f"model file '{filename}' of model 'm' is outside its version directory '{version_dir}'; "
-        "put the file there, and no link in its place"
+        "name a file in it"
     )

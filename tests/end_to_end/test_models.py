@@ -1,0 +1,90 @@
+"""Models that load, models that do not, and what the server does about them."""
+
+from pathlib import Path
+
+import pytest
+import tritonclient.http as triton
+
+from tests.end_to_end.server import SAMPLES, Server, launch, serving
+
+GOOD = SAMPLES / "simple"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with `simple`, to which tests add a model that fails."""
+    (tmp_path / "simple").symlink_to(GOOD)
+    return tmp_path
+
+
+def run_to_end(repository: Path, *flags: str) -> Server:
+    server = launch(repository, *flags)
+    server.wait()
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    return server
+
+
+def add_model(repository: Path, name: str, config: str, **files: bytes) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(config)
+    for file, content in files.items():
+        (repository / name / "1" / file.replace("__", ".")).write_bytes(content)
+
+
+def test_model_that_fails_ends_the_server_with_one(repository: Path) -> None:
+    add_model(repository, "broken", 'backend: "onnxruntime" max_batch_size: 1', model__onnx=b"no model")
+    server = run_to_end(repository)
+    assert server.process.returncode == 1
+    assert b"error: creating server: Internal - failed to load all models" in server.log
+    assert b"| simple | 1       | READY" in server.log
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "reason"),
+    [
+        ("max_batch_size: -1 backend: 'identity'", {}, "'max_batch_size' must be non-negative value for broken"),
+        ("frobnicate: 1", {}, "failed to read text proto from"),
+        ("backend: 'python'", {"model__py": b""}, "python"),
+        ("backend: 'onnxruntime' max_batch_size: 1", {"model__onnx": b"no model"}, "model.onnx"),
+        ("backend: 'onnxruntime' max_batch_size: 1", {}, "unable to find"),
+        ("backend: 'identity' max_batch_size: 1 sequence_batching {}", {}, "sequence_batching"),
+    ],
+    ids=["wrong value", "unknown field", "unknown backend", "no ONNX", "no file", "unsupported feature"],
+)
+def test_failure_says_what_and_where_and_the_others_load(
+    repository: Path, config: str, files: dict[str, bytes], reason: str
+) -> None:
+    add_model(repository, "broken", config, **files)
+    with serving(repository, "--exit-on-error=false") as server, triton.InferenceServerClient(server.url) as client:
+        assert client.is_server_live()
+        assert not client.is_server_ready()
+        assert client.is_model_ready("simple")
+        assert not client.is_model_ready("broken")
+        (line,) = [line for line in server.log.decode().splitlines() if "failed to load 'broken'" in line]
+        assert reason in line
+        assert server.stop() == 0
+
+
+def test_server_is_ready_despite_a_failed_model_where_readiness_is_not_strict(repository: Path) -> None:
+    add_model(repository, "broken", "frobnicate: 1")
+    with (
+        serving(repository, "--exit-on-error=false", "--strict-readiness=false") as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        assert client.is_server_ready()
+        assert server.stop() == 0
+
+
+def test_onnx_model_needs_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "auto" / "1").mkdir(parents=True)
+    (tmp_path / "auto" / "1" / "model.onnx").symlink_to(SAMPLES / "mlp" / "1" / "model.onnx")
+    with serving(tmp_path) as server, triton.InferenceServerClient(server.url) as client:
+        config = client.get_model_config("auto")
+        assert (config["backend"], config["platform"], config["max_batch_size"]) == (
+            "onnxruntime", "onnxruntime_onnx", 4,
+        )  # fmt: skip
+        assert config["input"][0]["dims"] == [512]
+        assert "dynamic_batching" in config
+        assert [group["count"] for group in config["instance_group"]] == [2]
+        assert server.stop() == 0
