@@ -99,9 +99,15 @@ def lies(*fields: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
 
 def pack_or_nothing(value: Any) -> bytes:
     try:
-        return bytes(msgpack.packb(value))
+        return packed(value)
     except (OverflowError, ValueError):
         return b""
+
+
+def packed(value: Any) -> bytes:
+    header: bytes | None = msgpack.packb(value)
+    assert header is not None
+    return header
 
 
 def assert_tensors_are_believable(tensors: tuple[TensorRef, ...]) -> None:
@@ -132,7 +138,7 @@ def test_a_damaged_request_header_is_an_internal_error_or_believable(header: byt
     try:
         request = unpack_request(memoryview(header), BLOCK_NBYTES)
     except InternalError as error:
-        assert str(error).startswith("a request header in shared memory is damaged: ")  # noqa: PT017
+        assert str(error).startswith("a request header in shared memory is damaged: ")
         return
     assert type(request.id) is str
     assert_tensors_are_believable(request.inputs)
@@ -155,7 +161,7 @@ def test_a_damaged_response_header_is_an_internal_error_or_believable(header: by
     try:
         response = unpack_response(memoryview(header), BLOCK_NBYTES)
     except InternalError as error:
-        assert str(error).startswith("a response header in shared memory is damaged: ")  # noqa: PT017
+        assert str(error).startswith("a response header in shared memory is damaged: ")
         return
     assert_tensors_are_believable(response.outputs)
     assert_parameters_are_believable(response.parameters)
@@ -169,7 +175,7 @@ def test_a_tensor_outside_its_block_is_refused(
     unpack: Callable[[memoryview, int], object], offset: int, nbytes: int
 ) -> None:
     tensors = [["IN", 11, [1], offset, nbytes]]
-    header = msgpack.packb(["", tensors, [], {}] if unpack is unpack_request else [tensors, {}])
+    header = packed(["", tensors, [], {}] if unpack is unpack_request else [tensors, {}])
     with pytest.raises(InternalError) as caught:
         unpack(memoryview(header), BLOCK_NBYTES)
     assert str(caught.value).endswith(f"tensor 'IN' of type 11 at {offset} + {nbytes} of 4096 bytes")
@@ -177,6 +183,6 @@ def test_a_tensor_outside_its_block_is_refused(
 
 @pytest.mark.parametrize("wire", [0, 15, -1, 2**63])
 def test_an_unknown_datatype_is_refused(wire: int) -> None:
-    header = msgpack.packb([[["OUT", wire, [1], 0, 4]], {}])
+    header = packed([[["OUT", wire, [1], 0, 4]], {}])
     with pytest.raises(InternalError, match="damaged: tensor 'OUT' of type"):
         unpack_response(memoryview(header), BLOCK_NBYTES)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.end_to_end.http_cases.models import FLAGS, write_models
 from tests.end_to_end.server import SAMPLES, Server, serving
 
 
@@ -11,5 +12,13 @@ from tests.end_to_end.server import SAMPLES, Server, serving
 def samples() -> Iterator[Server]:
     """The sample repository, served."""
     with serving(SAMPLES) as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+@pytest.fixture(scope="session")
+def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The samples beside identity models of every kind and one model that does not load; small limits."""
+    with serving([SAMPLES, write_models(tmp_path_factory.mktemp("models"))], *FLAGS) as server:
         yield server
         assert server.stop() == 0, server.log.decode()
