@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flask import Flask, request
 from flask import Response as FlaskResponse
 
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
 from shoal.frontend.metrics import metrics_dispatch
 from shoal.frontend.response import CLOSE, Response, error_json, error_response
 from shoal.frontend.router import answer, path_of, resolve
@@ -66,6 +66,8 @@ def _serve(
     path = _path(environ)
     if state.metrics_port is not None and environ["SERVER_PORT"] == str(state.metrics_port):
         return metrics_dispatch(state, method, path)
+    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
+        return error_json(400, "the request has no Host header, which HTTP/1.1 requires", CLOSE)
     found = resolve(method, path)
     if isinstance(found, Response):
         # Refused without reading: what is left of the body cannot be told from the next request.
@@ -111,6 +113,9 @@ def _announced_length(environ: Environ) -> int | None:
     """Content-Length, or None for a chunked body. RFC 9112, 6.3: both at once is how requests are smuggled."""
     length = environ.get("CONTENT_LENGTH", "")
     if "HTTP_TRANSFER_ENCODING" in environ:
+        coding = environ["HTTP_TRANSFER_ENCODING"]
+        if coding.strip().lower() != "chunked":
+            raise UnsupportedError(f"Transfer-Encoding must be 'chunked' alone, got: {coding[:40]}")
         if length:
             raise InvalidArgumentError("the request has both Content-Length and Transfer-Encoding; send one of them")
         if not environ.get("wsgi.input_terminated"):

@@ -18,7 +18,7 @@ _GO_FD = int(os.environ["SHOAL_GO_FD"])
 
 wsgi_app = "shoal.frontend.road:create()"
 bind = [f"fd://{fd}" for fd in _LISTENERS]
-worker_class = "gthread"
+worker_class = "shoal.frontend.road.RoadWorker"
 workers = int(os.environ["SHOAL_ROAD_PROCESSES"])
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
 #: Triton has no limit; proxies keep idle connections for 60 s, and whoever closes first should be the client.

@@ -29,6 +29,7 @@ from shoal.shm.layout import pack_span
 #: Tensors start at multiples of a cache line.
 _ALIGNMENT = 64
 _MAX_HEADER_LENGTH = 2**31 - 1
+_MAX_ID_LENGTH = 1024  # ours: it stands in every sentence and log line about the request
 SEQUENCE_START, SEQUENCE_END = 1, 2  # Triton's request flags
 
 
@@ -83,6 +84,11 @@ def prepare(entry: ModelEntry, headers: Mapping[str, str], body: memoryview, max
         return _validated(entry, "", [raw], (), _Settings(binary_data_output=True))
     request = read_json(body[:header_length], max_input_size)
     id_ = door.as_string(request["id"], "id") if door.has(request, "id") else ""
+    if len(id_) > _MAX_ID_LENGTH:
+        raise InvalidArgumentError(
+            f"the request's 'id' has {len(id_)} characters, more than the maximum of {_MAX_ID_LENGTH}; "
+            "send what is longer as a request parameter"
+        )
     settings = _parse_settings(request["parameters"]) if door.has(request, "parameters") else _NO_SETTINGS
     tail = None if text is None else body[header_length:]
     inputs = _parse_inputs(entry.name, id_, door.member(request, "inputs"), tail, max_input_size)

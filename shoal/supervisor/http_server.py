@@ -23,7 +23,7 @@ _FOREIGN_VARIABLES = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAM
 #: A road thread is busy with one request where one of Triton's HTTP threads juggles many (ours).
 THREADS_PER_HTTP_THREAD = 8
 #: No half-sent request, half-sent body or unread reply holds a thread of the road longer than this per system call.
-SOCKET_TIMEOUT_S = 30
+SOCKET_TIMEOUT_S = 10
 
 
 def bind(options: ServerOptions) -> list[socket.socket]:

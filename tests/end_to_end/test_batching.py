@@ -1,0 +1,196 @@
+"""What the schedulers make of requests that really arrive, told by `batch_stats`: executions by their number of rows.
+
+Whatever must queue up is sent while the model's only instance is held by full batches, which nothing can join; that
+they hold it is a fact read from the server, not a guess about time. Every answer carries its request's number.
+"""
+
+import http.client
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
+
+from tests.end_to_end.server import DEADLINE_S, Server, serving
+
+#: Long enough to send a dozen requests in, however busy the machine is.
+HOLD_MS = 300
+MAX_ROWS = 8
+
+#: Name → scheduling, dims, execution time.
+MODELS = {
+    "quick": ("", 4, 0),
+    "alone": ("", 4, 20),
+    "full": ("dynamic_batching { }", 4, HOLD_MS),
+    "preferred": ("dynamic_batching { preferred_batch_size: [ 4 ] }", 4, HOLD_MS),
+    "shapes": ("dynamic_batching { }", -1, HOLD_MS),
+    "bounded": ("dynamic_batching { default_queue_policy { max_queue_size: 3 } }", 4, HOLD_MS),
+    "patient": ("dynamic_batching { max_queue_delay_microseconds: 60000000 }", 4, 0),
+    "picky": ("dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000 }", 4, 0),
+    "punctual": ("dynamic_batching { max_queue_delay_microseconds: 50000 }", 4, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = tmp_path_factory.mktemp("models")
+    for name, (scheduling, dims, delay_ms) in MODELS.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(
+            f"""
+            backend: "identity"
+            max_batch_size: {MAX_ROWS}
+            input {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ {dims} ] }}
+            output {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ {dims} ] }}
+            instance_group {{ count: 1 kind: KIND_CPU }}
+            parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+            {scheduling}
+            """
+        )
+    with serving(repository) as running:
+        yield running
+        assert running.stop() == 0
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads enough for all requests of a test at once."""
+    with ThreadPoolExecutor(24) as threads:
+        yield threads
+
+
+def ask(server: Server, model: str, number: int, rows: int = 1, dim: int = 4) -> bool:
+    """One request over a connection of its own; whether its answer is its own."""
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
+        array = np.full((rows, dim), number, np.int32)
+        tensor = triton.InferInput("INPUT0", [rows, dim], "INT32")
+        tensor.set_data_from_numpy(array)
+        answer = client.infer(model, [tensor], request_id=str(number)).as_numpy("OUTPUT0")
+        return answer is not None and answer.shape == array.shape and bool((answer == array).all())
+
+
+def metric(server: Server, name: str, **labels: str) -> float:
+    """One sample of version 1 of a model."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    # The parser gives counters the suffix of OpenMetrics, which Triton's names lack.
+    wanted = [each for each in samples if each.name.removesuffix("_total") == name]
+    (value,) = [each.value for each in wanted if each.labels == {**labels, "version": "1"}]
+    return float(value)
+
+
+def wait_for_pending(server: Server, model: str, count: int) -> None:
+    """Return when so many requests are accepted and not executing."""
+    end = time.monotonic() + DEADLINE_S
+    while (found := metric(server, "nv_inference_pending_request_count", model=model)) != count:
+        assert time.monotonic() < end, f"{found} requests of '{model}' pending, expected {count}"
+
+
+def statistics(server: Server, model: str) -> dict[str, Any]:
+    with triton.InferenceServerClient(server.url) as client:
+        (found,) = client.get_inference_statistics(model)["model_stats"]
+    return dict(found)
+
+
+def batches(server: Server, model: str) -> dict[int, int]:
+    """Executions by their rows."""
+    found = statistics(server, model)
+    counts = {row["batch_size"]: row["compute_infer"]["count"] for row in found["batch_stats"]}
+    assert sum(counts.values()) == found["execution_count"]
+    assert sum(rows * count for rows, count in counts.items()) == found["inference_count"]
+    return counts
+
+
+def hold(server: Server, pool: ThreadPoolExecutor, model: str) -> list["Future[bool]"]:
+    """Two full batches: when this returns, one is executing and the other waits."""
+    held = [pool.submit(ask, server, model, number, MAX_ROWS) for number in (101, 102)]
+    wait_for_pending(server, model, 1)
+    # That one may have been seen in the instant before it was dispatched. An answer of another model has gone through
+    # the batcher since: now it is executing, and one that is pending is the other.
+    assert ask(server, "quick", 0)
+    wait_for_pending(server, model, 1)
+    return held
+
+
+def queue_up(
+    server: Server, pool: ThreadPoolExecutor, model: str, shapes: Sequence[tuple[int, int]]
+) -> list["Future[bool]"]:
+    """Requests of these shapes, accepted in this order behind the one that `hold` left waiting."""
+    sent = []
+    for number, (rows, dim) in enumerate(shapes):
+        sent.append(pool.submit(ask, server, model, number, rows, dim))
+        wait_for_pending(server, model, 2 + number)
+    return sent
+
+
+def all_right(answers: Sequence["Future[bool]"]) -> bool:
+    return all(answer.result(DEADLINE_S) for answer in answers)
+
+
+def test_default_scheduler_never_merges(server: Server, pool: ThreadPoolExecutor) -> None:
+    assert all_right([pool.submit(ask, server, "alone", number, 1 + number % 2) for number in range(12)])
+    assert batches(server, "alone") == {1: 6, 2: 6}
+
+
+def test_what_queues_up_is_merged_up_to_the_largest_batch(server: Server, pool: ThreadPoolExecutor) -> None:
+    held = hold(server, pool, "full")
+    sent = queue_up(server, pool, "full", [(1, 4)] * 11)
+    assert all_right(held + sent)
+    assert batches(server, "full") == {8: 3, 3: 1}
+
+
+def test_preferred_sizes_are_cut_points(server: Server, pool: ThreadPoolExecutor) -> None:
+    held = hold(server, pool, "preferred")
+    sent = queue_up(server, pool, "preferred", [(1, 4)] * 6)
+    assert all_right(held + sent)
+    assert batches(server, "preferred") == {8: 2, 4: 1, 2: 1}
+
+
+def test_different_shapes_are_not_merged_nor_rearranged(server: Server, pool: ThreadPoolExecutor) -> None:
+    held = hold(server, pool, "shapes")
+    sent = queue_up(server, pool, "shapes", [(1, 5), (2, 5), (1, 6), (1, 5)])
+    assert all_right(held + sent)
+    assert batches(server, "shapes") == {8: 2, 3: 1, 1: 2}
+
+
+def test_full_queue_refuses(server: Server, pool: ThreadPoolExecutor) -> None:
+    held = hold(server, pool, "bounded")
+    sent = queue_up(server, pool, "bounded", [(1, 4)] * 2)
+    with pytest.raises(InferenceServerException) as refusal:
+        ask(server, "bounded", 77)
+    assert refusal.value.status() == "503"
+    assert refusal.value.message() == "[request id: 77] Exceeds maximum queue size"
+    assert all_right(held + sent)
+    assert batches(server, "bounded") == {8: 2, 2: 1}
+    stats = statistics(server, "bounded")["inference_stats"]
+    assert (stats["success"]["count"], stats["fail"]["count"]) == (4, 1)
+    assert metric(server, "nv_inference_request_failure", model="bounded", reason="REJECTED") == 1
+
+
+def test_delay_waits_for_the_preferred_size(server: Server, pool: ThreadPoolExecutor) -> None:
+    """The delay is a minute: only the size can have sent these."""
+    assert all_right([pool.submit(ask, server, "patient", number) for number in range(8)])
+    assert batches(server, "patient") == {8: 1}
+    for count in (1, 2):
+        assert all_right([pool.submit(ask, server, "picky", number) for number in range(4)])
+        assert batches(server, "picky") == {4: count}
+
+
+def test_more_than_the_preferred_size_does_not_wait(server: Server) -> None:
+    before = batches(server, "picky")
+    assert ask(server, "picky", 1, rows=6)
+    assert batches(server, "picky") == before | {6: 1}
+
+
+def test_delay_ends_the_wait(server: Server) -> None:
+    assert ask(server, "punctual", 1, rows=3)
+    assert batches(server, "punctual") == {3: 1}
+    assert statistics(server, "punctual")["inference_stats"]["queue"]["ns"] >= 50_000_000

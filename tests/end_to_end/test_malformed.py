@@ -1,0 +1,201 @@
+"""Requests that no well-meaning client sends: their status, whether the connection survives, and that the server does.
+
+Raw bytes in, raw bytes out. A refused message's end cannot be known, so its connection ends with the answer; what HTTP
+has understood and only the handlers refuse leaves it open. Sentences are in the table of `http_cases`.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.end_to_end.http_cases.malformed import (
+    BODIES,
+    BODY,
+    CHUNKED,
+    CLOSED,
+    FRAMING,
+    HEADS,
+    INFER,
+    KEPT,
+    PATHS,
+    WHOLE,
+    Refused,
+    chunk,
+    length,
+    message,
+)
+from tests.end_to_end.server import Server
+
+#: What a refusal may take at most: it needs no waiting for anybody.
+REFUSAL_S = 10.0
+
+
+class Reply(NamedTuple):
+    """What came back; status 0 = the connection was closed without a word."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    closed: bool
+
+
+def connect(server: Server, timeout_s: float = REFUSAL_S) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.http_port), timeout=timeout_s)
+
+
+def receive(connection: socket.socket, fin: bool = False) -> Reply:
+    """One response, and whether the server then closes; a reset after a complete response counts as closed."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(65536)
+        if not piece:
+            assert data == b""
+            return Reply(0, {}, b"", closed=True)
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    status_line, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    while len(body) < int(headers["content-length"]):
+        piece = connection.recv(65536)
+        assert piece, "the response was cut short"
+        body += piece
+    return Reply(int(status_line.split()[1]), headers, body, is_closed(connection, fin))
+
+
+def is_closed(connection: socket.socket, fin: bool) -> bool:
+    """Whether the server has ended the connection. One that it kept answers the next request."""
+    try:
+        if not fin:
+            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        return connection.recv(65536) == b""
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+
+
+def send(server: Server, data: bytes, fin: bool = False) -> Reply:
+    """Send all that the server cares to read, and receive."""
+    with connect(server) as connection:
+        try:
+            connection.sendall(data)
+            if fin:
+                connection.shutdown(socket.SHUT_WR)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused before its end: the answer is there all the same
+        return receive(connection, fin)
+
+
+@pytest.fixture(scope="module")
+def server(every_kind: Server) -> Iterator[Server]:
+    yield every_kind
+    assert every_kind.process.poll() is None
+
+
+@pytest.mark.parametrize("case", FRAMING + HEADS + PATHS + BODIES, ids=lambda case: case.id)
+def test_malformed(server: Server, case: Refused) -> None:
+    begin = time.monotonic()
+    reply = send(server, case.sent, case.fin)
+    assert time.monotonic() - begin < REFUSAL_S
+    assert (reply.status, reply.closed) == (case.status, case.closes), reply
+    if reply.status:
+        assert reply.headers["content-type"] == "application/json"
+        sentence = json.loads(reply.body)
+        assert list(sentence) == ["error"]
+        assert case.part in sentence["error"]
+    assert send(server, message(length(BODY))).status == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        message(length(BODY)),
+        CHUNKED + WHOLE,
+        CHUNKED + b"".join(chunk(BODY[index : index + 1]) for index in range(len(BODY))) + b"0\r\n\r\n",
+        CHUNKED + b"%X;name=value\r\n%s\r\n0\r\nX-Checksum: 1\r\n\r\n" % (len(BODY), BODY),
+        message(length(BODY), b"Content-Type: text/plain; charset=utf-16"),
+        INFER.replace(b"POST /", b"POST http://elsewhere/") + length(BODY) + b"\r\n\r\n" + BODY,
+    ],
+    ids=["length", "chunked", "many-chunks", "chunk-extension-and-trailer", "content-type", "absolute-target"],
+)
+def test_unusual_but_legal(server: Server, sent: bytes) -> None:
+    reply = send(server, sent)
+    assert (reply.status, reply.closed) == (200, KEPT)
+    assert json.loads(reply.body)["outputs"][0]["data"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_http_1_0_is_answered_and_closed(server: Server) -> None:
+    reply = send(server, message(length(BODY)).replace(b"/1.1", b"/1.0"))
+    assert (reply.status, reply.closed) == (200, CLOSED)
+
+
+def test_expectation_is_met_before_the_body(server: Server) -> None:
+    with connect(server) as connection:
+        connection.sendall(message(length(BODY), b"Expect: 100-continue", body=b""))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        connection.sendall(BODY)
+        reply = receive(connection)
+    assert (reply.status, reply.closed) == (200, KEPT)
+
+
+def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
+    bodies = [BODY.replace(b"[1,", b"[%d," % number) for number in range(5)]
+    with connect(server) as connection:
+        connection.sendall(b"".join(message(length(body), body=body) for body in bodies))
+        received = b""
+        while received.count(b'"data":[') < 5 or not received.endswith(b"}]}"):
+            piece = connection.recv(65536)
+            assert piece
+            received += piece
+    found = [int(part.split(b",")[0]) for part in received.split(b'"data":[')[1:]]
+    assert found == [0, 1, 2, 3, 4]
+
+
+def test_infinity_in_a_float_tensor(server: Server) -> None:
+    """M-16: Triton's parser takes them, and writes them."""
+    body = b'{"inputs":[{"name":"A","datatype":"FP32","shape":[1,3],"data":[NaN,Infinity,-Infinity]}]}'
+    reply = send(server, message(length(body), body=body).replace(b"fixed", b"grid"))
+    assert (reply.status, reply.closed) == (200, KEPT)
+    assert reply.body.endswith(b'"data":[NaN,Infinity,-Infinity]}]}')
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [b"\xff\xff\xff\xff", b"\x01\x00\x00", b"\x05\x00\x00\x00four"],
+    ids=["4-gib", "length-cut", "string-cut"],
+)
+def test_strings_whose_lengths_lie(server: Server, tail: bytes) -> None:
+    """M-15."""
+    head = b'{"inputs":[{"name":"A","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":%d}}]}' % len(tail)
+    header = b"Inference-Header-Content-Length: %d" % len(head)
+    sent = message(length(head + tail), header, body=head + tail).replace(b"fixed", b"word")
+    reply = send(server, sent)
+    assert (reply.status, reply.closed) == (400, KEPT)
+    assert b"incomplete string" in reply.body
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status"), [(b'{"a":NaN}', 400), (b'{"timeout":Infinity}', 500)], ids=["parameter", "timeout"]
+)
+def test_infinity_elsewhere(server: Server, parameters: bytes, status: int) -> None:
+    """M-16: no parameter can be one; a `timeout` of another type is INTERNAL, as every type error in JSON."""
+    body = BODY.replace(b"{", b'{"parameters":%s,' % parameters, 1)
+    reply = send(server, message(length(body), body=body))
+    assert (reply.status, reply.closed) == (status, KEPT)
+
+
+@pytest.mark.parametrize("id_", ["a\r\nE1120 fake", "\x1b[31m", "x" * 1024])
+def test_ids_come_back_as_they_went(server: Server, id_: str) -> None:
+    """M-26."""
+    body = BODY.replace(b"{", b'{"id":%s,' % json.dumps(id_).encode(), 1)
+    reply = send(server, message(length(body), body=body))
+    assert (reply.status, json.loads(reply.body)["id"]) == (200, id_)
+
+
+def test_id_that_is_too_long(server: Server) -> None:
+    """M-26."""
+    body = BODY.replace(b"{", b'{"id":"%s",' % (b"x" * 1025), 1)
+    reply = send(server, message(length(body), body=body))
+    assert (reply.status, reply.closed) == (400, KEPT)
