@@ -38,6 +38,8 @@ class Batcher:
             "client_gone": self._on_client_gone,
             "model": self._on_model,
             "model_gone": self._on_model_gone,
+            "segment": self._on_segment,
+            "segment_gone": self._on_segment_gone,
             "worker": self._on_worker,
             "worker_ready": self._on_worker_ready,
             "worker_retired": self._on_worker_retired,
@@ -93,6 +95,12 @@ class Batcher:
 
     def _on_model_gone(self, message: Message, _fds: list[int]) -> None:
         self._exchange.remove_model(message["model"], time.monotonic_ns())
+
+    def _on_segment(self, message: Message, _fds: list[int]) -> None:
+        self._exchange.add_segment(message["owner"], message["worker"])
+
+    def _on_segment_gone(self, message: Message, _fds: list[int]) -> None:
+        self._exchange.remove_segment(message["owner"])
 
     def _on_worker(self, message: Message, fds: list[int]) -> None:
         segment, link, bell = fds

@@ -33,6 +33,8 @@ class Exchange:
         self.clients: dict[int, Client] = {}
         self.workers: dict[int, Worker] = {}
         self.models: dict[int, Model] = {}
+        #: Whose results lie in segments beside the workers' own.
+        self._segments: dict[int, Worker] = {}
         # Changed by step and by deaths.
         self.holders = Holders()
         self._requests: dict[int, Request] = {}
@@ -69,10 +71,21 @@ class Exchange:
             return
         self._busy.pop(owner, None)
         self._written.discard(worker)
+        self._segments = {owner: writer for owner, writer in self._segments.items() if writer is not worker}
         worker.model.scheduler.remove_instance(owner)
         for key in sorted(worker.missing):
             self._fail(key, reason, now_ns, _BACKEND)
         self._awake[worker.model.id] = worker.model
+
+    def add_segment(self, owner: int, worker_owner: int) -> None:
+        """A result of that worker may lie in the segment `owner`, too."""
+        worker = self.workers.get(worker_owner)
+        if worker is not None:
+            self._segments[owner] = worker
+
+    def remove_segment(self, owner: int) -> None:
+        """No result lies there any more."""
+        self._segments.pop(owner, None)
 
     def remove_client(self, owner: int) -> None:
         """A client is dead: its queued requests are forgotten, its running ones finish for nobody."""
@@ -211,7 +224,7 @@ class Exchange:
         unheld = set()
         for record in records:
             ref = record[D.BLOCK]
-            if ref and layout.ref_owner(ref) != worker.owner:
+            if ref and (owner := layout.ref_owner(ref)) != worker.owner and self._segments.get(owner) is not worker:
                 self._refuse_answer(worker, record, now_ns)
             elif not self._answer(worker, record, now_ns) and ref:
                 unheld.add(ref)
@@ -292,7 +305,8 @@ class Exchange:
             words[_PENDING] -= 1
 
     def _free(self, ref: int) -> None:
-        worker = self.workers.get(layout.ref_owner(ref))
+        owner = layout.ref_owner(ref)
+        worker = self.workers.get(owner) or self._segments.get(owner)
         if worker is not None:
             self._push(worker, layout.record(FREE, 0, 0, ref))
 

@@ -12,17 +12,21 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from shoal import errors, reasons
 from shoal.control import Channel, Message
 from shoal.errors import UnavailableError
+from shoal.frontend.oversize import OversizeBlocks
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
+from shoal.options import SLAB_PARTS
 from shoal.request import InferResponse, unpack_response
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.port import Port, Reply
 from shoal.shm.segment import SegmentView
+from shoal.shm.slab import Block
 
 _log = logging.getLogger("shoal")
 
@@ -55,11 +59,16 @@ class PortTransport:
         self._state = state
         self._request_timeout_s = request_timeout_s
         self._lock = threading.Lock()
+        self._channel_lock = threading.Lock()
+        self._oversize = OversizeBlocks(self._send, request_timeout_s)
+        self._largest_shared_nbytes = port.slab.largest_nbytes // SLAB_PARTS
         # Changed under the lock: who waits for which reply.
         self._waiting: dict[int, queue.SimpleQueue[Reply]] = {}
         self._on: dict[str, Callable[[Message, list[int]], None]] = {
-            "worker": self._on_worker,
-            "worker_gone": self._on_worker_gone,
+            "segment": self._on_segment,
+            "segment_gone": self._on_segment_gone,
+            "oversize": self._oversize.hear,
+            "oversize_ready": self._oversize.hear,
             "model": self._on_model,
             "model_removed": self._on_model,
             "started": self._on_started,
@@ -72,13 +81,11 @@ class PortTransport:
         """Run a prepared request. Raises ShoalError: no memory, a deadline, or what the batcher or the model said."""
         start_ns = time.monotonic_ns()
         waiter: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-        with self._lock:
-            block = self._port.allocate(block_nbytes(prepared))
+        block = self._allocate(block_nbytes(prepared), prepared.entry.model_id)
         try:
             header = write_block(prepared, block.memory)
         except BaseException:
-            with self._lock:
-                self._port.slab.free(block.ref)
+            self._free(block)
             raise
         with self._lock:
             number = self._port.submit(
@@ -98,6 +105,20 @@ class PortTransport:
         except queue.Empty:
             reply = self._give_up(number, waiter)
         return self._answer(prepared, reply)
+
+    def _allocate(self, nbytes: int, model_id: int) -> Block:
+        if nbytes <= self._largest_shared_nbytes:
+            with self._lock:
+                return self._port.allocate(nbytes)
+        if self._port.is_full:
+            raise UnavailableError("Exceeds maximum queue size")
+        return self._oversize.allocate(nbytes, model_id)
+
+    def _free(self, block: Block) -> None:
+        with self._lock:
+            if self._port.slab.free(block.ref):
+                return
+        self._oversize.free(block.ref)
 
     def _give_up(self, number: int, waiter: "queue.SimpleQueue[Reply]") -> Reply:
         """The deadline has passed: take the reply if it came this instant, else leave it to be dropped when it
@@ -124,13 +145,14 @@ class PortTransport:
                 raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))
             response = unpack_response(reply.header, len(reply.block))
         except errors.ShoalError:
-            self._release(reply)
+            self._release(reply.number)
             raise
-        return Answer(response, reply.block, lambda: self._release(reply))
+        # By number: whoever keeps the function for a while after the response must not keep the memory.
+        return Answer(response, reply.block, partial(self._release, reply.number))
 
-    def _release(self, reply: Reply) -> None:
+    def _release(self, number: int) -> None:
         with self._lock:
-            self._port.release(reply.number)
+            self._port.release(number)
             self._port.flush()
 
     # --- the listening thread ---
@@ -150,7 +172,7 @@ class PortTransport:
                     self.deliver()
                 if self._channel.fileno() in events:
                     self.receive()
-        except EOFError:
+        except (EOFError, ConnectionError):
             os._exit(0)  # the supervisor is gone, and with it whoever could answer
         except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for nobody
             _log.exception("the road cannot go on without its port")
@@ -167,22 +189,30 @@ class PortTransport:
                 elif reply.block is not None:
                     self._port.release(reply.number)
             self._port.flush()
+            spent, self._port.spent = self._port.spent, []
+        for ref in spent:
+            self._oversize.free(ref)
 
     def receive(self) -> None:
         """Take one message of the supervisor into force and acknowledge it."""
         message, fds = self._channel.receive()
         self._on[message["op"]](message, fds)
         if "seq" in message:
-            self._channel.acknowledge(message)
+            with self._channel_lock:
+                self._channel.acknowledge(message)
 
-    def _on_worker(self, message: Message, fds: list[int]) -> None:
-        with self._lock:
-            self._port.add_worker(message["owner"], SegmentView.attach(fds[0]))
+    def _send(self, message: Message) -> None:
+        with self._channel_lock:
+            self._channel.send(message)
 
-    def _on_worker_gone(self, message: Message, _fds: list[int]) -> None:
-        self.deliver()  # answers that the dead worker gave name its segment
+    def _on_segment(self, message: Message, fds: list[int]) -> None:
         with self._lock:
-            self._port.remove_worker(message["owner"])
+            self._port.add_segment(message["owner"], SegmentView.attach(fds[0]))
+
+    def _on_segment_gone(self, message: Message, _fds: list[int]) -> None:
+        self.deliver()  # answers that a dead worker gave name its segments
+        with self._lock:
+            self._port.remove_segment(message["owner"])
 
     def _on_model(self, message: Message, _fds: list[int]) -> None:
         self._state.models.apply(message)

@@ -20,6 +20,7 @@ A segment is written by one process, its owner, and mapped read-only by its peer
     slab offset slab size  blocks, each 2^n × 4096 bytes       owner → whoever holds a reference
 
 A link between two processes is a pair of segments: each side's ring, and each side's head of the other's ring.
+A segment for a single payload that no slab takes has no ring, and one block of any size, which is all of its slab.
 Positions are u64 counts that never wrap; a slot is position modulo capacity. Every word is little-endian u64.
 """
 
@@ -32,8 +33,8 @@ PAGE = 4096
 WORD = 8
 
 # Kinds of segments.
-CLIENT, LINK, WORKER, COUNTERS = 1, 2, 3, 4
-KIND_NAMES = {CLIENT: "client", LINK: "link", WORKER: "worker", COUNTERS: "counters"}
+CLIENT, LINK, WORKER, COUNTERS, OVERSIZE = 1, 2, 3, 4, 5
+KIND_NAMES = {CLIENT: "client", LINK: "link", WORKER: "worker", COUNTERS: "counters", OVERSIZE: "oversize"}
 
 HEADER = struct.Struct("<8Q")
 # Word indices (byte offset / 8) of what changes after the start; each on its own cache line.
@@ -85,7 +86,7 @@ class Header(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """CLIENT, LINK, WORKER or COUNTERS."""
+        """CLIENT, LINK, WORKER, COUNTERS or OVERSIZE."""
         return self.version_and_kind >> 32
 
 
@@ -124,10 +125,13 @@ def read_header(memory: memoryview) -> Header:
 
 # ---------------------------------------------------------------------------------------------------------------
 # A block reference is one word: owner id (24 bits) | first unit (20 bits) | generation (20 bits).
-# A generation word is: generation << 8 | order, for the block of 2^order units that starts at that unit.
+# A generation word is: generation << 8 | order, for the block of 2^order units that starts at that unit; the slab's end
+# may cut it short.
 
 OWNER_BITS, UNIT_BITS, GENERATION_BITS = 24, 20, 20
 MAX_UNITS = 1 << UNIT_BITS
+#: The largest slab, and so the largest block: its last unit has a number, and a span word has 32 bits for its size.
+MAX_SLAB_BYTES = (MAX_UNITS - 1) * UNIT
 GENERATION_MASK = (1 << GENERATION_BITS) - 1
 NO_BLOCK = 0  # owner ids start at 1, so no real reference is 0
 

@@ -42,26 +42,33 @@ class Port:
         self._reader = RingReader(segment, link)
         self._batcher_bell = batcher_bell
         self._max_in_flight = max_in_flight
-        # Changed by submit, poll, release and the announcements of workers.
+        # Changed by submit, poll, release and the announcements of segments.
         self._number = 0
         self._blocks: dict[int, int] = {}
-        self._workers: dict[int, SlabView] = {}
+        self._segments: dict[int, SlabView] = {}
+        #: Blocks of answered requests that are not the slab's: whoever made them gives them back, and clears the list.
+        self.spent: list[int] = []
 
     @property
     def num_in_flight(self) -> int:
         """Requests submitted and not yet replied to."""
         return len(self._blocks)
 
-    def add_worker(self, owner: int, view: SegmentView) -> None:
-        """A worker's segment may be named by replies from now on."""
-        self._workers[owner] = SlabView(view)
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many requests in flight as there may be."""
+        return len(self._blocks) >= self._max_in_flight
 
-    def remove_worker(self, owner: int) -> None:
+    def add_segment(self, owner: int, view: SegmentView) -> None:
+        """A segment of a worker may be named by replies from now on."""
+        self._segments[owner] = SlabView(view)
+
+    def remove_segment(self, owner: int) -> None:
         """No reply names that segment any more."""
-        self._workers.pop(owner, None)
+        self._segments.pop(owner, None)
 
     def allocate(self, nbytes: int) -> Block:
-        """A block for a request of `nbytes`.
+        """A block of the slab for a request of `nbytes`.
 
         Raises UnavailableError where there is none now (the queue is memory, too), InvalidArgumentError where there
         never is.
@@ -71,7 +78,7 @@ class Port:
                 f"the request takes {nbytes} bytes of shared memory, its tensors' padding and header included; the "
                 f"largest block has {self.slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
             )
-        block = self.slab.allocate(nbytes) if len(self._blocks) < self._max_in_flight else None
+        block = None if self.is_full else self.slab.allocate(nbytes)
         if block is None:
             raise UnavailableError("Exceeds maximum queue size")
         return block
@@ -89,7 +96,8 @@ class Port:
     ) -> int:
         """Hand a filled block to the batcher; visible to it at the next `flush`. Returns the request's number.
 
-        `header` is the span of the packed InferRequest in the block. The block is freed here when the reply comes.
+        `header` is the span of the packed InferRequest in the block. The block is freed here when the reply comes; one
+        that is not the slab's is then put into `spent`.
         """
         self._number = number = self._number + 1
         self._writer.push(
@@ -124,13 +132,14 @@ class Port:
             block_ref = self._blocks.pop(record[P.NUMBER], None)
             if block_ref is None:
                 continue  # answered before: a late reply to a number that is gone
-            self.slab.free(block_ref)
+            if not self.slab.free(block_ref):
+                self.spent.append(block_ref)
             replies.append(self._reply(record))
         return replies
 
     def _reply(self, record: tuple[int, ...]) -> Reply:
         ref = record[P.BLOCK]
-        view = self._workers.get(layout.ref_owner(ref))
+        view = self._segments.get(layout.ref_owner(ref))
         block = view.open(ref) if view is not None else None
         header = None
         if block is not None:

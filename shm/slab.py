@@ -111,6 +111,15 @@ class Slab:
         return True
 
 
+def whole_slab(segment: Segment) -> Block:
+    """The one block of a segment for a single payload: all of its slab, whatever its size. Called once per segment."""
+    header = segment.header
+    order = max(0, header.slab_nbytes // UNIT - 1).bit_length()
+    _generations(segment)[0] = 1 << 8 | order  # publishes: the reference is good for as long as the segment is known
+    memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
+    return Block(layout.pack_ref(header.owner, 0, 1), memory)
+
+
 def whole_blocks(num_units: int) -> list[list[int]]:
     """Per order, the first units of the largest aligned blocks that tile `num_units`."""
     free: list[list[int]] = [[] for _ in range(num_units.bit_length())]
@@ -132,7 +141,7 @@ class SlabView:
         self._generations = _generations(mapping)
 
     def open(self, ref: int) -> memoryview | None:
-        """The block's memory, read-only; None where the reference is stale, foreign, or the table lies."""
+        """The block's memory, read-only, never beyond the slab's end; None where the reference is stale or foreign."""
         owner, unit, generation = layout.unpack_ref(ref)
         if owner != self._owner or unit >= len(self._generations):
             return None
@@ -140,5 +149,5 @@ class SlabView:
         order = word & 0xFF
         if word >> 8 & GENERATION_MASK != generation:
             return None
-        start, end = unit * UNIT, unit * UNIT + (UNIT << order)
-        return self._memory[start:end] if end <= len(self._memory) else None
+        start = unit * UNIT
+        return self._memory[start : start + (UNIT << order)]  # a slice ends where the slab does

@@ -13,6 +13,12 @@ from shoal.errors import InvalidArgumentError
 
 MIB = 1024 * 1024
 
+#: A request larger than a quarter of the slab's largest block gets a segment of its own (ours). Its block would take at
+#: least half of what all requests of a front end share, and had to wait until that much is free in one piece.
+SLAB_PARTS = 4
+#: The largest payload: references and spans in shared memory count less than 4 GiB.
+MAX_OVERSIZE_BYTES = (1 << 32) - 4096
+
 #: An address that listens on every interface, and so collides with every other one.
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 
@@ -49,7 +55,7 @@ class ServerOptions:
     http_process_count: int = 2  # front-end processes; measured: two serve 1.8 times the requests of one on two cores
     http_thread_count: int = 8  # threads as Triton counts them, each standing for 8 requests at once here; Triton's
     http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
-    max_request_bytes: int = 64 * MIB  # bytes of a request's body; ours: the client slab's size
+    max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
     listen_backlog: int = 256  # connections the kernel keeps for us; measured: at 2200 accepts/s 2048 would hide 0.9 s
 
     # Metrics.
@@ -63,6 +69,7 @@ class ServerOptions:
     # Shared memory.
     shm_client_slab_mib: int = 64  # MiB of requests per front-end process; ours: one request of http_max_input_size
     shm_worker_slab_mib: int = 64  # MiB of results per instance at most, the size follows from the model; ours
+    shm_oversize_mib: int = 2048  # MiB of all payloads together that no slab takes, made when needed; ours
 
     # Bounds.
     max_in_flight: int = 1024  # requests of one front-end process between acceptance and answer; ours
@@ -74,9 +81,10 @@ class ServerOptions:
         return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}
 
 
-def largest_block_bytes(slab_mib: int) -> int:
-    """The largest request a slab of that size can hold: blocks are powers of two."""
-    return MIB << (slab_mib.bit_length() - 1)
+def largest_request_bytes(options: ServerOptions) -> int:
+    """What shared memory could hold of one request: a block of the slab, or a segment of its own."""
+    shared = (MIB << (options.shm_client_slab_mib.bit_length() - 1)) // SLAB_PARTS  # blocks are powers of two
+    return max(shared, min(options.shm_oversize_mib * MIB, MAX_OVERSIZE_BYTES))
 
 
 def check(options: ServerOptions) -> None:
@@ -84,11 +92,13 @@ def check(options: ServerOptions) -> None:
     if not options.model_repository:
         raise InvalidArgumentError("--model-repository must be specified")
     _check_ports(options)
-    largest = largest_block_bytes(options.shm_client_slab_mib)
+    largest = largest_request_bytes(options)
     if options.max_request_bytes > largest:
         raise InvalidArgumentError(
-            f"--max-request-bytes is {options.max_request_bytes}, but --shm-client-slab-mib="
-            f"{options.shm_client_slab_mib} has room for requests of at most {largest} bytes; raise the latter"
+            f"--max-request-bytes is {options.max_request_bytes}, but --shm-oversize-mib={options.shm_oversize_mib} "
+            f"has room for requests of at most {largest} bytes; raise the latter"
+            if largest < MAX_OVERSIZE_BYTES
+            else f"--max-request-bytes is {options.max_request_bytes}; a request can have at most {largest} bytes"
         )
 
 

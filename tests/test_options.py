@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.options import ServerOptions, check, largest_block_bytes
+from shoal.options import MAX_OVERSIZE_BYTES, ServerOptions, check, largest_request_bytes
+from shoal.shm.layout import MAX_SLAB_BYTES
 
 GOOD = ServerOptions(model_repository=(Path("models"),))
 
@@ -24,7 +25,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         8002,
         8,
     )
-    assert (GOOD.http_max_input_size, GOOD.max_request_bytes) == (67108864, 67108864)
+    assert (GOOD.http_max_input_size, GOOD.max_request_bytes) == (67108864, 2147483648)
     assert (GOOD.max_in_flight, GOOD.default_max_queue_size, GOOD.request_timeout_secs) == (1024, 1024, 300)
     check(GOOD)
 
@@ -64,11 +65,19 @@ def test_listeners_that_do_not_meet_may_share_a_port(changes: dict[str, object])
     check(replace(GOOD, **{"http_port": 9000, "metrics_port": 9000, **changes}))  # type: ignore[arg-type]  # many fields
 
 
-@pytest.mark.parametrize(("slab_mib", "largest"), [(1, 1048576), (48, 33554432), (64, 67108864), (65, 67108864)])
-def test_a_request_fits_into_one_block_of_the_slab(slab_mib: int, largest: int) -> None:
-    assert largest_block_bytes(slab_mib) == largest
-    check(replace(GOOD, shm_client_slab_mib=slab_mib, max_request_bytes=largest))
-    with pytest.raises(
-        InvalidArgumentError, match=f"^--max-request-bytes is {largest + 1}, but .*={slab_mib} has room"
-    ):
-        check(replace(GOOD, shm_client_slab_mib=slab_mib, max_request_bytes=largest + 1))
+@pytest.mark.parametrize(
+    ("slab_mib", "oversize_mib", "largest"),
+    [(1, 0, 262144), (65, 0, 16777216), (65, 15, 16777216), (64, 17, 17825792), (1, 4096, 4294963200)],
+)
+def test_a_request_fits_into_a_shared_block_or_a_segment_of_its_own(
+    slab_mib: int, oversize_mib: int, largest: int
+) -> None:
+    options = replace(GOOD, shm_client_slab_mib=slab_mib, shm_oversize_mib=oversize_mib, max_request_bytes=largest)
+    assert largest_request_bytes(options) == largest
+    check(options)
+    with pytest.raises(InvalidArgumentError, match=f"^--max-request-bytes is {largest + 1}[,;].*at most {largest} b"):
+        check(replace(options, max_request_bytes=largest + 1))
+
+
+def test_the_largest_payload_is_the_largest_that_shared_memory_can_name() -> None:
+    assert MAX_OVERSIZE_BYTES == MAX_SLAB_BYTES == 4294963200

@@ -133,7 +133,7 @@ class Answers:
     def write(self) -> int:
         """Fill a block and complete `statuses` and `spans`. Returns the block's reference.
 
-        Raises UnavailableError where the slab has no block for too long, InternalError where it can never have one.
+        Raises UnavailableError where there is no memory for too long, InternalError where there can never be enough.
         """
         tail = self._finish()
         block = self._block
@@ -146,6 +146,7 @@ class Answers:
         """Like `write` after `fail_all`, but never waits and never fails: without memory there is no sentence."""
         self._give_back()
         tail = self._finish()
+        self._errors.clear()  # their tracebacks lead back here, and a cycle would keep the requests' memory mapped
         block = self._memory.allocate_for_errors(len(tail))
         if block is not None:
             return self._write(block, tail)
@@ -194,13 +195,8 @@ class Answers:
         block = self._memory.slab.allocate(nbytes)
         if block is not None:
             return block
-        limit = self._memory.slab.largest_nbytes
-        if nbytes > limit:
-            name, output_nbytes = self._largest_output()
-            raise InternalError(
-                f"output '{name}' of model '{self._signature.name}' is {output_nbytes} bytes, the results of one batch "
-                f"are {nbytes}; at most {limit} fit. Raise --shm-worker-slab-mib or lower max_batch_size"
-            )
+        if nbytes > self._memory.slab.largest_nbytes:
+            return self._allocate_oversize(nbytes)
         block = self._memory.wait_for_block(nbytes)
         if block is None:
             raise UnavailableError(
@@ -208,6 +204,18 @@ class Answers:
                 f"{nbytes} bytes, clients still hold the earlier ones. Raise --shm-worker-slab-mib"
             )
         return block
+
+    def _allocate_oversize(self, nbytes: int) -> Block:
+        try:
+            return self._memory.oversize.allocate(nbytes)
+        except ShoalError as refusal:
+            name, output_nbytes = self._largest_output()
+            # That a model's results are too large for the server is not a client's fault.
+            kind = UnavailableError if isinstance(refusal, UnavailableError) else InternalError
+            raise kind(
+                f"output '{name}' of model '{self._signature.name}' is {output_nbytes} bytes, the results of one batch "
+                f"do not fit into memory: {refusal}"
+            ) from refusal
 
     def _largest_output(self) -> tuple[str, int]:
         sizes: dict[str, int] = {}
@@ -220,7 +228,7 @@ class Answers:
     def _give_back(self) -> None:
         # Nobody has been told of this block yet, so it is still ours alone to free.
         if self._block is not None:
-            self._memory.slab.free(self._block.ref)
+            self._memory.free(self._block.ref)
             self._block = None
 
     # -- adding -----------------------------------------------------------------------------------------------------

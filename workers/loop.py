@@ -31,6 +31,8 @@ class Loop:
         self._signature = signature
         self._instance = instance
         self._memory = memory
+        # Changed by obey.
+        self._is_stopping = False
 
     def run(self, channel: Channel) -> None:
         """Work until the supervisor says stop; then everything that was taken is answered. EOFError if it is gone."""
@@ -38,30 +40,34 @@ class Loop:
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
         poller.register(bell_fd, select.POLLIN)
         poller.register(channel_fd, select.POLLIN)
-        stopping = False
-        while not stopping:
+        self._memory.oversize.obey = lambda message, fds: self.obey(channel, message, fds)
+        while not self._is_stopping:
             ready = [fd for fd, _ in poller.poll()]
             # Announcements first: a batch may name a segment only after we acknowledged it, never before.
             if channel_fd in ready:
-                stopping = self.obey(channel, *channel.receive())
-            if bell_fd in ready or stopping:
+                self.obey(channel, *channel.receive())
+            if bell_fd in ready or self._is_stopping:
                 self.step()
 
-    def obey(self, channel: Channel, message: Message, fds: Sequence[int]) -> bool:
-        """Put a message of the supervisor in force. True where it says stop."""
+    def obey(self, channel: Channel, message: Message, fds: list[int]) -> None:
+        """Put a message of the supervisor in force; "stop" ends `run` after what has been taken."""
         op = message["op"]
         if op == "segment":
             self._memory.add_segment(message["owner"], SegmentView.attach(fds[0]))
             fds = fds[1:]
         elif op == "segment_gone":
             self._memory.remove_segment(message["owner"])
-        elif op != "stop":
+        elif op in ("oversize", "oversize_ready"):
+            self._memory.oversize.hear(message, fds)
+            fds = []
+        elif op == "stop":
+            self._is_stopping = True
+        else:
             _log.warning("worker %s ignores the message '%s'", self._instance, op)
         for fd in fds:
             os.close(fd)
         if "seq" in message:
             channel.acknowledge(message)
-        return bool(op == "stop")
 
     def step(self) -> int:
         """Run every batch that has come. Returns how many."""

@@ -13,6 +13,7 @@ from shoal.shm.layout import BATCH_ITEM, FREE, PROGRESS_WORD, UNIT, B, LayoutErr
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
+from shoal.workers.oversize import OversizeBlocks
 
 Record = tuple[int, ...]
 
@@ -29,10 +30,12 @@ class Memory:
         link: SegmentView,
         bell: Doorbell,
         batcher_bell: Doorbell,
+        oversize: OversizeBlocks,
         block_wait_s: float = BLOCK_WAIT_S,
     ) -> None:
         self.slab = Slab(segment)
         self.bell = bell
+        self.oversize = oversize
         self._words = segment.words
         self._reader = RingReader(segment, link)
         self._writer = RingWriter(segment, link)
@@ -91,6 +94,11 @@ class Memory:
             block, self._spare = self._spare, None
         return block
 
+    def free(self, ref: int) -> None:
+        """Take a block back, the slab's or one of its own segment."""
+        if not self.slab.free(ref):
+            self.oversize.free(ref)
+
     def push(self, record: Record) -> None:
         """Add a record for the batcher; visible to it after `publish`."""
         self._writer.push(record)
@@ -109,7 +117,7 @@ class Memory:
                     self._batches.append(self._incomplete)
                     self._incomplete = []
             elif kind == FREE:
-                self.slab.free(record[B.BLOCK])
+                self.free(record[B.BLOCK])
                 if self._has_spare and self._spare is None:
                     self._spare = self.slab.allocate(UNIT)
             else:

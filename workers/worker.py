@@ -22,6 +22,7 @@ from shoal.workers import backends
 from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
+from shoal.workers.oversize import OversizeBlocks
 
 # Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
 _log = logging.getLogger("shoal.workers.worker")
@@ -59,7 +60,7 @@ def serve(channel: Channel) -> None:
     backend, signature = loaded
     received = _receive(channel, "memory")
     if received is not None:
-        memory = map_memory(received[1])
+        memory = map_memory(received[1], OversizeBlocks(channel))
         channel.send({"op": "mapped"})
         Loop(backend, signature, instance_name, memory).run(channel)
     backend.unload()
@@ -131,10 +132,10 @@ def _model(order: Message, config: Message) -> Model:
     )
 
 
-def map_memory(fds: Sequence[int]) -> Memory:
+def map_memory(fds: Sequence[int], oversize: OversizeBlocks) -> Memory:
     """The worker's shared memory, from [own segment, the batcher's, own bell, the batcher's]; takes the descriptors."""
     segment, link, bell, batcher_bell = fds
-    return Memory(Segment.attach(segment), SegmentView.attach(link), Doorbell(bell), Doorbell(batcher_bell))
+    return Memory(Segment.attach(segment), SegmentView.attach(link), Doorbell(bell), Doorbell(batcher_bell), oversize)
 
 
 def _receive(channel: Channel, op: str) -> tuple[Message, list[int]] | None:

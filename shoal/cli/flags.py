@@ -203,6 +203,7 @@ BACKENDS = (
 SHARED_MEMORY = (
     honour("shm-client-slab-mib", integer(1, 4095), "MiB of requests per front-end process"),
     honour("shm-worker-slab-mib", integer(1, 4095), "MiB of results per instance, at most"),
+    honour("shm-oversize-mib", integer(0), "MiB of all requests and results together that are too large for a slab"),
 )
 BOUNDS = (
     honour("max-in-flight", integer(1, 65536), "requests of one front-end process at once; above it 503"),

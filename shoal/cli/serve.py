@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from shoal.cli.flags import FLAGS, GROUPS, Fate, Flag
 from shoal.errors import InvalidArgumentError
-from shoal.options import ServerOptions, check, largest_block_bytes
+from shoal.options import ServerOptions, check, largest_request_bytes
 
 #: The words in --help for defaults that follow another flag.
 _FOLLOWING = {
     "metrics-address": "the HTTP address",
-    "max-request-bytes": "the most that fits into --shm-client-slab-mib",
+    "max-request-bytes": "what --shm-oversize-mib has room for",
 }
 
 
@@ -168,7 +168,7 @@ def _following(options: ServerOptions, settings: Mapping[str, Any]) -> dict[str,
     """The defaults that follow other settings, where they were not given themselves."""
     followers = {
         "metrics_address": options.http_address,
-        "max_request_bytes": largest_block_bytes(options.shm_client_slab_mib),
+        "max_request_bytes": largest_request_bytes(options),
     }
     return {name: value for name, value in followers.items() if name not in settings}
 

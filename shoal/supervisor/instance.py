@@ -108,6 +108,9 @@ class Instance:
             "failed": self._on_failed,
             "mapped": self._on_mapped,
             "ack": self._on_ack,
+            "oversize": self._on_oversize,
+            "oversize_mapped": self._on_oversize,
+            "oversize_gone": self._on_oversize,
         }
 
     @property
@@ -216,6 +219,10 @@ class Instance:
     def _on_ack(self, message: Message) -> None:
         if self._member is not None:
             self._host.star.acknowledgements.received(self._member, message["seq"])
+
+    def _on_oversize(self, message: Message) -> None:
+        if self._participant is not None:
+            self._host.star.on_oversize(self._participant, message)
 
     # --- its end ---
 

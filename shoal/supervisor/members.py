@@ -5,7 +5,7 @@ A process that does not read must not stop the supervisor, so what does not fit 
 
 import itertools
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from shoal.control import Channel, Message
@@ -97,33 +97,38 @@ class Acknowledgements:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        # Changed by announce, received and gone: sequence number → who is missing, and what happens then.
-        self._pending: dict[int, tuple[set[Member], Callable[[], None]]] = {}
+        # Changed by announce, received and gone: sequence number → how many acknowledgements of whom are missing, and
+        # what happens then.
+        self._pending: dict[int, tuple[Counter[Member], Callable[[], None]]] = {}
 
     def announce(self, to: Iterable[tuple[Member, Message, Sequence[int]]], then: Callable[[], None]) -> None:
-        """Send each member its message and descriptors; call `then` when all that still live have acknowledged."""
+        """Send members messages and descriptors; call `then` when all that still live have acknowledged each."""
         seq = next(self._numbers)
         recipients = [recipient for recipient in to if recipient[0].is_open]
         if not recipients:
             then()
             return
-        self._pending[seq] = ({member for member, _, _ in recipients}, then)
+        self._pending[seq] = (Counter(member for member, _, _ in recipients), then)
         for member, message, fds in recipients:
             member.send({**message, "seq": seq}, fds)
 
     def received(self, member: Member, seq: int) -> None:
-        """A member has acknowledged."""
-        self._settle(member, [seq])
+        """A member has acknowledged one message."""
+        self._settle(member, [seq], 1)
 
     def gone(self, member: Member) -> None:
         """A member is dead: nobody waits for it any more."""
-        self._settle(member, list(self._pending))
+        self._settle(member, list(self._pending), None)
 
-    def _settle(self, member: Member, numbers: Sequence[int]) -> None:
+    def _settle(self, member: Member, numbers: Sequence[int], count: int | None) -> None:
         for seq in numbers:
-            missing, then = self._pending.get(seq, (set(), None))
-            missing.discard(member)
-            if not missing and then is not None:
+            missing, then = self._pending.get(seq, (Counter[Member](), None))
+            if then is None or member not in missing:
+                continue
+            missing[member] -= missing[member] if count is None else count
+            if missing[member] == 0:
+                del missing[member]
+            if not missing:
                 del self._pending[seq]
                 then()
 

@@ -23,6 +23,9 @@ BYTES_ELEMENT_BYTES = 256
 HEADER_BYTES = 512
 #: FREE and BATCH_ITEM records beyond one per block.
 SPARE_RECORDS = 64
+#: Segments for single payloads at once: each takes two of the 1024 descriptors that the supervisor may have, and a FREE
+#: in a worker's ring (ours).
+MAX_OVERSIZE_SEGMENTS = 256
 
 
 def client_geometry(options: ServerOptions) -> Geometry:
@@ -41,9 +44,14 @@ def worker_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:
 
 
 def worker_link_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:
-    """The batcher's segment towards a worker: a batch's items, and a FREE for every block of its slab."""
-    num_blocks = worker_slab_nbytes(config, options) // UNIT
+    """The batcher's segment towards a worker: a batch's items, and a FREE for every block, its slab's and others."""
+    num_blocks = worker_slab_nbytes(config, options) // UNIT + MAX_OVERSIZE_SEGMENTS
     return Geometry(num_blocks + max(1, config["max_batch_size"]) + SPARE_RECORDS, 0)
+
+
+def oversize_geometry(payload_nbytes: int) -> Geometry:
+    """A segment for a single payload: one block of that size, in whole pages."""
+    return Geometry(0, (max(1, payload_nbytes) + UNIT - 1) // UNIT * UNIT)
 
 
 def worker_slab_nbytes(config: dict[str, Any], options: ServerOptions) -> int:

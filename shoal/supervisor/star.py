@@ -2,23 +2,26 @@
 
 Runs in the supervisor and touches no segment's contents. The rule it keeps: no record may name a segment to a process
 that has not acknowledged it. So a client is told to start after the batcher and all workers have its segment, and a
-worker gets batches after the batcher and all clients have its.
+worker gets batches after the batcher and all clients have its. Likewise for a segment that holds one payload: its
+writer may name it after its readers have it.
 """
 
-import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.control import Message
-from shoal.options import ServerOptions
+from shoal.errors import ShoalError
+from shoal.options import MIB, ServerOptions
 from shoal.shm import counters, layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
+from shoal.supervisor.available_memory import available_nbytes
 from shoal.supervisor.members import Acknowledgements, Member
 from shoal.supervisor.memory_plan import client_geometry, client_link_geometry, worker_geometry, worker_link_geometry
+from shoal.supervisor.oversize import OversizeSegment, OversizeSegments
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ class Participant:
     link_fd: int
     bell: Doorbell
     is_joined: bool = False  # others may be told of it, and it of others
+    model_id: int = 0  # a worker's, once it may be announced
 
     def close(self) -> None:
         """Give all descriptors back; what others have mapped stays until they let go."""
@@ -54,14 +58,18 @@ class Star:
     clients: dict[int, Participant] = field(default_factory=dict)
     workers: dict[int, Participant] = field(default_factory=dict)
     nbytes: int = 0
+    next_owner: int = 1
     _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
     _counters_fd: int = -1
-    _owners: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    _oversize: OversizeSegments = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._oversize = OversizeSegments(self.options.shm_oversize_mib * MIB, available_nbytes)
 
     def join_batcher(self, member: Member) -> None:
         """The batcher is there: it gets its bell and the table of counters."""
         self.batcher = member
-        self._counters_fd = self._create(layout.COUNTERS, next(self._owners), counters.GEOMETRY, sealed=False)
+        self._counters_fd = self._create(layout.COUNTERS, self.take_owner(), counters.GEOMETRY, sealed=False)
         member.send(
             {"op": "joined", "log": self.log_settings, "max_queue_size": self.options.default_max_queue_size},
             [self._batcher_bell.fd, self._counters_fd],
@@ -100,15 +108,16 @@ class Star:
         client.is_joined = True
         for worker in self.workers.values():
             if worker.is_joined:
-                client.member.send({"op": "worker", "owner": worker.owner}, [worker.read_only_fd])
+                client.member.send({"op": "segment", "owner": worker.owner}, [worker.read_only_fd])
 
     def leave_client(self, client: Participant) -> None:
-        """A front end is dead. Workers unmap its segment once the batcher has forgotten its requests."""
+        """A front end is dead. Workers unmap its segments once the batcher has forgotten its requests."""
         self.clients.pop(client.owner, None)
 
         def forgotten() -> None:
             for worker in self.workers.values():
                 worker.member.send({"op": "segment_gone", "owner": client.owner})
+            self._release_all(client)
             client.close()
 
         if self.batcher is not None:
@@ -138,6 +147,7 @@ class Star:
         it."""
         segment.seal_writes(worker.segment_fd)
         worker.is_joined = True
+        worker.model_id = model_id
         recipients = [
             (
                 self._require_batcher(),
@@ -147,22 +157,78 @@ class Star:
         ]
         for client in self.clients.values():
             if client.is_joined:
-                recipients.append((client.member, {"op": "worker", "owner": worker.owner}, [worker.read_only_fd]))
+                recipients.append((client.member, {"op": "segment", "owner": worker.owner}, [worker.read_only_fd]))
             recipients.append((worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd]))
+        recipients += [
+            (worker.member, {"op": "segment", "owner": request.owner}, [request.read_only_fd])
+            for request in self._oversize.read_by(model_id)
+        ]
         self.acknowledgements.announce(recipients, then)
 
     def leave_worker(self, worker: Participant) -> None:
-        """A worker is dead. Clients unmap its segment once the batcher has passed on its last answers."""
+        """A worker is dead. Clients unmap its segments once the batcher has passed on its last answers."""
         self.workers.pop(worker.owner, None)
 
         def passed_on() -> None:
             for client in self.clients.values():
-                client.member.send({"op": "worker_gone", "owner": worker.owner})
+                client.member.send({"op": "segment_gone", "owner": worker.owner})
+            self._release_all(worker)
             worker.close()
 
         if self.batcher is not None:
             gone = {"op": "worker_gone", "owner": worker.owner}
             self.acknowledgements.announce([(self.batcher, gone, ())], passed_on)
+
+    # --- payloads that no slab takes ---
+
+    def on_oversize(self, asker: Participant, message: Message) -> None:
+        """A client or a worker wants a segment for one payload, has mapped it, or is done with it."""
+        if message["op"] == "oversize":
+            self._make_oversize(asker, message)
+            return
+        found = self._oversize.find(message["owner"], asker.owner)
+        if found is None:
+            return
+        if message["op"] == "oversize_gone":
+            self._release(found)
+        elif message["op"] == "oversize_mapped" and not found.is_mapped:
+            segment.seal_writes(found.segment_fd)
+            found.is_mapped = True
+            ready = {"op": "oversize_ready", "owner": found.owner}
+            announcement = {"op": "segment", "owner": found.owner}
+            self._tell_readers(found, announcement, [found.read_only_fd], lambda: asker.member.send(ready))
+
+    def _make_oversize(self, asker: Participant, message: Message) -> None:
+        answer = {"op": "oversize", "request": message["request"]}
+        model_id = 0 if asker.owner in self.workers else message["model"]
+        try:
+            made = self._oversize.create(self.take_owner(), asker.owner, model_id, message["nbytes"])
+        except ShoalError as refusal:
+            asker.member.send({**answer, "wire": refusal.wire, "sentence": str(refusal)})
+            return
+        asker.member.send({**answer, "owner": made.owner}, [made.segment_fd])
+
+    def _tell_readers(
+        self, told: OversizeSegment, message: Message, fds: Sequence[int], then: Callable[[], None]
+    ) -> None:
+        """A request is read by its model's workers; a result by clients, and the batcher must know whose it is."""
+        recipients: list[tuple[Member, Message, Sequence[int]]]
+        if told.model_id:
+            workers = [worker for worker in self.workers.values() if worker.model_id == told.model_id]
+            recipients = [(worker.member, message, fds) for worker in workers]
+        else:
+            recipients = [(client.member, message, fds) for client in self.clients.values() if client.is_joined]
+            recipients.append((self._require_batcher(), {**message, "worker": told.asker}, ()))
+        self.acknowledgements.announce(recipients, then)
+
+    def _release(self, gone: OversizeSegment) -> None:
+        self._oversize.remove(gone)
+        message = {"op": "segment_gone", "owner": gone.owner}
+        self._tell_readers(gone, message, (), lambda: self._oversize.close(gone))
+
+    def _release_all(self, dead: Participant) -> None:
+        for each in self._oversize.written_by(dead.owner):
+            self._release(each)
 
     # --- both ---
 
@@ -177,7 +243,7 @@ class Star:
         self._require_batcher().send(message)
 
     def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
-        owner = next(self._owners)
+        owner = self.take_owner()
         segment_fd = self._create(kind, owner, own, sealed=sealed)
         try:
             link_fd = self._create(layout.LINK, owner, link, sealed=False)
@@ -193,6 +259,18 @@ class Star:
         self.nbytes += geometry.nbytes
         return fd
 
+    def take_owner(self) -> int:
+        """An owner id that nobody has. Each payload beyond a slab takes one, so the 24 bits come round."""
+        owner = self.next_owner
+        while owner in self.clients or owner in self.workers or owner in self._oversize:
+            owner = _after(owner)
+        self.next_owner = _after(owner)
+        return owner
+
     def _require_batcher(self) -> Member:
         assert self.batcher is not None, "the supervisor starts the batcher before anybody else joins"
         return self.batcher
+
+
+def _after(owner: int) -> int:
+    return owner % ((1 << layout.OWNER_BITS) - 1) + 1  # no owner is 0

@@ -18,6 +18,7 @@ from shoal.errors import index_reason
 from shoal.options import ServerOptions
 from shoal.process import set_title
 from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.available_memory import available_nbytes
 from shoal.supervisor.children import Child, describe_exit, spawn
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.http_server import HttpServer, bind
@@ -131,13 +132,19 @@ class Supervisor:
 
     def _join_client(self, member: Member) -> None:
         participant = self._star.join_client(member, self._http.welcome(), self._on_client_joined)
-        member.on_message = lambda message, _fds: self._star.acknowledgements.received(member, message["seq"])
+        member.on_message = lambda message, _fds: self._on_client_message(participant, message)
 
         def gone() -> None:
             self._star.acknowledgements.gone(member)
             self._star.leave_client(participant)
 
         member.on_gone = gone
+
+    def _on_client_message(self, client: Participant, message: Message) -> None:
+        if message["op"] == "ack":
+            self._star.acknowledgements.received(client.member, message["seq"])
+        else:
+            self._star.on_oversize(client, message)
 
     def _on_client_joined(self, client: Participant) -> None:
         for message in self._models.messages():
@@ -157,10 +164,13 @@ class Supervisor:
             self._end(EXIT_FAILED)
             return
         _log.info(
-            "%d model versions, %d instances, %.0f MiB of shared memory",
+            "%d model versions, %d instances, %.0f MiB of shared memory; large payloads may take %d MiB more, "
+            "%.0f MiB of memory are available",
             len(self._models.versions) - len(failures),
             self._models.num_instances_up,
             self._star.nbytes / 2**20,
+            self._options.shm_oversize_mib,
+            available_nbytes() / 2**20,
         )
         self._http.open()
 

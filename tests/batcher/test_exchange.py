@@ -242,6 +242,56 @@ def test_answer_that_names_another_process_memory_is_an_error_for_its_request() 
     assert len(star.exchange.holders) == 0
 
 
+def test_a_result_in_a_segment_of_its_own_is_handed_out_and_freed() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star.exchange.add_segment(99, WORKER)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    answer(worker, worker.heard()[0], block=pack_ref(99, 0, 1))
+    star.exchange.step(now_ns=700)
+    assert [(reply[P.BLOCK], reply[P.REASON]) for reply in client.heard()] == [(pack_ref(99, 0, 1), Reason.NONE)]
+    client.say(RELEASE, 1)
+    star.exchange.step(now_ns=800)
+    assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, pack_ref(99, 0, 1))]
+
+
+def test_nobody_answers_with_a_segment_of_another_worker_or_one_that_is_gone() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star.add_worker(WORKER + 1, star.add_model(MODEL + 1, SINGLE))
+    star.exchange.add_segment(98, WORKER + 1)
+    star.exchange.add_segment(99, WORKER)
+    star.exchange.remove_segment(99)
+    star.exchange.add_segment(97, WORKER + 2)  # no such worker
+    for number, owner in enumerate((97, 98, 99), 1):
+        ask(client, number)
+        star.exchange.step(now_ns=500)
+        answer(worker, worker.heard()[0], block=pack_ref(owner, 0, 1))
+        star.exchange.step(now_ns=700)
+        assert [(reply[P.BLOCK], reply[P.REASON]) for reply in client.heard()] == [(0, Reason.DAMAGED)]
+    assert len(star.exchange.holders) == 0
+
+
+def test_a_dead_workers_last_answer_in_its_own_segment_is_delivered_and_freed_by_nobody() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star.exchange.add_segment(99, WORKER)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    answer(worker, worker.heard()[0], block=pack_ref(99, 0, 1))
+    star.exchange.remove_worker(WORKER, now_ns=700)
+    star.exchange.step(now_ns=800)
+    assert [reply[P.BLOCK] for reply in client.heard()] == [pack_ref(99, 0, 1)]
+    client.say(RELEASE, 1)
+    star.exchange.step(now_ns=900)
+    assert worker.heard() == []
+    assert len(star.exchange.holders) == 0
+
+
 def test_ring_that_lies_ends_its_owner() -> None:
     star = Star()
     model = star.add_model(MODEL, SINGLE)

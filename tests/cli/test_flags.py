@@ -31,7 +31,7 @@ TRITON = """
 """.split()  # noqa: SIM905 - to be compared with a page
 
 SHOAL = """
-    shm-client-slab-mib shm-worker-slab-mib max-in-flight default-max-queue-size request-timeout-secs
+    shm-client-slab-mib shm-worker-slab-mib shm-oversize-mib max-in-flight default-max-queue-size request-timeout-secs
     model-load-timeout-secs max-request-bytes listen-backlog http-process-count
 """.split()  # noqa: SIM905 - to be compared with a page
 

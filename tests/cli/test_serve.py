@@ -47,8 +47,8 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
         ("--log-verbose=4", {"log_verbose": 4}),
         ("--disable-auto-complete-config", {"disable_auto_complete_config": True}),
         ("--model-r b --model-s c --model-r=b", {"model_repository": (GOOD.model_repository[0], Path("b"), Path("c"))}),
-        ("--shm-client-slab-mib=96", {"shm_client_slab_mib": 96, "max_request_bytes": 67108864}),
-        ("--shm-client-slab-mib=8", {"shm_client_slab_mib": 8, "max_request_bytes": 8388608}),
+        ("--shm-oversize-mib=96", {"shm_oversize_mib": 96, "max_request_bytes": 100663296}),
+        ("--shm-oversize-mib=0", {"shm_oversize_mib": 0, "max_request_bytes": 16777216}),
         ("--max-request-bytes=1000", {"max_request_bytes": 1000}),
         (
             "--backend-config=onnxruntime,a=1 --backend-config=b=2 --backend-config onnxruntime,c=3",

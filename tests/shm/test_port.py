@@ -26,7 +26,7 @@ class Star:
         worker, self.worker_view = make(WORKER, 9, Geometry(0, 4 * 4096))
         self.bell = bell
         self.port = Port(client, link_view, bell, max_in_flight=2)
-        self.port.add_worker(9, self.worker_view)
+        self.port.add_segment(9, self.worker_view)
         self.requests = RingReader(link, client_view)
         self.replies = RingWriter(link, client_view)
         self.worker_slab = Slab(worker)
@@ -105,6 +105,15 @@ def test_a_reply_shows_the_workers_block_and_gives_the_requests_back(star: Star)
     assert star.port.slab.free(block.ref) is False  # it was freed with the reply
 
 
+def test_a_block_that_is_not_the_slabs_is_reported_as_spent_with_its_reply(star: Star) -> None:
+    block = Block(0x000063_00000_00001, memoryview(bytearray(5 * 4096)))
+    number = star.port.submit(3, block, 0, 1, 0, 0)
+    assert star.port.spent == []
+    star.reply(4, number, 5, 0, 0, 1)
+    star.port.poll()
+    assert star.port.spent == [0x000063_00000_00001]
+
+
 def test_a_refusal_has_a_reason_and_no_block(star: Star) -> None:
     number, _ = star.submit()
     star.reply(4, number, 5, 0, 0, 1)
@@ -158,19 +167,21 @@ def test_after_a_worker_is_gone_its_blocks_open_as_none(star: Star) -> None:
     number, _ = star.submit()
     answer = star.worker_slab.allocate(4096)
     assert answer is not None
-    star.port.remove_worker(9)
-    star.port.remove_worker(9)
+    star.port.remove_segment(9)
+    star.port.remove_segment(9)
     star.reply(4, number, 0, answer.ref, 6 << 32 | 4)
     assert star.port.poll() == [Reply(number, 0, 0, None, None)]
 
 
 def test_no_more_than_max_in_flight_and_a_reply_makes_room(star: Star) -> None:
     (first, _), _ = star.submit(), star.submit()
+    assert star.port.is_full
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
         star.port.allocate(1)
     assert star.port.slab.num_taken == 2
     star.reply(4, first, 5, 0, 0, 1)
     star.port.poll()
+    assert not star.port.is_full
     assert len(star.port.allocate(1).memory) == 4096
 
 

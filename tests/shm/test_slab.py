@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from shoal.shm.layout import WORKER, Geometry
+from shoal.shm.layout import OVERSIZE, WORKER, Geometry
 from shoal.shm.segment import Segment, SegmentView
-from shoal.shm.slab import Block, Slab, SlabView, whole_blocks
+from shoal.shm.slab import Block, Slab, SlabView, whole_blocks, whole_slab
 
 MakePair = Callable[[int, int, Geometry], tuple[Segment, SegmentView]]
 OWNER = 7
@@ -171,18 +171,30 @@ def test_generations_go_on_beyond_their_20_bits(memory: tuple[Segment, SegmentVi
 
 
 @pytest.mark.parametrize(
-    ("unit", "order", "is_inside"),
-    [(0, 3, True), (12, 0, True), (12, 1, False), (8, 3, False), (0, 4, False), (0, 20, False), (0, 21, False),
-     (0, 64, False), (0, 255, False)],
-)  # fmt: skip
-def test_a_table_that_lies_about_an_order_opens_nothing_outside_the_slab(
-    memory: tuple[Segment, SegmentView], unit: int, order: int, is_inside: bool
+    ("unit", "order", "num_units"),
+    [(0, 3, 8), (12, 0, 1), (12, 1, 1), (8, 3, 5), (0, 4, 13), (0, 20, 13), (0, 21, 13), (0, 64, 13), (0, 255, 13)],
+)
+def test_a_block_ends_where_the_slab_does_whatever_the_table_says(
+    memory: tuple[Segment, SegmentView], unit: int, order: int, num_units: int
 ) -> None:
     start = GENERATIONS + unit * 8
     memory[0].bytes[start : start + 8] = (5 << 8 | order).to_bytes(8, "little")
     opened = SlabView(memory[1]).open(7 << 40 | unit << 20 | 5)
-    assert (opened is not None) is is_inside
-    assert opened is None or len(opened) == 4096 << order
+    assert opened is not None
+    assert len(opened) == num_units * 4096
+
+
+@pytest.mark.parametrize(("num_units", "order"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (512, 9), (513, 10)])
+def test_a_whole_slab_is_one_block_of_any_size(segment_pair: MakePair, num_units: int, order: int) -> None:
+    segment, view = segment_pair(OVERSIZE, OWNER, Geometry(0, num_units * 4096))
+    assert SlabView(view).open(0x000007_00000_00001) is None
+    block = whole_slab(segment)
+    assert block.ref == 0x000007_00000_00001
+    assert segment.bytes[GENERATIONS : GENERATIONS + 8] == (1 << 8 | order).to_bytes(8, "little")
+    block.memory[-4:] = b"last"
+    opened = SlabView(view).open(block.ref)
+    assert opened is not None
+    assert (len(opened), bytes(opened[-4:]), opened.readonly) == (num_units * 4096, b"last", True)
 
 
 class SlabMachine(RuleBasedStateMachine):

@@ -106,6 +106,20 @@ def test_announcement_waits_for_everybody(start: Callable[[], Process]) -> None:
     assert done == ["done"]
 
 
+def test_announcement_of_several_messages_waits_for_each(start: Callable[[], Process]) -> None:
+    acknowledgements, done = Acknowledgements(), list[str]()
+    first, second = start(), start()
+    acknowledgements.announce(
+        [(process.member, {"op": "x"}, ()) for process in (first, second, first)], lambda: done.append("done")
+    )
+    seq = second.channel.receive()[0]["seq"]
+    acknowledgements.received(first.member, seq)
+    acknowledgements.received(second.member, seq)
+    assert done == []
+    acknowledgements.received(first.member, seq)
+    assert done == ["done"]
+
+
 def test_announcement_does_not_wait_for_the_dead(start: Callable[[], Process]) -> None:
     acknowledgements, done = Acknowledgements(), list[str]()
     living, dying, dead = start(), start(), start()

@@ -47,4 +47,11 @@ def test_rings_hold_all_that_can_be_outstanding(max_batch_size: int, dim: int) -
     own, link = memory_plan.worker_geometry(config, OPTIONS), memory_plan.worker_link_geometry(config, OPTIONS)
     requests = max(1, max_batch_size)
     assert own.ring_capacity >= requests  # a DONE each
-    assert link.ring_capacity >= requests + own.slab_nbytes // 4096  # a BATCH_ITEM each, a FREE per block
+    # A BATCH_ITEM each, a FREE per block of the slab and per result in a segment of its own.
+    assert link.ring_capacity >= requests + own.slab_nbytes // 4096 + 256
+
+
+@pytest.mark.parametrize(("nbytes", "slab"), [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (104857601, 104861696)])
+def test_a_payload_gets_whole_pages(nbytes: int, slab: int) -> None:
+    geometry = memory_plan.oversize_geometry(nbytes)
+    assert (geometry.ring_capacity, geometry.slab_nbytes) == (0, slab)

@@ -1,6 +1,7 @@
 """A worker's surroundings for real: segments, rings, bells. The test plays the batcher and one client."""
 
 import os
+import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from shoal.control import Channel
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
@@ -23,6 +25,7 @@ from shoal.workers.backends.backend import Backend, BatchedBackend, Device, Mode
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
+from shoal.workers.oversize import OversizeBlocks
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 
@@ -46,7 +49,7 @@ class Done:
 
 
 class Batcher:
-    """The other end of a worker's rings, and a client's slab."""
+    """The other end of a worker's rings, a client's slab, and the supervisor's end of a control connection."""
 
     def __init__(self, worker_slab_nbytes: int, client_slab_nbytes: int, block_wait_s: float) -> None:
         worker = segment.create(WORKER, WORKER_OWNER, 1, Geometry(256, worker_slab_nbytes), sealed=True)
@@ -61,6 +64,8 @@ class Batcher:
         self.reader = RingReader(self.own, self.worker_view)
         self.results = SlabView(self.worker_view)
         self.worker_bell, self.bell = Doorbell.create(), Doorbell.create()
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.supervisor, self.worker_channel = map(Channel, ends)
         self._block_wait_s = block_wait_s
         self._next = 0
 
@@ -69,12 +74,19 @@ class Batcher:
         self.worker_bell.close()
         self.bell.close()
         os.close(self.client_fd)
+        self.supervisor.close()
+        self.worker_channel.close()
 
     def memory(self) -> Memory:
         """The worker's side, the client announced; to be called once."""
         own, link = self.descriptors
         memory = Memory(
-            Segment.attach(own), SegmentView.attach(link), self.worker_bell, self.bell, block_wait_s=self._block_wait_s
+            Segment.attach(own),
+            SegmentView.attach(link),
+            self.worker_bell,
+            self.bell,
+            OversizeBlocks(self.worker_channel, self._block_wait_s),
+            block_wait_s=self._block_wait_s,
         )
         memory.add_segment(CLIENT_OWNER, SegmentView.attach(os.dup(self.client_fd)))
         return memory

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from shoal.shm.layout import LayoutError
 from shoal.workers.tensors import Array
-from tests.workers.surroundings import VARIABLE, Batcher, Returning, loop_of, rows
+from tests.workers.surroundings import Batcher, Returning, loop_of, rows
 
 
 def test_a_block_is_used_again_once_it_is_freed(batcher: Batcher) -> None:
@@ -23,17 +22,6 @@ def test_a_block_is_used_again_once_it_is_freed(batcher: Batcher) -> None:
     assert first.ref != second.ref  # another generation of the same block
     assert first.ref >> 20 == second.ref >> 20
     assert batcher.results.open(first.ref) is None
-
-
-def test_a_result_no_block_can_hold_fails_at_once(make_batcher: Callable[..., Batcher]) -> None:
-    batcher = make_batcher(worker=8192)
-    loop = loop_of(batcher, VARIABLE)
-    batcher.send(batcher.request([("INPUT0", "FP32", np.zeros((1, 3000), np.float32))]))
-    loop.step()
-    (done,) = batcher.done()
-    assert done.status == 2
-    assert done.sentence.startswith("output 'OUTPUT0' of model 'm' is 12000 bytes, the results of one batch are 120")
-    assert done.sentence.endswith("; at most 8192 fit. Raise --shm-worker-slab-mib or lower max_batch_size")
 
 
 def test_no_block_for_too_long_fails_with_503_in_the_spare_block(make_batcher: Callable[..., Batcher]) -> None:

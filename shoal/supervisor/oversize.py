@@ -1,0 +1,114 @@
+"""Segments for single payloads that no slab takes: made when they are asked for, bounded together, gone when used.
+
+    asked ─► made ─► mapped by its writer ─► sealed, announced to its readers ─► used ─► gone ─► let go by all, closed
+
+Runs in the supervisor. This is the table and the bound; who hears of a segment is the star's business.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.options import MAX_OVERSIZE_BYTES
+from shoal.shm import layout, segment
+from shoal.supervisor.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
+
+
+@dataclass(slots=True, eq=False)
+class OversizeSegment:
+    """One payload's memory. References to its only block bear `owner`."""
+
+    owner: int
+    asker: int  # the owner id of the client or worker that writes it
+    model_id: int  # a request: the model whose workers read it; a result: 0
+    nbytes: int
+    segment_fd: int
+    read_only_fd: int
+    is_mapped: bool = False  # by its writer, so that others may hear of it
+
+
+class OversizeSegments:
+    """All of them. `available_nbytes` says how much memory there is."""
+
+    def __init__(self, limit_nbytes: int, available_nbytes: Callable[[], int]) -> None:
+        self._limit_nbytes = limit_nbytes
+        self._available_nbytes = available_nbytes
+        # Changed by create, remove and close.
+        self._segments: dict[int, OversizeSegment] = {}
+        self._num_open = 0
+        self._nbytes = 0
+
+    def __contains__(self, owner: int) -> bool:
+        return owner in self._segments
+
+    def create(self, owner: int, asker: int, model_id: int, payload_nbytes: int) -> OversizeSegment:
+        """A new segment; takes as long as clearing its memory does (30 ms for 100 MiB).
+
+        Raises InvalidArgumentError where there never is room for the payload, UnavailableError where there is none now.
+        """
+        geometry = oversize_geometry(min(payload_nbytes, MAX_OVERSIZE_BYTES))
+        nbytes = geometry.nbytes
+        self._check_room(payload_nbytes, nbytes)
+        try:
+            segment_fd = segment.create(layout.OVERSIZE, owner, 1, geometry, sealed=True)
+        except (OSError, segment.OutOfSharedMemoryError) as error:
+            raise UnavailableError(f"no shared memory for a payload of {payload_nbytes} bytes: {error}") from error
+        made = OversizeSegment(owner, asker, model_id, nbytes, segment_fd, segment.read_only(segment_fd))
+        self._segments[owner] = made
+        self._num_open += 1
+        self._nbytes += nbytes
+        return made
+
+    def _check_room(self, payload_nbytes: int, nbytes: int) -> None:
+        what = f"a payload of {payload_nbytes} bytes, its tensors' padding and header included,"
+        if payload_nbytes > MAX_OVERSIZE_BYTES:
+            raise InvalidArgumentError(
+                f"{what} is larger than any block of shared memory, which has at most {MAX_OVERSIZE_BYTES} bytes. "
+                "Send smaller batches"
+            )
+        if nbytes > self._limit_nbytes:
+            raise InvalidArgumentError(
+                f"{what} is too large for a slab, and all such payloads together may take {self._limit_nbytes} bytes. "
+                "Send smaller batches, or raise --shm-oversize-mib"
+            )
+        if self._nbytes + nbytes > self._limit_nbytes:
+            raise UnavailableError(
+                f"{what} is too large for a slab, and others like it hold {self._nbytes} of the {self._limit_nbytes} "
+                "bytes that they may take together. Try again, send smaller batches, or raise --shm-oversize-mib"
+            )
+        if self._num_open >= MAX_OVERSIZE_SEGMENTS:
+            raise UnavailableError(
+                f"{what} is too large for a slab, and there are {self._num_open} like it already, no more are taken. "
+                "Try again, or send smaller batches"
+            )
+        available = self._available_nbytes()
+        if nbytes > available:
+            raise UnavailableError(
+                f"{what} finds {available} bytes of memory available. Try again, send smaller batches, or give the "
+                "server more memory; --shm-oversize-mib allows more than there is"
+            )
+
+    def find(self, owner: int, asker: int) -> OversizeSegment | None:
+        """The asker's segment `owner`, unless it is gone."""
+        found = self._segments.get(owner)
+        return found if found is not None and found.asker == asker else None
+
+    def written_by(self, asker: int) -> list[OversizeSegment]:
+        """All of one client or worker."""
+        return [each for each in self._segments.values() if each.asker == asker]
+
+    def read_by(self, model_id: int) -> list[OversizeSegment]:
+        """The requests to a model that its workers may hear of."""
+        return [each for each in self._segments.values() if each.model_id == model_id and each.is_mapped]
+
+    def remove(self, gone: OversizeSegment) -> None:
+        """Nobody is told of it any more; its memory still counts, since others have it mapped."""
+        del self._segments[gone.owner]
+
+    def close(self, gone: OversizeSegment) -> None:
+        """Everybody has let go."""
+        os.close(gone.segment_fd)
+        os.close(gone.read_only_fd)
+        self._num_open -= 1
+        self._nbytes -= gone.nbytes

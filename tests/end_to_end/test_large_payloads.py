@@ -1,0 +1,232 @@
+"""Tensors too large for the slabs: in and out, beside small ones, refused, and nothing of them left behind."""
+
+import http.client
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving
+from tests.end_to_end.test_process_tree import wait_for_pending
+
+MIB = 1 << 20
+SMALL_SLABS = ("--shm-client-slab-mib=8", "--shm-worker-slab-mib=4")
+#: More than any process has mapped of slabs and rings, two clients' and two workers' at most.
+SLABS = 32 * MIB
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+#: Process, open descriptors, bytes of Shoal's memory that it has mapped.
+Usage = list[tuple[str, int, int]]
+
+
+def write_model(repository: Path, name: str, num_instances: int = 1, delay_ms: int = 0) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(
+        f"""
+        backend: "identity"
+        input {{ name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
+        output {{ name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
+        instance_group {{ count: {num_instances} kind: KIND_CPU }}
+        parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+        """
+    )
+
+
+def pattern(nbytes: int, seed: int) -> Bytes:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+def ask(server: Server, tensor: Bytes, model: str = "fast") -> Bytes:
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
+        wanted = triton.InferInput("INPUT0", [len(tensor)], "UINT8")
+        wanted.set_data_from_numpy(tensor)
+        output: Bytes | None = client.infer(model, [wanted]).as_numpy("OUTPUT0")
+        assert output is not None
+        return output
+
+
+def processes(server: Server) -> list[tuple[str, int]]:
+    """(title, pid) of every process of the server; those that are ending are left out."""
+    found = []
+    for pid in [server.process.pid, *descendants(server.process.pid)]:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+        if title:
+            found.append((title.partition(" (")[0], pid))
+    return found
+
+
+def mapped_nbytes(pid: int) -> int:
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/shoal)", maps, re.MULTILINE)
+    return sum(int(end, 16) - int(start, 16) for start, end in ranges)
+
+
+def usage(server: Server) -> Usage:
+    try:
+        return sorted(
+            (title, len(os.listdir(f"/proc/{pid}/fd")), mapped_nbytes(pid)) for title, pid in processes(server)
+        )
+    except FileNotFoundError:  # a process ended while it was looked at
+        return []
+
+
+def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, what()
+
+
+def pid_of(server: Server, title: str) -> int:
+    return next(pid for name, pid in processes(server) if name == title)
+
+
+def pid_with(server: Server, title: str) -> int:
+    """The process of that title that has a payload of 20 MiB mapped beside its slabs, once there is one."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [pid for name, pid in processes(server) if name == title and mapped_nbytes(pid) > SLABS]
+        return bool(found)
+
+    wait_until(look, lambda: usage(server))
+    return found[0]
+
+
+@contextmanager
+def unchanged(server: Server) -> Iterator[None]:
+    """Afterwards every process has as many descriptors open and as much memory mapped as before."""
+    before = usage(server)
+    assert len(before) >= 6
+    yield
+    wait_until(lambda: usage(server) == before, lambda: (before, usage(server)))
+
+
+@pytest.fixture(scope="module")
+def roomy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One with room for the largest tensor twice, and two instances of its model."""
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "fast", num_instances=2)
+    with serving(repository, *SMALL_SLABS, "--shm-oversize-mib=224") as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+@pytest.fixture(scope="module")
+def tight_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One with little room, and a model that takes its time."""
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "fast")
+    write_model(repository, "slow", delay_ms=500)
+    with serving(repository, *SMALL_SLABS, "--shm-oversize-mib=48") as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+@pytest.fixture
+def roomy(roomy_server: Server) -> Iterator[Server]:
+    with unchanged(roomy_server):
+        yield roomy_server
+
+
+@pytest.fixture
+def tight(tight_server: Server) -> Iterator[Server]:
+    with unchanged(tight_server):
+        yield tight_server
+
+
+@pytest.mark.parametrize("nbytes", [3 * MIB, 40 * MIB + 13, 100 * MIB + 4095])
+def test_tensors_beyond_the_slabs_come_back_byte_for_byte(roomy: Server, nbytes: int) -> None:
+    tensor = pattern(nbytes, 1)
+    assert np.array_equal(ask(roomy, tensor), tensor)
+
+
+def test_several_at_once_while_small_requests_flow(roomy: Server) -> None:
+    large = [pattern(20 * MIB + 1000 * seed, seed) for seed in range(4)]
+    small = [pattern(1000 + seed, seed) for seed in range(60)]
+    tensors = [*large[:2], *small, *large[2:]]
+    with ThreadPoolExecutor(6) as pool:
+        answers = pool.map(lambda tensor: ask(roomy, tensor), tensors)
+        assert all(map(np.array_equal, answers, tensors))
+
+
+def test_what_finds_no_room_is_refused_while_small_requests_are_answered(tight: Server) -> None:
+    held, more = pattern(20 * MIB, 1), pattern(30 * MIB, 2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, tight, held, "slow")
+        pid_with(tight, "shoal worker slow_0_0")
+        with pytest.raises(triton.InferenceServerException) as refusal:
+            ask(tight, more)
+        assert np.array_equal(ask(tight, held[:1000]), held[:1000])
+        assert np.array_equal(first.result(), held)
+    assert refusal.value.status() == "503"
+    assert re.fullmatch(
+        r"a payload of 31457\d{3} bytes, its tensors' padding and header included, is too large for a slab, and others "
+        r"like it hold 2\d{7} of the 50331648 bytes that they may take together\. Try again, send smaller batches, or "
+        r"raise --shm-oversize-mib",
+        refusal.value.message(),
+    )
+
+
+def test_a_result_that_finds_no_room_is_refused(tight: Server) -> None:
+    with pytest.raises(triton.InferenceServerException) as refusal:
+        ask(tight, pattern(30 * MIB, 3))  # there is room for it once, not twice
+    assert refusal.value.status() == "503"
+    assert refusal.value.message().startswith(
+        "output 'OUTPUT0' of model 'fast' is 31457280 bytes, the results of one batch do not fit into memory: a payload"
+    )
+    assert refusal.value.message().endswith("Try again, send smaller batches, or raise --shm-oversize-mib")
+
+
+def test_what_can_never_fit_is_refused_with_the_flag(tight: Server) -> None:
+    with pytest.raises(triton.InferenceServerException) as refusal:
+        ask(tight, pattern(48 * MIB - 1000, 3))  # the body is within its limit, the segment is not
+    assert refusal.value.status() == "400"
+    assert refusal.value.message().endswith(
+        "is too large for a slab, and all such payloads together may take 50331648 bytes. "
+        "Send smaller batches, or raise --shm-oversize-mib"
+    )
+
+
+def test_a_killed_worker_fails_what_it_ran_and_its_successor_runs_what_waited(tight: Server) -> None:
+    tensors = [pattern(9 * MIB, 1), pattern(8 * MIB, 2), pattern(7 * MIB, 3), pattern(1000, 4)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(ask, tight, tensor, "slow") for tensor in tensors]
+        wait_for_pending(tight, 1)
+        os.kill(pid_of(tight, "shoal worker slow_0_0"), signal.SIGKILL)
+        errors = [answer.exception() for answer in answers]
+    failed = [error for error in errors if error is not None]
+    assert len(failed) == 1
+    assert "the model instance died while executing them" in str(failed[0])
+    for tensor, answer, error in zip(tensors, answers, errors, strict=True):
+        assert error is not None or np.array_equal(answer.result(), tensor)
+
+
+def test_what_a_killed_worker_answered_is_delivered_to_the_last_byte(tight: Server) -> None:
+    tensor = pattern(20 * MIB, 4)
+    connection = http.client.HTTPConnection("127.0.0.1", tight.http_port, timeout=DEADLINE_S)
+    connection.request("POST", "/v2/models/fast/infer", tensor.tobytes(), {"Inference-Header-Content-Length": "0"})
+    response = connection.getresponse()
+    assert b'"OUTPUT0"' in response.read(int(response.headers["Inference-Header-Content-Length"]))
+    tight.log = b""
+    os.kill(pid_of(tight, "shoal worker fast_0_0"), signal.SIGKILL)
+    assert tight.read_log(b"instance 'fast_0_0' of model 'fast' is up again")
+    assert response.read() == tensor.tobytes()
+    connection.close()
+
+
+def test_a_killed_front_end_leaves_nothing_behind(tight: Server) -> None:
+    tensor = pattern(20 * MIB, 5)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, tight, tensor, "slow")
+        pid_with(tight, "shoal worker slow_0_0")
+        os.kill(pid_with(tight, "shoal road"), signal.SIGKILL)
+        assert answer.exception() is not None
+    assert np.array_equal(ask(tight, tensor[: 3 * MIB]), tensor[: 3 * MIB])

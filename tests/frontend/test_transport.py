@@ -1,0 +1,120 @@
+"""The road's transport over a real port: which memory a request gets; the test plays the batcher and the supervisor."""
+
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from shoal.control import Channel
+from shoal.datatypes import BY_NAME
+from shoal.errors import UnavailableError
+from shoal.frontend.state import ServerState
+from shoal.frontend.transport import Answer, PortTransport
+from shoal.frontend.v2.infer import PreparedRequest
+from shoal.frontend.v2.validation import PreparedInput
+from shoal.shm import segment
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import CLIENT, LINK, OVERSIZE, Geometry
+from shoal.shm.port import Port
+from shoal.shm.ring import RingReader, RingWriter
+from shoal.shm.segment import Segment, SegmentView
+
+
+def pair(kind: int, owner: int, geometry: Geometry) -> tuple[Segment, SegmentView]:
+    fd = segment.create(kind, owner, 1, geometry, sealed=True)
+    view = SegmentView.attach(segment.read_only(fd))
+    return Segment.attach(fd), view
+
+
+class Surroundings:
+    """Client 5 with a slab of 16 units, a batcher that is the test, a supervisor that is the test."""
+
+    def __init__(self, state: ServerState, channels: tuple[Channel, Channel], bells: tuple[Doorbell, Doorbell]) -> None:
+        self._state = state
+        own, own_view = pair(CLIENT, 5, Geometry(16, 16 * 4096))
+        link, link_view = pair(LINK, 1, Geometry(16, 0))
+        self.reader, self.writer = RingReader(link, own_view), RingWriter(link, own_view)
+        self.supervisor, channel = channels
+        self.batcher_bell, bell = bells
+        self.port = Port(own, link_view, self.batcher_bell, max_in_flight=2)
+        self.transport = PortTransport(self.port, bell, channel, state, request_timeout_s=10)
+
+    def prepared(self, nbytes: int) -> PreparedRequest:
+        tensor = PreparedInput("INPUT0", BY_NAME["UINT8"], (nbytes,), memoryview(bytes(nbytes)))
+        return PreparedRequest(self._state.models.lookup("simple", None), "", (tensor,), (), True, {}, 1, 0, 0, 0)
+
+    def submitted(self) -> tuple[int, int]:
+        """(number, block) of the one request that the batcher finds."""
+        ((_, number, _, block, *_),) = self.reader.drain()
+        return number, block
+
+    def refuse(self, number: int) -> None:
+        """The batcher's reply: 503, the queue is full."""
+        self.writer.push((4, number, 5, 0, 0, 1, *[0] * 10))
+        self.writer.publish()
+        self.transport.deliver()
+
+
+@pytest.fixture
+def surroundings(state: ServerState) -> Iterator[Surroundings]:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.settimeout(10)
+    bells = Doorbell.create(), Doorbell.create()
+    with here, there:
+        yield Surroundings(state, (Channel(here), Channel(there)), bells)
+    for bell in bells:
+        bell.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as threads:
+        yield threads
+
+
+def rung(surroundings: Surroundings) -> None:
+    os.set_blocking(surroundings.batcher_bell.fd, True)
+    os.eventfd_read(surroundings.batcher_bell.fd)
+
+
+def test_up_to_a_quarter_of_the_slab_is_shared(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
+    future: Future[Answer] = pool.submit(surroundings.transport.infer, surroundings.prepared(4 * 4096 - 256))
+    rung(surroundings)
+    number, block = surroundings.submitted()
+    assert block >> 40 == 5
+    surroundings.refuse(number)
+    assert isinstance(future.exception(), UnavailableError)
+    assert surroundings.port.slab.num_taken == 0
+
+
+def test_more_than_that_gets_a_segment_until_its_reply(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
+    future: Future[Answer] = pool.submit(surroundings.transport.infer, surroundings.prepared(4 * 4096))
+    asked, _ = surroundings.supervisor.receive()
+    assert (asked["op"], asked["request"], asked["model"]) == ("oversize", 1, 3)
+    assert 4 * 4096 < asked["nbytes"] < 5 * 4096
+    fd = segment.create(OVERSIZE, 80, 1, Geometry(0, 5 * 4096), sealed=True)
+    surroundings.supervisor.send({"op": "oversize", "request": 1, "owner": 80}, [fd])
+    os.close(fd)
+    surroundings.transport.receive()
+    assert surroundings.supervisor.receive()[0] == {"op": "oversize_mapped", "owner": 80}
+    surroundings.supervisor.send({"op": "oversize_ready", "owner": 80})
+    surroundings.transport.receive()
+    rung(surroundings)
+    number, block = surroundings.submitted()
+    assert block == 0x000050_00000_00001
+    assert surroundings.port.slab.num_taken == 0
+    surroundings.refuse(number)
+    assert isinstance(future.exception(), UnavailableError)
+    assert surroundings.supervisor.receive()[0] == {"op": "oversize_gone", "owner": 80}
+
+
+def test_no_segment_is_asked_for_where_too_much_is_in_flight(surroundings: Surroundings) -> None:
+    for _ in range(2):
+        surroundings.port.submit(3, surroundings.port.allocate(1), 0, 1, 0, 0)
+    with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
+        surroundings.transport.infer(surroundings.prepared(4 * 4096))
+    surroundings.supervisor.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        surroundings.supervisor.receive()

@@ -1,0 +1,205 @@
+"""Who hears of a payload's segment and when: the test plays the batcher, front ends and workers at real connections."""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.control import Channel, Message
+from shoal.options import ServerOptions
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.members import Member
+from shoal.supervisor.star import Participant, Star
+
+OPTIONS = ServerOptions(
+    model_repository=(Path(),), shm_client_slab_mib=1, shm_worker_slab_mib=1, shm_oversize_mib=4, max_in_flight=8
+)
+CONFIG = {"max_batch_size": 0, "output": []}
+NBYTES = 2 << 20
+F_GET_SEALS, FUTURE_WRITE_AND_SEAL = 1034, 0x10 | 0x01
+
+
+class Process:
+    """One end of a control connection and what came over it."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        self.channel = Channel(theirs)
+        self.member = Member(loop, Channel(ours), pid=1)
+        self.fds: list[int] = []
+        self.unacknowledged: list[int] = []
+
+    def heard(self) -> list[Message]:
+        """What came since the last time, without sequence numbers."""
+        found = list[Message]()
+        while True:
+            try:
+                message, fds = self.channel.receive()
+            except BlockingIOError:
+                return found
+            self.fds += fds
+            if (seq := message.pop("seq", None)) is not None:
+                self.unacknowledged.append(seq)
+            found.append(message)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.member.hang_up()
+        for fd in self.fds:
+            os.close(fd)
+
+
+class Sky:
+    """A star with everybody joined: a batcher, front ends a and b, workers of models 3 and 4."""
+
+    def __init__(self) -> None:
+        self._loop = EventLoop()
+        self.star = Star(OPTIONS, {})
+        self.all: list[Process] = []
+        self.batcher = self.start()
+        self.star.join_batcher(self.batcher.member)
+        self.a, self.client_a = self.join_client()
+        self.b, self.client_b = self.join_client()
+        self.third, self.worker_of_3 = self.join_worker(3)
+        self.fourth, self.worker_of_4 = self.join_worker(4)
+        self.settle()
+
+    def start(self) -> Process:
+        self.all.append(Process(self._loop))
+        return self.all[-1]
+
+    def join_client(self) -> tuple[Process, Participant]:
+        process = self.start()
+        client = self.star.join_client(process.member, {}, lambda _client: None)
+        self.settle()
+        return process, client
+
+    def join_worker(self, model_id: int) -> tuple[Process, Participant]:
+        process = self.start()
+        worker = self.star.join_worker(process.member, CONFIG)
+        self.star.announce_worker(worker, model_id, lambda: None)
+        return process, worker
+
+    def acknowledge(self, process: Process) -> None:
+        process.heard()
+        while process.unacknowledged:
+            self.star.acknowledgements.received(process.member, process.unacknowledged.pop(0))
+
+    def settle(self) -> None:
+        """Everybody reads and acknowledges until nothing is said any more."""
+        said = True
+        while said:
+            said = False
+            for process in self.all:
+                said |= bool(process.heard()) or bool(process.unacknowledged)
+                self.acknowledge(process)
+
+    def ask(self, process: Process, asker: Participant) -> Message:
+        """Ask for a segment for model 3; the answer."""
+        self.star.on_oversize(asker, {"op": "oversize", "request": 7, "nbytes": NBYTES, "model": 3})
+        return process.heard()[-1]
+
+    def make(self, process: Process, asker: Participant) -> int:
+        """A segment that its writer has mapped and that everybody knows; its owner id."""
+        owner = int(self.ask(process, asker)["owner"])
+        self.star.on_oversize(asker, {"op": "oversize_mapped", "owner": owner})
+        self.settle()
+        return owner
+
+
+@pytest.fixture
+def sky() -> Iterator[Sky]:
+    made = Sky()
+    yield made
+    for each in (*made.star.clients.values(), *made.star.workers.values()):
+        each.close()
+    for process in made.all:
+        process.close()
+
+
+def test_a_request_may_be_named_after_its_models_workers_have_it(sky: Sky) -> None:
+    answer = sky.ask(sky.a, sky.client_a)
+    owner = answer["owner"]
+    assert answer == {"op": "oversize", "request": 7, "owner": owner}
+    assert sky.third.heard() == []
+    sky.star.on_oversize(sky.client_a, {"op": "oversize_mapped", "owner": owner})
+    assert fcntl.fcntl(sky.a.fds[-1], F_GET_SEALS) & FUTURE_WRITE_AND_SEAL == FUTURE_WRITE_AND_SEAL
+    assert sky.third.heard() == [{"op": "segment", "owner": owner}]
+    assert sky.a.heard() == sky.b.heard() == sky.fourth.heard() == sky.batcher.heard() == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(sky.third.fds[-1], b"x", 0)
+    sky.acknowledge(sky.third)
+    assert sky.a.heard() == [{"op": "oversize_ready", "owner": owner}]
+
+
+def test_a_result_may_be_named_after_the_batcher_and_all_front_ends_know_it(sky: Sky) -> None:
+    owner = sky.ask(sky.third, sky.worker_of_3)["owner"]
+    sky.star.on_oversize(sky.worker_of_3, {"op": "oversize_mapped", "owner": owner})
+    assert sky.a.heard() == sky.b.heard() == [{"op": "segment", "owner": owner}]
+    assert sky.batcher.heard() == [{"op": "segment", "owner": owner, "worker": sky.worker_of_3.owner}]
+    assert sky.fourth.heard() == []
+    for process in (sky.a, sky.batcher, sky.b):
+        assert sky.third.heard() == []
+        sky.acknowledge(process)
+    assert sky.third.heard() == [{"op": "oversize_ready", "owner": owner}]
+
+
+def test_room_comes_back_when_all_readers_have_let_go(sky: Sky) -> None:
+    owner = sky.make(sky.a, sky.client_a)
+    refusal = sky.ask(sky.b, sky.client_b)
+    assert (refusal["request"], refusal["wire"]) == (7, 5)
+    assert refusal["sentence"].endswith("or raise --shm-oversize-mib")
+    sky.star.on_oversize(sky.client_b, {"op": "oversize_gone", "owner": owner})  # it is not b's to end
+    assert sky.third.heard() == []
+    sky.star.on_oversize(sky.client_a, {"op": "oversize_gone", "owner": owner})
+    sky.star.on_oversize(sky.client_a, {"op": "oversize_gone", "owner": owner})
+    assert sky.third.heard() == [{"op": "segment_gone", "owner": owner}]
+    assert "sentence" in sky.ask(sky.b, sky.client_b)
+    sky.acknowledge(sky.third)
+    assert "owner" in sky.ask(sky.b, sky.client_b)
+
+
+def test_a_successor_hears_of_the_requests_that_wait_for_it(sky: Sky) -> None:
+    owner = sky.make(sky.a, sky.client_a)
+    sky.star.leave_worker(sky.worker_of_3)
+    successor, _ = sky.join_worker(3)
+    other, _ = sky.join_worker(4)
+    assert {"op": "segment", "owner": owner} in successor.heard()
+    assert {"op": "segment", "owner": owner} not in other.heard()
+
+
+def test_a_dead_front_ends_requests_go_when_the_batcher_has_forgotten_them(sky: Sky) -> None:
+    owner = sky.make(sky.a, sky.client_a)
+    sky.star.leave_client(sky.client_a)
+    assert sky.third.heard() == []
+    sky.acknowledge(sky.batcher)
+    assert {"op": "segment_gone", "owner": owner} in sky.third.heard()
+    sky.acknowledge(sky.third)
+    assert "owner" in sky.ask(sky.b, sky.client_b)
+
+
+def test_a_dead_workers_results_go_when_the_batcher_has_passed_them_on(sky: Sky) -> None:
+    owner = sky.make(sky.third, sky.worker_of_3)
+    sky.star.leave_worker(sky.worker_of_3)
+    assert sky.a.heard() == []
+    sky.acknowledge(sky.batcher)
+    assert {"op": "segment_gone", "owner": owner} in sky.a.heard()
+    assert "sentence" in sky.ask(sky.b, sky.client_b)
+    sky.settle()
+    assert "owner" in sky.ask(sky.b, sky.client_b)
+
+
+def test_owner_ids_come_round_and_skip_who_is_there(sky: Sky) -> None:
+    taken = {each.owner for each in (sky.client_a, sky.client_b, sky.worker_of_3, sky.worker_of_4)}
+    held = sky.make(sky.a, sky.client_a)
+    sky.star.next_owner = (1 << 24) - 1
+    owners = [sky.star.take_owner() for _ in range(12)]
+    assert owners[0] == (1 << 24) - 1
+    assert 0 not in owners
+    assert (taken | {held}).isdisjoint(owners)
+    assert sorted(owners[1:]) == owners[1:]

@@ -1,0 +1,122 @@
+"""Results in segments of their own; the test plays the supervisor at the other end of a real control connection."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.shm import segment
+from shoal.shm.layout import OVERSIZE, Geometry
+from shoal.shm.segment import SegmentView
+from shoal.shm.slab import SlabView
+from shoal.workers.tensors import Array
+from tests.workers.surroundings import VARIABLE, Batcher, loop_of
+
+UNITS = 4
+ASKED = {"op": "oversize", "request": 1, "nbytes": 12025}
+
+
+@pytest.fixture
+def batcher(make_batcher: Callable[..., Batcher]) -> Batcher:
+    return make_batcher(worker=8192, block_wait_s=0.01)
+
+
+def grant(batcher: Batcher, owner: int = 50, request: int = 1) -> SegmentView:
+    """Send the worker a segment; a reader's view of it."""
+    fd = segment.create(OVERSIZE, owner, 1, Geometry(0, UNITS * 4096), sealed=True)
+    view = SegmentView.attach(segment.read_only(fd))
+    batcher.supervisor.send({"op": "oversize", "request": request, "owner": owner}, [fd])
+    os.close(fd)
+    return view
+
+
+def send(batcher: Batcher) -> Array:
+    tensor = np.arange(3000, dtype=np.float32)[None]
+    batcher.send(batcher.request([("INPUT0", "FP32", tensor)]))
+    return tensor
+
+
+def heard(batcher: Batcher) -> dict[str, object]:
+    message, fds = batcher.supervisor.receive()
+    assert fds == []
+    return message
+
+
+def test_a_large_result_is_written_into_a_segment_that_was_asked_for(batcher: Batcher) -> None:
+    loop = loop_of(batcher, VARIABLE)
+    tensor = send(batcher)
+    view = grant(batcher)
+    batcher.supervisor.send({"op": "oversize_ready", "owner": 50})
+    batcher.results = SlabView(view)
+    loop.step()
+    (done,) = batcher.done()
+    assert (done.status, done.ref) == (0, 0x000032_00000_00001)
+    assert np.array_equal(done.outputs["OUTPUT0"], tensor)
+    assert heard(batcher)["op"] == "oversize"
+    assert heard(batcher) == {"op": "oversize_mapped", "owner": 50}
+    batcher.free(done.ref)
+    loop.step()
+    assert heard(batcher) == {"op": "oversize_gone", "owner": 50}
+    batcher.free(done.ref)  # once only
+    loop.step()
+    batcher.supervisor.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        batcher.supervisor.receive()
+
+
+@pytest.mark.parametrize(("wire", "status"), [(5, 5), (4, 2)], ids=["now", "never"])
+def test_a_refusal_is_the_answer_with_the_models_name(batcher: Batcher, wire: int, status: int) -> None:
+    loop = loop_of(batcher, VARIABLE)
+    send(batcher)
+    batcher.supervisor.send({"op": "oversize", "request": 1, "wire": wire, "sentence": "raise --shm-oversize-mib"})
+    loop.step()
+    (done,) = batcher.done()
+    assert done.status == status
+    assert done.sentence == (
+        "output 'OUTPUT0' of model 'm' is 12000 bytes, the results of one batch do not fit into memory: "
+        "raise --shm-oversize-mib"
+    )
+
+
+def test_what_was_awaited_too_long_fails_and_is_given_back_when_it_comes(batcher: Batcher) -> None:
+    memory = batcher.memory()
+    num_descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UnavailableError, match=r"^no shared memory for a result of 12025 bytes: .* within 0\.01 s"):
+        memory.oversize.allocate(12025)
+    assert heard(batcher) == ASKED
+    grant(batcher)
+    memory.oversize.hear(*batcher.worker_channel.receive())
+    assert heard(batcher) == {"op": "oversize_gone", "owner": 50}
+    batcher.supervisor.send({"op": "oversize", "request": 2, "wire": 4, "sentence": "never"})
+    with pytest.raises(InvalidArgumentError, match=r"^never$"):
+        memory.oversize.allocate(12025)
+    assert len(os.listdir("/proc/self/fd")) == num_descriptors
+
+
+def test_a_segment_that_nobody_announces_in_time_is_given_back(batcher: Batcher) -> None:
+    memory = batcher.memory()
+    grant(batcher)
+    batcher.supervisor.send({"op": "oversize_ready", "owner": 51})  # another one's
+    with pytest.raises(UnavailableError):
+        memory.oversize.allocate(12025)
+    assert [heard(batcher)["op"] for _ in range(3)] == ["oversize", "oversize_mapped", "oversize_gone"]
+
+
+def test_other_messages_are_obeyed_while_a_segment_is_awaited(batcher: Batcher) -> None:
+    memory = batcher.memory()
+    others = list[object]()
+
+    def obey(message: dict[str, object], fds: list[int]) -> None:
+        if message["op"] == "segment_gone":
+            others.append(message["owner"])
+        else:
+            memory.oversize.hear(message, fds)
+
+    memory.oversize.obey = obey
+    grant(batcher)
+    batcher.supervisor.send({"op": "segment_gone", "owner": 7})
+    batcher.supervisor.send({"op": "oversize_ready", "owner": 50})
+    block = memory.oversize.allocate(12025)
+    assert (block.ref, len(block.memory), others) == (0x000032_00000_00001, UNITS * 4096, [7])
