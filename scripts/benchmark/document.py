@@ -1,0 +1,105 @@
+"""docs/benchmarks.md: the tables, what they were measured on, and how to measure again."""
+
+import os
+import platform
+import re
+import subprocess
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from scripts.benchmark.peers import Peer
+from scripts.benchmark.results import Row
+from scripts.benchmark.table import details, summary
+
+TEXT = """\
+# Benchmarks
+
+Written by `scripts/bench --write`; do not edit. {rounds} rounds of {seconds} s in which the servers take
+turns; the tables show medians.
+
+![Requests per second of each server under each workload](benchmarks.svg)
+
+## Shoal beside each of the others
+
+Requests/s: more is better. CPU time per request, over all processes of a server: less is better. “× Triton” is Shoal's
+figure divided by Triton's.
+
+{summary}
+## Conditions
+
+{machine}
+- The load generator ({wrk}, one thread) runs on the same cores and takes its part of them.
+- Each server has one instance of the model, on the CPU, and is started anew for every model in every round. Its answer
+  is checked before and after the load: to the bit, for the MLP to 0.0001.
+- The MLP runs in ONNX Runtime with one thread and batches of at most 32, everywhere but in Flask, which has no batches.
+- *p50*, *p99*: of the time from sending a request to its whole answer. *CPU*: user and system time of the process tree.
+  *memory*: proportional set size (PSS) of the process tree after the load. *start*: from exec to the first right
+  answer, files in the page cache. *others*: the part of the cores that went to neither the server nor the load
+  generator; here {mean:.0%} on average, {worst:.0%} at worst. Where it is high, trust the CPU time more than the rate.
+
+{peers}
+
+Run it yourself:
+
+```sh
+scripts/bench --quick
+scripts/bench --help
+```
+
+## Every figure
+
+{details}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What the figures depend on."""
+
+    seconds: int
+    rounds: int
+    machine: Sequence[str]
+    wrk: str
+    peers: Sequence[tuple[str, str, str]]  # title, versions, notes
+
+
+def conditions(wrk: str, seconds: int, rounds: int, peers: Sequence[Peer], versions: Mapping[str, str]) -> Conditions:
+    """Read from this machine, now."""
+    cpus = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    memory = re.search(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
+    kernel = re.match(r"[0-9.]*[0-9]", platform.release())
+    machine = [
+        f"{cpus[0] if cpus else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+        + (f", {round(int(memory[1]) / 1024**2)} GiB of memory" if memory else ""),
+        f"Linux {kernel[0] if kernel else platform.release()}, Python {platform.python_version()}",
+        f"{time.strftime('%Y-%m-%d')}",
+    ]
+    # wrk -v names the version and ends with exit code 1.
+    said = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout
+    version = re.match(r"wrk (?:debian/)?([0-9.]+)", said)
+    wrk_version = f"wrk {version[1]}" if version else "wrk"
+    named = [(peer.title, versions.get(peer.name, "not measured"), peer.notes) for peer in peers]
+    return Conditions(seconds, rounds, machine, wrk_version, named)
+
+
+def markdown(rows: Sequence[Row], where: Conditions) -> str:
+    """The whole document."""
+    foreign = [sample.foreign for row in rows for sample in row.samples]
+    return TEXT.format(
+        rounds=where.rounds,
+        seconds=where.seconds,
+        summary=summary(rows),
+        machine="\n".join(f"- {line}" for line in where.machine),
+        wrk=where.wrk,
+        mean=fmean(foreign) if foreign else 0,
+        worst=max(foreign, default=0),
+        peers="\n".join(_item(f"**{title}**: {version}. {notes}") for title, version, notes in where.peers),
+        details=details(rows),
+    )
+
+
+def _item(text: str) -> str:
+    return textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)

@@ -1,0 +1,80 @@
+"""What a server costs: processor time and memory of its whole process tree, as the kernel counts them in /proc.
+
+Only reads. Processor time includes children that have ended, where their parent has waited for them.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # 100 everywhere: 10 ms is the resolution, fine over seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The fields of /proc/PID/stat that matter here."""
+
+    pid: int
+    parent: int
+    session: int
+    ticks: int  # utime + stime + cutime + cstime
+    started: int  # ticks after boot: with the pid it names a process for good
+
+
+def parse_stat(line: str) -> Stat:
+    """One line of /proc/PID/stat; the command's name in it may hold spaces and parentheses."""
+    head, _, rest = line.rpartition(") ")
+    fields = rest.split()  # from the third field of proc(5) on: state, ppid, pgrp, session, …
+    return Stat(
+        int(head.split(" ", 1)[0]), int(fields[1]), int(fields[3]), sum(map(int, fields[11:15])), int(fields[19])
+    )
+
+
+def processes() -> list[Stat]:
+    """Everything that runs on this machine."""
+    stats = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stats.append(parse_stat(Path("/proc", entry, "stat").read_text()))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # ended since the listing
+    return stats
+
+
+def process_tree(root: int) -> list[Stat]:
+    """`root`, everything below it, and what else is in its session (a child whose parent has ended)."""
+    stats = {stat.pid: stat for stat in processes()}
+
+    def belongs(stat: Stat) -> bool:
+        if root in (stat.pid, stat.session):
+            return True
+        parent = stats.get(stat.parent)
+        return parent is not None and belongs(parent)
+
+    return [stat for stat in stats.values() if belongs(stat)]
+
+
+def cpu_s(root: int) -> float:
+    """Processor time of the tree so far, in seconds."""
+    return sum(stat.ticks for stat in process_tree(root)) / TICKS_PER_S
+
+
+def pss_bytes(root: int) -> int:
+    """Memory of the tree, shared pages divided among those who share them (proportional set size)."""
+    total = 0
+    for stat in process_tree(root):
+        try:
+            rollup = Path("/proc", str(stat.pid), "smaps_rollup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
+    return total
+
+
+def machine_cpu_s() -> float:
+    """Time that the cores have spent on anything but waiting, in seconds; what a hypervisor took counts as spent."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S

@@ -1,0 +1,139 @@
+"""The servers: how each is started with one model, and in which words it is asked.
+
+Every server has one instance of the model and otherwise its own defaults; what differs from that is said in `notes`,
+which the document prints.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+from scripts.benchmark import repository
+from scripts.benchmark.errors import BenchmarkError
+from scripts.benchmark.server import Server, free_ports
+from scripts.benchmark.workloads import Model, Request, plain_answer, plain_request, v2_answer, v2_request
+
+ROOT = Path(__file__).parents[2]
+SHOAL_PYTHON = ROOT / ".venv" / "bin" / "python"
+NUM_CPUS = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One server to compare."""
+
+    name: str
+    title: str
+    short: str  # in the head of a column
+    launch: Callable[[Path, Model, str], Server]  # (folder for its files, model, encoding) → not started yet
+    request: Callable[[Model, str], Request]
+    answer: Callable[[Mapping[str, str], bytes], "array[float]"]
+    version: Callable[[int], str]  # port of the running server → what was measured
+    notes: str
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """For peers: their own environment's packages, and this folder's modules."""
+    site_packages = sysconfig.get_path("purelib")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT}:{site_packages}", **more}
+
+
+def _packages(*names: str) -> str:
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+def _launch_shoal(folder: Path, model: Model, _encoding: str) -> Server:
+    http_port, metrics_port = free_ports(2)
+    models = repository.write_for_shoal(folder, model)
+    command = [f"{SHOAL_PYTHON.with_name('shoal')}", "serve", f"--model-repository={models}"]
+    command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
+    return Server(command, os.environ, http_port, folder / "shoal.log")
+
+
+def _shoal_version(_port: int) -> str:
+    """Asked in its own environment."""
+    program = (
+        "from importlib.metadata import version as v\n"
+        "print(', '.join(f'{name} {v(name)}' for name in ('shoal', 'gunicorn', 'numpy', 'onnxruntime')))"
+    )
+    return subprocess.run([SHOAL_PYTHON, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _launch_triton(folder: Path, model: Model, _encoding: str) -> Server:
+    spec = util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise BenchmarkError("nvidia-pytriton is not installed")
+    triton = Path(spec.origin).parent / "tritonserver"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = triton / "python_backend_stubs" / python / "triton_python_backend_stub"
+    if not stub.exists():
+        raise BenchmarkError(f"nvidia-pytriton has no Python backend for Python {python}")
+    # The server looks for the stub beside the backend; the wheel has one per version of Python elsewhere.
+    backend = folder / "backends" / "python"
+    backend.mkdir(parents=True, exist_ok=True)
+    for file in (*(triton / "backends" / "python").iterdir(), stub):
+        if not (backend / file.name).exists():
+            (backend / file.name).symlink_to(file)
+    http_port, metrics_port = free_ports(2)
+    models = repository.write_for_triton(folder, model)
+    command = [f"{triton / 'bin' / 'tritonserver'}", f"--model-repository={models}"]
+    command += [f"--backend-directory={backend.parent}", "--allow-grpc=false"]
+    command += ["--http-address=127.0.0.1", f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
+    libpython = sysconfig.get_config_var("LIBDIR")
+    libraries = ":".join(filter(None, (os.environ.get("LD_LIBRARY_PATH"), libpython)))
+    return Server(command, _environment(LD_LIBRARY_PATH=libraries), http_port, folder / "triton.log")
+
+
+def _triton_version(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2", timeout=10) as answer:
+        version = json.load(answer)["version"]
+    return f"tritonserver {version} ({_packages('nvidia-pytriton', 'numpy', 'onnxruntime')})"
+
+
+def _launch_mosec(folder: Path, model: Model, encoding: str) -> Server:
+    (port,) = free_ports(1)
+    command = [sys.executable, f"{Path(__file__).parent / 'served' / 'mosec_server.py'}"]
+    command += ["--address=127.0.0.1", f"--port={port}", f"--path={folder / 'mosec'}", "--log-level=warning"]
+    return Server(command, _environment(MODEL=model.name, ENCODING=encoding), port, folder / "mosec.log")
+
+
+def _launch_flask(folder: Path, model: Model, _encoding: str) -> Server:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "gunicorn", f"--bind=127.0.0.1:{port}", f"--workers={NUM_CPUS}", "--threads=8"]
+    command += ["--keep-alive=60", "scripts.benchmark.served.flask_app:create_app()"]
+    return Server(command, _environment(MODEL=model.name), port, folder / "flask.log")
+
+
+PEERS = (
+    Peer(
+        "shoal", "Shoal", "Shoal", _launch_shoal, v2_request, v2_answer, _shoal_version,
+        "`shoal serve` with its defaults.",
+    ),
+    Peer(
+        "triton", "Triton (Python backend)", "Triton", _launch_triton, v2_request, v2_answer, _triton_version,
+        "The real `tritonserver` that the wheel of nvidia-pytriton carries, without gRPC. The wheel has only the "
+        "Python backend, so the models are Python files there; a Triton built with its ONNX Runtime and identity "
+        "backends would spend less per request.",
+    ),
+    Peer(
+        "mosec", "mosec", "mosec", _launch_mosec, plain_request, plain_answer,
+        lambda _port: _packages("mosec", "numpy", "onnxruntime", "orjson"),
+        "One worker, orjson instead of its json. It has no protocol of its own: it is sent a JSON list of floats, or "
+        "just their bytes, and validates nothing. A batch waits up to 1 ms, the least that mosec takes.",
+    ),
+    Peer(
+        "flask", "Flask", "Flask", _launch_flask, plain_request, plain_answer,
+        lambda _port: _packages("flask", "gunicorn", "numpy", "onnxruntime"),
+        "The model inside a Flask application: gunicorn with a process per core and 8 threads each, the same plain "
+        "bodies as for mosec, no batches.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,44 @@
+"""Figures: one per round, and the median over the rounds. Pure."""
+
+from dataclasses import dataclass, fields
+from statistics import median
+
+from scripts.benchmark.peers import Peer
+from scripts.benchmark.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one round measured of one server under one workload."""
+
+    requests_per_s: float
+    p50_us: float
+    p99_us: float
+    cpu_us: float  # per request, over the process tree
+    pss_bytes: float  # of the process tree, after the load
+    start_s: float  # from exec to the first right answer
+    errors: float
+    foreign: float  # share of the cores that went to neither the server nor the load
+
+
+@dataclass(slots=True)
+class Row:
+    """One server under one workload: a sample per round, or why there is none."""
+
+    peer: Peer
+    workload: Workload
+    # Changed by the run.
+    samples: list[Sample]
+    fault: str = ""
+
+    @property
+    def median(self) -> Sample:
+        """Each figure's median over the rounds; errors are added up."""
+        middle = {field.name: median(getattr(each, field.name) for each in self.samples) for field in fields(Sample)}
+        return Sample(**middle | {"errors": sum(each.errors for each in self.samples)})
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The lowest and the highest requests/s of the rounds."""
+        rates = [each.requests_per_s for each in self.samples]
+        return min(rates), max(rates)

@@ -1,0 +1,337 @@
+"""scripts/benchmark: what it reads from wrk and the kernel, its medians, tables and pictures, and its bodies."""
+
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from scripts.benchmark import load, measure, repository, table, workloads
+from scripts.benchmark.__main__ import parse_arguments
+from scripts.benchmark.document import Conditions, markdown
+from scripts.benchmark.errors import BenchmarkError
+from scripts.benchmark.peers import Peer
+from scripts.benchmark.picture import svg
+from scripts.benchmark.results import Row, Sample
+from scripts.benchmark.server import Server, free_ports
+from shoal.model_config import pbtxt
+
+BURN_S = 0.2
+
+# Prints a line when it has burnt the processor in itself, in a child that lives, and in a child that it has waited for.
+TREE = f"""
+import os, sys, time
+def burn():
+    end = time.process_time() + {BURN_S}
+    while time.process_time() < end:
+        pass
+ended = os.fork()
+if not ended:
+    burn()
+    os._exit(0)
+os.waitpid(ended, 0)
+ready, done = os.pipe()
+if not os.fork():
+    burn()
+    os.write(done, b"x")
+    sys.stdin.read()
+    os._exit(0)
+burn()
+os.read(ready, 1)
+print("burnt", flush=True)
+sys.stdin.read()
+"""
+
+# Answers with the body that it was sent, the first time only with 503; its child has left the session and is deaf to
+# SIGTERM.
+ECHO = """
+import http.server, os, signal, sys
+ready, done = os.pipe()
+child = os.fork()
+if not child:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(done, b"x")
+    while True:
+        signal.pause()
+os.read(ready, 1)
+class Echo(http.server.BaseHTTPRequestHandler):
+    asked = 0
+    def do_POST(self):
+        Echo.asked += 1
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200 if Echo.asked > 1 else 503)
+        self.send_header("Child", str(child))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Echo).serve_forever()
+"""
+
+
+def peer(name: str, title: str) -> Peer:
+    """A peer that is never started."""
+
+    def never(*_: object) -> Server:
+        raise AssertionError("pure tests start nothing")
+
+    return Peer(name, title, title, never, workloads.v2_request, workloads.v2_answer, str, f"About {title}.")
+
+
+def sample(requests_per_s: float, cpu_us: float = 100, errors: int = 0) -> Sample:
+    """A round's figures."""
+    return Sample(requests_per_s, 1500, 9000, cpu_us, 50 * 1024 * 1024, 1.25, errors, 0.04)
+
+
+SHOAL, OTHER = peer("shoal", "Shoal"), peer("other", "Other")
+JSON_C1 = workloads.WORKLOADS[0]
+
+
+def rows() -> list[Row]:
+    """Two servers, three rounds each."""
+    ours = Row(SHOAL, JSON_C1, [sample(3000, 40), sample(1000, 60), sample(2000, 50)])
+    return [ours, Row(OTHER, JSON_C1, [sample(800, 100), sample(700, 200), sample(900, 300)])]
+
+
+@contextmanager
+def tree_that_burnt() -> Iterator[int]:
+    """TREE's root, after it has said that it is done."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TREE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as root:
+        assert root.stdout is not None
+        assert root.stdout.readline() == b"burnt\n"
+        yield root.pid
+
+
+def pss_of(pid: int) -> int:
+    """The kernel's own sum for one process."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
+
+
+# wrk
+
+
+def test_the_line_of_load_lua_is_read() -> None:
+    output = (
+        "Running 4s test @ http://127.0.0.1:8000/v2\n  1 threads and 10 connections\n"
+        "figures requests=8000 duration_us=4000000 p50_us=450 p99_us=2100 connect=1 read=2 write=3 status=4 timeout=5\n"
+    )
+    seen = load.parse(output, cpu_s=0.5)
+    assert seen == load.Load(requests=8000, duration_s=4.0, p50_us=450, p99_us=2100, cpu_s=0.5, errors=15)
+    assert seen.requests_per_s == 2000
+
+
+def test_output_without_figures_is_refused() -> None:
+    with pytest.raises(BenchmarkError, match="wrk printed no figures: 'unable to connect'"):
+        load.parse("unable to connect\n", cpu_s=0.1)
+
+
+def test_a_load_that_nobody_answered_is_refused() -> None:
+    line = "figures requests=0 duration_us=4000000 p50_us=0 p99_us=0 connect=7 read=0 write=0 status=0 timeout=0\n"
+    with pytest.raises(BenchmarkError, match=r"no request was answered \(7 errors\)"):
+        load.parse(line, cpu_s=0.1)
+
+
+def test_without_wrk_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BenchmarkError, match="apt install wrk"):
+        load.find_wrk()
+
+
+# The kernel's counts
+
+
+def test_a_command_with_spaces_and_parentheses_does_not_shift_the_fields() -> None:
+    line = "42 (a) b (c) S 7 40 41 0 -1 4194560 1 2 3 4 100 20 3 1 20 0 1 0 555 0 0\n"
+    assert measure.parse_stat(line) == measure.Stat(pid=42, parent=7, session=41, ticks=124, started=555)
+
+
+def test_a_tree_is_the_root_its_living_and_its_ended_children() -> None:
+    machine_before_s = measure.machine_cpu_s()
+    with tree_that_burnt() as root:
+        used_s, machine_s = measure.cpu_s(root), measure.machine_cpu_s() - machine_before_s
+        memory_of_root = pss_of(root)
+        assert len(measure.process_tree(root)) == 2
+        assert memory_of_root < measure.pss_bytes(root) < 100 * memory_of_root
+    # Interpreters start too, so there is more than what was burnt; with a part missing it would be 2 * BURN_S.
+    assert 3 * BURN_S - 0.05 < used_s < 4 * BURN_S
+    assert machine_s > 3 * BURN_S - 0.05
+
+
+# A server
+
+
+def test_a_server_is_asked_until_its_answer_is_right_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    seen: list[bytes] = []
+    children: list[int] = []
+
+    def check(headers: Mapping[str, str], body: bytes) -> None:
+        seen.append(body)
+        children.append(os.pidfd_open(int(headers["child"])))
+
+    server = Server([sys.executable, "-c", ECHO, str(port)], os.environ, port, tmp_path / "log")
+    server.start()
+    try:
+        seconds = server.wait_for_answer(workloads.Request("/", {}, b"hello"), check)
+    finally:
+        server.stop()
+    assert seen == [b"hello"]
+    assert 0 < seconds < 10
+    assert measure.process_tree(server.pid) == []
+    assert select.select(children, [], [], 10)[0] == children  # ended, says the kernel
+    os.close(children[0])
+
+
+def test_a_server_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    server = Server([sys.executable, "-c", "raise SystemExit('no such model')"], os.environ, 1, tmp_path / "log")
+    server.start()
+    with pytest.raises(BenchmarkError, match="it ended with exit code 1: no such model"):
+        server.wait_for_answer(workloads.Request("/", {}, b""), lambda _headers, _body: None)
+    server.stop()
+    assert measure.process_tree(server.pid) == []
+
+
+# Bodies and answers
+
+
+def test_a_binary_request_is_a_json_head_and_the_tensors_bytes() -> None:
+    request = workloads.v2_request(workloads.MLP_512, "binary")
+    length = int(request.headers["Inference-Header-Content-Length"])
+    assert request.path == "/v2/models/mlp/infer"
+    assert json.loads(request.body[:length]) == {
+        "inputs": [
+            {"name": "features", "shape": [1, 512], "datatype": "FP32", "parameters": {"binary_data_size": 2048}}
+        ],
+        "outputs": [{"name": "scores", "parameters": {"binary_data": True}}],
+    }
+    assert len(request.body) == length + 2048
+
+
+def test_an_answer_is_the_same_in_every_encoding() -> None:
+    raw = struct.pack("<2f", 0.5, -2)
+    head = b'{"outputs":[{"name":"OUTPUT0"}]}'
+    right = array("f", [0.5, -2])
+    assert workloads.v2_answer({}, b'{"outputs":[{"name":"OUTPUT0","data":[0.5,-2.0]}]}') == right
+    assert workloads.v2_answer({"inference-header-content-length": str(len(head))}, head + raw) == right
+    assert workloads.plain_answer({"content-type": "application/json"}, b"[0.5, -2]") == right
+    assert workloads.plain_answer({"content-type": "application/octet-stream"}, raw) == right
+
+
+def test_the_image_is_602112_bytes() -> None:
+    assert len(workloads.plain_request(workloads.IDENTITY_IMAGE, "binary").body) == 602112
+
+
+@pytest.mark.parametrize("model", [workloads.IDENTITY_16, workloads.MLP_512], ids=lambda model: model.name)
+def test_a_wrong_answer_is_refused(model: workloads.Model) -> None:
+    right = workloads.expected(model)
+    workloads.verify(model, array("f", right), right)
+    wrong = array("f", right)
+    wrong[1] += 0.01
+    for answer in (wrong, right[:-1], array("f")):
+        with pytest.raises(BenchmarkError, match="wrong answer"):
+            workloads.verify(model, answer, right)
+
+
+@pytest.mark.parametrize("backend", ["identity", "onnxruntime", "python"])
+def test_the_generated_configuration_is_one(backend: str) -> None:
+    config = pbtxt.parse(repository.config_pbtxt(workloads.MLP_512, backend), Path("config.pbtxt"))
+    assert (config["name"], config["backend"], config["max_batch_size"]) == ("mlp", backend, 32)
+    assert "dynamic_batching" in config
+
+
+# Figures
+
+
+def test_the_median_is_taken_figure_by_figure_and_errors_add_up() -> None:
+    row = Row(SHOAL, JSON_C1, [sample(3000, 40, errors=1), sample(1000, 60), sample(2000, 50, errors=2)])
+    assert row.median == sample(2000, 50, errors=3)
+    assert row.range == (1000, 3000)
+
+
+def test_the_summary_divides_ours_by_theirs() -> None:
+    assert table.summary(rows()) == (
+        "| workload | Shoal, requests/s | × Other | CPU µs/request | × Other |\n"
+        "| --- | ---: | ---: | ---: | ---: |\n"
+        "| 16 floats, JSON, 1 connection | 2,000 | 2.50 | 50 | 0.25 |\n"
+    )
+
+
+def test_without_shoal_or_without_others_there_is_no_summary() -> None:
+    ours, theirs = rows()
+    assert table.summary([ours]) == table.summary([theirs]) == table.summary([]) == ""
+
+
+def test_the_details_show_every_figure() -> None:
+    assert table.details(rows()) == (
+        "### 16 floats, JSON, 1 connection\n\n"
+        "| server | requests/s (range) | p50 ms | p99 ms | CPU µs/request | memory MiB | start s | others |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| Shoal | 2,000 (1,000–3,000) | 1.50 | 9.00 | 50 | 50 | 1.25 | 4% |\n"
+        "| Other | 800 (700–900) | 1.50 | 9.00 | 200 | 50 | 1.25 | 4% |\n"
+    )
+
+
+def test_a_server_that_could_not_be_measured_says_why_and_has_no_ratio() -> None:
+    ours, _ = rows()
+    faulty = Row(OTHER, JSON_C1, [], "it ended with exit code 1: libb64 is missing")
+    assert table.summary([ours, faulty]).endswith("| 2,000 | – | 50 | – |\n")
+    assert table.summary([faulty, ours]).endswith("| 2,000 | – | 50 | – |\n")
+    assert "Other could not be measured: it ended with exit code 1: libb64 is missing.\n" in table.details([faulty])
+
+
+def test_failed_requests_are_told() -> None:
+    assert "Other: 17 failed requests in 1 rounds.\n" in table.details([Row(OTHER, JSON_C1, [sample(800, errors=17)])])
+
+
+def test_the_document_names_its_conditions() -> None:
+    where = Conditions(4, 3, ["A CPU, 2 cores"], "wrk 4.1.0", [("Other", "other 1.2", "About Other.")])
+    text = markdown(rows(), where)
+    for part in ("3 rounds of 4 s", "- A CPU, 2 cores\n", "(wrk 4.1.0, one", "- **Other**: other 1.2. About Other.\n"):
+        assert part in text
+    assert table.summary(rows()) in text
+    assert text.endswith(table.details(rows()))
+
+
+def test_bars_are_as_long_as_their_share_of_the_best() -> None:
+    picture = ET.fromstring(svg(rows()))
+    bars = [float(bar.attrib["width"]) for bar in picture.iter("{http://www.w3.org/2000/svg}rect")]
+    assert bars == [500, 200]
+    assert "2,000/s" in "".join(picture.itertext())
+
+
+# The command line
+
+
+def test_quick_is_a_choice_that_can_be_refined() -> None:
+    quick = parse_arguments(["--quick"])
+    assert [each.name for each in quick.workloads] == ["json-c10", "mlp-c64", "image-c8"]
+    assert ([each.name for each in quick.peers], quick.rounds, quick.seconds) == (["shoal", "triton", "mosec"], 1, 1)
+    assert [each.name for each in parse_arguments(["--quick", "--workload", "json-*"]).workloads] == [
+        "json-c1",
+        "json-c10",
+        "json-close-c10",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--workload", "jsno"], "no workload is called 'jsno'; there are json-c1, json-c10, "),
+        (["--rounds", "0"], "--seconds and --rounds are at least 1"),
+        (["--peer", "torchserve"], "invalid choice: 'torchserve'"),
+    ],
+)
+def test_what_is_not_there_is_refused(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(arguments)
+    assert sentence in capsys.readouterr().err
