@@ -4,15 +4,15 @@ It owns every request from acceptance to reply: "exactly one answer" is one `dic
 a tensor. It reads no clock and waits for nothing: `step` is told the time and handles all that is there.
 """
 
-from shoal.batcher.holders import Holder, Holders
-from shoal.batcher.peers import Client, Model, Peer, Request, Worker
+from shoal.batcher.holders import Holders
+from shoal.batcher.peers import Client, Model, Peer, Request, Running, Worker
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.scheduler import Batch
 from shoal.errors import CancelledError, InternalError, UnavailableError
 from shoal.reasons import Reason
 from shoal.shm import layout
-from shoal.shm.counters import CELL
-from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, REQUEST, D, LayoutError, R
+from shoal.shm.counters import CELL, Row
+from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, REQUEST, WANT, D, LayoutError, R
 
 _SUCCESS_COUNT, _SUCCESS_NS = CELL["success_count"], CELL["success_ns"]
 _FAIL_COUNT, _FAIL_NS = CELL["fail_count"], CELL["fail_ns"]
@@ -43,6 +43,7 @@ class Exchange:
         self._deadlines: dict[int, int] = {}
         self._busy: dict[int, Worker] = {}
         self._written: set[Peer] = set()
+        self._counted: set[Row] = set()
         #: Owners whose rings cannot be believed; the loop reports them to the supervisor, which kills them.
         self.distrusted: list[int] = []
 
@@ -96,7 +97,7 @@ class Exchange:
         for key in client.keys.values():
             model = self._requests.pop(key).model
             if model.scheduler.cancel(key):
-                model.row.words[_PENDING] -= 1
+                model.row.cells[_PENDING] -= 1
         for ref in self.holders.release_owner(owner):
             self._free(ref)
 
@@ -114,18 +115,22 @@ class Exchange:
 
     def step(self, now_ns: int) -> None:
         """Handle every record that is there, form batches, show everybody what was written for them."""
-        for client in list(self.clients.values()):
+        for client in tuple(self.clients.values()):
             self._drain_client(client, now_ns)
-        for worker in list(self._busy.values()):
+        for worker in tuple(self._busy.values()):
             self._drain_worker(worker, now_ns)
-        for model_id, deadline in list(self._deadlines.items()):
-            if deadline <= now_ns:
-                self._awake[model_id] = self.models[model_id]
+        if self._deadlines:
+            for model_id, deadline in self._deadlines.items():
+                if deadline <= now_ns:
+                    self._awake[model_id] = self.models[model_id]
         if self._awake:
             self._form_batches(now_ns)
         for peer in self._written:
             peer.flush()
         self._written.clear()
+        for row in self._counted:
+            row.publish()
+        self._counted.clear()
 
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
@@ -147,20 +152,24 @@ class Exchange:
 
     def _dispatch(self, batch: Batch) -> None:
         worker = self.workers[batch.instance]
-        worker.num_batches += 1
-        worker.batch = batch
+        worker.num_batches = number = worker.num_batches + 1
         count = len(batch.requests)
+        worker.batches[number] = Running(batch.rows, count)
         for index, queued in enumerate(batch.requests):
-            request = self._requests[queued.key]
-            worker.missing.add(queued.key)
+            key = queued.key
+            request = self._requests[key]
+            worker.missing[key] = number
             worker.writer.push(
                 (
-                    BATCH_ITEM, queued.key, worker.num_batches, request.block, request.header, request.rows, index,
-                    count, 0, 0, 0, 0, 0, 0, 0, 0,
+                    BATCH_ITEM, key, number, request.block, request.header, request.rows, index, count,
+                    0, 0, 0, 0, 0, 0, 0, 0,
                 )
             )  # fmt: skip
-        worker.model.row.words[_PENDING] -= count
+        row = worker.model.row
+        row.cells[_PENDING] -= count
+        self._counted.add(row)
         self._busy[worker.owner] = worker
+        worker.must_ring = True
         self._written.add(worker)
 
     # --- records from clients ---
@@ -172,7 +181,7 @@ class Exchange:
                 if kind == REQUEST:
                     self._accept(client, record, now_ns)
                 elif kind == RELEASE:
-                    if ref := self.holders.release(Holder(client.owner, record[R.NUMBER])):
+                    if ref := self.holders.release((client.owner, record[R.NUMBER])):
                         self._free(ref)
                 elif kind == CANCEL:
                     self._cancel(client, record[R.NUMBER], now_ns)
@@ -201,7 +210,8 @@ class Exchange:
         except UnavailableError:
             self._fail(key, Reason.QUEUE_FULL, now_ns, _REJECTED, pending=0)
             return
-        model.row.words[_PENDING] += 1
+        model.row.cells[_PENDING] += 1
+        self._counted.add(model.row)
         self._awake[model.id] = model
 
     def _cancel(self, client: Client, number: int, now_ns: int) -> None:
@@ -235,23 +245,29 @@ class Exchange:
     def _answer(self, worker: Worker, record: tuple[int, ...], now_ns: int) -> bool:
         """One DONE: the request's only answer goes to its client. True if that client now holds the block."""
         key = record[D.KEY]
+        if record[0] == WANT:
+            worker.is_hungry = worker.must_ring = True
+            self._written.add(worker)
         if record[0] != DONE or key not in worker.missing:
             return False
-        worker.missing.remove(key)
+        number_of_batch = worker.missing.pop(key)
         request = self._requests.pop(key, None)
         held = False
         if request is not None:
             client, number, ref = request.client, request.number, record[D.BLOCK]
             del client.keys[number]
             if ref:
-                self.holders.hold(ref, Holder(client.owner, number))
+                self.holders.hold(ref, (client.owner, number))
                 held = True
             self._push(
                 client, (REPLY, number, record[D.STATUS], ref, record[D.HEADER], 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
             )
             self._count(request, record, now_ns)
-        if not worker.missing:
-            self._finish_batch(worker, record, now_ns)
+        running = worker.batches[number_of_batch]
+        running.num_missing -= 1
+        if not running.num_missing:
+            del worker.batches[number_of_batch]
+            self._finish_batch(worker, running, record, now_ns)
         return held
 
     def _refuse_answer(self, worker: Worker, record: tuple[int, ...], now_ns: int) -> None:
@@ -262,29 +278,33 @@ class Exchange:
             self._answer(worker, layout.record(DONE, key), now_ns)
 
     def _count(self, request: Request, record: tuple[int, ...], now_ns: int) -> None:
-        words = request.model.row.words
+        row = request.model.row
+        self._counted.add(row)
+        cells = row.cells
         total_ns = max(0, now_ns - request.start_ns)
         if record[D.STATUS]:
-            words[_FAIL_COUNT] += 1
-            words[_FAIL_NS] += total_ns
-            words[_CANCELED if record[D.STATUS] == CancelledError.wire else _BACKEND] += 1
+            cells[_FAIL_COUNT] += 1
+            cells[_FAIL_NS] += total_ns
+            cells[_CANCELED if record[D.STATUS] == CancelledError.wire else _BACKEND] += 1
             return
         start, input_end, output_start, end = _time_points(record)
-        words[_SUCCESS_COUNT] += 1
-        words[_SUCCESS_NS] += total_ns
-        words[_QUEUE_NS] += max(0, start - request.queue_ns)
-        words[_INPUT_NS] += input_end - start
-        words[_INFER_NS] += output_start - input_end
-        words[_OUTPUT_NS] += end - output_start
-        words[_INFERENCE_COUNT] += request.rows
+        cells[_SUCCESS_COUNT] += 1
+        cells[_SUCCESS_NS] += total_ns
+        cells[_QUEUE_NS] += max(0, start - request.queue_ns)
+        cells[_INPUT_NS] += input_end - start
+        cells[_INFER_NS] += output_start - input_end
+        cells[_OUTPUT_NS] += end - output_start
+        cells[_INFERENCE_COUNT] += request.rows
 
-    def _finish_batch(self, worker: Worker, record: tuple[int, ...], now_ns: int) -> None:
-        row, batch = worker.model.row, worker.batch
+    def _finish_batch(self, worker: Worker, running: Running, record: tuple[int, ...], now_ns: int) -> None:
+        row = worker.model.row
         start, input_end, output_start, end = _time_points(record)
-        row.count_execution(batch.rows if batch else 0, input_end - start, output_start - input_end, end - output_start)
-        row.words[_LAST_INFERENCE_MS] = (now_ns + self._wall_offset_ns) // 1_000_000
-        worker.batch = None
-        self._busy.pop(worker.owner, None)
+        row.count_execution(running.rows, input_end - start, output_start - input_end, end - output_start)
+        row.cells[_LAST_INFERENCE_MS] = (now_ns + self._wall_offset_ns) // 1_000_000
+        self._counted.add(row)
+        worker.is_hungry = False
+        if not worker.batches:
+            self._busy.pop(worker.owner, None)
         worker.model.scheduler.complete(worker.owner, now_ns)
         self._awake[worker.model.id] = worker.model
 
@@ -295,24 +315,31 @@ class Exchange:
         request = self._requests.pop(key, None)
         if request is None:
             return
-        client, words = request.client, request.model.row.words
+        client, row = request.client, request.model.row
+        self._counted.add(row)
+        cells = row.cells
         del client.keys[request.number]
         self._push(client, layout.record(REPLY, request.number, InternalError.wire, 0, 0, reason))
-        words[_FAIL_COUNT] += 1
-        words[_FAIL_NS] += max(0, now_ns - request.start_ns)
-        words[cell] += 1
+        cells[_FAIL_COUNT] += 1
+        cells[_FAIL_NS] += max(0, now_ns - request.start_ns)
+        cells[cell] += 1
         if pending and cell != _BACKEND:  # what was executing had left the queue
-            words[_PENDING] -= 1
+            cells[_PENDING] -= 1
 
     def _free(self, ref: int) -> None:
         owner = layout.ref_owner(ref)
         worker = self.workers.get(owner) or self._segments.get(owner)
         if worker is not None:
-            self._push(worker, layout.record(FREE, 0, 0, ref))
+            worker.writer.push((FREE, 0, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+            self._written.add(worker)
+            # A block of its slab can wait for the worker's next batch, unless it waits for memory itself.
+            if worker.is_hungry or owner != worker.owner:
+                worker.must_ring = True
 
-    def _push(self, peer: Peer, record: tuple[int, ...]) -> None:
-        peer.writer.push(record)
-        self._written.add(peer)
+    def _push(self, client: Client, record: tuple[int, ...]) -> None:
+        client.writer.push(record)
+        client.must_ring = True
+        self._written.add(client)
 
 
 def _time_points(record: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -3,7 +3,7 @@
 Values with little behaviour; `exchange.py` changes them. Live in the batcher.
 """
 
-from shoal.batcher.scheduling.scheduler import Batch, Scheduler
+from shoal.batcher.scheduling.scheduler import Scheduler
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.ring import RingReader, RingWriter
@@ -13,17 +13,21 @@ from shoal.shm.segment import Segment, SegmentView
 class Peer:
     """One link: the ring from a process and the ring to it."""
 
-    __slots__ = ("bell", "owner", "reader", "writer")
+    __slots__ = ("bell", "must_ring", "owner", "reader", "writer")
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell) -> None:
         self.owner = owner
         self.reader = RingReader(link, segment)
         self.writer = RingWriter(link, segment)
         self.bell = bell
+        #: Whether something was pushed that the peer must be woken for; a FREE can wait.
+        self.must_ring = False
 
     def flush(self) -> None:
-        """Show the peer what was pushed; its bell rings once, and only if there was anything."""
-        if self.writer.publish():
+        """Show the peer what was pushed; its bell rings once, and only if it must."""
+        self.writer.publish()
+        if self.must_ring:
+            self.must_ring = False
             self.bell.ring()
 
 
@@ -48,17 +52,28 @@ class Model:
         self.row = row
 
 
-class Worker(Peer):
-    """A model instance: what it is executing (one batch at a time) and how many of its answers are missing."""
+class Running:
+    """A batch that a worker has been given: how many rows, how many of its answers are missing."""
 
-    __slots__ = ("batch", "missing", "model", "num_batches")
+    __slots__ = ("num_missing", "rows")
+
+    def __init__(self, rows: int, num_missing: int) -> None:
+        self.rows = rows
+        self.num_missing = num_missing
+
+
+class Worker(Peer):
+    """A model instance: the batches it has been given, in order, and the requests it has not answered."""
+
+    __slots__ = ("batches", "is_hungry", "missing", "model", "num_batches")
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
         super().__init__(owner, link, segment, bell)
         self.model = model
-        self.batch: Batch | None = None
-        self.missing: set[int] = set()
+        self.batches: dict[int, Running] = {}
+        self.missing: dict[int, int] = {}  # key → number of its batch
         self.num_batches = 0
+        self.is_hungry = False  # it waits for memory
 
 
 class Request:

@@ -162,7 +162,7 @@ REPLY = 4
 # batcher → worker
 BATCH_ITEM, FREE = 5, 6
 # worker → batcher
-DONE = 7
+DONE, WANT = 7, 8
 
 
 class R:
@@ -185,7 +185,10 @@ class B:
 
 
 class D:
-    """Words of DONE, one per request of a batch. The four times are Triton's compute time points."""
+    """Words of DONE, one per request of a batch. The four times are Triton's compute time points.
+
+    WANT has no words: the worker lacks memory and wants to be rung when some is freed.
+    """
 
     KEY, BATCH, STATUS, BLOCK, HEADER = 1, 2, 3, 4, 5
     COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 6, 7, 8, 9

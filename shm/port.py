@@ -43,6 +43,7 @@ class Port:
         self._batcher_bell = batcher_bell
         self._max_in_flight = max_in_flight
         # Changed by submit, poll, release and the announcements of segments.
+        self._must_ring = False
         self._number = 0
         self._blocks: dict[int, int] = {}
         self._segments: dict[int, SlabView] = {}
@@ -107,20 +108,28 @@ class Port:
             )
         )  # fmt: skip
         self._blocks[number] = block.ref
+        self._must_ring = True
         return number
 
     def cancel(self, number: int) -> None:
         """Nobody waits for this answer any more; say so once. Its one reply still comes and must still be released."""
         if number in self._blocks:
             self._writer.push(layout.record(CANCEL, number))
+            self._must_ring = True
 
-    def release(self, number: int) -> None:
-        """The reply's block has been read; it may be given back to its worker."""
-        self._writer.push(layout.record(RELEASE, number))
+    def release(self, number: int, *, prompt: bool = True) -> None:
+        """The reply's block has been read; it may be given back to its worker.
+
+        Where that need not be `prompt`, it wakes nobody: the batcher sees it with the next request, or when a worker
+        that lacks memory rings.
+        """
+        self._writer.push((RELEASE, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        self._must_ring = self._must_ring or prompt
 
     def flush(self) -> None:
-        """Show the batcher what was pushed and ring its bell once."""
-        if self._writer.publish():
+        """Show the batcher what was pushed, and ring its bell once if it must know at once."""
+        if self._writer.publish() and self._must_ring:
+            self._must_ring = False
             self._batcher_bell.ring()
 
     def poll(self) -> list[Reply]:

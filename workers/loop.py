@@ -22,6 +22,10 @@ from shoal.workers.requests import Request, open_request
 
 _log = logging.getLogger(__name__)
 
+#: Answers that are ready wait at most this long for others before the batcher is woken for all of them: waking it for
+#: each would cost more than an execution that short (measured, with eight identity requests in the ring: 2.3 times).
+RING_AFTER_NS = 100_000
+
 
 class Loop:
     """One instance of one model, at work."""
@@ -74,15 +78,20 @@ class Loop:
         memory = self._memory
         memory.bell.clear()
         executed = 0
+        rung_ns = time.monotonic_ns()
         while (records := memory.take()) is not None:
             # Without a batch dimension nothing can be run together.
             parts = [records] if self._signature.max_batch_size else [[record] for record in records]
             for part in parts:
-                self._execute(part)
+                end_ns = self._execute(part)
                 executed += 1
+                if end_ns - rung_ns > RING_AFTER_NS:
+                    rung_ns = end_ns
+                    memory.ring()
+        memory.ring()
         return executed
 
-    def _execute(self, records: Sequence[Record]) -> None:
+    def _execute(self, records: Sequence[Record]) -> int:
         start_ns = time.monotonic_ns()
         memory = self._memory
         memory.count_batch()
@@ -100,6 +109,7 @@ class Loop:
         for record, status, span in zip(records, answers.statuses, answers.spans, strict=True):
             memory.push((DONE, record[B.KEY], record[B.BATCH], status, ref, span, start_ns, *times))
         memory.publish()
+        return end_ns
 
     def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:
         """The requests that can be read; the others have failed in `answers`."""

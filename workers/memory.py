@@ -9,7 +9,7 @@ from collections import deque
 
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import BATCH_ITEM, FREE, PROGRESS_WORD, UNIT, B, LayoutError
+from shoal.shm.layout import BATCH_ITEM, FREE, PROGRESS_WORD, UNIT, WANT, B, LayoutError
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
@@ -75,17 +75,22 @@ class Memory:
 
     def wait_for_block(self, nbytes: int) -> Block | None:
         """A block of the own slab, which has none now: waits for one to be freed, then gives up with None."""
-        block = None
         deadline = time.monotonic() + self._block_wait_s
         poller = select.poll()
         poller.register(self.bell.fd, select.POLLIN)
-        while block is None and (left_s := deadline - time.monotonic()) > 0:
-            # Without news nothing can have been freed. The supervisor's death ends this process by signal.
-            if poller.poll(left_s * 1000):
-                self.bell.clear()
-                self._drain()
-                block = self.slab.allocate(nbytes)
-        return block
+        while (left_s := deadline - time.monotonic()) > 0:
+            self.bell.clear()
+            self._drain()
+            block = self.slab.allocate(nbytes)
+            if block is not None:
+                return block
+            # What clients release waits in their rings until somebody wants it. The supervisor's death ends this
+            # process by signal.
+            self._writer.push(layout.record(WANT))
+            self.publish()
+            self.ring()
+            poller.poll(left_s * 1000)
+        return None
 
     def allocate_for_errors(self, nbytes: int) -> Block | None:
         """A block at once: an ordinary one, else the spare one, else None."""
@@ -104,9 +109,12 @@ class Memory:
         self._writer.push(record)
 
     def publish(self) -> None:
-        """Show the batcher what was pushed and ring its bell once."""
-        if self._writer.publish():
-            self._batcher_bell.ring()
+        """Show the batcher what was pushed; it looks when it is rung, or for another reason before that."""
+        self._writer.publish()
+
+    def ring(self) -> None:
+        """Wake the batcher."""
+        self._batcher_bell.ring()
 
     def _drain(self) -> None:
         for record in self._reader.drain():

@@ -2,7 +2,8 @@
 
 Triton's rule: every request is its own payload and is executed alone, first come first served, by the next free
 instance. Requests are never merged, even where max_batch_size > 1, and no queue policy exists; only the server's own
-bound holds. Pure policy, runs in the batcher.
+bound holds. Where executions are so short that handing over the next one takes longer, instances get a few ahead, as
+Triton's prefetch theirs. Pure policy, runs in the batcher.
 """
 
 from shoal.batcher.scheduling.instances import Instances
@@ -27,10 +28,13 @@ class DefaultScheduler:
         self._queue.add(request)
 
     def take(self, now_ns: int) -> Batch | None:
-        if not self._queue.rows or not self._instances.idle:
+        if not self._queue.rows:
+            return None
+        instance = self._instances.take(now_ns) if self._instances.idle else self._instances.take_ahead()
+        if instance is None:
             return None
         request = self._queue.popleft()
-        return Batch(self._instances.take(), (request,), request.rows)
+        return Batch(instance, (request,), request.rows)
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         return []  # No queue policy, so no timeout: Triton ignores the request's own here.
@@ -39,7 +43,7 @@ class DefaultScheduler:
         return self._queue.cancel(key)
 
     def complete(self, instance: int, now_ns: int) -> None:
-        self._instances.complete(instance)
+        self._instances.complete(instance, now_ns)
 
     def next_deadline_ns(self) -> int | None:
         return None  # Only an arrival or a completion changes anything, and take() follows each.

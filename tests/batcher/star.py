@@ -74,4 +74,4 @@ class Star:
 
 def cell(model: Model, name: str) -> int:
     """One figure of a model's statistics."""
-    return int(model.row.words[CELL[name]])
+    return model.row.cells[CELL[name]]

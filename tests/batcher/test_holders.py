@@ -19,19 +19,19 @@ STEPS = st.lists(
 
 def test_block_is_free_when_its_last_holder_goes() -> None:
     holders = Holders()
-    holders.hold(7, Holder(1, 10))
-    holders.hold(7, Holder(2, 11))
-    assert holders.release(Holder(1, 10)) == 0
+    holders.hold(7, (1, 10))
+    holders.hold(7, (2, 11))
+    assert holders.release((1, 10)) == 0
     assert holders.is_held(7)
-    assert holders.release(Holder(2, 11)) == 7
+    assert holders.release((2, 11)) == 7
     assert not holders.is_held(7)
     assert len(holders) == 0
 
 
 def test_release_of_what_is_not_held_changes_nothing() -> None:
     holders = Holders()
-    holders.hold(7, Holder(1, 10))
-    assert holders.release(Holder(1, 99)) == 0
+    holders.hold(7, (1, 10))
+    assert holders.release((1, 99)) == 0
     assert holders.is_held(7)
 
 
@@ -44,14 +44,14 @@ def test_equals_a_list_of_pairs(steps: list[tuple[str, int, int]]) -> None:
         before = {block for block, _ in pairs}
         if verb == "hold":
             number += 1
-            holders.hold(value, Holder(owner, number))
-            pairs.append((value, Holder(owner, number)))
+            holders.hold(value, (owner, number))
+            pairs.append((value, (owner, number)))
             continue
         if verb == "release":
-            freed = {holders.release(Holder(owner, value))} - {0}
-            pairs = [pair for pair in pairs if pair[1] != Holder(owner, value)]
+            freed = {holders.release((owner, value))} - {0}
+            pairs = [pair for pair in pairs if pair[1] != (owner, value)]
         else:
             freed = set(holders.release_owner(owner))
-            pairs = [pair for pair in pairs if pair[1].owner != owner]
+            pairs = [pair for pair in pairs if pair[1][0] != owner]
         assert freed == before - {block for block, _ in pairs}
         assert len(holders) == len({block for block, _ in pairs})

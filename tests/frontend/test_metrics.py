@@ -27,12 +27,13 @@ def test_every_family_is_there_without_a_model() -> None:
 
 def test_what_the_batcher_counted_is_printed(state: ServerState, counters: CounterTable) -> None:
     row = counters.row(3)
-    row.words[CELL["success_count"]] = 5
-    row.words[CELL["success_ns"]] = 1_234_999
-    row.words[CELL["queue_ns"]] = 2_000
-    row.words[CELL["pending_count"]] = 2
-    row.words[CELL["failed_backend"]] = 4
+    row.cells[CELL["success_count"]] = 5
+    row.cells[CELL["success_ns"]] = 1_234_999
+    row.cells[CELL["queue_ns"]] = 2_000
+    row.cells[CELL["pending_count"]] = 2
+    row.cells[CELL["failed_backend"]] = 4
     row.count_execution(8, 0, 0, 0)
+    row.publish()
     lines = exposition(state).splitlines()
     assert "# HELP nv_inference_request_success Number of successful inference requests, all batch sizes" in lines
     for line in (
@@ -65,7 +66,9 @@ def test_metric_tags_are_labels_and_escaped(state: ServerState) -> None:
 
 
 def test_prometheus_reads_it(state: ServerState, counters: CounterTable) -> None:
-    counters.row(4).words[CELL["inference_count"]] = 9
+    row = counters.row(4)
+    row.cells[CELL["inference_count"]] = 9
+    row.publish()
     families = {family.name: family for family in text_string_to_metric_families(exposition(state))}
     samples = [sample for sample in families["nv_inference_count"].samples if sample.labels["model"] == "écho b"]
     assert [(sample.value, sample.labels["_team"]) for sample in samples] == [(9.0, 'a"b\\c\nd')]

@@ -18,14 +18,15 @@ def count(table: CounterTable) -> None:
     """Ten requests for `écho b`, three of them out of the cache, in two executions; two failed."""
     row = table.row(4)
     for index, name in enumerate(CELL):
-        row.words[CELL[name]] = 100 + index
-    row.words[CELL["success_count"]] = 10
-    row.words[CELL["cache_hit_count"]] = 3
-    row.words[CELL["fail_count"]] = 2
-    row.words[CELL["execution_count"]] = 0
+        row.cells[CELL[name]] = 100 + index
+    row.cells[CELL["success_count"]] = 10
+    row.cells[CELL["cache_hit_count"]] = 3
+    row.cells[CELL["fail_count"]] = 2
+    row.cells[CELL["execution_count"]] = 0
     row.count_execution(4, 1, 2, 3)
     row.count_execution(1, 10, 20, 30)
     row.count_execution(4, 1, 2, 3)
+    row.publish()
 
 
 EXPECTED = (
