@@ -14,7 +14,7 @@ from flask import Response as FlaskResponse
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
 from shoal.frontend.metrics import metrics_dispatch
-from shoal.frontend.response import CLOSE, Response, error_json, error_response
+from shoal.frontend.response import CLOSE, Response, body_cut_short, error_json, error_response
 from shoal.frontend.router import answer, path_of, resolve
 from shoal.frontend.state import ServerState
 
@@ -103,9 +103,7 @@ def _read_body(environ: Environ, limit: int, unreadable: tuple[type[Exception], 
     if announced is None and len(body) > limit:
         raise _too_long(len(body), limit)
     if announced is not None and len(body) < announced:
-        raise InvalidArgumentError(
-            f"the request body ended after {len(body)} of the {announced} bytes that Content-Length announced"
-        )
+        raise body_cut_short(len(body), announced)
     return memoryview(body)
 
 

@@ -1,8 +1,8 @@
-"""How gunicorn is run: settings and hooks, read by its arbiter. The supervisor passes what varies through the
-environment.
+"""How gunicorn is run: settings and hooks, read by its arbiters. The supervisor passes what varies by the environment.
 
-The arbiter imports the application's modules and waits for the supervisor's word before it touches the sockets: while
-models load, connections are refused, as Triton's clients expect. It is clean and threadless, so forking it is safe.
+Two arbiters read this, the lanes' ("http") and the road's. Each imports its workers' modules and waits for the
+supervisor's word before it touches the sockets: while models load, connections are refused, as Triton's clients expect.
+It is clean and threadless, so forking it is safe.
 """
 
 import gc
@@ -13,13 +13,14 @@ from typing import Any
 
 from shoal.process import die_with_parent, set_title
 
-_LISTENERS = os.environ["SHOAL_HTTP_FDS"].split(",")
+_ROLE = os.environ["SHOAL_FRONT_END"]
+_MODULE = {"http": "shoal.frontend.lane", "road": "shoal.frontend.road"}[_ROLE]
 _GO_FD = int(os.environ["SHOAL_GO_FD"])
 
-wsgi_app = "shoal.frontend.road:create()"
-bind = [f"fd://{fd}" for fd in _LISTENERS]
-worker_class = "shoal.frontend.road.RoadWorker"
-workers = int(os.environ["SHOAL_ROAD_PROCESSES"])
+worker_class = {"http": "shoal.frontend.lane.LaneWorker", "road": "shoal.frontend.road.RoadWorker"}[_ROLE]
+wsgi_app = "shoal.frontend.road:create()"  # the lane has none and does not load it
+bind = [f"fd://{fd}" for fd in os.environ["SHOAL_LISTENER_FDS"].split(",")]
+workers = int(os.environ["SHOAL_PROCESSES"])
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
 #: Triton has no limit; proxies keep idle connections for 60 s, and whoever closes first should be the client.
 keepalive = 75
@@ -31,19 +32,21 @@ limit_request_line = 8190
 limit_request_fields = 100
 limit_request_field_size = 8190
 backlog = 256
+#: What proxies say about themselves means nothing here, and must not make the road refuse what a lane answers.
+secure_scheme_headers: dict[str, str] = {}
+forwarder_headers = ""
 #: gunicorn 25 and later open a control socket in the home directory unless told not to.
 control_socket_disable = True
-proc_name = "shoal road"
+proc_name = f"shoal {_ROLE}"
 accesslog = None
 loglevel = "warning"
 
 
 def on_starting(_arbiter: Any) -> None:
-    """In the arbiter, before any socket is touched: import everything, then wait to be told that the models are
-    ready."""
+    """In the arbiter, before any socket is touched: import everything, then wait until the models are ready."""
     die_with_parent(int(os.environ["SHOAL_SUPERVISOR_PID"]))
-    set_title("road (gunicorn)")
-    importlib.import_module("shoal.frontend.road")
+    set_title(f"{_ROLE} (gunicorn)")
+    importlib.import_module(_MODULE)
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     if not os.read(_GO_FD, 1):
         sys.exit(0)  # the supervisor gave up before there was anything to serve

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from shoal.errors import ShoalError
+from shoal.errors import InvalidArgumentError, ShoalError
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -42,3 +42,10 @@ def error_json(status: int, sentence: str, headers: Headers = ()) -> Response:
     # A sentence may quote what a client or a model sent: lone surrogates have no UTF-8 and orjson refuses them.
     printable = sentence.encode("utf-8", "backslashreplace").decode("utf-8")
     return json_response(status, {"error": printable}, headers)
+
+
+def body_cut_short(received: int, announced: int) -> InvalidArgumentError:
+    """The client closed its side in the middle of a body."""
+    return InvalidArgumentError(
+        f"the request body ended after {received} of the {announced} bytes that Content-Length announced"
+    )

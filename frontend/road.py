@@ -5,24 +5,27 @@ the WSGI application once the supervisor says that all is known. The arbiter has
 What gunicorn does differently from what clients of Triton rely on is mended here, around the application.
 """
 
+# The type hints that pyright brings for gunicorn are of an older version.
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportArgumentType=false
+# pyright: reportIncompatibleMethodOverride=false
+
 import logging
+import os
+import selectors
+import socket
 from typing import TYPE_CHECKING, Any
 
 import gunicorn.util
 from gunicorn.http.errors import ParseException
-from gunicorn.workers.gthread import ThreadWorker
+from gunicorn.workers.gthread import TConn, ThreadWorker
 
-from shoal import control, log
 from shoal.errors import InvalidArgumentError
+from shoal.frontend import handover
 from shoal.frontend.app import create_app
+from shoal.frontend.front_end import join
 from shoal.frontend.response import error_json
-from shoal.frontend.state import ServerState
 from shoal.frontend.transport import PortTransport
 from shoal.process import set_title
-from shoal.shm.counters import CounterTableView
-from shoal.shm.doorbell import Doorbell
-from shoal.shm.port import Port
-from shoal.shm.segment import Segment, SegmentView
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -33,17 +36,70 @@ MAX_CHUNKS = 65536
 MAX_CHUNK_EXTENSION_BYTES = 256
 
 
+class LentConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
+    """A connection that a lane has handed over."""
+
+
 class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """gunicorn's threads, not held up by connections that have never asked anything, and silent about silence."""
+    """gunicorn's threads, on connections that lanes hand over and get back when they are idle.
+
+    Not held up by connections that have never asked anything, and silent about silence.
+    """
 
     def init_process(self) -> None:
         """In the worker, after the fork."""
         self.log.error_log.addFilter(_is_worth_a_line)
+        self._incoming = socket.socket(fileno=int(os.environ["SHOAL_RECEIVE_FD"]))
+        self._lanes = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
         super().init_process()
+
+    def run(self) -> None:
+        """Serve what lanes hand over, and the listener for metrics."""
+        self.poller.register(self._incoming, selectors.EVENT_READ, self._take_over)
+        super().run()
+
+    def set_accept_enabled(self, enabled: bool) -> None:
+        """Without metrics there is nothing to accept; gunicorn has a listener only because it insists on one."""
+        if os.environ["SHOAL_ACCEPTS"] == "1":
+            super().set_accept_enabled(enabled)
+
+    def _take_over(self, incoming: socket.socket) -> bool:
+        received = handover.receive(incoming)
+        if received is None:
+            return False
+        accepted, data = received
+        try:
+            connection = LentConnection(self.cfg, accepted, accepted.getpeername(), accepted.getsockname())
+        except OSError:  # it was hung up on the way
+            accepted.close()
+            return True
+        connection.init()
+        connection.parser.unreader.unread(data)
+        self.nr_conns += 1
+        self.enqueue_req(connection)
+        return True
+
+    def _flush_lanes(self, fd: int) -> None:
+        self._lanes.flush()
+        if not self._lanes.wants_to_write:
+            self.poller.unregister(fd)
+
+    def finish_request(self, conn: Any, fs: Any) -> None:
+        """A lane's connection that lives on goes back, unless it has sent more already."""
+        is_idle = not fs.cancelled() and fs.exception() is None and fs.result() is True
+        if isinstance(conn, LentConnection) and is_idle and self.alive and not conn.parser.unreader.buf.getvalue():
+            self.nr_conns -= 1
+            self._lanes.send(conn.sock, b"")
+            if self._lanes.wants_to_write and self._lanes.fileno() not in self.poller.get_map():
+                self.poller.register(self._lanes.fileno(), selectors.EVENT_WRITE, self._flush_lanes)
+        else:
+            super().finish_request(conn, fs)
 
     def _cap_keepalive(self, deadline: float) -> None:
         """Called once, when the worker is to end: gunicorn forgets those that wait for their first byte."""
         super()._cap_keepalive(deadline)
+        while self._take_over(self._incoming):
+            """What lanes handed over before they ended is still answered."""
         for connection in self.pending_conns:
             connection.timeout = min(connection.timeout, deadline)
 
@@ -56,18 +112,11 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
 def create() -> "WSGIApplication":
     """Join as a client of the star and build the application."""
     set_title("road")
-    channel = control.join("client", name="road")
-    message, (own, link, bell, batcher_bell, counters) = channel.receive()
-    log.configure(**message["log"])
-    state = ServerState(**message["state"], counters=CounterTableView(SegmentView.attach(counters)))
-    port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), message["max_in_flight"])
-    transport = PortTransport(port, Doorbell(bell), channel, state, message["request_timeout_s"])
-    channel.acknowledge(message)
-    while not state.started:
-        transport.receive()
+    front_end = join("road")
+    transport = PortTransport(front_end)
     transport.start()
-    application = create_app(state, transport, body_errors=(ParseException,))
-    return mend(application, state.max_request_bytes)
+    application = create_app(front_end.state, transport, body_errors=(ParseException,))
+    return mend(application, front_end.state.max_request_bytes)
 
 
 def mend(application: "WSGIApplication", max_request_bytes: int) -> "WSGIApplication":

@@ -32,7 +32,7 @@ class Call(NamedTuple):
     """One request on its way to its handler. Header names are in lower case; `name` is "" where a path has none."""
 
     state: ServerState
-    transport: "Transport"
+    transport: "Transport | None"  # None where inference is not answered through here: the lane has its own way
     headers: Mapping[str, str]
     body: memoryview
     name: str
@@ -57,6 +57,11 @@ class Found(NamedTuple):
     handler: Handler
     name: str
     version: str | None
+
+    @property
+    def is_inference(self) -> bool:
+        """Whether it waits for a model, which a lane does in its own way."""
+        return self.handler is _infer
 
 
 def dispatch(
@@ -99,7 +104,7 @@ def _match(raw_path: str) -> tuple[dict[str, Handler], str, str | None] | None:
 
 
 def answer(
-    found: Found, state: ServerState, transport: "Transport", headers: Mapping[str, str], body: memoryview
+    found: Found, state: ServerState, transport: "Transport | None", headers: Mapping[str, str], body: memoryview
 ) -> Response:
     """Run the handler; what it raises for the client becomes the error response."""
     try:
@@ -143,6 +148,7 @@ def _infer(call: Call) -> Response:
         raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
     body = decompress(headers, call.body, state.http_max_input_size)
     prepared = prepare(entry, headers, body, state.http_max_input_size)
+    assert call.transport is not None, "the lane submits without waiting"
     reply = call.transport.infer(prepared)
     try:
         response = render(prepared, reply.response, reply.block)

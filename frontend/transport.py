@@ -16,16 +16,14 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from shoal import errors, reasons
-from shoal.control import Channel, Message
+from shoal.control import Message
 from shoal.errors import UnavailableError
+from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.oversize import OversizeBlocks
-from shoal.frontend.state import ServerState
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.options import SLAB_PARTS
 from shoal.request import InferResponse, unpack_response
-from shoal.shm.doorbell import Doorbell
-from shoal.shm.port import Port, Reply
-from shoal.shm.segment import SegmentView
+from shoal.shm.port import Reply
 from shoal.shm.slab import Block
 
 _log = logging.getLogger("shoal")
@@ -50,30 +48,18 @@ class Transport(Protocol):
 class PortTransport:
     """A Transport over this process's port."""
 
-    def __init__(
-        self, port: Port, bell: Doorbell, channel: Channel, state: ServerState, request_timeout_s: float
-    ) -> None:
-        self._port = port
-        self._bell = bell
-        self._channel = channel
-        self._state = state
-        self._request_timeout_s = request_timeout_s
+    def __init__(self, front_end: FrontEnd) -> None:
+        self._front_end = front_end
+        self._port = front_end.port
+        self._bell = front_end.bell
+        self._channel = front_end.channel
+        self._request_timeout_s = front_end.request_timeout_s
         self._lock = threading.Lock()
         self._channel_lock = threading.Lock()
-        self._oversize = OversizeBlocks(self._send, request_timeout_s)
-        self._largest_shared_nbytes = port.slab.largest_nbytes // SLAB_PARTS
+        self._oversize = OversizeBlocks(self._send, front_end.request_timeout_s)
+        self._largest_shared_nbytes = front_end.port.slab.largest_nbytes // SLAB_PARTS
         # Changed under the lock: who waits for which reply.
         self._waiting: dict[int, queue.SimpleQueue[Reply]] = {}
-        self._on: dict[str, Callable[[Message, list[int]], None]] = {
-            "segment": self._on_segment,
-            "segment_gone": self._on_segment_gone,
-            "oversize": self._oversize.hear,
-            "oversize_ready": self._oversize.hear,
-            "model": self._on_model,
-            "model_removed": self._on_model,
-            "started": self._on_started,
-            "exiting": self._on_exiting,
-        }
 
     # --- request threads ---
 
@@ -137,8 +123,7 @@ class PortTransport:
         if reply.reason:
             raise reasons.error_for(reply.reason, model=entry.name, version=entry.version, request_id=prepared.id)
         if reply.block is None or reply.header is None:
-            # A worker whose whole slab waits for clients to read has no room left even for its sentence.
-            reason = reasons.Reason.NO_MEMORY if reply.status == UnavailableError.wire else reasons.Reason.DAMAGED
+            reason = reasons.without_memory(reply.status)
             raise reasons.error_for(reason, model=entry.name, version=entry.version, request_id=prepared.id)
         try:
             if reply.status:
@@ -196,7 +181,13 @@ class PortTransport:
     def receive(self) -> None:
         """Take one message of the supervisor into force and acknowledge it."""
         message, fds = self._channel.receive()
-        self._on[message["op"]](message, fds)
+        if message["op"] in ("oversize", "oversize_ready"):
+            self._oversize.hear(message, fds)
+        else:
+            if message["op"] == "segment_gone":
+                self.deliver()  # answers that a dead worker gave name its segments
+            with self._lock:
+                self._front_end.apply(message, fds)
         if "seq" in message:
             with self._channel_lock:
                 self._channel.acknowledge(message)
@@ -204,21 +195,3 @@ class PortTransport:
     def _send(self, message: Message) -> None:
         with self._channel_lock:
             self._channel.send(message)
-
-    def _on_segment(self, message: Message, fds: list[int]) -> None:
-        with self._lock:
-            self._port.add_segment(message["owner"], SegmentView.attach(fds[0]))
-
-    def _on_segment_gone(self, message: Message, _fds: list[int]) -> None:
-        self.deliver()  # answers that a dead worker gave name its segments
-        with self._lock:
-            self._port.remove_segment(message["owner"])
-
-    def _on_model(self, message: Message, _fds: list[int]) -> None:
-        self._state.models.apply(message)
-
-    def _on_started(self, _message: Message, _fds: list[int]) -> None:
-        self._state.started = True
-
-    def _on_exiting(self, _message: Message, _fds: list[int]) -> None:
-        self._state.exiting = True

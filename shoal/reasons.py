@@ -54,6 +54,11 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
 }
 
 
+def without_memory(status: int) -> Reason:
+    """Why a reply names no block: a worker whose whole slab waits for clients to read has no room for its sentence."""
+    return Reason.NO_MEMORY if status == errors.UnavailableError.wire else Reason.DAMAGED
+
+
 def error_for(reason: int, *, model: str, version: int, request_id: str) -> ShoalError:
     """The error a client gets for a refusal; an unknown reason is an internal error that says its number."""
     kind, sentence = _SENTENCES.get(

@@ -5,7 +5,6 @@ told from its directory becomes a problem beside the others, never an exception 
 """
 
 import logging
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -102,8 +101,8 @@ def model_file(
     """The file, or directory, that a backend loads from `version_dir`; None if it needs none.
 
     The configuration's path must not leave the directory. A link in it may: volumes mounted by Kubernetes and caches of
-    model hubs are made of links, and whoever can make one there can put any model there. `compute_capability` ("8.0") is
-    that of the instance's GPU. Raises InvalidArgumentError, and UnavailableError where there is nothing.
+    model hubs are made of links, and whoever can make one there can put any model there. `compute_capability` ("8.0")
+    is that of the instance's GPU. Raises InvalidArgumentError, and UnavailableError where there is nothing.
     """
     filename: str = config["cc_model_filenames"].get(compute_capability) or config["default_model_filename"]
     if not filename:

@@ -1,25 +1,20 @@
-"""The front ends as the supervisor sees them: listening sockets and the gunicorn that serves them.
+"""The front ends as the supervisor sees them: listening sockets, lanes, the road, and the sockets between those two.
 
 Sockets are bound first, so that a port in use is known before any model loads, and listen last, so that clients are
-refused until every model has loaded, as Triton's are. gunicorn's arbiter imports meanwhile and waits for one byte.
+refused until every model has loaded, as Triton's are.
 """
 
 import logging
-import os
-import signal
 import socket
 from collections.abc import Callable
 
 from shoal.control import ADDRESS_VARIABLE, Message
 from shoal.options import ServerOptions
-from shoal.supervisor.children import Child, backoff_s, describe_exit, spawn
+from shoal.supervisor.arbiter import Arbiter
 from shoal.supervisor.event_loop import EventLoop
 
 _log = logging.getLogger(__name__)
 
-#: gunicorn looks at these and would take over what is not meant for it.
-_FOREIGN_VARIABLES = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "GUNICORN_CMD_ARGS", "GUNICORN_FD",
-                      "GUNICORN_PID", "WEB_CONCURRENCY")  # fmt: skip
 #: A road thread is busy with one request where one of Triton's HTTP threads juggles many (ours).
 THREADS_PER_HTTP_THREAD = 8
 #: No half-sent request, half-sent body or unread reply holds a thread of the road longer than this per system call.
@@ -61,7 +56,7 @@ def _bind(service: str, address: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """gunicorn's arbiter and the sockets it serves. `on_ended` is called when it has ended after `stop`."""
+    """Lanes and road. `on_ended` is called when both have ended after `stop`."""
 
     def __init__(
         self,
@@ -71,53 +66,60 @@ class HttpServer:
         listeners: list[socket.socket],
         on_ended: Callable[[], None],
     ) -> None:
-        self._loop = loop
         self._options = options
-        self._control_address = control_address
         self._listeners = listeners
         self._on_ended = on_ended
         # Front ends join for as long as the arbiter lives, which is longer than the sockets are open here.
         self._metrics_port = listeners[-1].getsockname()[1] if options.allow_metrics else None
-        # Changed as the arbiter starts, dies and stops.
-        self._arbiter: Child | None = None
-        self._go_fd = -1
-        self._is_open = False
-        self._is_stopping = False
+        self._handovers = [*_datagram_pair(), *_datagram_pair()]
+        road_in, to_road, returns, to_lanes = (each.fileno() for each in self._handovers)
+        environment = {
+            ADDRESS_VARIABLE: control_address,
+            "SHOAL_ROAD_THREADS": str(options.http_thread_count * THREADS_PER_HTTP_THREAD),
+            "SHOAL_GRACEFUL_TIMEOUT_S": str(max(1, options.exit_timeout_secs)),
+        }
+        http, metrics = listeners[: options.allow_http], listeners[options.allow_http :]
+        lane_sockets = {
+            "SHOAL_LISTENER_FDS": _numbers(http),
+            "SHOAL_PROCESSES": str(options.http_process_count),
+            "SHOAL_SEND_FD": str(to_road),
+            "SHOAL_RECEIVE_FD": str(returns),
+        }
+        road_sockets = {
+            # Without metrics the road accepts nothing itself, but gunicorn insists on a socket.
+            "SHOAL_LISTENER_FDS": _numbers(metrics or http),
+            "SHOAL_ACCEPTS": str(int(bool(metrics))),
+            "SHOAL_PROCESSES": "1",
+            "SHOAL_SEND_FD": str(to_lanes),
+            "SHOAL_RECEIVE_FD": str(road_in),
+        }
+        self._road = Arbiter(
+            loop, "road", environment | road_sockets,
+            [*_filenos(metrics or http), to_lanes, road_in], on_ended,
+        )  # fmt: skip
+        self._lanes = Arbiter(
+            loop, "http", environment | lane_sockets, [*_filenos(http), to_road, returns], self._road.stop
+        )
+        # Changed as front ends join.
         self._num_started = 0
-        self._num_deaths = 0
+
+    @property
+    def _arbiters(self) -> list[Arbiter]:
+        """In the order they stop: what the lanes hand over, the road must still answer."""
+        lanes = [self._lanes] * self._options.allow_http
+        return lanes + [self._road] * bool(self._listeners)
 
     def start(self) -> None:
-        """Exec gunicorn; it imports what it needs and waits for `open`."""
-        if not self._listeners:
-            return
-        for name in _FOREIGN_VARIABLES:
-            os.environ.pop(name, None)
-        read_fd, self._go_fd = os.pipe()
-        fds = [listener.fileno() for listener in self._listeners]
-        environment = {
-            ADDRESS_VARIABLE: self._control_address,
-            "SHOAL_HTTP_FDS": ",".join(map(str, fds)),
-            "SHOAL_GO_FD": str(read_fd),
-            "SHOAL_SUPERVISOR_PID": str(os.getpid()),
-            "SHOAL_ROAD_PROCESSES": str(self._options.http_process_count),
-            "SHOAL_ROAD_THREADS": str(self._options.http_thread_count * THREADS_PER_HTTP_THREAD),
-            "SHOAL_GRACEFUL_TIMEOUT_S": str(max(1, self._options.exit_timeout_secs)),
-            # numpy's BLAS would start threads at import, and the arbiter must fork without any.
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        command = ["gunicorn", "--config", "python:shoal.frontend.gunicorn_conf"]
-        self._arbiter = spawn(self._loop, "road", command, environment, pass_fds=[*fds, read_fd])
-        self._arbiter.watch(self._on_exit)
-        os.close(read_fd)
+        """Exec the arbiters; they import what they need and wait for `open`."""
+        for arbiter in self._arbiters:
+            arbiter.start()
 
     def open(self) -> None:
-        """All models are known: listen, and let gunicorn fork its workers."""
-        self._is_open = True
+        """All models are known: listen, and let the arbiters fork their workers."""
         for listener in self._listeners:
             listener.listen(self._options.listen_backlog)
-        if self._arbiter is not None:
-            os.write(self._go_fd, b"g")
-            os.close(self._go_fd)
+        for arbiter in self._arbiters:
+            arbiter.open()
 
     def welcome(self) -> Message:
         """What a front end is told when it joins, beside its memory."""
@@ -144,40 +146,36 @@ class HttpServer:
     def on_client_started(self) -> None:
         """A front end answers now; when all do for the first time, say so in the words that scripts wait for."""
         self._num_started += 1
-        if self._num_started != self._options.http_process_count:
+        options = self._options
+        if self._num_started != options.http_process_count * options.allow_http + bool(self._listeners):
             return
-        services = ["HTTPService"] * self._options.allow_http + ["Metrics Service"] * self._options.allow_metrics
+        services = ["HTTPService"] * options.allow_http + ["Metrics Service"] * options.allow_metrics
         for service, listener in zip(services, self._listeners, strict=True):
             address, port = listener.getsockname()[:2]
             _log.info("Started %s at %s:%d", service, address, port)
 
     def stop(self) -> None:
         """Accept no more; `on_ended` when what was accepted has been answered."""
-        self._is_stopping = True
         for listener in self._listeners:
             listener.close()
-        if self._arbiter is None:
-            self._on_ended()
-        elif self._is_open:
-            self._arbiter.signal(signal.SIGTERM)
+        arbiters = self._arbiters
+        if arbiters:
+            arbiters[0].stop()
         else:
-            os.close(self._go_fd)
-
-    def _on_exit(self, child: Child, code: int) -> None:
-        self._arbiter = None
-        if self._is_stopping:
             self._on_ended()
-            return
-        self._num_deaths += 1
-        pause_s = backoff_s(self._num_deaths)
-        _log.error(
-            "the HTTP front end (pid %d) %s; it is started again in %g s", child.pid, describe_exit(code), pause_s
-        )
-        self._loop.call_after(pause_s, self._restart)
 
-    def _restart(self) -> None:
-        if self._is_stopping:
-            return
-        self.start()
-        if self._is_open:
-            self.open()
+
+def _datagram_pair() -> tuple[socket.socket, socket.socket]:
+    """A reading and a writing end for connections that change hands."""
+    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    reading.setblocking(False)
+    writing.setblocking(False)
+    return reading, writing
+
+
+def _filenos(sockets: list[socket.socket]) -> list[int]:
+    return [each.fileno() for each in sockets]
+
+
+def _numbers(sockets: list[socket.socket]) -> str:
+    return ",".join(map(str, _filenos(sockets)))

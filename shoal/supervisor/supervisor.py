@@ -185,7 +185,15 @@ class Supervisor:
         """No front end is left, so nothing is in flight."""
         if self._is_stopping:
             _log.info("All models are stopped, unloading models")
-            self._models.stop(lambda: self._end(EXIT_OK))
+            self._models.stop(self._stop_batcher)
+
+    def _stop_batcher(self) -> None:
+        """Everybody else has ended; the batcher takes its supervisor's hanging up as the end."""
+        self._exit_code = EXIT_OK
+        if self._star.batcher is not None:
+            self._star.batcher.hang_up()
+        elif self._batcher is not None:
+            self._batcher.signal(signal.SIGKILL)
 
     def _on_exit_timeout(self) -> None:
         _log.error("Exit timeout expired. Exiting immediately.")
@@ -198,8 +206,10 @@ class Supervisor:
         self._loop.stop()
 
     def _on_batcher_exit(self, child: Child, code: int) -> None:
-        """Without the centre of the star there is no server."""
-        if not self._is_stopping:
+        """Without the centre of the star there is no server; at the end of a stop, nothing else is left to wait for."""
+        if self._is_stopping:
+            self._loop.stop()
+        else:
             _log.error("the batcher (pid %d) %s; the server ends, start it again", child.pid, describe_exit(code))
             self._end(EXIT_FAILED)
 

@@ -10,6 +10,7 @@ import pytest
 from shoal.control import Channel
 from shoal.datatypes import BY_NAME
 from shoal.errors import UnavailableError
+from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.state import ServerState
 from shoal.frontend.transport import Answer, PortTransport
 from shoal.frontend.v2.infer import PreparedRequest
@@ -39,7 +40,7 @@ class Surroundings:
         self.supervisor, channel = channels
         self.batcher_bell, bell = bells
         self.port = Port(own, link_view, self.batcher_bell, max_in_flight=2)
-        self.transport = PortTransport(self.port, bell, channel, state, request_timeout_s=10)
+        self.transport = PortTransport(FrontEnd(state, self.port, bell, channel, request_timeout_s=10))
 
     def prepared(self, nbytes: int) -> PreparedRequest:
         tensor = PreparedInput("INPUT0", BY_NAME["UINT8"], (nbytes,), memoryview(bytes(nbytes)))

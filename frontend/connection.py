@@ -1,0 +1,95 @@
+"""One HTTP connection of a lane: what it has sent, what it is owed. Sockets only; knows no request.
+
+Its life: READING a head and a small body into private memory, RECEIVING a large body into a block, WAITING for a reply,
+SENDING what the socket has not taken yet. The lane moves it; nothing here blocks.
+"""
+
+from enum import IntEnum
+from socket import socket as Socket
+
+#: One look at a socket reads at most this: a head and a small body come in one piece.
+READ_BYTES = 64 * 1024
+
+#: Of one sendmsg; the kernel takes 1024.
+MAX_CHUNKS = 512
+
+Chunks = list["bytes | memoryview"]
+
+
+class Stage(IntEnum):
+    """What a connection is doing."""
+
+    READING = 0
+    RECEIVING = 1
+    WAITING = 2
+    SENDING = 3
+
+
+class Connection:
+    """A socket, non-blocking, and the state of the exchange on it."""
+
+    __slots__ = (
+        "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "number", "received",
+        "release", "socket", "stage", "target", "unsent",
+    )  # fmt: skip
+
+    def __init__(self, connection: Socket, deadline_s: float) -> None:
+        self.socket = connection
+        self.fd = connection.fileno()
+        # All changed by the lane.
+        self.stage = Stage.READING
+        self.buffer = b""  # read and not used: the beginning of a request, or the next one
+        self.deadline_s = deadline_s
+        self.keep_alive = True
+        self.is_quiet = False  # its readiness to be read is not looked at
+        self.head: object = None
+        self.block: object = None  # the block a body is received into
+        self.target: memoryview | None = None  # the rest of that body's place
+        self.received = 0
+        self.number = 0  # of the request that is waited for
+        self.unsent: Chunks = []
+        self.release = 0  # the reply to release once everything is sent
+
+    def read(self) -> bytes | None:
+        """What has come; b"" at the end of the stream, None where there is nothing."""
+        try:
+            return self.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def receive(self) -> int:
+        """Receive into `target`; the number of bytes, 0 at the end of the stream, -1 where there is nothing."""
+        assert self.target is not None
+        try:
+            return self.socket.recv_into(self.target)
+        except BlockingIOError:
+            return -1
+        except OSError:
+            return 0
+
+    def send(self, chunks: Chunks) -> bool:
+        """Send, and keep in `unsent` what the socket does not take. False where the client is gone."""
+        try:
+            sent = self.socket.sendmsg(chunks[:MAX_CHUNKS]) if len(chunks) > 1 else self.socket.send(chunks[0])
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False
+        for index, chunk in enumerate(chunks):
+            if sent < len(chunk):
+                self.unsent = [chunk[sent:], *chunks[index + 1 :]]
+                return True
+            sent -= len(chunk)
+        self.unsent = []
+        return True
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes the socket has not taken yet."""
+        return sum(map(len, self.unsent))
+
+    def keep_unsent(self) -> None:
+        """Copy what is unsent out of the worker's block."""
+        self.unsent = [bytes(chunk) for chunk in self.unsent]

@@ -1,0 +1,99 @@
+"""Where a lane's connections come from and go to: the listening sockets, and the road, both ways. Nothing here
+blocks."""
+
+import os
+import select
+import socket
+from typing import Any
+
+from shoal.frontend import handover
+
+#: As many as wait are accepted at once, but not for ever: those that are served must not starve.
+MAX_ACCEPTED = 64
+
+Arrival = tuple[socket.socket, bytes]
+
+
+class Doors:
+    """All ways in and out of one lane, registered with its poller."""
+
+    def __init__(self, poller: select.epoll, listeners: list[Any]) -> None:
+        self._poller = poller
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._road = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
+        self._returns = socket.socket(fileno=int(os.environ["SHOAL_RECEIVE_FD"]))
+        # Changed by every method.
+        self._is_open = False
+        self._is_road_watched = False
+
+    def open(self) -> None:
+        """Let connections in."""
+        self._is_open = True
+        for listener in self._listeners.values():
+            listener.setblocking(False)
+            self._poller.register(listener.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
+        self._poller.register(self._returns.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
+
+    def shut(self) -> None:
+        """Let none in for now; they wait in the kernel."""
+        if self._is_open:
+            self._is_open = False
+            for fd in (*self._listeners, self._returns.fileno()):
+                self._poller.unregister(fd)
+
+    def reopen(self) -> None:
+        """After `shut`; not after `close`."""
+        if not self._is_open and self._listeners:
+            self.open()
+
+    def close(self) -> None:
+        """Let none in any more."""
+        self.shut()
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+
+    def leads_outside(self, fd: int) -> bool:
+        """Whether this descriptor is a listening socket's."""
+        return fd in self._listeners
+
+    def enter(self, fd: int) -> list[Arrival]:
+        """The connections that have come through the door with this descriptor; none where it is no door."""
+        arrivals: list[Arrival] = []
+        if fd == self._returns.fileno():
+            while (received := handover.receive(self._returns)) is not None:
+                arrivals.append(received)
+        elif fd == self._road.fileno():
+            self._road.flush()
+            self._watch_road()
+        elif (listener := self._listeners.get(fd)) is not None:
+            for _ in range(MAX_ACCEPTED):
+                try:
+                    accepted, _ = listener.accept()
+                except (BlockingIOError, ConnectionAbortedError):
+                    break
+                except OSError:  # no descriptor is left: the lane's next tick tries again
+                    self.shut()
+                    break
+                arrivals.append((accepted, b""))
+        return arrivals
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a connection is still on its way to the road."""
+        return self._road.wants_to_write
+
+    def leave(self, connection: socket.socket, data: bytes) -> None:
+        """Hand a connection over to the road, with what was read of it."""
+        connection.setblocking(True)
+        self._road.send(connection, data)
+        self._watch_road()
+
+    def _watch_road(self) -> None:
+        waits = self._road.wants_to_write
+        if waits != self._is_road_watched:
+            self._is_road_watched = waits
+            if waits:
+                self._poller.register(self._road.fileno(), select.EPOLLOUT)
+            else:
+                self._poller.unregister(self._road.fileno())

@@ -1,0 +1,61 @@
+"""A front-end process in the star: its port, its bell, the server's state, and the supervisor's messages about them.
+
+The lane uses it in its only thread, the road behind a lock (transport.py).
+"""
+
+from dataclasses import dataclass
+
+from shoal import control, log
+from shoal.control import Channel, Message
+from shoal.frontend.state import ServerState
+from shoal.shm.counters import CounterTableView
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.port import Port
+from shoal.shm.segment import Segment, SegmentView
+
+
+@dataclass(slots=True)
+class FrontEnd:
+    """What a process has after it joined."""
+
+    state: ServerState
+    port: Port
+    bell: Doorbell
+    channel: Channel
+    request_timeout_s: float
+
+    def apply(self, message: Message, fds: list[int]) -> None:
+        """Take a message into force. Before a `segment_gone`, the replies that name it must have been collected."""
+        op = message["op"]
+        if op == "segment":
+            self.port.add_segment(message["owner"], SegmentView.attach(fds[0]))
+        elif op == "segment_gone":
+            self.port.remove_segment(message["owner"])
+        elif op in ("model", "model_removed"):
+            self.state.models.apply(message)
+        elif op == "started":
+            self.state.started = True
+        elif op == "exiting":
+            self.state.exiting = True
+        else:
+            raise ValueError(f"a front end does not know the message '{op}'")
+
+
+def join(name: str) -> FrontEnd:
+    """Join the supervisor as a client of the star; returns when every model and every segment is known.
+
+    Raises EOFError when the supervisor is gone.
+    """
+    channel = control.join("client", name=name)
+    message, (own, link, bell, batcher_bell, counters) = channel.receive()
+    log.configure(**message["log"])
+    state = ServerState(**message["state"], counters=CounterTableView(SegmentView.attach(counters)))
+    port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), message["max_in_flight"])
+    front_end = FrontEnd(state, port, Doorbell(bell), channel, message["request_timeout_s"])
+    channel.acknowledge(message)
+    while not state.started:
+        message, fds = channel.receive()
+        front_end.apply(message, fds)
+        if "seq" in message:
+            channel.acknowledge(message)
+    return front_end

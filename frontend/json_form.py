@@ -1,0 +1,120 @@
+"""JSON requests that differ in their numbers only: what stands around the numbers is known, the numbers are read.
+
+A body is split at its flat arrays of numbers, `"data": [1, 2, 3]`. What is left over, the skeleton, comes again and
+again; what parsing and validating it came to is kept (a JsonForm). The arrays are decoded as ever, by json_tensors;
+whatever is unusual about them takes the long way, which refuses it with the right sentence. Responses are put together
+the same way. Measured per request of 16 floats: 14 µs where parsing, validating, placing and rendering anew takes 28.
+Pure.
+"""
+
+import re
+from typing import NamedTuple
+
+import orjson
+
+from shoal.datatypes import BY_WIRE, BYTES, Datatype
+from shoal.errors import ShoalError
+from shoal.frontend.v2.infer import PreparedRequest
+from shoal.frontend.v2.json_tensors import decode_data, encode_text
+from shoal.request import InferRequest, InferResponse, TensorRef, pack_request
+from shoal.shm.layout import pack_span
+
+#: Longer bodies are worth their parsing; short ones are what the split pays for.
+MAX_BODY_BYTES = 16 * 1024
+_MAX_SKELETON_BYTES = 4096
+_ALIGNMENT = 64
+
+# No string, object or nested array inside, so an array that matches is the value of a key "data" and nothing else.
+_ARRAY = re.compile(rb'"data"\s*:\s*\[([^\[\]{}"\\]*)\]')
+
+Skeleton = tuple[bytes, ...]
+
+
+class JsonInput(NamedTuple):
+    """Where one input's numbers go."""
+
+    name: str
+    datatype: Datatype
+    num_elements: int
+    offset: int
+
+
+class JsonForm(NamedTuple):
+    """A request whose skeleton is known."""
+
+    prepared: PreparedRequest
+    inputs: tuple[JsonInput, ...]
+    header_offset: int
+    header: bytes  # the packed InferRequest
+    span: int
+    responses: dict[bytes, "JsonResponse"]  # by the worker's packed InferResponse
+
+
+class JsonResponse(NamedTuple):
+    """A response whose skeleton is known, and where its numbers lie in the worker's block."""
+
+    skeleton: Skeleton
+    outputs: tuple[TensorRef, ...]
+    end: int  # of the last one
+
+
+def split(body: bytes) -> tuple[Skeleton, list[bytes]]:
+    """The skeleton of a body, and the text of its arrays."""
+    parts = _ARRAY.split(body)
+    return tuple(parts[::2]), parts[1::2]
+
+
+def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]) -> JsonForm | None:
+    """The form of a request that has been prepared the long way; None where it must go there again."""
+    if len(arrays) != len(prepared.inputs) or sum(map(len, skeleton)) > _MAX_SKELETON_BYTES:
+        return None
+    # No array may stand under another key that only looks like it, and none of the tensors be anywhere else.
+    if any(b"\\" in part or b'"data"' in part for part in skeleton):
+        return None
+    inputs, refs, offset = [], [], 0
+    for name, datatype, shape, data in prepared.inputs:
+        if datatype is BYTES:
+            return None
+        inputs.append(JsonInput(name, datatype, len(data) // datatype.itemsize, offset))
+        refs.append(TensorRef(name, datatype.wire, shape, offset, len(data)))
+        offset += (len(data) + _ALIGNMENT - 1) & -_ALIGNMENT
+    requested = tuple([output.name for output in prepared.outputs])
+    header = pack_request(InferRequest(prepared.id, tuple(refs), requested, prepared.parameters))
+    kept = prepared._replace(inputs=())
+    form = JsonForm(kept, tuple(inputs), offset, header, pack_span(offset, len(header)), {})
+    # The long way has just read the same arrays: the short one must come to the same.
+    if decode(form, arrays, offset or 1) != [data for _, _, _, data in prepared.inputs]:
+        return None
+    return form
+
+
+def decode(form: JsonForm, arrays: list[bytes], max_input_size: int) -> list[memoryview] | None:
+    """The tensors of a request of that form; None where the long way must find out what is wrong with them."""
+    try:
+        return [
+            decode_data(each.name, each.datatype, each.num_elements, orjson.loads(b"[%b]" % array), max_input_size)[0]
+            for each, array in zip(form.inputs, arrays, strict=True)
+        ]
+    except (ShoalError, orjson.JSONDecodeError):
+        return None
+
+
+def make_response(prepared: PreparedRequest, response: InferResponse, rendered: bytes) -> JsonResponse | None:
+    """The form of a response that has been rendered the long way; None where some of it is not numbers."""
+    wanted = {output.name for output in prepared.outputs}
+    outputs = tuple(ref for ref in response.outputs if not wanted or ref.name in wanted)
+    skeleton, arrays = split(rendered)
+    if len(arrays) != len(outputs) or any(BY_WIRE[ref.datatype] is BYTES for ref in outputs):
+        return None
+    return JsonResponse(skeleton, outputs, max([ref.offset + ref.nbytes for ref in outputs], default=0))
+
+
+def fill(known: JsonResponse, block: memoryview) -> bytes:
+    """The body of a response, its numbers read from the worker's block. Raises ShoalError."""
+    pieces = [known.skeleton[0]]
+    for ref, text in zip(known.outputs, known.skeleton[1:], strict=True):
+        name, wire, _, offset, nbytes = ref
+        datatype = BY_WIRE[wire]
+        view = block[offset : offset + nbytes]
+        pieces += [b'"data":', encode_text(name, datatype, nbytes // datatype.itemsize, view), text]
+    return b"".join(pieces)

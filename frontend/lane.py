@@ -1,0 +1,25 @@
+"""The lane as gunicorn runs it: a worker class whose processes answer HTTP in one thread, without WSGI."""
+
+import os
+
+from gunicorn.workers.base import Worker
+
+from shoal.frontend.front_end import join
+from shoal.frontend.lane_loop import Lane
+from shoal.process import set_title
+
+
+class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
+    """gunicorn's side of a lane: forked, signalled and watched by the arbiter."""
+
+    def load_wsgi(self) -> None:
+        """There is no WSGI application here."""
+
+    def run(self) -> None:
+        """Serve until gunicorn says stop, then answer what was accepted."""
+        set_title("http")
+        try:
+            lane = Lane(join("http"), self.sockets, self.PIPE[0], lambda: self.alive, self.notify)
+            lane.run(self.cfg.graceful_timeout)
+        except (EOFError, ConnectionError):
+            os._exit(0)  # the supervisor is gone, and with it whoever could answer

@@ -1,0 +1,390 @@
+"""The lane's loop: one thread, one epoll, HTTP without ever waiting for anything but that epoll.
+
+It answers whatever cannot block: health, metadata, configuration, statistics, and `infer` with a Content-Length and
+JSON of at most 256 KiB. A body goes straight into shared memory, a response goes out of the worker's block. One pass of
+the loop handles all that is ready and rings the batcher once. What it is not sure of, or what may take long, takes the
+road: the connection is handed over with the bytes already read, and comes back when it is idle again.
+"""
+
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from shoal.errors import ShoalError, UnavailableError
+from shoal.frontend.connection import READ_BYTES, Connection, Stage
+from shoal.frontend.doors import Doors
+from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.http_head import MAX_HEAD_BYTES, Head, parse_head
+from shoal.frontend.outgoing import Outgoing
+from shoal.frontend.response import Response, body_cut_short, error_response
+from shoal.frontend.router import answer
+from shoal.frontend.submission import HEADER_BYTES, Pending, Submission, body_offset
+from shoal.options import SLAB_PARTS
+from shoal.shm.port import Reply
+from shoal.shm.slab import Block
+
+_log = logging.getLogger("shoal")
+
+#: JSON longer than this takes milliseconds to parse, during which the lane would answer nobody (10 ms a MB, measured).
+MAX_JSON_BYTES = 256 * 1024
+#: A body up to this comes with its head in one read; it is copied into its block. A larger one is received there.
+SMALL_BODY_BYTES = 48 * 1024
+#: How long a head may take from its first byte, and a body per MiB beside that.
+HEAD_S, BODY_S_PER_MIB = 10.0, 1.0
+#: Open connections of one lane; further ones wait in the kernel.
+MAX_CONNECTIONS = 10_000
+#: How long a stopping lane leaves idle connections open for a request that is on its way already.
+LINGER_S = 2.0
+_MAX_HEADS = 512
+_TICK_S = 0.5
+
+
+class Lane:
+    """The loop and every connection of one process."""
+
+    def __init__(
+        self,
+        front_end: FrontEnd,
+        listeners: list[Any],
+        wakeup_fd: int,
+        is_alive: Callable[[], bool],
+        notify: Callable[[], None],
+    ) -> None:
+        self._front_end = front_end
+        self._port = front_end.port
+        self._largest_body_nbytes = front_end.port.slab.largest_nbytes // SLAB_PARTS
+        self._submission = Submission(front_end.state, front_end.port)
+        self._wakeup_fd = wakeup_fd
+        self._is_alive = is_alive
+        self._notify = notify
+        self._poller = select.epoll()
+        self._doors = Doors(self._poller, listeners)
+        self._outgoing = Outgoing(front_end.port, self._poller, self._close)
+        # Changed by every pass of the loop.
+        self._connections: dict[int, Connection] = {}
+        self._pending: dict[int, tuple[Connection, Pending] | None] = {}
+        self._heads: dict[bytes, Head] = {}
+        self._now_s = time.monotonic()
+        self._stops_at_s = 0.0
+
+    def run(self, graceful_timeout_s: float) -> None:
+        """Serve; after `is_alive` has turned false, until nothing is in flight or the time is over."""
+        self._doors.open()
+        for fd in (self._front_end.bell.fd, self._front_end.channel.fileno(), self._wakeup_fd):
+            self._poller.register(fd, select.EPOLLIN)
+        next_tick_s = 0.0
+        while not self._is_done(graceful_timeout_s):
+            events = self._poller.poll(_TICK_S)
+            self._now_s = time.monotonic()
+            others = []
+            for fd, event in events:
+                connection = self._connections.get(fd)
+                if connection is None:
+                    others.append(fd)
+                else:
+                    self._on_event(connection, event)
+            # New connections last: one could have got the descriptor of one that was closed in this very pass.
+            for fd in others:
+                self._on_other(fd)
+            self._port.flush()
+            if self._now_s >= next_tick_s:
+                next_tick_s = self._now_s + _TICK_S
+                self._notify()
+                self._tick()
+
+    def _is_done(self, graceful_timeout_s: float) -> bool:
+        if self._is_alive():
+            return False
+        if not self._stops_at_s:
+            self._stops_at_s = self._now_s + graceful_timeout_s
+            self._outgoing.idle_s = LINGER_S
+            self._doors.close()
+            for connection in self._connections.values():
+                if connection.stage is Stage.READING:
+                    connection.deadline_s = min(connection.deadline_s, self._now_s + LINGER_S)
+        is_idle = not self._connections and not self._doors.is_busy
+        return is_idle or self._now_s >= self._stops_at_s
+
+    def _on_other(self, fd: int) -> None:
+        if fd == self._front_end.bell.fd:
+            self._deliver()
+        elif fd == self._front_end.channel.fileno():
+            self._receive_message()
+        elif fd == self._wakeup_fd:
+            self._drain_wakeup()
+        else:
+            # What the road gives back is between two requests, what comes from outside is about to ask.
+            patience_s = HEAD_S if self._doors.leads_outside(fd) else self._outgoing.idle_s
+            for accepted, data in self._doors.enter(fd):
+                self._add(accepted, data, patience_s)
+            if len(self._connections) >= MAX_CONNECTIONS:
+                self._doors.shut()
+
+    def _receive_message(self) -> None:
+        message, fds = self._front_end.channel.receive()
+        if message["op"] == "segment_gone":
+            self._deliver()  # answers that a dead worker gave name its segments
+        self._front_end.apply(message, fds)
+        if "seq" in message:
+            self._front_end.channel.acknowledge(message)
+
+    def _drain_wakeup(self) -> None:
+        try:
+            os.read(self._wakeup_fd, 4096)
+        except BlockingIOError:
+            return
+
+    # --- connections come and go ---
+
+    def _add(self, accepted: socket.socket, data: bytes, patience_s: float) -> None:
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(accepted, self._now_s + patience_s)
+        self._connections[connection.fd] = connection
+        self._poller.register(connection.fd, select.EPOLLIN)
+        if data:
+            self._process(connection, data)
+
+    def _forget(self, connection: Connection) -> None:
+        """The connection is no longer ours; what it holds in shared memory is given back."""
+        del self._connections[connection.fd]
+        self._poller.unregister(connection.fd)
+        if connection.stage is Stage.WAITING:
+            self._pending[connection.number] = None
+            self._port.cancel(connection.number)
+        elif isinstance(connection.block, Block):
+            self._port.slab.free(connection.block.ref)
+        self._outgoing.release(connection)
+
+    def _close(self, connection: Connection) -> None:
+        self._forget(connection)
+        connection.socket.close()
+
+    def _hand_over(self, connection: Connection, data: bytes) -> None:
+        """Whatever it is, the road copes with it."""
+        self._forget(connection)
+        self._doors.leave(connection.socket, data)
+
+    # --- bytes come in ---
+
+    def _on_event(self, connection: Connection, event: int) -> None:
+        try:
+            self._serve(connection, event)
+        except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
+            self._give_up(connection)
+
+    def _give_up(self, connection: Connection) -> None:
+        _log.exception("a connection is closed, since serving it failed")
+        if self._connections.get(connection.fd) is connection:
+            self._close(connection)
+
+    def _serve(self, connection: Connection, event: int) -> None:
+        if event & (select.EPOLLHUP | select.EPOLLERR):
+            self._close(connection)
+        elif connection.stage is Stage.READING:
+            data = connection.read()
+            if data and connection.buffer:
+                self._process(connection, connection.buffer + data)
+            elif data:
+                connection.deadline_s = self._now_s + HEAD_S  # the first bytes of a request
+                self._process(connection, data)
+            elif data is not None and connection.buffer:
+                self._hand_over(connection, connection.buffer)  # cut short: the road says so
+            elif data is not None:
+                self._close(connection)
+        elif connection.stage is Stage.RECEIVING:
+            self._receive(connection)
+        elif event & select.EPOLLOUT:
+            if self._outgoing.send_rest(connection, self._now_s):
+                self._resume(connection)
+        elif event & select.EPOLLIN:
+            self._read_ahead(connection)
+
+    def _read_ahead(self, connection: Connection) -> None:
+        """The client sends while it is owed an answer: one read of it is kept, the rest waits in the kernel.
+
+        So does its end: it may only have closed its side, and the answers are still sent.
+        """
+        if len(connection.buffer) < READ_BYTES:
+            connection.buffer += connection.read() or b""
+        self._set_quiet(connection, True)
+
+    def _set_quiet(self, connection: Connection, quiet: bool) -> None:
+        if quiet != connection.is_quiet:
+            connection.is_quiet = quiet
+            wanted = select.EPOLLOUT if connection.stage is Stage.SENDING else 0
+            self._poller.modify(connection.fd, wanted if quiet else wanted | select.EPOLLIN)
+
+    def _process(self, connection: Connection, data: bytes) -> None:
+        """Use up what has come: whole requests are answered, the beginning of one is kept."""
+        while True:
+            connection.buffer = b""
+            end = data.find(b"\r\n\r\n") + 4
+            if end == 3:
+                self._keep(connection, data, MAX_HEAD_BYTES)
+                return
+            raw = data[:end]
+            head = self._heads.get(raw) or self._parse(raw)
+            if head is None or self._is_for_road(head):
+                self._hand_over(connection, data)
+                return
+            connection.keep_alive = head.keep_alive and self._stops_at_s == 0.0
+            needed = end + head.content_length
+            if isinstance(head.found, Response) and head.content_length:
+                self._hand_over(connection, data)  # refused unread: closing without losing the answer is the road's
+                return
+            if len(data) < needed:
+                self._begin_body(connection, head, data, end)
+                return
+            connection.buffer = data[needed:]
+            run = self._submit if head.is_infer else self._answer
+            if not run(connection, head, memoryview(data)[end:needed]) or not connection.buffer:
+                return
+            data = connection.buffer
+
+    def _parse(self, raw: bytes) -> Head | None:
+        head = parse_head(raw)
+        if head is not None:
+            if len(self._heads) >= _MAX_HEADS:
+                self._heads.clear()
+            self._heads[raw] = head
+        return head
+
+    def _is_for_road(self, head: Head) -> bool:
+        if not head.is_infer:
+            return head.content_length > SMALL_BODY_BYTES
+        json_length = head.content_length if head.json_length is None else head.json_length
+        return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
+
+    def _keep(self, connection: Connection, data: bytes, limit: int) -> None:
+        if len(data) > limit:
+            self._hand_over(connection, data)
+            return
+        connection.buffer = data
+
+    def _begin_body(self, connection: Connection, head: Head, data: bytes, end: int) -> None:
+        """A body is still on its way: a small one is collected, a large one goes straight into shared memory."""
+        length = head.content_length
+        if not head.is_infer or length <= SMALL_BODY_BYTES:
+            self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
+            return
+        offset = body_offset(head)
+        try:
+            # The request's header goes behind the body.
+            block = self._port.allocate(offset + length + HEADER_BYTES)
+        except ShoalError:
+            self._hand_over(connection, data)  # it waits for memory, or refuses; either takes reading the body
+            return
+        already = len(data) - end
+        block.memory[offset : offset + already] = data[end:]
+        connection.stage = Stage.RECEIVING
+        connection.head, connection.block = head, block
+        connection.received = already
+        connection.target = block.memory[offset + already : offset + length]
+        connection.buffer = b""
+        connection.deadline_s = self._now_s + HEAD_S + BODY_S_PER_MIB * (length >> 20)
+        self._receive(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        while True:
+            received = connection.receive()
+            if received < 0:
+                return
+            if received == 0:
+                self._refuse_cut_body(connection)
+                return
+            connection.received += received
+            assert connection.target is not None
+            connection.target = connection.target[received:]
+            head, block = connection.head, connection.block
+            assert isinstance(head, Head)
+            assert isinstance(block, Block)
+            if connection.received == head.content_length:
+                offset = body_offset(head)
+                body = block.memory[offset : offset + head.content_length]
+                connection.target = connection.block = connection.head = None
+                connection.stage = Stage.READING
+                self._submit(connection, head, body, block)
+                return
+
+    def _refuse_cut_body(self, connection: Connection) -> None:
+        head = connection.head
+        assert isinstance(head, Head)
+        connection.keep_alive = False
+        error = body_cut_short(connection.received, head.content_length)
+        self._outgoing.respond(connection, error_response(error), self._now_s)
+
+    # --- requests go in, responses out ---
+
+    def _submit(self, connection: Connection, head: Head, body: memoryview, block: Block | None = None) -> bool:
+        """Queue a request. True where it was refused and the connection can go on at once."""
+        try:
+            pending = self._submission.submit(head, body, block)
+        except ShoalError as error:
+            return self._outgoing.respond(connection, error_response(error), self._now_s)
+        connection.stage = Stage.WAITING
+        connection.number = pending.number
+        connection.deadline_s = self._now_s + self._front_end.request_timeout_s
+        self._pending[pending.number] = (connection, pending)
+        return False
+
+    def _answer(self, connection: Connection, head: Head, body: memoryview) -> bool:
+        """Run a handler that cannot block. True where the connection can go on at once."""
+        found = head.found
+        if not isinstance(found, Response):
+            found = answer(found, self._front_end.state, None, head.headers, body)
+        return self._outgoing.respond(connection, found, self._now_s)
+
+    def _deliver(self) -> None:
+        """Every reply that has come becomes a response."""
+        self._front_end.bell.clear()
+        for reply in self._port.poll():
+            waiting = self._pending.pop(reply.number, None)
+            release = reply.number if reply.block is not None else 0
+            if waiting is None:
+                if release:
+                    self._port.release(release)
+                continue
+            connection, pending = waiting
+            try:
+                self._reply(connection, pending, reply, release)
+            except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
+                self._give_up(connection)
+
+    def _reply(self, connection: Connection, pending: Pending, reply: Reply, release: int) -> None:
+        connection.stage, connection.release = Stage.READING, release
+        response, head = self._submission.response(pending, reply)
+        if self._outgoing.respond(connection, response, self._now_s, head, release):
+            self._resume(connection)
+
+    def _resume(self, connection: Connection) -> None:
+        """Ready for the next request, which may have come already."""
+        self._set_quiet(connection, False)
+        data, connection.buffer = connection.buffer, b""
+        if data:
+            self._process(connection, data)
+
+    # --- time passes ---
+
+    def _tick(self) -> None:
+        now_s = self._now_s
+        if len(self._connections) < MAX_CONNECTIONS and not self._stops_at_s:
+            self._doors.reopen()
+        for connection in [each for each in self._connections.values() if each.deadline_s <= now_s]:
+            if connection.stage is Stage.WAITING:
+                self._time_out(connection)
+            elif not (connection.stage is Stage.SENDING and self._outgoing.hold_no_longer(connection, now_s)):
+                self._close(connection)
+
+    def _time_out(self, connection: Connection) -> None:
+        self._pending[connection.number] = None
+        self._port.cancel(connection.number)
+        connection.stage = Stage.READING
+        timeout_s = self._front_end.request_timeout_s
+        error = UnavailableError(f"Request timeout expired: no answer within {timeout_s:g} s (--request-timeout-secs)")
+        if self._outgoing.respond(connection, error_response(error), self._now_s):
+            self._resume(connection)

@@ -1,0 +1,105 @@
+"""The lane's way out: a response goes out of the worker's block at once, or as its client reads it.
+
+A client that reads slowly must not hold a worker's block: after a second what it has not read is copied, within a bound
+for all of them together. One thread, the lane's; every method says whether the connection can go on at once.
+"""
+
+import select
+from collections.abc import Callable
+
+from shoal.frontend.connection import Chunks, Connection, Stage
+from shoal.frontend.response import Response
+from shoal.frontend.submission import response_head
+from shoal.shm.port import Port
+
+#: Tensors up to this are joined to the head: one plain send is cheaper than a gathering one, and the block is free.
+JOIN_BYTES = 16 * 1024
+#: How long an idle connection may ask again: Triton has no limit, proxies keep theirs for 60 s.
+IDLE_S = 75.0
+#: How long a reader may hold a worker's block before what it has not read is copied, and then before it is cut off.
+HOLD_S, SEND_S = 1.0, 30.0
+#: What slow readers may make the lane keep in its own memory, all together.
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+
+
+class Outgoing:
+    """Responses of all connections of a lane."""
+
+    def __init__(self, port: Port, poller: select.epoll, close: Callable[[Connection], None]) -> None:
+        self._port = port
+        self._poller = poller
+        self._close = close
+        #: Seconds that an answered connection may stay idle; the lane lowers it when it stops.
+        self.idle_s = IDLE_S
+        # Changed by every method.
+        self._kept_bytes = 0
+
+    def respond(
+        self, connection: Connection, response: Response, now_s: float, head: bytes | None = None, release: int = 0
+    ) -> bool:
+        """Send a response; `head` is all of it up to the first tensor, where that is known already.
+
+        `release` is the reply whose block the chunks lie in. True where the next request may follow at once.
+        """
+        if head is None:
+            head = response_head(response)
+        if not connection.keep_alive:
+            head = head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        chunks: Chunks = [head, *response.chunks]
+        if sum([len(chunk) for chunk in response.chunks]) <= JOIN_BYTES:
+            chunks = [b"".join(chunks)]
+            if release:
+                self._port.release(release, prompt=False)
+                release = 0
+        connection.release = release
+        if not connection.send(chunks):
+            self._close(connection)
+            return False
+        if not connection.unsent:
+            return self._sent(connection, now_s)
+        self._kept_bytes += 0 if release else connection.num_unsent
+        connection.stage = Stage.SENDING
+        connection.deadline_s = now_s + (HOLD_S if release else SEND_S)
+        connection.is_quiet = True
+        self._poller.modify(connection.fd, select.EPOLLOUT)
+        return False
+
+    def send_rest(self, connection: Connection, now_s: float) -> bool:
+        """The socket takes more. True where the response has left and the connection goes on."""
+        before = connection.num_unsent
+        if not connection.send(connection.unsent):
+            self._close(connection)
+            return False
+        if not connection.release:
+            self._kept_bytes -= before - connection.num_unsent
+            connection.deadline_s = now_s + SEND_S  # slow, but it reads
+        return not connection.unsent and self._sent(connection, now_s)
+
+    def hold_no_longer(self, connection: Connection, now_s: float) -> bool:
+        """The reader is slow: the worker gets its block back. False where it has been given its time already."""
+        if not connection.release:
+            return False
+        connection.keep_unsent()
+        self._port.release(connection.release)
+        connection.release = 0
+        self._kept_bytes += connection.num_unsent
+        connection.deadline_s = now_s + SEND_S
+        return self._kept_bytes <= MAX_KEPT_BYTES
+
+    def release(self, connection: Connection) -> None:
+        """Nothing more is sent on the connection; what it held is given back."""
+        if connection.release:
+            self._port.release(connection.release)
+            connection.release = 0
+        else:
+            self._kept_bytes -= connection.num_unsent
+        connection.unsent = []
+
+    def _sent(self, connection: Connection, now_s: float) -> bool:
+        self.release(connection)
+        if not connection.keep_alive:
+            self._close(connection)
+            return False
+        connection.stage = Stage.READING
+        connection.deadline_s = now_s + self.idle_s
+        return True

@@ -1,0 +1,98 @@
+"""One gunicorn arbiter as the supervisor sees it: started early, opened when the models are ready, started again.
+
+Two run: the lanes' and the road's. Each imports what its workers need while models load, and waits for one byte before
+it touches its sockets.
+"""
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from shoal.supervisor.children import Child, backoff_s, describe_exit, spawn
+from shoal.supervisor.event_loop import EventLoop
+
+_log = logging.getLogger(__name__)
+
+#: gunicorn looks at these and would take over what is not meant for it.
+FOREIGN_VARIABLES = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "GUNICORN_CMD_ARGS", "GUNICORN_FD",
+                     "GUNICORN_PID", "WEB_CONCURRENCY")  # fmt: skip
+
+
+class Arbiter:
+    """A gunicorn process. `on_ended` is called when it has ended after `stop`."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        role: str,
+        environment: Mapping[str, str],
+        fds: Sequence[int],
+        on_ended: Callable[[], None],
+    ) -> None:
+        self.role = role
+        self._loop = loop
+        self._environment = environment
+        self._fds = fds
+        self._on_ended = on_ended
+        # Changed as the process starts, dies and stops.
+        self._child: Child | None = None
+        self._go_fd = -1
+        self._is_open = False
+        self._is_stopping = False
+        self._num_deaths = 0
+
+    def start(self) -> None:
+        """Exec gunicorn; it imports what it needs and waits for `open`."""
+        for name in FOREIGN_VARIABLES:
+            os.environ.pop(name, None)
+        read_fd, self._go_fd = os.pipe()
+        environment = {
+            **self._environment,
+            "SHOAL_FRONT_END": self.role,
+            "SHOAL_GO_FD": str(read_fd),
+            "SHOAL_SUPERVISOR_PID": str(os.getpid()),
+            # numpy's BLAS would start threads at import, and the arbiter must fork without any.
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        command = ["gunicorn", "--config", "python:shoal.frontend.gunicorn_conf"]
+        self._child = spawn(self._loop, self.role, command, environment, pass_fds=[*self._fds, read_fd])
+        self._child.watch(self._on_exit)
+        os.close(read_fd)
+
+    def open(self) -> None:
+        """The sockets listen: let gunicorn fork its workers."""
+        self._is_open = True
+        if self._child is not None:
+            os.write(self._go_fd, b"g")
+            os.close(self._go_fd)
+
+    def stop(self) -> None:
+        """Accept no more, answer what was accepted, end."""
+        self._is_stopping = True
+        if self._child is None:
+            self._on_ended()
+        elif self._is_open:
+            self._child.signal(signal.SIGTERM)
+        else:
+            os.close(self._go_fd)
+
+    def _on_exit(self, child: Child, code: int) -> None:
+        self._child = None
+        if self._is_stopping:
+            self._on_ended()
+            return
+        self._num_deaths += 1
+        pause_s = backoff_s(self._num_deaths)
+        _log.error(
+            "the front end '%s' (pid %d) %s; it is started again in %g s",
+            self.role, child.pid, describe_exit(code), pause_s,
+        )  # fmt: skip
+        self._loop.call_after(pause_s, self._restart)
+
+    def _restart(self) -> None:
+        if self._is_stopping:
+            return
+        self.start()
+        if self._is_open:
+            self.open()

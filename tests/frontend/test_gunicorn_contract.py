@@ -1,0 +1,88 @@
+"""What Shoal uses of gunicorn beside its documented interface; gunicorn is pinned to one major version."""
+
+# The type hints that pyright brings for gunicorn are of an older version.
+# pyright: reportAttributeAccessIssue=false
+
+import inspect
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import gunicorn
+import gunicorn.util
+import pytest
+from gunicorn.arbiter import Arbiter
+from gunicorn.config import KNOWN_SETTINGS, Config
+from gunicorn.http import errors
+from gunicorn.http.body import ChunkedReader
+from gunicorn.http.errors import ParseException
+from gunicorn.http.unreader import SocketUnreader
+from gunicorn.workers.base import Worker
+from gunicorn.workers.gthread import TConn, ThreadWorker
+
+ROOT = Path(__file__).parents[2]
+#: The names that frontend/gunicorn_conf.py sets; it cannot be imported outside an arbiter.
+SETTINGS = [
+    match[1]
+    for match in re.finditer(
+        r"^([a-z_]+)(?:: [^=]+)? = ", (ROOT / "frontend" / "gunicorn_conf.py").read_text(), re.MULTILINE
+    )
+]
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_it_is_the_major_version_that_was_read() -> None:
+    assert gunicorn.version_info[0] == 27
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (Worker.load_wsgi, ["self"]),
+        (Worker.notify, ["self"]),
+        (ThreadWorker.init_process, ["self"]),
+        (ThreadWorker.run, ["self"]),
+        (ThreadWorker.set_accept_enabled, ["self", "enabled"]),
+        (ThreadWorker.enqueue_req, ["self", "conn"]),
+        (ThreadWorker.finish_request, ["self", "conn", "fs"]),
+        (ThreadWorker._cap_keepalive, ["self", "deadline"]),
+        (TConn.__init__, ["self", "cfg", "sock", "client", "server"]),
+        (TConn.init, ["self"]),
+        (ChunkedReader.parse_chunk_size, ["self", "unreader", "data"]),
+        (ChunkedReader.read_into, ["self", "unreader", "buf"]),
+        (gunicorn.util.write_error, ["sock", "status_int", "reason", "mesg"]),
+        (gunicorn.util.write_nonblock, ["sock", "data", "chunked"]),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_functions_take_what_they_are_given(function: Any, names: list[str]) -> None:
+    assert parameters(function) == names
+
+
+def test_bytes_can_be_given_back_and_looked_at() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        unreader = SocketUnreader(left)
+        unreader.unread(b"GET ")
+        assert unreader.buf.getvalue() == b"GET "
+
+
+def test_broken_bodies_raise_one_family_of_errors() -> None:
+    assert issubclass(errors.InvalidChunkSize, ParseException)
+    assert issubclass(errors.ChunkMissingTerminator, ParseException)
+    assert issubclass(errors.NoMoreData, OSError)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_known(name: str) -> None:
+    assert name in {setting.name for setting in KNOWN_SETTINGS} | set(Config().settings)
+
+
+def test_hooks_run_before_the_sockets_and_after_the_fork() -> None:
+    start, spawn = inspect.getsource(Arbiter.start), inspect.getsource(Arbiter.spawn_worker)
+    assert start.index("on_starting") < start.index("create_sockets")
+    assert spawn.index("os.fork()") < spawn.index("post_fork") < spawn.index("init_process")
