@@ -168,6 +168,5 @@ def test_a_model_file_outside_is_refused(tmp_path: Path, filename: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         model_file(version_dir, config(filename), "m_0")
     assert str(caught.value) == (
-        f"model file '{filename}' of model 'm' is outside its version directory '{version_dir}'; "
-        "name a file in it"
+        f"model file '{filename}' of model 'm' is outside its version directory '{version_dir}'; name a file in it"
     )
