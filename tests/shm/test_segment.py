@@ -9,6 +9,7 @@ import resource
 import stat
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -24,13 +25,18 @@ def create(*, sealed: bool) -> int:
     return segment.create(3, 7, 2, GEOMETRY, sealed=sealed)
 
 
-@pytest.fixture
+@contextmanager
 def files_of_at_most_a_page() -> Iterator[None]:
-    """The kernel refuses larger files, memory files too: what a machine without memory does, without using it up."""
+    """The kernel refuses larger files, memory files too: what a machine without memory does, without using it up.
+
+    For the call alone: pytest's own output may go to a larger file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @BOTH
@@ -133,12 +139,11 @@ def test_a_peers_mapping_is_read_only_in_python_too() -> None:
 
 
 @BOTH
-@pytest.mark.usefixtures("files_of_at_most_a_page")
 def test_no_room_is_an_error_that_names_the_flags_and_keeps_no_descriptor(
     sealed: bool, num_descriptors: Callable[[], int]
 ) -> None:
     before, names = num_descriptors(), os.listdir("/dev/shm")
-    with pytest.raises(OutOfSharedMemoryError) as caught:
+    with files_of_at_most_a_page(), pytest.raises(OutOfSharedMemoryError) as caught:
         create(sealed=sealed)
     assert str(caught.value) == (
         "no shared memory for a worker segment of 16384 bytes: File too large. "
