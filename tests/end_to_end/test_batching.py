@@ -1,13 +1,16 @@
 """What the schedulers make of requests that really arrive, told by `batch_stats`: executions by their number of rows.
 
-Whatever must queue up is sent while the model's only instance is held by full batches, which nothing can join; that
-they hold it is a fact read from the server, not a guess about time. Every answer carries its request's number.
+Whatever must queue up is sent while the model's only instance is held by full batches, which nothing can join: its
+process is stopped by a signal, so that no time limit is involved. Every answer carries its request's number.
 """
 
 import http.client
+import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,18 +21,16 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 
-#: Long enough to send a dozen requests in, however busy the machine is.
-HOLD_MS = 300
 MAX_ROWS = 8
 
 #: Name → scheduling, dims, execution time.
 MODELS = {
     "quick": ("", 4, 0),
     "alone": ("", 4, 20),
-    "full": ("dynamic_batching { }", 4, HOLD_MS),
-    "preferred": ("dynamic_batching { preferred_batch_size: [ 4 ] }", 4, HOLD_MS),
-    "shapes": ("dynamic_batching { }", -1, HOLD_MS),
-    "bounded": ("dynamic_batching { default_queue_policy { max_queue_size: 3 } }", 4, HOLD_MS),
+    "full": ("dynamic_batching { }", 4, 0),
+    "preferred": ("dynamic_batching { preferred_batch_size: [ 4 ] }", 4, 0),
+    "shapes": ("dynamic_batching { }", -1, 0),
+    "bounded": ("dynamic_batching { default_queue_policy { max_queue_size: 3 } }", 4, 0),
     "patient": ("dynamic_batching { max_queue_delay_microseconds: 60000000 }", 4, 0),
     "picky": ("dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000 }", 4, 0),
     "punctual": ("dynamic_batching { max_queue_delay_microseconds: 50000 }", 4, 0),
@@ -109,12 +110,19 @@ def batches(server: Server, model: str) -> dict[int, int]:
     return counts
 
 
+def signal_worker(server: Server, model: str, number: signal.Signals) -> None:
+    """Stop or continue the model's only instance."""
+    (pid,) = [pid for pid in server.children if f"worker {model}_0_0 " in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(pid, number)
+
+
 def hold(server: Server, pool: ThreadPoolExecutor, model: str) -> list["Future[bool]"]:
-    """Two full batches: when this returns, one is executing and the other waits."""
+    """Two full batches: when this returns, a stopped instance has one and the other waits."""
+    signal_worker(server, model, signal.SIGSTOP)
     held = [pool.submit(ask, server, model, number, MAX_ROWS) for number in (101, 102)]
     wait_for_pending(server, model, 1)
     # That one may have been seen in the instant before it was dispatched. An answer of another model has gone through
-    # the batcher since: now it is executing, and one that is pending is the other.
+    # the batcher since: now it is with the instance, and one that is pending is the other.
     assert ask(server, "quick", 0)
     wait_for_pending(server, model, 1)
     return held
@@ -131,6 +139,12 @@ def queue_up(
     return sent
 
 
+def let_go(server: Server, model: str, answers: Sequence["Future[bool]"]) -> bool:
+    """The instance goes on; whether all answers are right."""
+    signal_worker(server, model, signal.SIGCONT)
+    return all_right(answers)
+
+
 def all_right(answers: Sequence["Future[bool]"]) -> bool:
     return all(answer.result(DEADLINE_S) for answer in answers)
 
@@ -143,21 +157,21 @@ def test_default_scheduler_never_merges(server: Server, pool: ThreadPoolExecutor
 def test_what_queues_up_is_merged_up_to_the_largest_batch(server: Server, pool: ThreadPoolExecutor) -> None:
     held = hold(server, pool, "full")
     sent = queue_up(server, pool, "full", [(1, 4)] * 11)
-    assert all_right(held + sent)
+    assert let_go(server, "full", held + sent)
     assert batches(server, "full") == {8: 3, 3: 1}
 
 
 def test_preferred_sizes_are_cut_points(server: Server, pool: ThreadPoolExecutor) -> None:
     held = hold(server, pool, "preferred")
     sent = queue_up(server, pool, "preferred", [(1, 4)] * 6)
-    assert all_right(held + sent)
+    assert let_go(server, "preferred", held + sent)
     assert batches(server, "preferred") == {8: 2, 4: 1, 2: 1}
 
 
 def test_different_shapes_are_not_merged_nor_rearranged(server: Server, pool: ThreadPoolExecutor) -> None:
     held = hold(server, pool, "shapes")
     sent = queue_up(server, pool, "shapes", [(1, 5), (2, 5), (1, 6), (1, 5)])
-    assert all_right(held + sent)
+    assert let_go(server, "shapes", held + sent)
     assert batches(server, "shapes") == {8: 2, 3: 1, 1: 2}
 
 
@@ -168,7 +182,7 @@ def test_full_queue_refuses(server: Server, pool: ThreadPoolExecutor) -> None:
         ask(server, "bounded", 77)
     assert refusal.value.status() == "503"
     assert refusal.value.message() == "[request id: 77] Exceeds maximum queue size"
-    assert all_right(held + sent)
+    assert let_go(server, "bounded", held + sent)
     assert batches(server, "bounded") == {8: 2, 2: 1}
     stats = statistics(server, "bounded")["inference_stats"]
     assert (stats["success"]["count"], stats["fail"]["count"]) == (4, 1)

@@ -114,10 +114,14 @@ def test_port_in_use_is_said_before_any_model_loads() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_answers_what_was_accepted_and_exits_zero(tmp_path: Path, number: signal.Signals) -> None:
-    with serving(identity_model(tmp_path, delay_ms=100)) as server, ThreadPoolExecutor(6) as pool:
+    with serving(identity_model(tmp_path)) as server, ThreadPoolExecutor(6) as pool:
+        worker = next(pid for pid in server.children if title(pid).startswith("shoal worker slow_0_0"))
+        os.kill(worker, signal.SIGSTOP)
         answers = [pool.submit(ask, server, each) for each in range(6)]
         wait_for_pending(server, 5)
         server.process.send_signal(number)
+        server.read_log(b"received.")
+        os.kill(worker, signal.SIGCONT)
         assert [answer.result() for answer in answers] == list(range(6))
         assert server.wait() == 0
         assert f"Signal ({number.value}) received.".encode() in server.log
