@@ -52,7 +52,7 @@ class ServerOptions:
     allow_http: bool = True  # Triton's
     http_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
     http_port: int = 8000  # 0 = any free port; Triton's
-    http_process_count: int = 2  # front-end processes; measured: two serve 1.8 times the requests of one on two cores
+    http_process_count: int = 2  # lanes; ours: the batcher and the workers want cores, too
     http_thread_count: int = 8  # threads as Triton counts them, each standing for 8 requests at once here; Triton's
     http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most

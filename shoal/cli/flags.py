@@ -123,7 +123,7 @@ HTTP = (
     honour("http-port", PORT, "port to listen on; 0 for any free one"),
     refuse("reuse-http-port", BOOLEAN, False, _REUSE),
     refuse("http-header-forward-pattern", ANY_TEXT, "", _FORWARDING),
-    honour("http-process-count", integer(1, 64), "front-end processes; each has its own slab of shared memory"),
+    honour("http-process-count", integer(1, 64), "lanes, the HTTP processes; each has its own slab of shared memory"),
     honour(
         "http-thread-count", integer(1, 1024), "HTTP threads as Triton counts them; each stands for 8 requests at once"
     ),
