@@ -4,23 +4,25 @@ It owns every request from acceptance to reply: "exactly one answer" is one `dic
 a tensor. It reads no clock and waits for nothing: `step` is told the time and handles all that is there.
 """
 
+from shoal.batcher import statistics
 from shoal.batcher.holders import Holders
-from shoal.batcher.peers import Client, Model, Peer, Request, Running, Worker
+from shoal.batcher.peers import Client, Model, Peer, Running, Worker
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.scheduler import Batch
-from shoal.errors import CancelledError, InternalError, UnavailableError
+from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED
+from shoal.errors import InternalError, UnavailableError
 from shoal.reasons import Reason
 from shoal.shm import layout
-from shoal.shm.counters import CELL, Row
-from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, REQUEST, WANT, D, LayoutError, R
+from shoal.shm.counters import Row
+from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, NUMBER_BITS, RELEASE, REPLY, REQUEST, WANT, D, LayoutError, R
+from shoal.shm.ring import Record
 
-_SUCCESS_COUNT, _SUCCESS_NS = CELL["success_count"], CELL["success_ns"]
-_FAIL_COUNT, _FAIL_NS = CELL["fail_count"], CELL["fail_ns"]
-_QUEUE_NS, _INPUT_NS = CELL["queue_ns"], CELL["compute_input_ns"]
-_INFER_NS, _OUTPUT_NS = CELL["compute_infer_ns"], CELL["compute_output_ns"]
-_INFERENCE_COUNT, _PENDING = CELL["inference_count"], CELL["pending_count"]
-_LAST_INFERENCE_MS = CELL["last_inference_ms"]
-_REJECTED, _CANCELED, _BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
+_MAX_NUMBER = (1 << NUMBER_BITS) - 1
+
+#: An accepted request that has not been answered: client, model, the client's number, block, header, when the client
+#: began to receive it and when it was accepted (monotonic ns), and what the policy sees of it. A plain tuple, and
+#: records are unpacked at once: an object costs ten times as much to make, a word found by its name to read.
+Open = tuple[Client, Model, int, int, int, int, int, QueuedRequest]
 
 
 class Exchange:
@@ -37,11 +39,13 @@ class Exchange:
         self._segments: dict[int, Worker] = {}
         # Changed by step and by deaths.
         self.holders = Holders()
-        self._requests: dict[int, Request] = {}
-        self._key = 0
+        self._requests: dict[int, Open] = {}
+        #: Requests that were being executed when their instance died, and have been given one more chance.
+        self._second_chances: set[int] = set()
         self._awake: dict[int, Model] = {}
         self._deadlines: dict[int, int] = {}
         self._busy: dict[int, Worker] = {}
+        self._read: list[Peer] = []
         self._written: set[Peer] = set()
         self._counted: set[Row] = set()
         #: Owners whose rings cannot be believed; the loop reports them to the supervisor, which kills them.
@@ -62,7 +66,11 @@ class Exchange:
             worker.model.scheduler.remove_instance(owner)
 
     def remove_worker(self, owner: int, now_ns: int, reason: Reason = Reason.INSTANCE_DIED) -> None:
-        """A worker is dead: what it published is delivered, what it was executing fails, once each."""
+        """A worker is dead: what it published is delivered; what it had not begun goes to another instance.
+
+        What it was executing runs once more where the model may, each request alone, so that one that kills instances
+        is found; else, and the second time, it fails.
+        """
         worker = self.workers.get(owner)
         if worker is None:
             return
@@ -70,13 +78,22 @@ class Exchange:
             self._drain_worker(worker, now_ns)
         if self.workers.pop(owner, None) is None:
             return
+        model = worker.model
         self._busy.pop(owner, None)
         self._written.discard(worker)
         self._segments = {owner: writer for owner, writer in self._segments.items() if writer is not worker}
-        worker.model.scheduler.remove_instance(owner)
-        for key in sorted(worker.missing):
-            self._fail(key, reason, now_ns, _BACKEND)
-        self._awake[worker.model.id] = worker.model
+        model.scheduler.remove_instance(owner)
+        # One that wrote nonsense is not believed in this either.
+        begun = worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun
+        for key, running in reversed(worker.missing.items()):  # each goes to the front
+            if running.number > begun:
+                self._queue_again(key, model)
+            elif model.may_run_again and key not in self._second_chances:
+                self._second_chances.add(key)
+                self._queue_again(key, model)
+            else:
+                self._fail(key, reason, now_ns, BACKEND)
+        self._awake[model.id] = model
 
     def add_segment(self, owner: int, worker_owner: int) -> None:
         """A result of that worker may lie in the segment `owner`, too."""
@@ -94,10 +111,11 @@ class Exchange:
         if client is None:
             return
         self._written.discard(client)
-        for key in client.keys.values():
-            model = self._requests.pop(key).model
+        for key in [key for key in self._requests if key >> NUMBER_BITS == owner]:
+            model = self._requests.pop(key)[1]
+            self._second_chances.discard(key)
             if model.scheduler.cancel(key):
-                model.row.cells[_PENDING] -= 1
+                self._count_departures(model)
         for ref in self.holders.release_owner(owner):
             self._free(ref)
 
@@ -107,7 +125,7 @@ class Exchange:
         if model is None:
             return
         for queued in model.scheduler.drain():
-            self._fail(queued.key, Reason.NOT_READY, now_ns, _REJECTED)
+            self._refuse(queued.key, model, Reason.NOT_READY, now_ns, REJECTED)
         self._awake.pop(model_id, None)
         self._deadlines.pop(model_id, None)
 
@@ -125,12 +143,16 @@ class Exchange:
                     self._awake[model_id] = self.models[model_id]
         if self._awake:
             self._form_batches(now_ns)
-        for peer in self._written:
-            peer.flush()
-        self._written.clear()
         for row in self._counted:
             row.publish()
         self._counted.clear()
+        for peer in self._written:
+            peer.flush()
+        self._written.clear()
+        # Last: until here a successor would have had to read it all again.
+        for peer in self._read:
+            peer.reader.acknowledge()
+        self._read.clear()
 
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
@@ -140,35 +162,34 @@ class Exchange:
         for model in self._awake.values():
             scheduler = model.scheduler
             for queued in scheduler.expire(now_ns):
-                self._fail(queued.key, Reason.TIMED_OUT, now_ns, _REJECTED)
+                self._refuse(queued.key, model, Reason.TIMED_OUT, now_ns, REJECTED)
             while (batch := scheduler.take(now_ns)) is not None:
-                self._dispatch(batch)
+                self._dispatch(model, batch)
             deadline = scheduler.next_deadline_ns()
-            if deadline is None:
-                self._deadlines.pop(model.id, None)
-            else:
+            if deadline is not None:
                 self._deadlines[model.id] = deadline
+            elif self._deadlines:
+                self._deadlines.pop(model.id, None)
         self._awake.clear()
 
-    def _dispatch(self, batch: Batch) -> None:
-        worker = self.workers[batch.instance]
+    def _dispatch(self, model: Model, batch: Batch) -> None:
+        instance, requests, rows = batch
+        worker = self.workers[instance]
+        missing, freed, push = worker.missing, worker.freed, worker.writer.push
         worker.num_batches = number = worker.num_batches + 1
-        count = len(batch.requests)
-        worker.batches[number] = Running(batch.rows, count)
-        for index, queued in enumerate(batch.requests):
-            key = queued.key
-            request = self._requests[key]
-            worker.missing[key] = number
-            worker.writer.push(
+        count = len(requests)
+        running = Running(number, rows, count)
+        for index, (key, request_rows, *_) in enumerate(requests):
+            _, _, _, block, header, _, _, _ = self._requests[key]
+            missing[key] = running
+            push(
                 (
-                    BATCH_ITEM, key, number, request.block, request.header, request.rows, index, count,
-                    0, 0, 0, 0, 0, 0, 0, 0,
+                    BATCH_ITEM, key, number, block, header, request_rows, index, count, freed.pop() if freed else 0,
+                    0, 0, 0, 0, 0, 0, 0,
                 )
             )  # fmt: skip
-        row = worker.model.row
-        row.cells[_PENDING] -= count
-        self._counted.add(row)
-        self._busy[worker.owner] = worker
+        self._count_departures(model, count)
+        self._busy[instance] = worker
         worker.must_ring = True
         self._written.add(worker)
 
@@ -176,175 +197,151 @@ class Exchange:
 
     def _drain_client(self, client: Client, now_ns: int) -> None:
         try:
-            for record in client.reader.drain():
+            records = client.reader.read()
+            if not records:
+                return
+            for record in records:
                 kind = record[0]
                 if kind == REQUEST:
                     self._accept(client, record, now_ns)
                 elif kind == RELEASE:
-                    if ref := self.holders.release((client.owner, record[R.NUMBER])):
+                    if ref := self.holders.release(client.first_key + record[R.NUMBER]):
                         self._free(ref)
                 elif kind == CANCEL:
-                    self._cancel(client, record[R.NUMBER], now_ns)
+                    self._cancel(client.first_key + record[R.NUMBER], now_ns)
                 else:
                     raise LayoutError(f"client {client.owner} sent a record of kind {kind}")
         except LayoutError:
             self.remove_client(client.owner)
             self.distrusted.append(client.owner)
+            return
+        self._read.append(client)
 
-    def _accept(self, client: Client, record: tuple[int, ...], now_ns: int) -> None:
-        number = record[R.NUMBER]
-        model = self.models.get(record[R.MODEL])
+    def _accept(self, client: Client, record: Record, now_ns: int) -> None:
+        _, number, model_id, block, header, rows, shape_key, priority, timeout_us, _, _, start_ns, _, _, _, _ = record
+        if number > _MAX_NUMBER:
+            raise LayoutError(f"client {client.owner} sent the number {number}")
+        model = self.models.get(model_id)
         if model is None:
             self._push(client, layout.record(REPLY, number, UnavailableError.wire, 0, 0, Reason.NOT_READY))
             return
-        self._key = key = self._key + 1
-        rows = record[R.ROWS]
-        self._requests[key] = Request(
-            client, number, model, record[R.BLOCK], record[R.HEADER], rows, record[R.START_NS], now_ns
-        )
-        client.keys[number] = key
+        key = client.first_key + number
+        queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us)
+        self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
         try:
-            model.scheduler.add(
-                QueuedRequest(key, rows, record[R.SHAPE_KEY], now_ns, record[R.PRIORITY], record[R.TIMEOUT_US]), now_ns
-            )
+            model.scheduler.add(queued, now_ns)
         except UnavailableError:
-            self._fail(key, Reason.QUEUE_FULL, now_ns, _REJECTED, pending=0)
+            self._fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
             return
-        model.row.cells[_PENDING] += 1
+        statistics.count_arrival(model.row)
         self._counted.add(model.row)
         self._awake[model.id] = model
 
-    def _cancel(self, client: Client, number: int, now_ns: int) -> None:
-        key = client.keys.get(number)
-        if key is None:
-            return
-        request = self._requests[key]
-        if request.model.scheduler.cancel(key):
-            self._fail(key, Reason.CANCELLED, now_ns, _CANCELED)
+    def _queue_again(self, key: int, model: Model) -> None:
+        """A request whose instance died goes to another, alone and before all that wait."""
+        request = self._requests.get(key)
+        if request is not None:
+            model.scheduler.add_first(request[-1])
+            statistics.count_arrival(model.row)
+            self._counted.add(model.row)
+
+    def _cancel(self, key: int, now_ns: int) -> None:
+        request = self._requests.get(key)
+        if request is not None and request[1].scheduler.cancel(key):
+            self._refuse(key, request[1], Reason.CANCELLED, now_ns, CANCELED)
 
     # --- records from workers: user code may have written them ---
 
     def _drain_worker(self, worker: Worker, now_ns: int) -> None:
         try:
-            records = worker.reader.drain()
+            records = worker.reader.read()
         except LayoutError:
             self.remove_worker(worker.owner, now_ns, Reason.DAMAGED)
             self.distrusted.append(worker.owner)
             return
-        unheld = set()
+        if not records:
+            return
+        unheld = []
         for record in records:
-            ref = record[D.BLOCK]
-            if ref and (owner := layout.ref_owner(ref)) != worker.owner and self._segments.get(owner) is not worker:
-                self._refuse_answer(worker, record, now_ns)
-            elif not self._answer(worker, record, now_ns) and ref:
-                unheld.add(ref)
-        for ref in unheld:
-            if not self.holders.is_held(ref):
+            if record[0] == DONE:
+                self._finish(worker, record, now_ns)
+                unheld.append(record[D.BLOCK])
+            elif record[0] == WANT:
+                worker.is_hungry = worker.must_ring = True
+                self._written.add(worker)
+        for ref in set(unheld):
+            if ref and not self.holders.is_held(ref):
                 self._free(ref)
+        self._read.append(worker)
 
-    def _answer(self, worker: Worker, record: tuple[int, ...], now_ns: int) -> bool:
-        """One DONE: the request's only answer goes to its client. True if that client now holds the block."""
-        key = record[D.KEY]
-        if record[0] == WANT:
-            worker.is_hungry = worker.must_ring = True
-            self._written.add(worker)
-        if record[0] != DONE or key not in worker.missing:
-            return False
-        number_of_batch = worker.missing.pop(key)
-        request = self._requests.pop(key, None)
-        held = False
-        if request is not None:
-            client, number, ref = request.client, request.number, record[D.BLOCK]
-            del client.keys[number]
+    def _finish(self, worker: Worker, record: Record, now_ns: int) -> None:
+        """One DONE: the request's only answer goes to its client, which holds the answer's block from now on."""
+        _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
+        running = worker.missing.pop(key, None)
+        if running is None:
+            return
+        compute = statistics.compute_times(start, input_end, output_start, end)
+        if ref and (owner := layout.ref_owner(ref)) != worker.owner and self._segments.get(owner) is not worker:
+            self._fail(key, Reason.DAMAGED, now_ns, BACKEND)
+        elif (request := self._requests.pop(key, None)) is not None:
+            client, model, number, _, _, start_ns, queue_ns, queued = request
             if ref:
-                self.holders.hold(ref, (client.owner, number))
-                held = True
-            self._push(
-                client, (REPLY, number, record[D.STATUS], ref, record[D.HEADER], 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-            )
-            self._count(request, record, now_ns)
-        running = worker.batches[number_of_batch]
+                self.holders.hold(ref, key)
+            self._push(client, (REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+            if status:
+                reason = statistics.reason_of_status(status)
+                statistics.count_failure(model.row, reason, start_ns, now_ns)
+            else:
+                statistics.count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
+            if self._second_chances:
+                self._second_chances.discard(key)
         running.num_missing -= 1
         if not running.num_missing:
-            del worker.batches[number_of_batch]
-            self._finish_batch(worker, running, record, now_ns)
-        return held
+            self._finish_batch(worker, running, compute, now_ns)
 
-    def _refuse_answer(self, worker: Worker, record: tuple[int, ...], now_ns: int) -> None:
-        """A DONE that names memory which is not the worker's own: its request fails, nothing is handed out."""
-        key = record[D.KEY]
-        if key in worker.missing:
-            self._fail(key, Reason.DAMAGED, now_ns, _BACKEND)
-            self._answer(worker, layout.record(DONE, key), now_ns)
-
-    def _count(self, request: Request, record: tuple[int, ...], now_ns: int) -> None:
-        row = request.model.row
-        self._counted.add(row)
-        cells = row.cells
-        total_ns = max(0, now_ns - request.start_ns)
-        if record[D.STATUS]:
-            cells[_FAIL_COUNT] += 1
-            cells[_FAIL_NS] += total_ns
-            cells[_CANCELED if record[D.STATUS] == CancelledError.wire else _BACKEND] += 1
-            return
-        start, input_end, output_start, end = _time_points(record)
-        cells[_SUCCESS_COUNT] += 1
-        cells[_SUCCESS_NS] += total_ns
-        cells[_QUEUE_NS] += max(0, start - request.queue_ns)
-        cells[_INPUT_NS] += input_end - start
-        cells[_INFER_NS] += output_start - input_end
-        cells[_OUTPUT_NS] += end - output_start
-        cells[_INFERENCE_COUNT] += request.rows
-
-    def _finish_batch(self, worker: Worker, running: Running, record: tuple[int, ...], now_ns: int) -> None:
-        row = worker.model.row
-        start, input_end, output_start, end = _time_points(record)
-        row.count_execution(running.rows, input_end - start, output_start - input_end, end - output_start)
-        row.cells[_LAST_INFERENCE_MS] = (now_ns + self._wall_offset_ns) // 1_000_000
-        self._counted.add(row)
+    def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
+        model = worker.model
+        statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
+        self._counted.add(model.row)
         worker.is_hungry = False
-        if not worker.batches:
+        if not worker.missing:
             self._busy.pop(worker.owner, None)
-        worker.model.scheduler.complete(worker.owner, now_ns)
-        self._awake[worker.model.id] = worker.model
+        model.scheduler.complete(worker.owner, now_ns)
+        self._awake[model.id] = model
 
     # --- both ways ---
 
-    def _fail(self, key: int, reason: Reason, now_ns: int, cell: int, pending: int = 1) -> None:
-        """Answer a request that no worker will answer; `pending` says whether it was counted as waiting."""
+    def _refuse(self, key: int, model: Model, reason: Reason, now_ns: int, cell: int) -> None:
+        """Answer a request that has just been taken out of its queue."""
+        self._count_departures(model)
+        self._fail(key, reason, now_ns, cell)
+
+    def _fail(self, key: int, reason: Reason, now_ns: int, cell: int) -> None:
+        """Answer a request that no worker will answer."""
         request = self._requests.pop(key, None)
         if request is None:
             return
-        client, row = request.client, request.model.row
-        self._counted.add(row)
-        cells = row.cells
-        del client.keys[request.number]
-        self._push(client, layout.record(REPLY, request.number, InternalError.wire, 0, 0, reason))
-        cells[_FAIL_COUNT] += 1
-        cells[_FAIL_NS] += max(0, now_ns - request.start_ns)
-        cells[cell] += 1
-        if pending and cell != _BACKEND:  # what was executing had left the queue
-            cells[_PENDING] -= 1
+        client, model, number, _, _, start_ns, _, _ = request
+        self._second_chances.discard(key)
+        self._push(client, layout.record(REPLY, number, InternalError.wire, 0, 0, reason))
+        statistics.count_failure(model.row, cell, start_ns, now_ns)
+        self._counted.add(model.row)
+
+    def _count_departures(self, model: Model, count: int = 1) -> None:
+        statistics.count_departures(model.row, count)
+        self._counted.add(model.row)
 
     def _free(self, ref: int) -> None:
         owner = layout.ref_owner(ref)
         worker = self.workers.get(owner) or self._segments.get(owner)
         if worker is not None:
-            worker.writer.push((FREE, 0, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+            worker.freed.append(ref)
             self._written.add(worker)
             # A block of its slab can wait for the worker's next batch, unless it waits for memory itself.
             if worker.is_hungry or owner != worker.owner:
                 worker.must_ring = True
 
-    def _push(self, client: Client, record: tuple[int, ...]) -> None:
+    def _push(self, client: Client, record: Record) -> None:
         client.writer.push(record)
         client.must_ring = True
         self._written.add(client)
-
-
-def _time_points(record: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Compute start, input end, output start, compute end; made monotonic, since a worker could write anything."""
-    start = record[D.COMPUTE_START_NS]
-    input_end = max(start, record[D.INPUT_END_NS])
-    output_start = max(input_end, record[D.OUTPUT_START_NS])
-    return start, input_end, output_start, max(output_start, record[D.COMPUTE_END_NS])

@@ -6,6 +6,7 @@ Values with little behaviour; `exchange.py` changes them. Live in the batcher.
 from shoal.batcher.scheduling.scheduler import Scheduler
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import FREE, NUMBER_BITS, PROGRESS_WORD
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 
@@ -32,71 +33,62 @@ class Peer:
 
 
 class Client(Peer):
-    """A front end. `keys` finds the batcher's key of a request by the client's own number."""
+    """A front end. Its number of a request, added to `first_key`, is the request's key."""
 
-    __slots__ = ("keys",)
+    __slots__ = ("first_key",)
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell) -> None:
         super().__init__(owner, link, segment, bell)
-        self.keys: dict[int, int] = {}
+        self.first_key = owner << NUMBER_BITS
 
 
 class Model:
     """A loaded model version: its scheduler and its row of statistics."""
 
-    __slots__ = ("id", "row", "scheduler")
+    __slots__ = ("id", "may_run_again", "row", "scheduler")
 
-    def __init__(self, model_id: int, scheduler: Scheduler, row: Row) -> None:
+    def __init__(self, model_id: int, scheduler: Scheduler, row: Row, *, may_run_again: bool = False) -> None:
         self.id = model_id
         self.scheduler = scheduler
         self.row = row
+        #: Whether a request whose execution ended with its instance's death may be executed a second time.
+        self.may_run_again = may_run_again
 
 
 class Running:
-    """A batch that a worker has been given: how many rows, how many of its answers are missing."""
+    """A batch that a worker has been given: its number, how many rows, how many of its answers are missing."""
 
-    __slots__ = ("num_missing", "rows")
+    __slots__ = ("num_missing", "number", "rows")
 
-    def __init__(self, rows: int, num_missing: int) -> None:
+    def __init__(self, number: int, rows: int, num_missing: int) -> None:
+        self.number = number
         self.rows = rows
         self.num_missing = num_missing
 
 
 class Worker(Peer):
-    """A model instance: the batches it has been given, in order, and the requests it has not answered."""
+    """A model instance: the requests it has been given and has not answered, in the order of their batches."""
 
-    __slots__ = ("batches", "is_hungry", "missing", "model", "num_batches")
+    __slots__ = ("_words", "freed", "is_hungry", "missing", "model", "num_batches")
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
         super().__init__(owner, link, segment, bell)
         self.model = model
-        self.batches: dict[int, Running] = {}
-        self.missing: dict[int, int] = {}  # key → number of its batch
+        self.missing: dict[int, Running] = {}
         self.num_batches = 0
+        #: Blocks of its that nobody holds any more, to be told with its next batch, or at the end of the step.
+        self.freed: list[int] = []
         self.is_hungry = False  # it waits for memory
+        self._words = segment.words
 
+    @property
+    def batch_begun(self) -> int:
+        """The number of the batch that it began last, as it says itself."""
+        return self._words[PROGRESS_WORD]
 
-class Request:
-    """An accepted request that has not been answered. Times are monotonic nanoseconds."""
-
-    __slots__ = ("block", "client", "header", "model", "number", "queue_ns", "rows", "start_ns")
-
-    def __init__(
-        self,
-        client: Client,
-        number: int,
-        model: Model,
-        block: int,
-        header: int,
-        rows: int,
-        start_ns: int,
-        queue_ns: int,
-    ) -> None:
-        self.client = client
-        self.number = number
-        self.model = model
-        self.block = block
-        self.header = header
-        self.rows = rows
-        self.start_ns = start_ns
-        self.queue_ns = queue_ns
+    def flush(self) -> None:
+        """Tell what was freed and did not travel with a batch, too."""
+        for ref in self.freed:
+            self.writer.push((FREE, 0, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        self.freed.clear()
+        super().flush()

@@ -170,7 +170,11 @@ DONE, WANT = 7, 8
 
 
 class R:
-    """Words of REQUEST; CANCEL and RELEASE use NUMBER alone. Times are monotonic nanoseconds."""
+    """Words of REQUEST; CANCEL and RELEASE use NUMBER alone. Times are monotonic nanoseconds.
+
+    NUMBER is the client's own. With the client's owner id before it, it is the request's key: the same to every
+    process, and to whoever takes the place of one that dies.
+    """
 
     NUMBER, MODEL, BLOCK, HEADER, ROWS, SHAPE_KEY = 1, 2, 3, 4, 5, 6
     PRIORITY, TIMEOUT_US, CORRELATION, FLAGS, START_NS = 7, 8, 9, 10, 11
@@ -183,9 +187,12 @@ class P:
 
 
 class B:
-    """Words of BATCH_ITEM; FREE uses BLOCK alone. INDEX counts from 0 to COUNT - 1 within one batch."""
+    """Words of BATCH_ITEM; FREE uses BLOCK alone. INDEX counts from 0 to COUNT - 1 within one batch.
 
-    KEY, BATCH, BLOCK, HEADER, ROWS, INDEX, COUNT = 1, 2, 3, 4, 5, 6, 7
+    FREED is a block of the worker's that nobody holds any more, or 0: a FREE that travels along.
+    """
+
+    KEY, BATCH, BLOCK, HEADER, ROWS, INDEX, COUNT, FREED = 1, 2, 3, 4, 5, 6, 7, 8
 
 
 class D:
@@ -197,6 +204,9 @@ class D:
     KEY, BATCH, STATUS, BLOCK, HEADER = 1, 2, 3, 4, 5
     COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 6, 7, 8, 9
 
+
+#: A key is: client's owner id (24 bits) | the client's number (40 bits; at a million a second they last twelve days).
+NUMBER_BITS = 40
 
 _ZEROS = (0,) * 16
 

@@ -2,13 +2,16 @@
 
 The writer's segment holds the records and the tail; the reader's segment holds the head. A record is filled while it is
 invisible and becomes visible with others by one aligned 8-byte store of the tail. That store goes through
-`memoryview.cast("Q")`: `struct.pack_into` clears before it fills, and another process reads what nobody wrote.
+`memoryview.cast("Q")`: `struct.pack_into` clears before it fills, and another process reads what nobody wrote. (Records
+are packed with it none the less: nobody looks at them before the tail has moved.)
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from shoal.shm.layout import HEAD_WORD, RECORD, RECORD_BYTES, RING_OFFSET, TAIL_WORD, LayoutError
 from shoal.shm.segment import Mapping, Segment
+
+Record = tuple[int, ...]
 
 
 class RingFullError(Exception):
@@ -18,21 +21,27 @@ class RingFullError(Exception):
 class RingWriter:
     """The end that pushes. Records pushed are invisible until `publish`."""
 
+    __slots__ = ("_capacity", "_limit", "_own_words", "_pack_into", "_peer_words", "_position", "_records")
+
     def __init__(self, own: Segment, peer: Mapping) -> None:
-        # Changed by push and publish; read back from memory so that a ring can be picked up where it stands.
-        self._position = own.words[TAIL_WORD]
         self._capacity = own.header.ring_capacity
         self._records = own.bytes[RING_OFFSET : RING_OFFSET + self._capacity * RECORD_BYTES]
         self._own_words = own.words
         self._peer_words = peer.words
+        self._pack_into = RECORD.pack_into
+        # Changed by push; read back from memory so that a ring can be picked up where it stands.
+        self._position = own.words[TAIL_WORD]
+        #: The position that is known to be free up to; looking it up for each record would cost a tenth of a push.
+        self._limit = self._position
 
-    def push(self, record: tuple[int, ...]) -> None:
+    def push(self, record: Record) -> None:
         """Add a record of sixteen words. Raises RingFullError and changes nothing where there is no slot."""
         position = self._position
-        if position - self._peer_words[HEAD_WORD] >= self._capacity:
-            raise RingFullError(f"all {self._capacity} records are unread")
-        start = position % self._capacity * RECORD_BYTES
-        self._records[start : start + RECORD_BYTES] = RECORD.pack(*record)
+        if position >= self._limit:
+            self._limit = self._peer_words[HEAD_WORD] + self._capacity
+            if position >= self._limit:
+                raise RingFullError(f"all {self._capacity} records are unread")
+        self._pack_into(self._records, position % self._capacity * RECORD_BYTES, *record)
         self._position = position + 1
 
     def publish(self) -> bool:
@@ -46,17 +55,27 @@ class RingWriter:
 class RingReader:
     """The end that drains."""
 
+    __slots__ = ("_capacity", "_own_words", "_peer_words", "_position", "_records")
+
     def __init__(self, own: Segment, peer: Mapping) -> None:
-        # Changed by drain.
-        self._position = own.words[HEAD_WORD]
         self._capacity = peer.header.ring_capacity
         self._records = peer.bytes[RING_OFFSET : RING_OFFSET + self._capacity * RECORD_BYTES]
         self._own_words = own.words
         self._peer_words = peer.words
+        # Changed by read.
+        self._position = own.words[HEAD_WORD]
 
-    def drain(self) -> Iterable[tuple[int, ...]]:
-        """All visible records, as tuples of sixteen words, oldest first; their slots are free again afterwards.
+    def drain(self) -> Sequence[Record]:
+        """What `read` returns; the slots are free again at once."""
+        records = self.read()
+        if records:
+            self.acknowledge()
+        return records
 
+    def read(self) -> Sequence[Record]:
+        """All visible records not read yet, as tuples of sixteen words, oldest first.
+
+        Their slots stay taken until `acknowledge`: whoever takes the reader's place after its death reads them again.
         Raises LayoutError where the writer claims more records than the ring holds: the peer is not to be believed.
         """
         position = self._position
@@ -66,12 +85,17 @@ class RingReader:
         capacity = self._capacity
         if not 0 < tail - position <= capacity:
             raise LayoutError(f"a ring of {capacity} records claims {tail - position} unread ones")
-        first, last = position % capacity, tail % capacity
-        if first < last:
-            records = list(RECORD.iter_unpack(self._records[first * RECORD_BYTES : last * RECORD_BYTES]))
-        else:
-            records = list(RECORD.iter_unpack(self._records[first * RECORD_BYTES :]))
-            records += RECORD.iter_unpack(self._records[: last * RECORD_BYTES])
         self._position = tail
-        self._own_words[HEAD_WORD] = tail  # publishes: the slots are copied out and may be filled again
+        return self._between(position, tail)
+
+    def acknowledge(self) -> None:
+        """What was read has had its effect: its slots may be filled again."""
+        self._own_words[HEAD_WORD] = self._position  # publishes: the slots are copied out and may be filled again
+
+    def _between(self, start: int, end: int) -> list[Record]:
+        first, last = start % self._capacity, end % self._capacity
+        if first < last:
+            return list(RECORD.iter_unpack(self._records[first * RECORD_BYTES : last * RECORD_BYTES]))
+        records = list(RECORD.iter_unpack(self._records[first * RECORD_BYTES :]))
+        records += RECORD.iter_unpack(self._records[: last * RECORD_BYTES])
         return records

@@ -124,9 +124,14 @@ class Memory:
                 if len(self._incomplete) == record[B.COUNT]:
                     self._batches.append(self._incomplete)
                     self._incomplete = []
+                if record[B.FREED]:
+                    self._take_back(record[B.FREED])
             elif kind == FREE:
-                self.free(record[B.BLOCK])
-                if self._has_spare and self._spare is None:
-                    self._spare = self.slab.allocate(UNIT)
+                self._take_back(record[B.BLOCK])
             else:
                 raise LayoutError(f"the batcher sent a record of kind {kind}")
+
+    def _take_back(self, ref: int) -> None:
+        self.free(ref)
+        if self._has_spare and self._spare is None:
+            self._spare = self.slab.allocate(UNIT)

@@ -27,6 +27,9 @@ class DefaultScheduler:
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         self._queue.add(request)
 
+    def add_first(self, request: QueuedRequest) -> None:
+        self._queue.add_first(request)  # Alone it is anyway.
+
     def take(self, now_ns: int) -> Batch | None:
         if not self._queue.rows:
             return None

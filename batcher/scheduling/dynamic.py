@@ -104,6 +104,14 @@ class DynamicBatchScheduler:
         if request.shape_key != self._wake_shape_key:
             self._wake_rows = 0
 
+    def add_first(self, request: QueuedRequest) -> None:
+        payload = Payload(request.shape_key)
+        payload.requests.append(request)
+        payload.rows = request.rows
+        payload.saturated = True
+        self._payloads.appendleft(payload)
+        self._num_in_payloads += 1
+
     def take(self, now_ns: int) -> Batch | None:
         queue = self._queue
         idle = self._instances.idle

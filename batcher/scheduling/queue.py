@@ -61,6 +61,12 @@ class RequestQueue:
         self._requests[request.key] = request
         self.rows += request.rows
 
+    def add_first(self, request: QueuedRequest) -> None:
+        """Puts a request that was accepted before in front of all others; no bound can refuse it."""
+        self._requests[request.key] = request
+        self._requests.move_to_end(request.key, last=False)
+        self.rows += request.rows
+
     def popleft(self) -> QueuedRequest:
         """Removes the request to be served next; KeyError where there is none."""
         request = self._requests.popitem(last=False)[1]

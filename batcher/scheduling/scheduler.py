@@ -29,6 +29,13 @@ class Scheduler(Protocol):
         """Accepts a request, or raises UnavailableError with Triton's sentence and changes nothing."""
         ...
 
+    def add_first(self, request: QueuedRequest) -> None:
+        """Accepts a request again that an instance died with: before all others, and in a batch of its own.
+
+        In a batch of its own, because it may be what killed the instance.
+        """
+        ...
+
     def take(self, now_ns: int) -> Batch | None:
         """The next batch, its instance busy from now on; None where nothing may run now. Call until None."""
         ...

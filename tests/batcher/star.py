@@ -8,7 +8,7 @@ from shoal.batcher.scheduling.scheduler import from_config
 from shoal.shm import counters, layout, segment
 from shoal.shm.counters import CELL, CounterTable
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import Geometry
+from shoal.shm.layout import PROGRESS_WORD, Geometry
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 
@@ -44,6 +44,10 @@ class End:
         """All records that came."""
         return list(self.reader.drain())
 
+    def begin(self, batch: int) -> None:
+        """Say, as a worker does, that it begins to execute a batch."""
+        self.own.words[PROGRESS_WORD] = batch
+
 
 class Star:
     """An exchange with whatever the test adds."""
@@ -53,9 +57,12 @@ class Star:
         table, _ = make_segment(layout.COUNTERS, 1000, counters.GEOMETRY)
         self._table = CounterTable(table)
 
-    def add_model(self, model_id: int, config: dict[str, Any], max_queue: int = 100) -> Model:
+    def add_model(
+        self, model_id: int, config: dict[str, Any], max_queue: int = 100, *, may_run_again: bool = False
+    ) -> Model:
         """A model version without instances."""
-        model = Model(model_id, from_config(config, max_queue), self._table.row(model_id))
+        row = self._table.row(model_id)
+        model = Model(model_id, from_config(config, max_queue), row, may_run_again=may_run_again)
         self.exchange.models[model_id] = model
         return model
 

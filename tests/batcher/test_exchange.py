@@ -151,7 +151,8 @@ def test_dead_worker_fails_what_it_was_executing_once_and_the_rest_goes_on() -> 
     ask(client, 1)
     ask(client, 2)
     star.exchange.step(now_ns=500)
-    assert len(worker.heard()) == 1
+    (item,) = worker.heard()
+    worker.begin(item[B.BATCH])
     star.exchange.remove_worker(WORKER, now_ns=700)
     star.exchange.step(now_ns=800)
     assert [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()] == [(1, Reason.INSTANCE_DIED)]
@@ -161,6 +162,74 @@ def test_dead_worker_fails_what_it_was_executing_once_and_the_rest_goes_on() -> 
     answer(successor, successor.heard()[0], block=pack_ref(WORKER + 1, 2, 1))
     star.exchange.step(now_ns=1_000)
     assert [(reply[P.NUMBER], reply[P.STATUS]) for reply in client.heard()] == [(2, 0)]
+
+
+def test_what_a_dead_worker_had_not_begun_goes_to_another_in_order() -> None:
+    star = Star()
+    model = star.add_model(MODEL, BATCHING)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    for number in (1, 2, 3):
+        ask(client, number)
+    star.exchange.step(now_ns=500)
+    assert len(worker.heard()) == 3
+    ask(client, 4)
+    star.exchange.step(now_ns=600)
+    star.exchange.remove_worker(WORKER, now_ns=700)
+    assert cell(model, "pending_count") == 4
+    successor = star.add_worker(WORKER + 1, model)
+    served = []
+    for now_ns in range(900, 1_300, 100):
+        star.exchange.step(now_ns)
+        for item in successor.heard():
+            answer(successor, item, block=pack_ref(WORKER + 1, 2, 1))
+        star.exchange.step(now_ns + 50)
+        served += [(reply[P.NUMBER], reply[P.STATUS]) for reply in client.heard()]
+    assert served == [(1, 0), (2, 0), (3, 0), (4, 0)]
+    assert (cell(model, "fail_count"), cell(model, "pending_count")) == (0, 0)
+
+
+def test_requests_that_may_run_again_do_so_alone_and_the_one_that_kills_twice_fails() -> None:
+    star = Star()
+    model = star.add_model(MODEL, BATCHING, may_run_again=True)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    for number in (1, 2, 3):
+        ask(client, number)
+    star.exchange.step(now_ns=500)
+    worker.begin(worker.heard()[0][B.BATCH])
+    star.exchange.remove_worker(WORKER, now_ns=600)
+    successors = [star.add_worker(WORKER + 1, model)]
+    outcomes: dict[int, int] = {}
+    for now_ns in range(700, 1_200, 100):
+        star.exchange.step(now_ns)
+        worker = successors[-1]
+        for item in worker.heard():
+            assert item[B.COUNT] == 1
+            worker.begin(item[B.BATCH])
+            if item[B.KEY] & 0xFF == 2:  # the poisonous one
+                star.exchange.remove_worker(worker.owner, now_ns + 10)
+                successors.append(star.add_worker(worker.owner + 1, model))
+            else:
+                answer(worker, item, block=pack_ref(worker.owner, 2, 1))
+        star.exchange.step(now_ns + 50)
+        outcomes |= {reply[P.NUMBER]: reply[P.REASON] for reply in client.heard()}
+    assert outcomes == {1: Reason.NONE, 2: Reason.INSTANCE_DIED, 3: Reason.NONE}
+    assert len(successors) == 2
+    assert (cell(model, "success_count"), cell(model, "failed_backend"), cell(model, "pending_count")) == (2, 1, 0)
+
+
+def test_a_freed_block_travels_with_the_next_batch() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    answer(worker, worker.heard()[0])
+    star.exchange.step(now_ns=600)
+    client.say(RELEASE, 1)
+    ask(client, 2)
+    star.exchange.step(now_ns=700)
+    (item,) = worker.heard()
+    assert (item[0], item[B.FREED]) == (BATCH_ITEM, OUTPUT_BLOCK)
 
 
 def test_what_a_dead_worker_had_published_is_delivered() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.batcher.holders import Holder, Holders
+from shoal.batcher.holders import Holders
 
 BLOCKS = st.integers(min_value=1, max_value=4)
 OWNERS = st.integers(min_value=1, max_value=3)
@@ -17,41 +17,46 @@ STEPS = st.lists(
 )
 
 
+def key(owner: int, number: int) -> int:
+    """A request's key: the client's owner id before its number of 40 bits."""
+    return owner << 40 | number
+
+
 def test_block_is_free_when_its_last_holder_goes() -> None:
     holders = Holders()
-    holders.hold(7, (1, 10))
-    holders.hold(7, (2, 11))
-    assert holders.release((1, 10)) == 0
+    holders.hold(7, key(1, 10))
+    holders.hold(7, key(2, 11))
+    assert holders.release(key(1, 10)) == 0
     assert holders.is_held(7)
-    assert holders.release((2, 11)) == 7
+    assert holders.release(key(2, 11)) == 7
     assert not holders.is_held(7)
     assert len(holders) == 0
 
 
 def test_release_of_what_is_not_held_changes_nothing() -> None:
     holders = Holders()
-    holders.hold(7, (1, 10))
-    assert holders.release((1, 99)) == 0
+    holders.hold(7, key(1, 10))
+    assert holders.release(key(1, 99)) == 0
     assert holders.is_held(7)
 
 
 @given(STEPS)
 def test_equals_a_list_of_pairs(steps: list[tuple[str, int, int]]) -> None:
     holders = Holders()
-    pairs: list[tuple[int, Holder]] = []
+    pairs: list[tuple[int, int]] = []
     number = 0
     for verb, value, owner in steps:
         before = {block for block, _ in pairs}
         if verb == "hold":
             number += 1
-            holders.hold(value, (owner, number))
-            pairs.append((value, (owner, number)))
+            holders.hold(value, key(owner, number))
+            pairs.append((value, key(owner, number)))
             continue
         if verb == "release":
-            freed = {holders.release((owner, value))} - {0}
-            pairs = [pair for pair in pairs if pair[1] != (owner, value)]
+            freed = {holders.release(key(owner, value))} - {0}
+            pairs = [pair for pair in pairs if pair[1] != key(owner, value)]
         else:
             freed = set(holders.release_owner(owner))
-            pairs = [pair for pair in pairs if pair[1][0] != owner]
+            pairs = [pair for pair in pairs if pair[1] >> 40 != owner]
         assert freed == before - {block for block, _ in pairs}
         assert len(holders) == len({block for block, _ in pairs})

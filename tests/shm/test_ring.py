@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from shoal.shm.layout import CLIENT, LINK, Geometry, LayoutError
+from shoal.shm.layout import CLIENT, LINK, RECORD, Geometry, LayoutError
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 
@@ -37,6 +37,17 @@ class Watched:
     def __setitem__(self, index: Any, value: Any) -> None:
         self.view[index] = value
         self.told(index.start if isinstance(index, slice) else index)
+
+
+class WatchedRecord:
+    """The record's struct, which calls `told(byte index)` right after it has packed one."""
+
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self.told = told
+
+    def pack_into(self, buffer: memoryview, offset: int, *words: int) -> None:
+        RECORD.pack_into(buffer, offset, *words)
+        self.told(offset)
 
 
 class Ends:
@@ -78,15 +89,26 @@ def drained(reader: RingReader) -> list[int]:
     return [found[0] for found in records]
 
 
+def test_what_was_read_and_not_acknowledged_is_read_again_by_a_successor(ends: Ends) -> None:
+    writer, reader = ends.writer(), ends.reader()
+    push_all(writer, [1, 2])
+    writer.publish()
+    assert [found[0] for found in reader.read()] == [1, 2]
+    assert reader.read() == ()
+    assert [found[0] for found in ends.reader().read()] == [1, 2]
+    reader.acknowledge()
+    assert ends.reader().read() == ()
+
+
 # -- The order of stores ------------------------------------------------------------------------------------------
 
 
-def test_records_are_stored_before_the_tail(ends: Ends) -> None:
+def test_records_are_stored_before_the_tail(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     stores: list[tuple[str, int]] = []
     writer_end = ends.writer_segment
     writer_end.words = cast("memoryview", Watched(writer_end.words, lambda word: stores.append(("word", word))))
-    writer_end.bytes = cast("memoryview", Watched(writer_end.bytes, lambda byte: stores.append(("record at", byte))))
     writer = ends.writer()
+    monkeypatch.setattr(writer, "_pack_into", WatchedRecord(lambda byte: stores.append(("record at", byte))).pack_into)
     push_all(writer, [1, 2])
     assert writer.publish()
     push_all(writer, [3])
@@ -94,15 +116,15 @@ def test_records_are_stored_before_the_tail(ends: Ends) -> None:
     assert stores == [("record at", 0), ("record at", 128), ("word", 8), ("record at", 256), ("word", 8)]
 
 
-def test_a_reader_that_looks_at_every_moment_sees_whole_groups_or_nothing(ends: Ends) -> None:
+def test_a_reader_that_looks_at_every_moment_sees_whole_groups_or_nothing(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader, seen = ends.reader(), []
     ends.writer_segment.words = cast(
         "memoryview", Watched(ends.writer_segment.words, lambda _: seen.append(drained(reader)))
     )
-    ends.writer_segment.bytes = cast(
-        "memoryview", Watched(ends.writer_segment.bytes, lambda _: seen.append(drained(reader)))
-    )
     writer = ends.writer()
+    monkeypatch.setattr(writer, "_pack_into", WatchedRecord(lambda _: seen.append(drained(reader))).pack_into)
     for group in ([1], [2, 3, 4], [5, 6], [7, 8, 9, 10]):
         push_all(writer, group)
         assert writer.publish()

@@ -1,0 +1,69 @@
+"""What the batcher counts, into a model's row of cells. Pure; times are monotonic nanoseconds."""
+
+from shoal.errors import CancelledError
+from shoal.shm.counters import CELL, Row
+
+_SUCCESS_COUNT, _SUCCESS_NS = CELL["success_count"], CELL["success_ns"]
+_FAIL_COUNT, _FAIL_NS = CELL["fail_count"], CELL["fail_ns"]
+_QUEUE_NS, _INPUT_NS = CELL["queue_ns"], CELL["compute_input_ns"]
+_INFER_NS, _OUTPUT_NS = CELL["compute_infer_ns"], CELL["compute_output_ns"]
+_INFERENCE_COUNT, _PENDING = CELL["inference_count"], CELL["pending_count"]
+_LAST_INFERENCE_MS = CELL["last_inference_ms"]
+#: Why a request failed: the cell that counts it beside `fail_count`.
+REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
+
+
+#: How one execution spent its time: when it began, then how long input, inference and output took.
+Compute = tuple[int, int, int, int]
+
+
+def compute_times(start: int, input_end: int, output_start: int, end: int) -> Compute:
+    """Time points as a DONE record has them, made monotonic, since a worker could write anything."""
+    if not start <= input_end <= output_start <= end:
+        input_end = max(start, input_end)
+        output_start = max(input_end, output_start)
+        end = max(output_start, end)
+    return start, input_end - start, output_start - input_end, end - output_start
+
+
+def count_arrival(row: Row) -> None:
+    """A request was queued."""
+    row.cells[_PENDING] += 1
+
+
+def count_departures(row: Row, count: int = 1) -> None:
+    """Requests left the queue, towards an instance or without one."""
+    row.cells[_PENDING] -= count
+
+
+def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns: int, now_ns: int) -> None:
+    """A request was answered; `start_ns` is when its client began to receive it, `queue_ns` when it was queued."""
+    cells = row.cells
+    cells[_SUCCESS_COUNT] += 1
+    cells[_SUCCESS_NS] += now_ns - start_ns if now_ns > start_ns else 0
+    compute_start_ns, input_ns, infer_ns, output_ns = compute
+    cells[_QUEUE_NS] += compute_start_ns - queue_ns if compute_start_ns > queue_ns else 0
+    cells[_INPUT_NS] += input_ns
+    cells[_INFER_NS] += infer_ns
+    cells[_OUTPUT_NS] += output_ns
+    cells[_INFERENCE_COUNT] += rows
+
+
+def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:
+    """A request failed; `reason` is REJECTED, CANCELED or BACKEND."""
+    cells = row.cells
+    cells[_FAIL_COUNT] += 1
+    cells[_FAIL_NS] += max(0, now_ns - start_ns)
+    cells[reason] += 1
+
+
+def reason_of_status(status: int) -> int:
+    """The reason to count where a worker answered with an error."""
+    return CANCELED if status == CancelledError.wire else BACKEND
+
+
+def count_execution(row: Row, rows: int, compute: Compute, wall_ns: int) -> None:
+    """A batch was executed; `wall_ns` is the wall clock's time of now."""
+    _, input_ns, infer_ns, output_ns = compute
+    row.count_execution(rows, input_ns, infer_ns, output_ns)
+    row.cells[_LAST_INFERENCE_MS] = wall_ns // 1_000_000
