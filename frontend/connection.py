@@ -25,21 +25,26 @@ class Stage(IntEnum):
     SENDING = 3
 
 
+# Looked up in its enumeration, a member takes 0.9k instructions; here, next to none.
+READING, RECEIVING, WAITING, SENDING = Stage
+
+
 class Connection:
     """A socket, non-blocking, and the state of the exchange on it."""
 
     __slots__ = (
-        "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "number", "received",
-        "release", "socket", "stage", "target", "unsent",
+        "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "number", "prefix_nbytes",
+        "received", "release", "socket", "stage", "target", "unsent",
     )  # fmt: skip
 
     def __init__(self, connection: Socket, deadline_s: float) -> None:
         self.socket = connection
         self.fd = connection.fileno()
         # All changed by the lane.
-        self.stage = Stage.READING
+        self.stage = READING
         self.buffer = b""  # read and not used: the beginning of a request, or the next one
         self.deadline_s = deadline_s
+        self.prefix_nbytes = 0  # of the last request: its head and its JSON, in front of binary tensors
         self.keep_alive = True
         self.is_quiet = False  # its readiness to be read is not looked at
         self.head: object = None
@@ -77,6 +82,9 @@ class Connection:
             sent = 0
         except OSError:
             return False
+        if len(chunks) == 1 and sent == len(chunks[0]):
+            self.unsent = []
+            return True
         for index, chunk in enumerate(chunks):
             if sent < len(chunk):
                 self.unsent = [chunk[sent:], *chunks[index + 1 :]]

@@ -6,6 +6,7 @@ no Transfer-Encoding, no upgrade, no expectation, CRLF everywhere, printable ASC
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.frontend.response import Response
@@ -42,7 +43,12 @@ class Head(NamedTuple):
 
 def parse_head(raw: bytes) -> Head | None:
     """The head in `raw`, which ends with the empty line; None where the road must see it."""
-    match = _HEAD.fullmatch(raw) if len(raw) <= MAX_HEAD_BYTES else None
+    return _parse(raw) if len(raw) <= MAX_HEAD_BYTES else None
+
+
+@lru_cache(maxsize=512)  # clients send the same head again and again; at most 4 MiB of them
+def _parse(raw: bytes) -> Head | None:
+    match = _HEAD.fullmatch(raw)
     if match is None:
         return None
     headers = _fields(match["fields"])

@@ -8,6 +8,8 @@ Pure.
 """
 
 import re
+from array import array
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import orjson
@@ -15,7 +17,7 @@ import orjson
 from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import ShoalError
 from shoal.frontend.v2.infer import PreparedRequest
-from shoal.frontend.v2.json_tensors import decode_data, encode_text
+from shoal.frontend.v2.json_tensors import decode_data, encode_text, flat_array
 from shoal.request import InferRequest, InferResponse, TensorRef, pack_request
 from shoal.shm.layout import pack_span
 
@@ -37,9 +39,12 @@ class JsonInput(NamedTuple):
     datatype: Datatype
     num_elements: int
     offset: int
+    typecode: str | None  # of an array of such elements, where C's conversion is all they need
+    types: frozenset[type]  # of the numbers
 
 
-class JsonForm(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class JsonForm:
     """A request whose skeleton is known."""
 
     prepared: PreparedRequest
@@ -50,7 +55,8 @@ class JsonForm(NamedTuple):
     responses: dict[bytes, "JsonResponse"]  # by the worker's packed InferResponse
 
 
-class JsonResponse(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class JsonResponse:
     """A response whose skeleton is known, and where its numbers lie in the worker's block."""
 
     skeleton: Skeleton
@@ -75,12 +81,13 @@ def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]
     for name, datatype, shape, data in prepared.inputs:
         if datatype is BYTES:
             return None
-        inputs.append(JsonInput(name, datatype, len(data) // datatype.itemsize, offset))
+        num_elements = len(data) // datatype.itemsize
+        inputs.append(JsonInput(name, datatype, num_elements, offset, *flat_array(datatype)))
         refs.append(TensorRef(name, datatype.wire, shape, offset, len(data)))
         offset += (len(data) + _ALIGNMENT - 1) & -_ALIGNMENT
     requested = tuple([output.name for output in prepared.outputs])
     header = pack_request(InferRequest(prepared.id, tuple(refs), requested, prepared.parameters))
-    kept = prepared._replace(inputs=())
+    kept = replace(prepared, inputs=())
     form = JsonForm(kept, tuple(inputs), offset, header, pack_span(offset, len(header)), {})
     # The long way has just read the same arrays: the short one must come to the same.
     if decode(form, arrays, offset or 1) != [data for _, _, _, data in prepared.inputs]:
@@ -88,15 +95,19 @@ def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]
     return form
 
 
-def decode(form: JsonForm, arrays: list[bytes], max_input_size: int) -> list[memoryview] | None:
+def decode(form: JsonForm, arrays: list[bytes], max_input_size: int) -> list[bytes | memoryview] | None:
     """The tensors of a request of that form; None where the long way must find out what is wrong with them."""
+    tensors: list[bytes | memoryview] = []
     try:
-        return [
-            decode_data(each.name, each.datatype, each.num_elements, orjson.loads(b"[%b]" % array), max_input_size)[0]
-            for each, array in zip(form.inputs, arrays, strict=True)
-        ]
-    except (ShoalError, orjson.JSONDecodeError):
+        for (name, datatype, num_elements, _, typecode, types), text in zip(form.inputs, arrays, strict=True):
+            numbers = orjson.loads(b"[%b]" % text)
+            if typecode and len(numbers) == num_elements and types.issuperset(map(type, numbers)):
+                tensors.append(array(typecode, numbers).tobytes())
+            else:
+                tensors.append(decode_data(name, datatype, num_elements, numbers, max_input_size)[0])
+    except (ShoalError, OverflowError, orjson.JSONDecodeError):
         return None
+    return tensors
 
 
 def make_response(prepared: PreparedRequest, response: InferResponse, rendered: bytes) -> JsonResponse | None:
@@ -109,12 +120,15 @@ def make_response(prepared: PreparedRequest, response: InferResponse, rendered: 
     return JsonResponse(skeleton, outputs, max([ref.offset + ref.nbytes for ref in outputs], default=0))
 
 
-def fill(known: JsonResponse, block: memoryview) -> bytes:
-    """The body of a response, its numbers read from the worker's block. Raises ShoalError."""
+def fill(known: JsonResponse, block: memoryview) -> bytes | None:
+    """The body of a response, its numbers read from the worker's block; None where the long way must refuse them."""
     pieces = [known.skeleton[0]]
-    for ref, text in zip(known.outputs, known.skeleton[1:], strict=True):
-        name, wire, _, offset, nbytes = ref
-        datatype = BY_WIRE[wire]
-        view = block[offset : offset + nbytes]
-        pieces += [b'"data":', encode_text(name, datatype, nbytes // datatype.itemsize, view), text]
+    try:
+        for ref, text in zip(known.outputs, known.skeleton[1:], strict=True):
+            name, wire, _, offset, nbytes = ref
+            datatype = BY_WIRE[wire]
+            view = block[offset : offset + nbytes]
+            pieces += [b'"data":', encode_text(name, datatype, nbytes // datatype.itemsize, view), text]
+    except ShoalError:
+        return None
     return b"".join(pieces)

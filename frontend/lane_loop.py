@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.errors import ShoalError, UnavailableError
-from shoal.frontend.connection import READ_BYTES, Connection, Stage
+from shoal.frontend.connection import READ_BYTES, READING, RECEIVING, SENDING, WAITING, Connection
 from shoal.frontend.doors import Doors
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.outgoing import Outgoing
 from shoal.frontend.response import Response, body_cut_short, error_response
 from shoal.frontend.router import answer
-from shoal.frontend.submission import HEADER_BYTES, Pending, Submission, body_offset
+from shoal.frontend.submission import HEADER_BYTES, Asked, Known, Submission, body_offset
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Reply
 from shoal.shm.slab import Block
@@ -39,8 +39,8 @@ HEAD_S, BODY_S_PER_MIB = 10.0, 1.0
 MAX_CONNECTIONS = 10_000
 #: How long a stopping lane leaves idle connections open for a request that is on its way already.
 LINGER_S = 2.0
-_MAX_HEADS = 512
 _TICK_S = 0.5
+_IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
 class Lane:
@@ -66,8 +66,7 @@ class Lane:
         self._outgoing = Outgoing(front_end.port, self._poller, self._close)
         # Changed by every pass of the loop.
         self._connections: dict[int, Connection] = {}
-        self._pending: dict[int, tuple[Connection, Pending] | None] = {}
-        self._heads: dict[bytes, Head] = {}
+        self._pending: dict[int, tuple[Connection, Asked] | None] = {}
         self._now_s = time.monotonic()
         self._stops_at_s = 0.0
 
@@ -86,7 +85,10 @@ class Lane:
                 if connection is None:
                     others.append(fd)
                 else:
-                    self._on_event(connection, event)
+                    try:
+                        self._serve(connection, event)
+                    except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
+                        self._give_up(connection)
             # New connections last: one could have got the descriptor of one that was closed in this very pass.
             for fd in others:
                 self._on_other(fd)
@@ -104,7 +106,7 @@ class Lane:
             self._outgoing.idle_s = LINGER_S
             self._doors.close()
             for connection in self._connections.values():
-                if connection.stage is Stage.READING:
+                if connection.stage is READING:
                     connection.deadline_s = min(connection.deadline_s, self._now_s + LINGER_S)
         is_idle = not self._connections and not self._doors.is_busy
         return is_idle or self._now_s >= self._stops_at_s
@@ -153,7 +155,7 @@ class Lane:
         """The connection is no longer ours; what it holds in shared memory is given back."""
         del self._connections[connection.fd]
         self._poller.unregister(connection.fd)
-        if connection.stage is Stage.WAITING:
+        if connection.stage is WAITING:
             self._pending[connection.number] = None
             self._port.cancel(connection.number)
         elif isinstance(connection.block, Block):
@@ -171,21 +173,15 @@ class Lane:
 
     # --- bytes come in ---
 
-    def _on_event(self, connection: Connection, event: int) -> None:
-        try:
-            self._serve(connection, event)
-        except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
-            self._give_up(connection)
-
     def _give_up(self, connection: Connection) -> None:
         _log.exception("a connection is closed, since serving it failed")
         if self._connections.get(connection.fd) is connection:
             self._close(connection)
 
     def _serve(self, connection: Connection, event: int) -> None:
-        if event & (select.EPOLLHUP | select.EPOLLERR):
+        if event & _GONE:
             self._close(connection)
-        elif connection.stage is Stage.READING:
+        elif connection.stage is READING:
             data = connection.read()
             if data and connection.buffer:
                 self._process(connection, connection.buffer + data)
@@ -196,12 +192,12 @@ class Lane:
                 self._hand_over(connection, connection.buffer)  # cut short: the road says so
             elif data is not None:
                 self._close(connection)
-        elif connection.stage is Stage.RECEIVING:
+        elif connection.stage is RECEIVING:
             self._receive(connection)
-        elif event & select.EPOLLOUT:
+        elif event & _OUT:
             if self._outgoing.send_rest(connection, self._now_s):
                 self._resume(connection)
-        elif event & select.EPOLLIN:
+        elif event & _IN:
             self._read_ahead(connection)
 
     def _read_ahead(self, connection: Connection) -> None:
@@ -216,45 +212,41 @@ class Lane:
     def _set_quiet(self, connection: Connection, quiet: bool) -> None:
         if quiet != connection.is_quiet:
             connection.is_quiet = quiet
-            wanted = select.EPOLLOUT if connection.stage is Stage.SENDING else 0
-            self._poller.modify(connection.fd, wanted if quiet else wanted | select.EPOLLIN)
+            wanted = _OUT if connection.stage is SENDING else 0
+            self._poller.modify(connection.fd, wanted if quiet else wanted | _IN)
 
     def _process(self, connection: Connection, data: bytes) -> None:
         """Use up what has come: whole requests are answered, the beginning of one is kept."""
         while True:
             connection.buffer = b""
+            known = self._submission.find(data[: connection.prefix_nbytes], len(data))
+            if known is not None:
+                self._submit_known(connection, known, data)
+                return
             end = data.find(b"\r\n\r\n") + 4
             if end == 3:
                 self._keep(connection, data, MAX_HEAD_BYTES)
                 return
             raw = data[:end]
-            head = self._heads.get(raw) or self._parse(raw)
+            head = parse_head(raw)
             if head is None or self._is_for_road(head):
                 self._hand_over(connection, data)
                 return
             connection.keep_alive = head.keep_alive and self._stops_at_s == 0.0
+            connection.prefix_nbytes = end + (head.json_length or 0)
             needed = end + head.content_length
-            if isinstance(head.found, Response) and head.content_length:
-                self._hand_over(connection, data)  # refused unread: closing without losing the answer is the road's
-                return
             if len(data) < needed:
                 self._begin_body(connection, head, data, end)
                 return
             connection.buffer = data[needed:]
             run = self._submit if head.is_infer else self._answer
-            if not run(connection, head, memoryview(data)[end:needed]) or not connection.buffer:
+            if not run(connection, head, memoryview(data)[end:needed], raw) or not connection.buffer:
                 return
             data = connection.buffer
 
-    def _parse(self, raw: bytes) -> Head | None:
-        head = parse_head(raw)
-        if head is not None:
-            if len(self._heads) >= _MAX_HEADS:
-                self._heads.clear()
-            self._heads[raw] = head
-        return head
-
     def _is_for_road(self, head: Head) -> bool:
+        if isinstance(head.found, Response) and head.content_length:
+            return True  # refused unread: closing without losing the answer is the road's
         if not head.is_infer:
             return head.content_length > SMALL_BODY_BYTES
         json_length = head.content_length if head.json_length is None else head.json_length
@@ -281,7 +273,7 @@ class Lane:
             return
         already = len(data) - end
         block.memory[offset : offset + already] = data[end:]
-        connection.stage = Stage.RECEIVING
+        connection.stage = RECEIVING
         connection.head, connection.block = head, block
         connection.received = already
         connection.target = block.memory[offset + already : offset + length]
@@ -307,8 +299,8 @@ class Lane:
                 offset = body_offset(head)
                 body = block.memory[offset : offset + head.content_length]
                 connection.target = connection.block = connection.head = None
-                connection.stage = Stage.READING
-                self._submit(connection, head, body, block)
+                connection.stage = READING
+                self._submit(connection, head, body, b"", block)
                 return
 
     def _refuse_cut_body(self, connection: Connection) -> None:
@@ -320,19 +312,34 @@ class Lane:
 
     # --- requests go in, responses out ---
 
-    def _submit(self, connection: Connection, head: Head, body: memoryview, block: Block | None = None) -> bool:
+    def _submit(
+        self, connection: Connection, head: Head, body: memoryview, raw: bytes, block: Block | None = None
+    ) -> bool:
         """Queue a request. True where it was refused and the connection can go on at once."""
         try:
-            pending = self._submission.submit(head, body, block)
+            number, asked = self._submission.submit(head, body, block, raw)
         except ShoalError as error:
             return self._outgoing.respond(connection, error_response(error), self._now_s)
-        connection.stage = Stage.WAITING
-        connection.number = pending.number
-        connection.deadline_s = self._now_s + self._front_end.request_timeout_s
-        self._pending[pending.number] = (connection, pending)
+        self._wait(connection, number, asked)
         return False
 
-    def _answer(self, connection: Connection, head: Head, body: memoryview) -> bool:
+    def _submit_known(self, connection: Connection, known: Known, data: bytes) -> None:
+        """Queue a request that is all of `data`."""
+        connection.keep_alive = known.keep_alive and self._stops_at_s == 0.0
+        try:
+            number, asked = self._submission.submit_known(known, data)
+        except ShoalError as error:
+            self._outgoing.respond(connection, error_response(error), self._now_s)
+        else:
+            self._wait(connection, number, asked)
+
+    def _wait(self, connection: Connection, number: int, asked: Asked) -> None:
+        connection.stage = WAITING
+        connection.number = number
+        connection.deadline_s = self._now_s + self._front_end.request_timeout_s
+        self._pending[number] = (connection, asked)
+
+    def _answer(self, connection: Connection, head: Head, body: memoryview, _raw: bytes) -> bool:
         """Run a handler that cannot block. True where the connection can go on at once."""
         found = head.found
         if not isinstance(found, Response):
@@ -349,16 +356,17 @@ class Lane:
                 if release:
                     self._port.release(release)
                 continue
-            connection, pending = waiting
+            connection, asked = waiting
             try:
-                self._reply(connection, pending, reply, release)
+                self._reply(connection, asked, reply, release)
             except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
                 self._give_up(connection)
 
-    def _reply(self, connection: Connection, pending: Pending, reply: Reply, release: int) -> None:
-        connection.stage, connection.release = Stage.READING, release
-        response, head = self._submission.response(pending, reply)
-        if self._outgoing.respond(connection, response, self._now_s, head, release):
+    def _reply(self, connection: Connection, asked: Asked, reply: Reply, release: int) -> None:
+        connection.stage = READING
+        connection.release = release  # until it is sent: whatever fails, it is given back
+        chunks = self._submission.known_response(asked, reply) or self._submission.response(asked, reply)
+        if self._outgoing.send(connection, chunks, self._now_s) and (connection.buffer or connection.is_quiet):
             self._resume(connection)
 
     def _resume(self, connection: Connection) -> None:
@@ -375,15 +383,15 @@ class Lane:
         if len(self._connections) < MAX_CONNECTIONS and not self._stops_at_s:
             self._doors.reopen()
         for connection in [each for each in self._connections.values() if each.deadline_s <= now_s]:
-            if connection.stage is Stage.WAITING:
+            if connection.stage is WAITING:
                 self._time_out(connection)
-            elif not (connection.stage is Stage.SENDING and self._outgoing.hold_no_longer(connection, now_s)):
+            elif not (connection.stage is SENDING and self._outgoing.hold_no_longer(connection, now_s)):
                 self._close(connection)
 
     def _time_out(self, connection: Connection) -> None:
         self._pending[connection.number] = None
         self._port.cancel(connection.number)
-        connection.stage = Stage.READING
+        connection.stage = READING
         timeout_s = self._front_end.request_timeout_s
         error = UnavailableError(f"Request timeout expired: no answer within {timeout_s:g} s (--request-timeout-secs)")
         if self._outgoing.respond(connection, error_response(error), self._now_s):

@@ -7,13 +7,11 @@ for all of them together. One thread, the lane's; every method says whether the 
 import select
 from collections.abc import Callable
 
-from shoal.frontend.connection import Chunks, Connection, Stage
+from shoal.frontend.connection import READING, SENDING, Chunks, Connection
 from shoal.frontend.response import Response
-from shoal.frontend.submission import response_head
+from shoal.frontend.submission import JOIN_BYTES, response_head
 from shoal.shm.port import Port
 
-#: Tensors up to this are joined to the head: one plain send is cheaper than a gathering one, and the block is free.
-JOIN_BYTES = 16 * 1024
 #: How long an idle connection may ask again: Triton has no limit, proxies keep theirs for 60 s.
 IDLE_S = 75.0
 #: How long a reader may hold a worker's block before what it has not read is copied, and then before it is cut off.
@@ -34,32 +32,30 @@ class Outgoing:
         # Changed by every method.
         self._kept_bytes = 0
 
-    def respond(
-        self, connection: Connection, response: Response, now_s: float, head: bytes | None = None, release: int = 0
-    ) -> bool:
-        """Send a response; `head` is all of it up to the first tensor, where that is known already.
+    def respond(self, connection: Connection, response: Response, now_s: float) -> bool:
+        """As send, for a response that has no head yet."""
+        return self.send(connection, [response_head(response), *response.chunks], now_s)
 
-        `release` is the reply whose block the chunks lie in. True where the next request may follow at once.
+    def send(self, connection: Connection, chunks: Chunks, now_s: float) -> bool:
+        """Send a response: its head, alone or with all of it, then views of the block that the connection will release.
+
+        True where the next request may follow at once.
         """
-        if head is None:
-            head = response_head(response)
         if not connection.keep_alive:
-            head = head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
-        chunks: Chunks = [head, *response.chunks]
-        if sum([len(chunk) for chunk in response.chunks]) <= JOIN_BYTES:
+            chunks[0] = bytes(chunks[0]).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        if len(chunks) > 1 and sum(map(len, chunks)) <= JOIN_BYTES:
             chunks = [b"".join(chunks)]
-            if release:
-                self._port.release(release, prompt=False)
-                release = 0
-        connection.release = release
+        if connection.release and len(chunks) == 1:
+            self._port.release(connection.release, prompt=False)
+            connection.release = 0
         if not connection.send(chunks):
             self._close(connection)
             return False
         if not connection.unsent:
             return self._sent(connection, now_s)
-        self._kept_bytes += 0 if release else connection.num_unsent
-        connection.stage = Stage.SENDING
-        connection.deadline_s = now_s + (HOLD_S if release else SEND_S)
+        self._kept_bytes += 0 if connection.release else connection.num_unsent
+        connection.stage = SENDING
+        connection.deadline_s = now_s + (HOLD_S if connection.release else SEND_S)
         connection.is_quiet = True
         self._poller.modify(connection.fd, select.EPOLLOUT)
         return False
@@ -96,10 +92,11 @@ class Outgoing:
         connection.unsent = []
 
     def _sent(self, connection: Connection, now_s: float) -> bool:
-        self.release(connection)
+        if connection.release:
+            self.release(connection)
         if not connection.keep_alive:
             self._close(connection)
             return False
-        connection.stage = Stage.READING
+        connection.stage = READING
         connection.deadline_s = now_s + self.idle_s
         return True

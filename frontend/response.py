@@ -14,6 +14,8 @@ from shoal.errors import InvalidArgumentError, ShoalError
 Headers = tuple[tuple[str, str], ...]
 
 JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
+#: The head of a response of nothing but JSON, but for its length.
+JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 #: Sent where the rest of a request is unread or unreadable: the next request on the connection cannot be found.
 CLOSE: Headers = (("Connection", "close"),)
 

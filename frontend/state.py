@@ -60,6 +60,8 @@ class ModelTable:
         # Both are replaced by apply(), in the process's control thread; never changed in place.
         self._models: dict[str, Versions] = {}
         self._latest: dict[str, ModelEntry] = {}
+        #: Counts what apply() took in: while it stays, lookup() finds what it found.
+        self.num_changes = 0
 
     def apply(self, message: Mapping[str, Any]) -> None:
         """Take in one message of the supervisor: `model` replaces an entry, `model_removed` drops it."""
@@ -85,6 +87,7 @@ class ModelTable:
         if ready:
             latest[name] = ready[-1]
         self._models, self._latest = models, latest
+        self.num_changes += 1
 
     def lookup(self, name: str, version: str | None) -> ModelEntry:
         """The READY entry a request means; without a version the highest READY one.

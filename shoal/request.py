@@ -63,7 +63,7 @@ def pack_response(response: InferResponse) -> bytes:
     return msgpack.packb(response, use_bin_type=True)  # type: ignore[no-any-return]
 
 
-def unpack_response(header: memoryview, block_nbytes: int) -> InferResponse:
+def unpack_response(header: bytes | memoryview, block_nbytes: int) -> InferResponse:
     """A response's header as a front end reads it; a worker runs user code, so nothing in it is taken on trust."""
     try:
         outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)

@@ -6,6 +6,7 @@ view of the worker's block on its way out. Front-end processes.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite, prod
 from typing import Any, NamedTuple
@@ -41,7 +42,8 @@ class RequestedOutput(NamedTuple):
     classification: int  # how many classes are wanted in place of the values; 0 = the values
 
 
-class PreparedRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
     """A request that may be queued. `outputs` is empty where all are wanted, all as `binary_data_output` says."""
 
     entry: ModelEntry

@@ -83,6 +83,13 @@ def decode_data(
     return memoryview(encoded), num_elements
 
 
+def flat_array(datatype: Datatype) -> tuple[str | None, frozenset[type]]:
+    """The typecode of an array that takes the tensor's numbers as they are, and their types; None where none does."""
+    kind = datatype.dtype.kind
+    typecode = _TYPECODES.get(datatype.name) or {"INT64": "q", "UINT64": "Q"}.get(datatype.name)
+    return typecode, frozenset(_TYPES[kind])
+
+
 def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
     """The elements in row-major order, and their types."""
     types = set(map(type, data))

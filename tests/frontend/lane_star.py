@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from shoal.frontend.http_head import Head, parse_head
 from shoal.frontend.state import ServerState
-from shoal.frontend.submission import Pending, Submission, body_offset
-from shoal.frontend.v2.infer import block_nbytes, prepare, write_block
+from shoal.frontend.submission import Asked, Submission, body_offset
+from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, prepare, write_block
 from shoal.request import InferRequest, InferResponse, pack_response, unpack_request
 from shoal.shm import segment
 from shoal.shm.doorbell import Doorbell
@@ -70,6 +70,17 @@ class Seen(NamedTuple):
     parameters: Mapping[str, Any]
 
 
+class Pending(NamedTuple):
+    """A submitted request."""
+
+    number: int
+    asked: Asked
+
+    @property
+    def prepared(self) -> PreparedRequest:
+        return self.asked if isinstance(self.asked, PreparedRequest) else self.asked.prepared
+
+
 class Star:
     """A lane's port (client 5) and the batcher's and worker 9's ends of it."""
 
@@ -98,12 +109,12 @@ class Star:
 
     def submit_head(self, head: Head, body: bytes, *, received: bool) -> Pending:
         if not received:
-            return self.submission.submit(head, memoryview(b"head" + body + b"next")[4 : 4 + len(body)], None)
+            return Pending(*self.submission.submit(head, memoryview(b"head" + body + b"next")[4 : 4 + len(body)], None))
         offset = body_offset(head)
         block = self.port.allocate(offset + len(body) + 4096)
         block.memory[:] = b"\xee" * len(block.memory)  # what the block's last user left
         block.memory[offset : offset + len(body)] = body
-        return self.submission.submit(head, block.memory[offset : offset + len(body)], block)
+        return Pending(*self.submission.submit(head, block.memory[offset : offset + len(body)], block))
 
     def submit_and_see(self, model: str, json: bytes) -> Seen:
         """JSON alone, and what became of it."""
@@ -198,7 +209,7 @@ def head_of(model: str, json: bytes, tail: bytes | None = None, json_length: int
 
 def used_form(pending: Pending) -> bool:
     """Whether the JSON was known."""
-    return pending.form is not None
+    return not isinstance(pending.asked, PreparedRequest)
 
 
 def binary(name: str, datatype: str, shape: list[int], nbytes: int) -> bytes:

@@ -28,6 +28,7 @@ from tests.frontend.lane_star import (
     GRID,
     ONE,
     TWO,
+    Pending,
     Seen,
     Star,
     binary,
@@ -246,7 +247,7 @@ def test_a_received_body_stays_where_it_is(star: Star) -> None:
         offset = body_offset(head)
         block = star.port.allocate(offset + len(json) + 8 + 4096)
         block.memory[offset : offset + len(json) + 8] = json + TWO
-        pending = star.submission.submit(head, block.memory[offset : offset + len(json) + 8], block)
+        pending = Pending(*star.submission.submit(head, block.memory[offset : offset + len(json) + 8], block))
         assert star.seen().inputs == (("A", 11, (1, 2), TWO),)
         assert used_form(pending)
         assert star.records[-1][3] == block.ref != block_ref_when_copied

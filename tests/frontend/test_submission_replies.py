@@ -4,17 +4,16 @@ The requests' side, and the star, are those of test_submission.py.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from shoal.frontend.response import Response
-from shoal.frontend.submission import Pending, response_head
+from shoal.frontend.submission import response_head
 from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.port import Reply
-from tests.frontend.lane_star import ONE, TWO, Star, binary, inputs, used_form
+from tests.frontend.lane_star import ONE, TWO, Pending, Star, binary, inputs, used_form
 
 
 @pytest.fixture
@@ -32,9 +31,10 @@ class Sent(NamedTuple):
 
 
 def sent(star: Star, pending: Pending, reply: Reply) -> Sent:
-    response, head = star.submission.response(pending, reply)
-    known = head is not None
-    return Sent(b"".join([response_head(response) if head is None else head, *response.chunks]), known)
+    chunks = star.submission.known_response(pending.asked, reply)
+    if chunks is not None:
+        return Sent(b"".join(chunks), known=True)
+    return Sent(b"".join(star.submission.response(pending.asked, reply)), known=False)
 
 
 def ask(star: Star, model: str, json: bytes, tail: bytes) -> Pending:
@@ -234,17 +234,21 @@ def test_a_response_that_cannot_be_is_an_error_each_time(star: Star, tensor: Ten
 def test_refusals_and_errors_of_known_and_new_requests(star: Star) -> None:
     grid = inputs(binary("A", "FP32", [1, 2], 8), more=b',"id":"7"' + ALL_BINARY)
 
-    def body(response: Response) -> tuple[int, Any]:
-        assert response.headers == (("Content-Type", "application/json"),)
-        return response.status, b"".join(response.chunks)
+    def error(status: bytes, text: bytes) -> list[bytes]:
+        head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(text))
+        return [head, text]
 
     for _ in range(2):
         refused = ask(star, "grid", grid, ONE)
-        response, head = star.submission.response(refused, star.refuse(refused.number))
-        assert head is None
-        assert body(response) == (400, b'{"error":"[request id: 7] Request was cancelled"}')
+        refusal = star.refuse(refused.number)
+        assert star.submission.known_response(refused.asked, refusal) is None
+        assert star.submission.response(refused.asked, refusal) == error(
+            b"400 Bad Request", b'{"error":"[request id: 7] Request was cancelled"}'
+        )
         failed = ask(star, "grid", grid, ONE)
-        response, head = star.submission.response(failed, star.fail(failed.number, 2, b'caf\xc3\xa9 is "closed"'))
-        assert head is None
-        assert body(response)[1] == b'{"error":"caf\xc3\xa9 is \\"closed\\""}'
+        failure = star.fail(failed.number, 2, b'caf\xc3\xa9 is "closed"')
+        assert star.submission.known_response(failed.asked, failure) is None
+        assert star.submission.response(failed.asked, failure) == error(
+            b"500 Internal Server Error", b'{"error":"caf\xc3\xa9 is \\"closed\\""}'
+        )
     assert (star.port.slab.num_taken, star.port.num_in_flight) == (0, 0)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -271,7 +272,7 @@ def test_two_encodings_one_answer(make_entry: Make, case: Any, binary_out: bool)
     if not (datatype.startswith("FP") and np.isnan(array).any()):  # JSON cannot say which NaN
         assert bytes(first.inputs[0].data) == bytes(second.inputs[0].data)
     assert first.inputs[0][:3] == second.inputs[0][:3]
-    assert first._replace(inputs=()) == second._replace(inputs=())
+    assert replace(first, inputs=()) == replace(second, inputs=())
     assert (second.rows, second.shape_key != 0) == (len(array), True)
 
     # An identity model: the inputs' block is the outputs' block.
