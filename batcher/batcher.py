@@ -1,7 +1,8 @@
 """The batcher process: `python -m shoal.batcher.batcher`. Waits for its bell, lets the exchange handle what came.
 
 One thread, one epoll: the bell that every client and worker rings, and the control connection. Segments and bells
-arrive as descriptors over the latter and are acknowledged once mapped.
+arrive as descriptors over the latter and are acknowledged once mapped. Where a batcher has died, the next one is told
+of everybody first, and looks at no ring until all clients have said again what is open.
 """
 
 import faulthandler
@@ -27,13 +28,16 @@ MAX_SLEEP_S = 10.0
 class Batcher:
     """The loop and the control messages; what they mean for requests is the exchange's business."""
 
-    def __init__(self, channel: Channel, bell: Doorbell, counters: CounterTable, max_queue_size: int) -> None:
+    def __init__(
+        self, channel: Channel, bell: Doorbell, counters: CounterTable, max_queue_size: int, *, is_successor: bool
+    ) -> None:
         self._channel = channel
         self._bell = bell
         self._counters = counters
         self._max_queue_size = max_queue_size
         self._exchange = Exchange(time.time_ns() - time.monotonic_ns())
         self._on: dict[str, Callable[[Message, list[int]], None]] = {
+            "resume": self._on_resume,
             "client": self._on_client,
             "client_gone": self._on_client_gone,
             "model": self._on_model,
@@ -45,8 +49,10 @@ class Batcher:
             "worker_retired": self._on_worker_retired,
             "worker_gone": self._on_worker_gone,
         }
-        # Changed by control messages: workers that are mapped but not ready yet.
+        # Changed by control messages: workers that are mapped but not ready yet; whether a dead batcher's place is
+        # still being taken.
         self._starting: dict[int, Worker] = {}
+        self._is_taking_over = is_successor
 
     def run(self) -> None:
         """Serve until the supervisor hangs up."""
@@ -63,6 +69,8 @@ class Batcher:
             bell.clear()
             if any(fd == control_fd for fd, _ in events):
                 self._receive()
+            if self._is_taking_over:
+                continue
             exchange.step(time.monotonic_ns())
             if exchange.distrusted:
                 self._report_distrusted()
@@ -78,9 +86,15 @@ class Batcher:
             self._channel.send({"op": "distrusted", "owner": owner})
         self._exchange.distrusted.clear()
 
+    def _on_resume(self, _message: Message, _fds: list[int]) -> None:
+        self._is_taking_over = False
+        self._exchange.resume(time.monotonic_ns())
+
     def _on_client(self, message: Message, fds: list[int]) -> None:
         segment, link, bell = fds
         client = Client(message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell))
+        if self._is_taking_over:
+            client.reader.skip()
         self._exchange.clients[client.owner] = client
 
     def _on_client_gone(self, message: Message, _fds: list[int]) -> None:
@@ -91,7 +105,9 @@ class Batcher:
 
     def _on_model(self, message: Message, _fds: list[int]) -> None:
         scheduler = from_config(message["config"], self._max_queue_size)
-        self._exchange.models[message["model"]] = Model(message["model"], scheduler, self._counters.row(message["row"]))
+        row = self._counters.restored_row if self._is_taking_over else self._counters.row
+        model = Model(message["model"], scheduler, row(message["row"]), may_run_again=message["may_run_again"])
+        self._exchange.models[model.id] = model
 
     def _on_model_gone(self, message: Message, _fds: list[int]) -> None:
         self._exchange.remove_model(message["model"], time.monotonic_ns())
@@ -106,6 +122,8 @@ class Batcher:
         segment, link, bell = fds
         model = self._exchange.models[message["model"]]
         worker = Worker(message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell), model)
+        if self._is_taking_over:
+            worker.take_over()
         self._starting[worker.owner] = worker
 
     def _on_worker_ready(self, message: Message, _fds: list[int]) -> None:
@@ -119,7 +137,8 @@ class Batcher:
         worker = self._starting.pop(owner, None) or self._exchange.workers.get(owner)
         self._exchange.remove_worker(owner, time.monotonic_ns())
         # What the dead worker's last answers became is shown before the acknowledgement: then its segment may go.
-        self._exchange.step(time.monotonic_ns())
+        if not self._is_taking_over:
+            self._exchange.step(time.monotonic_ns())
         if worker is not None:
             worker.bell.close()
 
@@ -130,10 +149,17 @@ def main() -> None:
     faulthandler.enable()
     set_title("batcher")
     channel = control.join("batcher")
-    message, (bell, counters) = channel.receive()
-    log.configure(**message["log"])
-    batcher = Batcher(channel, Doorbell(bell), CounterTable(Segment.attach(counters)), message["max_queue_size"])
     try:
+        # One that stands by waits here, with all its imports done.
+        message, (bell, counters) = channel.receive()
+        log.configure(**message["log"])
+        batcher = Batcher(
+            channel,
+            Doorbell(bell),
+            CounterTable(Segment.attach(counters)),
+            message["max_queue_size"],
+            is_successor=message["is_successor"],
+        )
         batcher.run()
     except (EOFError, BrokenPipeError):
         sys.exit(0)  # the supervisor is gone; whatever it wanted acknowledged no longer matters

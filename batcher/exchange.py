@@ -14,7 +14,21 @@ from shoal.errors import InternalError, UnavailableError
 from shoal.reasons import Reason
 from shoal.shm import layout
 from shoal.shm.counters import Row
-from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, NUMBER_BITS, RELEASE, REPLY, REQUEST, WANT, D, LayoutError, R
+from shoal.shm.layout import (
+    BATCH_ITEM,
+    CANCEL,
+    DONE,
+    HAVE,
+    HOLD,
+    NUMBER_BITS,
+    RELEASE,
+    REPLY,
+    REQUEST,
+    WANT,
+    D,
+    LayoutError,
+    R,
+)
 from shoal.shm.ring import Record
 
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
@@ -40,6 +54,8 @@ class Exchange:
         # Changed by step and by deaths.
         self.holders = Holders()
         self._requests: dict[int, Open] = {}
+        #: Only while a dead batcher's place is taken: the requests that workers have from it.
+        self._in_hand: set[int] = set()
         #: Requests that were being executed when their instance died, and have been given one more chance.
         self._second_chances: set[int] = set()
         self._awake: dict[int, Model] = {}
@@ -56,7 +72,7 @@ class Exchange:
     def add_worker(self, worker: Worker) -> None:
         """A worker that is loaded and has mapped everything: batches may go to it."""
         self.workers[worker.owner] = worker
-        worker.model.scheduler.add_instance(worker.owner)
+        worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
         self._awake[worker.model.id] = worker.model
 
     def retire_worker(self, owner: int) -> None:
@@ -129,6 +145,20 @@ class Exchange:
         self._awake.pop(model_id, None)
         self._deadlines.pop(model_id, None)
 
+    def resume(self, now_ns: int) -> None:
+        """Take a dead batcher's place: every client has said again what is open and what it holds.
+
+        What a worker has from the dead one stays with it; the rest is queued, and times count from now.
+        """
+        self._in_hand = {key for worker in self.workers.values() for key in worker.missing}
+        self._busy.update(self.workers)
+        # The dead one may have shown a batch and not have rung for it.
+        for worker in self.workers.values():
+            worker.must_ring = True
+            self._written.add(worker)
+        self.step(now_ns)
+        self._in_hand.clear()
+
     # --- the loop's body ---
 
     def step(self, now_ns: int) -> None:
@@ -151,7 +181,7 @@ class Exchange:
         self._written.clear()
         # Last: until here a successor would have had to read it all again.
         for peer in self._read:
-            peer.reader.acknowledge()
+            peer.acknowledge()
         self._read.clear()
 
     def next_deadline_ns(self) -> int | None:
@@ -209,6 +239,8 @@ class Exchange:
                         self._free(ref)
                 elif kind == CANCEL:
                     self._cancel(client.first_key + record[R.NUMBER], now_ns)
+                elif kind == HOLD:
+                    self.holders.hold(record[R.BLOCK], client.first_key + record[R.NUMBER])
                 else:
                     raise LayoutError(f"client {client.owner} sent a record of kind {kind}")
         except LayoutError:
@@ -227,7 +259,11 @@ class Exchange:
             return
         key = client.first_key + number
         queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us)
+        if key in self._requests:
+            return  # said again to a batcher that had heard it the first time
         self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
+        if key in self._in_hand:
+            return
         try:
             model.scheduler.add(queued, now_ns)
         except UnavailableError:
@@ -265,6 +301,8 @@ class Exchange:
         for record in records:
             if record[0] == DONE:
                 self._finish(worker, record, now_ns)
+                unheld.append(record[D.BLOCK])
+            elif record[0] == HAVE:
                 unheld.append(record[D.BLOCK])
             elif record[0] == WANT:
                 worker.is_hungry = worker.must_ring = True
@@ -304,6 +342,7 @@ class Exchange:
         statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
         self._counted.add(model.row)
         worker.is_hungry = False
+        worker.num_finished = running.number
         if not worker.missing:
             self._busy.pop(worker.owner, None)
         model.scheduler.complete(worker.owner, now_ns)

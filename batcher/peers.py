@@ -6,7 +6,7 @@ Values with little behaviour; `exchange.py` changes them. Live in the batcher.
 from shoal.batcher.scheduling.scheduler import Scheduler
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import FREE, NUMBER_BITS, PROGRESS_WORD
+from shoal.shm.layout import BATCH_ITEM, FREE, NUMBER_BITS, PROGRESS_WORD, B
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 
@@ -30,6 +30,10 @@ class Peer:
         if self.must_ring:
             self.must_ring = False
             self.bell.ring()
+
+    def acknowledge(self) -> None:
+        """What was read of the peer has had its effect: a successor need not read it again."""
+        self.reader.acknowledge()
 
 
 class Client(Peer):
@@ -69,17 +73,20 @@ class Running:
 class Worker(Peer):
     """A model instance: the requests it has been given and has not answered, in the order of their batches."""
 
-    __slots__ = ("_words", "freed", "is_hungry", "missing", "model", "num_batches")
+    __slots__ = ("_link_words", "_words", "freed", "is_hungry", "missing", "model", "num_batches", "num_finished")
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
         super().__init__(owner, link, segment, bell)
         self.model = model
         self.missing: dict[int, Running] = {}
+        #: Numbers of the batch that it was given last, and of the one that it finished last: it keeps their order.
         self.num_batches = 0
+        self.num_finished = 0
         #: Blocks of its that nobody holds any more, to be told with its next batch, or at the end of the step.
         self.freed: list[int] = []
         self.is_hungry = False  # it waits for memory
         self._words = segment.words
+        self._link_words = link.words
 
     @property
     def batch_begun(self) -> int:
@@ -92,3 +99,25 @@ class Worker(Peer):
             self.writer.push((FREE, 0, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
         self.freed.clear()
         super().flush()
+
+    def acknowledge(self) -> None:
+        """Leave a successor the number of the batch up to which all answers were passed on, too."""
+        self._link_words[PROGRESS_WORD] = self.num_finished
+        super().acknowledge()
+
+    def take_over(self) -> None:
+        """Find out what a dead batcher gave this worker and saw no answer to: it stands in the ring between them."""
+        self.num_finished = self.num_batches = self._link_words[PROGRESS_WORD]
+        items = []
+        for record in self.writer.history():
+            if record[0] != BATCH_ITEM:
+                continue
+            if record[B.BATCH] <= self.num_finished:
+                break
+            items.append(record)
+        batches: dict[int, Running] = {}
+        for record in reversed(items):
+            self.num_batches = number = record[B.BATCH]
+            running = batches.setdefault(number, Running(number, 0, record[B.COUNT]))
+            running.rows += record[B.ROWS]
+            self.missing[record[B.KEY]] = running

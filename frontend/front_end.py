@@ -13,6 +13,10 @@ from shoal.shm.doorbell import Doorbell
 from shoal.shm.port import Port
 from shoal.shm.segment import Segment, SegmentView
 
+#: Messages that make replies void which have not been collected: those that a dead worker gave name its segment, those
+#: that a dead batcher gave are to requests that are told to its successor.
+REPLIES_FIRST = frozenset({"segment_gone", "batcher"})
+
 
 @dataclass(slots=True)
 class FrontEnd:
@@ -25,12 +29,14 @@ class FrontEnd:
     request_timeout_s: float
 
     def apply(self, message: Message, fds: list[int]) -> None:
-        """Take a message into force. Before a `segment_gone`, the replies that name it must have been collected."""
+        """Take a message into force. Before one of REPLIES_FIRST, the replies that have come must be collected."""
         op = message["op"]
         if op == "segment":
             self.port.add_segment(message["owner"], SegmentView.attach(fds[0]))
         elif op == "segment_gone":
             self.port.remove_segment(message["owner"])
+        elif op == "batcher":
+            self.port.resubmit()
         elif op in ("model", "model_removed"):
             self.state.models.apply(message)
         elif op == "started":

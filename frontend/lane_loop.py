@@ -17,7 +17,7 @@ from typing import Any
 from shoal.errors import ShoalError, UnavailableError
 from shoal.frontend.connection import READ_BYTES, READING, RECEIVING, SENDING, WAITING, Connection
 from shoal.frontend.doors import Doors
-from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
 from shoal.frontend.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.outgoing import Outgoing
 from shoal.frontend.response import Response, body_cut_short, error_response
@@ -128,8 +128,8 @@ class Lane:
 
     def _receive_message(self) -> None:
         message, fds = self._front_end.channel.receive()
-        if message["op"] == "segment_gone":
-            self._deliver()  # answers that a dead worker gave name its segments
+        if message["op"] in REPLIES_FIRST:
+            self._deliver()
         self._front_end.apply(message, fds)
         if "seq" in message:
             self._front_end.channel.acknowledge(message)

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from shoal import errors, reasons
 from shoal.control import Message
 from shoal.errors import UnavailableError
-from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
 from shoal.frontend.oversize import OversizeBlocks
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.options import SLAB_PARTS
@@ -184,8 +184,8 @@ class PortTransport:
         if message["op"] in ("oversize", "oversize_ready"):
             self._oversize.hear(message, fds)
         else:
-            if message["op"] == "segment_gone":
-                self.deliver()  # answers that a dead worker gave name its segments
+            if message["op"] in REPLIES_FIRST:
+                self.deliver()
             with self._lock:
                 self._front_end.apply(message, fds)
         if "seq" in message:

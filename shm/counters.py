@@ -76,6 +76,14 @@ class Row:
         self._batches.clear()
         self._changed.clear()
 
+    def restore(self) -> None:
+        """As a dead batcher published it last. What is pending will be counted anew."""
+        words = self._words.tolist()
+        self.cells[:] = words[: len(CELLS)]
+        self.cells[CELL["pending_count"]] = 0
+        for index, found in enumerate(_batches(words)):
+            self._batches[found.batch_size] = [_BATCHES_WORD + index * _BATCH_WORDS, *found]
+
     def count_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """One executed batch of `rows` rows."""
         self.cells[_EXECUTION_COUNT] += 1
@@ -116,6 +124,12 @@ class CounterTable:
         """The row of a newly loaded model version, all zero."""
         row = Row(self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS])
         row.clear()
+        return row
+
+    def restored_row(self, index: int) -> Row:
+        """The row of a model version that another batcher has counted for."""
+        row = Row(self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS])
+        row.restore()
         return row
 
 

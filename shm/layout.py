@@ -15,7 +15,9 @@ A segment is written by one process, its owner, and mapped read-only by its peer
     128         8          head: records the owner   records   owner → the writer of the peer's ring
                            has read of the peer's
     192         8          progress: the batch begun number    worker → batcher, supervisor
-                           last
+                           last; in a link to a                batcher → its successor
+                           worker: the batch whose
+                           answers were passed on
     256         8          busy since: when the      ns        worker → supervisor
                            batch being executed
                            began, 0 between two
@@ -160,17 +162,19 @@ def ref_owner(ref: int) -> int:
 # A span word is offset << 32 | size, in bytes from the start of the block that the record names.
 
 # client → batcher
-REQUEST, CANCEL, RELEASE = 1, 2, 3
+REQUEST, CANCEL, RELEASE, HOLD = 1, 2, 3, 9
 # batcher → client
 REPLY = 4
 # batcher → worker
 BATCH_ITEM, FREE = 5, 6
 # worker → batcher
-DONE, WANT = 7, 8
+DONE, WANT, HAVE = 7, 8, 10
 
 
 class R:
     """Words of REQUEST; CANCEL and RELEASE use NUMBER alone. Times are monotonic nanoseconds.
+
+    HOLD, which uses NUMBER and BLOCK, tells a new batcher of a reply's block that has not been released.
 
     NUMBER is the client's own. With the client's owner id before it, it is the request's key: the same to every
     process, and to whoever takes the place of one that dies.
@@ -198,7 +202,8 @@ class B:
 class D:
     """Words of DONE, one per request of a batch. The four times are Triton's compute time points.
 
-    WANT has no words: the worker lacks memory and wants to be rung when some is freed.
+    WANT has no words: the worker lacks memory and wants to be rung when some is freed. HAVE, which uses BLOCK alone,
+    tells a new batcher of a block that has not been freed.
     """
 
     KEY, BATCH, STATUS, BLOCK, HEADER = 1, 2, 3, 4, 5

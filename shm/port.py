@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import CANCEL, RELEASE, REPLY, REQUEST, LayoutError, P, ref_owner, unpack_span
-from shoal.shm.ring import RingReader, RingWriter
+from shoal.shm.layout import CANCEL, HOLD, RELEASE, REPLY, REQUEST, LayoutError, P, R, ref_owner, unpack_span
+from shoal.shm.ring import Record, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
 
-#: Records of a client's ring per request in flight: its REQUEST, its CANCEL and the RELEASE of the one before it,
-#: rounded up.
-RECORDS_PER_REQUEST = 4
+#: Records of a client's ring per request in flight: its REQUEST, its CANCEL, the RELEASE of the one before it, and,
+#: said to a new batcher, the REQUEST once more and a HOLD; rounded up.
+RECORDS_PER_REQUEST = 6
 # Looked up in its class, each takes 0.3k instructions, per reply.
 _NUMBER, _STATUS, _BLOCK, _HEADER, _REASON = P.NUMBER, P.STATUS, P.BLOCK, P.HEADER, P.REASON
+_ASKED_BLOCK = R.BLOCK
 
 
 @dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
@@ -48,7 +49,8 @@ class Port:
         # Changed by submit, poll, release and the announcements of segments.
         self._must_ring = False
         self._number = 0
-        self._blocks: dict[int, int] = {}
+        self._open: dict[int, Record] = {}  # number → its REQUEST, until it is answered
+        self._held: dict[int, int] = {}  # number → the block of its reply, until that is released
         self._segments: dict[int, SlabView] = {}
         #: Blocks of answered requests that are not the slab's: whoever made them gives them back, and clears the list.
         self.spent: list[int] = []
@@ -56,12 +58,12 @@ class Port:
     @property
     def num_in_flight(self) -> int:
         """Requests submitted and not yet replied to."""
-        return len(self._blocks)
+        return len(self._open)
 
     @property
     def is_full(self) -> bool:
         """Whether there are as many requests in flight as there may be."""
-        return len(self._blocks) >= self._max_in_flight
+        return len(self._open) >= self._max_in_flight
 
     def add_segment(self, owner: int, view: SegmentView) -> None:
         """A segment of a worker may be named by replies from now on."""
@@ -82,7 +84,7 @@ class Port:
                 f"the request takes {nbytes} bytes of shared memory, its tensors' padding and header included; the "
                 f"largest block has {self.slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
             )
-        block = None if len(self._blocks) >= self._max_in_flight else self.slab.allocate(nbytes)
+        block = None if len(self._open) >= self._max_in_flight else self.slab.allocate(nbytes)
         if block is None:
             raise UnavailableError("Exceeds maximum queue size")
         return block
@@ -104,19 +106,18 @@ class Port:
         that is not the slab's is then put into `spent`.
         """
         self._number = number = self._number + 1
-        self._writer.push(
-            (
-                REQUEST, number, model, block.ref, header, rows, shape_key, priority, timeout_us,
-                0, 0, start_ns, 0, 0, 0, 0,
-            )
+        record = (
+            REQUEST, number, model, block.ref, header, rows, shape_key, priority, timeout_us,
+            0, 0, start_ns, 0, 0, 0, 0,
         )  # fmt: skip
-        self._blocks[number] = block.ref
+        self._writer.push(record)
+        self._open[number] = record
         self._must_ring = True
         return number
 
     def cancel(self, number: int) -> None:
         """Nobody waits for this answer any more; say so once. Its one reply still comes and must still be released."""
-        if number in self._blocks:
+        if number in self._open:
             self._writer.push(layout.record(CANCEL, number))
             self._must_ring = True
 
@@ -126,8 +127,21 @@ class Port:
         Where that need not be `prompt`, it wakes nobody: the batcher sees it with the next request, or when a worker
         that lacks memory rings.
         """
+        self._held.pop(number, None)
         self._writer.push((RELEASE, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
         self._must_ring = self._must_ring or prompt
+
+    def resubmit(self) -> None:
+        """The batcher is dead: tell its successor what is open and what is held. Collect what the dead one said first.
+
+        A cancelled request is open, too; it is not cancelled again, and its one reply still comes.
+        """
+        for number, ref in self._held.items():
+            self._writer.push(layout.record(HOLD, number, 0, ref))
+        for record in self._open.values():
+            self._writer.push(record)
+        self._must_ring = True
+        self.flush()
 
     def flush(self) -> None:
         """Show the batcher what was pushed, and ring its bell once if it must know at once."""
@@ -142,11 +156,13 @@ class Port:
             if record[0] != REPLY:
                 raise LayoutError(f"the batcher sent a record of kind {record[0]}")
             number, ref = record[_NUMBER], record[_BLOCK]
-            block_ref = self._blocks.pop(number, None)
-            if block_ref is None:
+            asked = self._open.pop(number, None)
+            if asked is None:
                 continue  # answered before: a late reply to a number that is gone
-            if not self.slab.free(block_ref):
-                self.spent.append(block_ref)
+            if not self.slab.free(asked[_ASKED_BLOCK]):
+                self.spent.append(asked[_ASKED_BLOCK])
+            if ref:
+                self._held[number] = ref
             view = self._segments.get(ref_owner(ref))
             block = view.open(ref) if view is not None else None
             header = None

@@ -6,7 +6,7 @@ invisible and becomes visible with others by one aligned 8-byte store of the tai
 are packed with it none the less: nobody looks at them before the tail has moved.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shoal.shm.layout import HEAD_WORD, RECORD, RECORD_BYTES, RING_OFFSET, TAIL_WORD, LayoutError
 from shoal.shm.segment import Mapping, Segment
@@ -51,6 +51,12 @@ class RingWriter:
         self._own_words[TAIL_WORD] = self._position  # publishes: every record below
         return True
 
+    def history(self) -> Iterator[Record]:
+        """What was published, newest first, as far back as the ring goes: for whoever takes a dead writer's place."""
+        tail = self._own_words[TAIL_WORD]
+        for position in range(tail - 1, max(0, tail - self._capacity) - 1, -1):
+            yield RECORD.unpack_from(self._records, position % self._capacity * RECORD_BYTES)
+
 
 class RingReader:
     """The end that drains."""
@@ -91,6 +97,11 @@ class RingReader:
     def acknowledge(self) -> None:
         """What was read has had its effect: its slots may be filled again."""
         self._own_words[HEAD_WORD] = self._position  # publishes: the slots are copied out and may be filled again
+
+    def skip(self) -> None:
+        """Whatever is there counts as read: its writer will say it again."""
+        self._position = self._peer_words[TAIL_WORD]
+        self.acknowledge()
 
     def _between(self, start: int, end: int) -> list[Record]:
         first, last = start % self._capacity, end % self._capacity

@@ -50,6 +50,11 @@ class Slab:
         self._freed_since_join = False
 
     @property
+    def taken_refs(self) -> list[int]:
+        """References to all blocks handed out and not freed."""
+        return list(self._taken)
+
+    @property
     def num_taken(self) -> int:
         """Blocks handed out and not freed."""
         return len(self._taken)
@@ -113,7 +118,12 @@ def whole_slab(segment: Segment) -> Block:
     order = max(0, header.slab_nbytes // UNIT - 1).bit_length()
     _generations(segment)[0] = 1 << 8 | order  # publishes: the reference is good for as long as the segment is known
     memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
-    return Block(layout.pack_ref(header.owner, 0, 1), memory)
+    return Block(whole_ref(header.owner), memory)
+
+
+def whole_ref(owner: int) -> int:
+    """The reference to the one block of a segment for a single payload."""
+    return layout.pack_ref(owner, 0, 1)
 
 
 def whole_blocks(num_units: int) -> list[list[int]]:

@@ -64,6 +64,8 @@ class Loop:
         elif op in ("oversize", "oversize_ready"):
             self._memory.oversize.hear(message, fds)
             fds = []
+        elif op == "batcher":
+            self._memory.tell_blocks()
         elif op == "stop":
             self._is_stopping = True
         else:

@@ -3,17 +3,20 @@
 Runs in a worker, in its only thread. Records come in whole batches; FREE records between them give blocks back.
 """
 
+import logging
 import select
 import time
 from collections import deque
 
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import BATCH_ITEM, FREE, PROGRESS_WORD, UNIT, WANT, B, LayoutError
-from shoal.shm.ring import RingReader, RingWriter
+from shoal.shm.layout import BATCH_ITEM, FREE, HAVE, PROGRESS_WORD, UNIT, WANT, B, LayoutError
+from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
 from shoal.workers.oversize import OversizeBlocks
+
+_log = logging.getLogger(__name__)
 
 Record = tuple[int, ...]
 
@@ -130,6 +133,18 @@ class Memory:
                 self._take_back(record[B.BLOCK])
             else:
                 raise LayoutError(f"the batcher sent a record of kind {kind}")
+
+    def tell_blocks(self) -> None:
+        """Tell a new batcher of every block that has not been freed; of those nobody needs it will say so."""
+        try:
+            for ref in (*self.slab.taken_refs, *self.oversize.refs):
+                if self._spare is None or ref != self._spare.ref:
+                    self._writer.push(layout.record(HAVE, 0, 0, 0, ref))
+        except RingFullError:
+            # Told another batcher before, which died without looking: there it stands still.
+            _log.info("a batcher hears of blocks what its predecessor was told")
+        self.publish()
+        self.ring()
 
     def _take_back(self, ref: int) -> None:
         self.free(ref)

@@ -14,7 +14,7 @@ from shoal.control import Channel, Message
 from shoal.errors import ShoalError, UnavailableError
 from shoal.shm.layout import ref_owner
 from shoal.shm.segment import Segment
-from shoal.shm.slab import Block, whole_slab
+from shoal.shm.slab import Block, whole_ref, whole_slab
 
 #: How long the supervisor and all front ends may take to make and map a segment (ours; then the result fails with 503).
 SEGMENT_WAIT_S = 10.0
@@ -81,6 +81,11 @@ class OversizeBlocks:
             self._owners.add(message["owner"])
             self._block = whole_slab(Segment.attach(fds[0], populate=False))
             self._channel.send({"op": "oversize_mapped", "owner": message["owner"]})
+
+    @property
+    def refs(self) -> list[int]:
+        """References to all blocks that have not been freed."""
+        return [whole_ref(owner) for owner in self._owners]
 
     def free(self, ref: int) -> None:
         """Nobody needs the block any more; what is not one of these is left alone."""

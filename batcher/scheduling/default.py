@@ -51,8 +51,8 @@ class DefaultScheduler:
     def next_deadline_ns(self) -> int | None:
         return None  # Only an arrival or a completion changes anything, and take() follows each.
 
-    def add_instance(self, instance: int) -> None:
-        self._instances.add(instance)
+    def add_instance(self, instance: int, num_running: int = 0) -> None:
+        self._instances.add(instance, num_running)
 
     def remove_instance(self, instance: int) -> None:
         self._instances.remove(instance)

@@ -151,8 +151,8 @@ class DynamicBatchScheduler:
             return self._queue.oldest_arrival_ns() + self._delay_ns
         return None
 
-    def add_instance(self, instance: int) -> None:
-        self._instances.add(instance)
+    def add_instance(self, instance: int, num_running: int = 0) -> None:
+        self._instances.add(instance, num_running)
 
     def remove_instance(self, instance: int) -> None:
         self._instances.remove(instance)

@@ -10,6 +10,7 @@ from collections import deque
 FAST_NS = 250_000
 #: Executions that a fast instance may have at once: one it runs and those that lie ready in its ring.
 MAX_AHEAD = 8
+_UNKNOWN = -1
 
 
 class Instances:
@@ -28,9 +29,14 @@ class Instances:
     def __len__(self) -> int:
         return len(self.idle) + len(self._busy)
 
-    def add(self, instance: int) -> None:
-        """A new instance is idle; one that is known stays as it is."""
-        if instance not in self._busy and instance not in self.idle:
+    def add(self, instance: int, num_running: int = 0) -> None:
+        """A new instance is idle, unless it has executions already; one that is known stays as it is."""
+        if instance in self._busy or instance in self.idle:
+            return
+        if num_running:
+            self._busy[instance] = num_running
+            self._busy_since_ns[instance] = _UNKNOWN
+        else:
             self.idle.append(instance)
 
     def remove(self, instance: int) -> None:
@@ -66,7 +72,9 @@ class Instances:
         count = self._busy.get(instance)
         if count is None:
             return
-        self._mean_ns += (now_ns - self._busy_since_ns[instance] - self._mean_ns) >> 3
+        since_ns = self._busy_since_ns[instance]
+        if since_ns != _UNKNOWN:
+            self._mean_ns += (now_ns - since_ns - self._mean_ns) >> 3
         if count > 1:
             self._busy[instance] = count - 1
             self._busy_since_ns[instance] = now_ns

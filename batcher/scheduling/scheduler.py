@@ -56,8 +56,8 @@ class Scheduler(Protocol):
         """When take() must be called again though nothing arrives; None: not before something does."""
         ...
 
-    def add_instance(self, instance: int) -> None:
-        """A new instance, idle; no effect on one that is known."""
+    def add_instance(self, instance: int, num_running: int = 0) -> None:
+        """A new instance, idle, or with executions that another scheduler gave it; no effect on one that is known."""
         ...
 
     def remove_instance(self, instance: int) -> None:

@@ -210,7 +210,7 @@ class Instance:
             return
         self.state = InstanceState.UP
         self._has_been_up = True
-        self._host.star.tell_batcher({"op": "worker_ready", "owner": self._participant.owner})
+        self._host.star.admit_worker(self._participant)
         self._listener.on_up(self)
 
     def _on_failed(self, message: Message) -> None:

@@ -39,8 +39,10 @@ def client_link_geometry(options: ServerOptions) -> Geometry:
 
 
 def worker_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:
-    """A worker's own segment: one DONE per request of a batch, and the slab for its results."""
-    return Geometry(2 * max(1, config["max_batch_size"]) + SPARE_RECORDS, worker_slab_nbytes(config, options))
+    """A worker's own segment: one DONE per request of a batch, a HAVE for every block, and the slab for its results."""
+    slab_nbytes = worker_slab_nbytes(config, options)
+    num_blocks = slab_nbytes // UNIT + MAX_OVERSIZE_SEGMENTS
+    return Geometry(2 * max(1, config["max_batch_size"]) + num_blocks + SPARE_RECORDS, slab_nbytes)
 
 
 def worker_link_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:

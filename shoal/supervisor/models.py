@@ -14,6 +14,7 @@ from shoal import errors
 from shoal.control import Message
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
+from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.load import finish_config, read_config
 from shoal.model_config.normalise import place as place_groups
 from shoal.placement import Placement, place
@@ -117,9 +118,7 @@ class Models:
         version.config = finish_config(version.config, model_io, default_max_batch_size=int(text))
         version.labels = read_labels(version.version_dir.parent, version.config)
         version.is_config_final = True
-        self._host.star.tell_batcher(
-            {"op": "model", "model": version.model_id, "row": version.row, "config": version.config}
-        )
+        self._host.star.tell_batcher(_batcher_message(version))
 
     def join(self, number: int, member: Member) -> None:
         """A worker has connected. One that nobody expects is hung up on."""
@@ -213,6 +212,12 @@ class Models:
         """What a front end that has just joined must hear."""
         return [version.message() for version in self.versions]
 
+    def tell_batcher(self) -> None:
+        """A batcher that takes a dead one's place hears of every version that has a queue."""
+        for version in self.versions:
+            if version.is_config_final and version.state in (VersionState.LOADING, VersionState.READY):
+                self._host.star.tell_batcher(_batcher_message(version))
+
     def kill_owner(self, owner: int) -> bool:
         """End the worker whose memory `owner` is; False where no worker has that owner id."""
         for instance in self._by_number.values():
@@ -230,6 +235,16 @@ class Models:
             then()
         for instance in running:
             instance.stop()
+
+
+def _batcher_message(version: ModelVersion) -> Message:
+    return {
+        "op": "model",
+        "model": version.model_id,
+        "row": version.row,
+        "config": version.config,
+        "may_run_again": may_run_again(version.config),
+    }
 
 
 def no_models_error() -> ShoalError:

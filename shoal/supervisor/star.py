@@ -26,6 +26,9 @@ from shoal.supervisor.oversize import OversizeSegment, OversizeSegments
 _log = logging.getLogger(__name__)
 
 
+Recipient = tuple[Member, Message, Sequence[int]]
+
+
 @dataclass(slots=True, eq=False)
 class Participant:
     """A client or a worker in the star: its connection and the descriptors of its side."""
@@ -38,6 +41,7 @@ class Participant:
     bell: Doorbell
     is_joined: bool = False  # others may be told of it, and it of others
     model_id: int = 0  # a worker's, once it may be announced
+    is_ready: bool = False  # batches may go to this worker
 
     def close(self) -> None:
         """Give all descriptors back; what others have mapped stays until they let go."""
@@ -66,14 +70,59 @@ class Star:
     def __post_init__(self) -> None:
         self._oversize = OversizeSegments(self.options.shm_oversize_mib * MIB, available_nbytes)
 
+    # --- the batcher ---
+
+    @property
+    def has_had_batcher(self) -> bool:
+        """Whether one that joins now takes another's place."""
+        return self._counters_fd >= 0
+
     def join_batcher(self, member: Member) -> None:
         """The batcher is there: it gets its bell and the table of counters."""
         self.batcher = member
-        self._counters_fd = self._create(layout.COUNTERS, self.take_owner(), counters.GEOMETRY, sealed=False)
-        member.send(
-            {"op": "joined", "log": self.log_settings, "max_queue_size": self.options.default_max_queue_size},
-            [self._batcher_bell.fd, self._counters_fd],
-        )
+        is_successor = self.has_had_batcher
+        if not is_successor:
+            self._counters_fd = self._create(layout.COUNTERS, self.take_owner(), counters.GEOMETRY, sealed=False)
+        welcome = {
+            "op": "joined",
+            "log": self.log_settings,
+            "max_queue_size": self.options.default_max_queue_size,
+            "is_successor": is_successor,
+        }
+        member.send(welcome, [self._batcher_bell.fd, self._counters_fd])
+
+    def leave_batcher(self, member: Member) -> None:
+        """The batcher is dead. What it was asked to acknowledge is void; a successor hears how things stand then."""
+        self.batcher = None
+        self.acknowledgements.gone(member)
+
+    def introduce(self) -> None:
+        """Tell a successor, which knows the models, of everybody; then everybody of it; then it may serve.
+
+        It passes over what stands in clients' rings as it maps them, so they must not say again what is open before it
+        has; and it must not look at workers' answers before they have.
+        """
+        successor = self.batcher
+        assert successor is not None
+        told = [_client_message(client) for client in self.clients.values()]
+        for worker in self.workers.values():
+            if worker.is_joined:
+                told.append(_worker_message(worker))
+            if worker.is_ready:
+                told.append(({"op": "worker_ready", "owner": worker.owner}, []))
+            results = [result.owner for result in self._oversize.written_by(worker.owner) if result.is_mapped]
+            told += [({"op": "segment", "owner": result, "worker": worker.owner}, []) for result in results]
+        recipients = [(successor, message, fds) for message, fds in told]
+        self.acknowledgements.announce(recipients, lambda: self._reopen(successor))
+
+    def _reopen(self, successor: Member) -> None:
+        if self.batcher is not successor:
+            return  # dead already; the next one is introduced by itself
+        news = {"op": "batcher"}
+        clients = [(client.member, news, ()) for client in self.clients.values() if client.is_joined]
+        self.acknowledgements.announce(clients, lambda: successor.send({"op": "resume"}))
+        for worker in self.workers.values():
+            worker.member.send(news)
 
     # --- clients ---
 
@@ -83,16 +132,9 @@ class Star:
             member, layout.CLIENT, client_geometry(self.options), client_link_geometry(self.options), sealed=False
         )
         self.clients[client.owner] = client
-        announcement = {"owner": client.owner}
-        recipients = [
-            (
-                self._require_batcher(),
-                {"op": "client", **announcement},
-                [client.read_only_fd, client.link_fd, client.bell.fd],
-            )
-        ]
+        recipients = self._to_batcher(*_client_message(client))
         recipients += [
-            (worker.member, {"op": "segment", **announcement}, [client.read_only_fd])
+            (worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd])
             for worker in self.workers.values()
         ]
         self.acknowledgements.announce(recipients, lambda: self._welcome_client(client, welcome, then))
@@ -120,9 +162,7 @@ class Star:
             self._release_all(client)
             client.close()
 
-        if self.batcher is not None:
-            gone = {"op": "client_gone", "owner": client.owner}
-            self.acknowledgements.announce([(self.batcher, gone, ())], forgotten)
+        self.acknowledgements.announce(self._to_batcher({"op": "client_gone", "owner": client.owner}), forgotten)
 
     # --- workers ---
 
@@ -148,13 +188,7 @@ class Star:
         segment.seal_writes(worker.segment_fd)
         worker.is_joined = True
         worker.model_id = model_id
-        recipients = [
-            (
-                self._require_batcher(),
-                {"op": "worker", "owner": worker.owner, "model": model_id},
-                [worker.read_only_fd, worker.link_fd, worker.bell.fd],
-            )
-        ]
+        recipients = self._to_batcher(*_worker_message(worker))
         for client in self.clients.values():
             if client.is_joined:
                 recipients.append((client.member, {"op": "segment", "owner": worker.owner}, [worker.read_only_fd]))
@@ -164,6 +198,11 @@ class Star:
             for request in self._oversize.read_by(model_id)
         ]
         self.acknowledgements.announce(recipients, then)
+
+    def admit_worker(self, worker: Participant) -> None:
+        """Everybody maps it: batches may go to it."""
+        worker.is_ready = True
+        self.tell_batcher({"op": "worker_ready", "owner": worker.owner})
 
     def leave_worker(self, worker: Participant) -> None:
         """A worker is dead. Clients unmap its segments once the batcher has passed on its last answers."""
@@ -175,9 +214,7 @@ class Star:
             self._release_all(worker)
             worker.close()
 
-        if self.batcher is not None:
-            gone = {"op": "worker_gone", "owner": worker.owner}
-            self.acknowledgements.announce([(self.batcher, gone, ())], passed_on)
+        self.acknowledgements.announce(self._to_batcher({"op": "worker_gone", "owner": worker.owner}), passed_on)
 
     # --- payloads that no slab takes ---
 
@@ -212,13 +249,13 @@ class Star:
         self, told: OversizeSegment, message: Message, fds: Sequence[int], then: Callable[[], None]
     ) -> None:
         """A request is read by its model's workers; a result by clients, and the batcher must know whose it is."""
-        recipients: list[tuple[Member, Message, Sequence[int]]]
+        recipients: list[Recipient]
         if told.model_id:
             workers = [worker for worker in self.workers.values() if worker.model_id == told.model_id]
             recipients = [(worker.member, message, fds) for worker in workers]
         else:
             recipients = [(client.member, message, fds) for client in self.clients.values() if client.is_joined]
-            recipients.append((self._require_batcher(), {**message, "worker": told.asker}, ()))
+            recipients += self._to_batcher({**message, "worker": told.asker})
         self.acknowledgements.announce(recipients, then)
 
     def _release(self, gone: OversizeSegment) -> None:
@@ -238,9 +275,13 @@ class Star:
             if client.is_joined:
                 client.member.send(message)
 
-    def tell_batcher(self, message: Message) -> None:
-        """The batcher hears of something that names no new memory."""
-        self._require_batcher().send(message)
+    def tell_batcher(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """The batcher, if there is one, hears of something that need not be acknowledged."""
+        if self.batcher is not None:
+            self.batcher.send(message, fds)
+
+    def _to_batcher(self, message: Message, fds: Sequence[int] = ()) -> list[Recipient]:
+        return [] if self.batcher is None else [(self.batcher, message, fds)]
 
     def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
         owner = self.take_owner()
@@ -267,9 +308,17 @@ class Star:
         self.next_owner = _after(owner)
         return owner
 
-    def _require_batcher(self) -> Member:
-        assert self.batcher is not None, "the supervisor starts the batcher before anybody else joins"
-        return self.batcher
+
+def _client_message(client: Participant) -> tuple[Message, list[int]]:
+    """What the batcher hears of a client."""
+    fds = [client.read_only_fd, client.link_fd, client.bell.fd]
+    return {"op": "client", "owner": client.owner}, fds
+
+
+def _worker_message(worker: Participant) -> tuple[Message, list[int]]:
+    """What the batcher hears of a worker."""
+    fds = [worker.read_only_fd, worker.link_fd, worker.bell.fd]
+    return {"op": "worker", "owner": worker.owner, "model": worker.model_id}, fds
 
 
 def _after(owner: int) -> int:

@@ -13,13 +13,13 @@ import socket
 from typing import Any
 
 from shoal import log
-from shoal.control import ADDRESS_VARIABLE, Listener, Message
+from shoal.control import Listener, Message
 from shoal.errors import index_reason
 from shoal.options import ServerOptions
 from shoal.process import set_title
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.available_memory import available_nbytes
-from shoal.supervisor.children import Child, describe_exit, spawn
+from shoal.supervisor.batchers import Batchers
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.http_server import HttpServer, bind
 from shoal.supervisor.instance import Host
@@ -66,9 +66,15 @@ class Supervisor:
         host = Host(self._loop, self._star, options, self._control.address, log_settings)
         self._models = Models(host, tuple(sorted(os.sched_getaffinity(0))), self._on_models_settled)
         self._http = HttpServer(self._loop, options, self._control.address, listeners, self._on_http_ended)
+        self._batchers = Batchers(
+            self._loop,
+            self._control.address,
+            on_active=self._join_batcher,
+            on_inactive=self._leave_batcher,
+            on_hopeless=self._give_up,
+        )
         # Changed by signals and as phases end.
         self._signals: list[int] = []
-        self._batcher: Child | None = None
         self._is_stopping = False
         self._exit_code = EXIT_OK
 
@@ -76,10 +82,7 @@ class Supervisor:
         """Start, serve, stop; returns the exit code."""
         wakeup = self._watch_signals()
         self._loop.on_readable(self._control.fileno(), self._accept)
-        self._batcher = spawn(
-            self._loop, "batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: self._control.address}
-        )
-        self._batcher.watch(self._on_batcher_exit)
+        self._batchers.start()
         self._http.start()
         self._loop.run()
         signal.set_wakeup_fd(-1)
@@ -101,7 +104,7 @@ class Supervisor:
         kind = message["kind"]
         try:
             if kind == "batcher":
-                self._join_batcher(member)
+                self._batchers.join(member)
             elif kind == "worker":
                 self._models.join(message["instance"], member)
             elif kind == "client":
@@ -113,9 +116,24 @@ class Supervisor:
             self._end(EXIT_FAILED)
 
     def _join_batcher(self, member: Member) -> None:
+        """The first one has nobody to hear of yet; each later one takes a dead one's place."""
         member.on_message = lambda message, _fds: self._on_batcher_message(member, message)
+        is_successor = self._star.has_had_batcher
         self._star.join_batcher(member)
-        self._models.load_all()
+        if is_successor:
+            self._models.tell_batcher()
+            self._star.introduce()
+        else:
+            self._models.load_all()
+
+    def _leave_batcher(self, member: Member) -> None:
+        self._star.leave_batcher(member)
+        if self._batchers.is_stopping:
+            self._loop.stop()
+
+    def _give_up(self) -> None:
+        _log.error("one batcher after the other has failed; the server ends, start it again")
+        self._end(EXIT_FAILED)
 
     def _on_batcher_message(self, member: Member, message: Message) -> None:
         if message["op"] == "ack":
@@ -173,6 +191,7 @@ class Supervisor:
             available_nbytes() / 2**20,
         )
         self._http.open()
+        self._batchers.start()  # one to stand by
 
     def _stop(self) -> None:
         """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
@@ -190,10 +209,11 @@ class Supervisor:
     def _stop_batcher(self) -> None:
         """Everybody else has ended; the batcher takes its supervisor's hanging up as the end."""
         self._exit_code = EXIT_OK
-        if self._star.batcher is not None:
-            self._star.batcher.hang_up()
-        elif self._batcher is not None:
-            self._batcher.signal(signal.SIGKILL)
+        self._batchers.is_stopping = True
+        if self._batchers.active is not None:
+            self._batchers.active.hang_up()
+        else:
+            self._loop.stop()
 
     def _on_exit_timeout(self) -> None:
         _log.error("Exit timeout expired. Exiting immediately.")
@@ -204,14 +224,6 @@ class Supervisor:
         self._is_stopping = True
         self._exit_code = exit_code
         self._loop.stop()
-
-    def _on_batcher_exit(self, child: Child, code: int) -> None:
-        """Without the centre of the star there is no server; at the end of a stop, nothing else is left to wait for."""
-        if self._is_stopping:
-            self._loop.stop()
-        else:
-            _log.error("the batcher (pid %d) %s; the server ends, start it again", child.pid, describe_exit(code))
-            self._end(EXIT_FAILED)
 
     # --- signals ---
 

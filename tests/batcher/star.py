@@ -6,7 +6,7 @@ from shoal.batcher.exchange import Exchange
 from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.shm import counters, layout, segment
-from shoal.shm.counters import CELL, CounterTable
+from shoal.shm.counters import CELL, CounterTable, CounterTableView
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import PROGRESS_WORD, Geometry
 from shoal.shm.ring import RingReader, RingWriter
@@ -54,8 +54,13 @@ class Star:
 
     def __init__(self) -> None:
         self.exchange = Exchange(WALL_OFFSET_NS)
-        table, _ = make_segment(layout.COUNTERS, 1000, counters.GEOMETRY)
+        table, table_view = make_segment(layout.COUNTERS, 1000, counters.GEOMETRY)
         self._table = CounterTable(table)
+        self._table_view = CounterTableView(table_view)
+        # What a successor is told of, too.
+        self._models: dict[int, tuple[dict[str, Any], bool]] = {}
+        self._clients: list[End] = []
+        self._workers: list[tuple[End, int]] = []
 
     def add_model(
         self, model_id: int, config: dict[str, Any], max_queue: int = 100, *, may_run_again: bool = False
@@ -64,19 +69,45 @@ class Star:
         row = self._table.row(model_id)
         model = Model(model_id, from_config(config, max_queue), row, may_run_again=may_run_again)
         self.exchange.models[model_id] = model
+        self._models[model_id] = config, may_run_again
         return model
 
     def add_client(self, owner: int) -> End:
         """A client."""
         end = End(layout.CLIENT, owner)
         self.exchange.clients[owner] = Client(owner, end.link, end.own_view, end.bell)
+        self._clients.append(end)
         return end
 
     def add_worker(self, owner: int, model: Model) -> End:
         """A ready worker."""
         end = End(layout.WORKER, owner)
         self.exchange.add_worker(Worker(owner, end.link, end.own_view, end.bell, model))
+        self._workers.append((end, model.id))
         return end
+
+    def succeed(self) -> None:
+        """The batcher is dead. Another one is told of everybody; it serves after `exchange.resume`."""
+        self.exchange = Exchange(WALL_OFFSET_NS)
+        for model_id, (config, may_run_again) in self._models.items():
+            row = self._table.restored_row(model_id)
+            self.exchange.models[model_id] = Model(model_id, from_config(config, 100), row, may_run_again=may_run_again)
+        for end in self._clients:
+            client = Client(end.owner, end.link, end.own_view, end.bell)
+            client.reader.skip()
+            self.exchange.clients[end.owner] = client
+        for end, model_id in self._workers:
+            worker = Worker(end.owner, end.link, end.own_view, end.bell, self.exchange.models[model_id])
+            worker.take_over()
+            self.exchange.add_worker(worker)
+
+    def model(self, model_id: int) -> Model:
+        """A model as the batcher of now has it."""
+        return self.exchange.models[model_id]
+
+    def batch_statistics(self, model_id: int) -> list[tuple[int, ...]]:
+        """What readers of the counters see of a model's batches."""
+        return [tuple(batch) for batch in self._table_view.read(model_id).batches]
 
 
 def cell(model: Model, name: str) -> int:

@@ -1,0 +1,21 @@
+"""Whether a request may be executed a second time after its first execution ended with the instance's death. Pure.
+
+Triton has no word for it: its stub's death fails what was executing. Here the built-in backends compute an output from
+an input and nothing else, so a second time is as good as the first. A `model.py` may do anything, a sequence has moved
+on, a stream has begun: those are executed once, unless the model says that it is idempotent:
+
+    parameters { key: "idempotent" value { string_value: "true" } }
+"""
+
+from typing import Any
+
+#: Backends that run what a user wrote.
+_USER_CODE = frozenset({"python"})
+
+
+def may_run_again(config: dict[str, Any]) -> bool:
+    """By a normalised configuration."""
+    if "sequence_batching" in config or config.get("model_transaction_policy", {}).get("decoupled"):
+        return False
+    said = config.get("parameters", {}).get("idempotent", {}).get("string_value", "")
+    return bool(said == "true" or (said != "false" and config["backend"] not in _USER_CODE))

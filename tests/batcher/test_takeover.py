@@ -1,0 +1,288 @@
+"""A batcher dies at every moment of a request's life; its successor answers what it owed, once each.
+
+The dead one is an exchange that is simply not called any more: all it leaves is what lies in shared memory. Clients say
+again what is open and what they hold, as `Port.resubmit` does.
+"""
+
+import select
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.batcher.peers import Model
+from shoal.reasons import Reason
+from shoal.shm.layout import DONE, FREE, HAVE, HOLD, RELEASE, REPLY, REQUEST, B, P, pack_ref
+from tests.batcher.star import End, Star, cell
+
+SINGLE = {"name": "m", "max_batch_size": 0}
+BATCHING = {"name": "m", "max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 0}}
+MODEL, CLIENT, WORKER = 5, 21, 31
+INPUT_BLOCK, HEADER = pack_ref(CLIENT, 3, 1), 64 << 32 | 40
+
+
+def ask(client: End, number: int) -> None:
+    client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, 100)
+
+
+def output_block(item: tuple[int, ...]) -> int:
+    return pack_ref(WORKER, item[B.BATCH], 1)
+
+
+def answer(worker: End, item: tuple[int, ...]) -> None:
+    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, output_block(item), HEADER, 1_000, 1_010, 1_110, 1_115)
+
+
+def answers(client: End) -> list[tuple[int, int]]:
+    """(number, reason) of the replies that came."""
+    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]
+
+
+def test_what_a_worker_has_stays_with_it_and_is_executed_once() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    ask(client, 2)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    star.succeed()
+    ask(client, 1)
+    ask(client, 2)
+    star.exchange.resume(now_ns=600)
+    assert worker.heard() == []
+    answer(worker, item)
+    star.exchange.step(now_ns=700)
+    assert answers(client) == [(1, Reason.NONE)]
+    (second,) = worker.heard()
+    assert second[B.BATCH] == 2
+    answer(worker, second)
+    star.exchange.step(now_ns=800)
+    assert answers(client) == [(2, Reason.NONE)]
+    assert cell(star.model(MODEL), "success_count") == 2
+
+
+def test_what_was_published_while_nobody_looked_is_delivered() -> None:
+    star = Star()
+    model = star.add_model(MODEL, BATCHING)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    for number in (1, 2, 3):
+        ask(client, number)
+    star.exchange.step(now_ns=500)
+    for item in worker.heard():
+        answer(worker, item)
+    star.succeed()
+    for number in (1, 2, 3):
+        ask(client, number)
+    star.exchange.resume(now_ns=600)
+    assert answers(client) == [(1, Reason.NONE), (2, Reason.NONE), (3, Reason.NONE)]
+    assert worker.heard() == []
+    assert (cell(star.model(MODEL), "execution_count"), cell(star.model(MODEL), "pending_count")) == (1, 0)
+
+
+def test_an_answer_that_came_before_is_held_until_it_is_released() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    answer(worker, item)
+    star.exchange.step(now_ns=600)
+    assert answers(client) == [(1, Reason.NONE)]
+    star.succeed()
+    client.say(HOLD, 1, 0, output_block(item))
+    worker.say(HAVE, 0, 0, 0, output_block(item))
+    star.exchange.resume(now_ns=700)
+    assert worker.heard() == []
+    client.say(RELEASE, 1)
+    star.exchange.step(now_ns=800)
+    (free,) = worker.heard()
+    assert free[:4] == (FREE, 0, 0, output_block(item))
+
+
+def test_a_block_whose_release_nobody_passed_on_is_freed() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    answer(worker, item)
+    star.exchange.step(now_ns=600)
+    client.say(RELEASE, 1)
+    star.succeed()
+    worker.say(HAVE, 0, 0, 0, output_block(item))
+    star.exchange.resume(now_ns=700)
+    (free,) = worker.heard()
+    assert free[:4] == (FREE, 0, 0, output_block(item))
+
+
+def test_a_worker_is_woken_for_what_the_dead_one_did_not_ring_for() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    worker.bell.clear()
+    star.succeed()
+    ask(client, 1)
+    star.exchange.resume(now_ns=600)
+    assert select.select([worker.bell], [], [], 0)[0]
+
+
+def test_figures_go_on_where_they_were() -> None:
+    star = Star()
+    model = star.add_model(MODEL, BATCHING)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    answer(worker, worker.heard()[0])
+    star.exchange.step(now_ns=600)
+    ask(client, 2)
+    star.exchange.step(now_ns=700)
+    star.succeed()
+    ask(client, 2)
+    ask(client, 3)
+    star.exchange.resume(now_ns=800)
+    successor = star.model(MODEL)
+    assert (cell(successor, "success_count"), cell(successor, "pending_count")) == (1, 1)
+    for item in worker.heard():
+        answer(worker, item)
+    star.exchange.step(now_ns=900)
+    assert cell(successor, "execution_count") == 2
+
+
+def test_a_batch_size_seen_before_keeps_its_entry() -> None:
+    star = Star()
+    row = star.add_model(MODEL, BATCHING).row
+    row.count_execution(2, 1, 2, 3)
+    row.count_execution(4, 1, 2, 3)
+    row.publish()
+    star.succeed()
+    successor = star.model(MODEL).row
+    successor.count_execution(4, 1, 2, 3)
+    successor.publish()
+    assert star.batch_statistics(MODEL) == [(2, 1, 1, 2, 3), (4, 2, 2, 4, 6)]
+
+
+STEPS = st.lists(st.sampled_from(["ask", "answer", "release", "step", "serve", "succeed"]), max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.sampled_from([SINGLE, BATCHING]))
+def test_every_request_gets_exactly_one_answer_and_every_block_is_freed(
+    steps: list[str], config: dict[str, object]
+) -> None:
+    play = Play(config)
+    for step in steps:
+        getattr(play, step)()
+    for _ in range(2 * play.number + 3):
+        play.step()
+        play.answer()
+    play.step()
+    play.release()
+    play.step()
+    play.answer()  # takes back what was freed
+    assert sorted(play.answered) == list(range(1, play.number + 1))
+    assert sorted(play.executed) == sorted(set(play.executed))
+    assert not play.blocks
+    assert len(play.star.exchange.holders) == 0
+    assert cell(play.star.model(MODEL), "pending_count") == 0
+
+
+class Play:
+    """One client and one worker that keep their side of the protocol, and batchers that die."""
+
+    def __init__(self, config: dict[str, object]) -> None:
+        self.star = Star()
+        model: Model = self.star.add_model(MODEL, config)
+        self.client, self.worker = self.star.add_client(CLIENT), self.star.add_worker(WORKER, model)
+        self.number = 0
+        self.now_ns = 1_000
+        self.open: set[int] = set()
+        self.unreleased: dict[int, int] = {}
+        self.answered: list[int] = []
+        self.todo: list[tuple[int, ...]] = []
+        self.executed: list[int] = []
+        self.blocks: set[int] = set()  # of the worker's, taken
+
+    def ask(self) -> None:
+        if self.number < 12:
+            self.number += 1
+            self.open.add(self.number)
+            ask(self.client, self.number)
+
+    def step(self) -> None:
+        self.now_ns += 10
+        self.star.exchange.step(self.now_ns)
+        self.collect()
+
+    def collect(self) -> None:
+        for reply in self.client.heard():
+            assert reply[0] == REPLY
+            if reply[P.NUMBER] in self.open:  # a reply that was told before is dropped
+                self.open.remove(reply[P.NUMBER])
+                self.answered.append(reply[P.NUMBER])
+                self.unreleased[reply[P.NUMBER]] = reply[P.BLOCK]
+
+    def answer(self) -> None:
+        """The worker takes what came and executes its first batch."""
+        for record in self.worker.heard():
+            if record[0] == FREE:
+                self.free(record[B.BLOCK])
+            else:
+                self.free(record[B.FREED])
+                self.todo.append(record)
+        if not self.todo:
+            return
+        batch = self.todo[0][B.BATCH]
+        self.worker.begin(batch)
+        for item in [item for item in self.todo if item[B.BATCH] == batch]:
+            self.todo.remove(item)
+            self.executed.append(item[B.KEY])
+            self.blocks.add(output_block(item))
+            answer(self.worker, item)
+
+    def free(self, block: int) -> None:
+        assert block not in self.unreleased.values()
+        self.blocks.discard(block)
+
+    def serve(self) -> None:
+        self.ask()
+        self.step()
+        self.answer()
+        self.step()
+
+    def release(self) -> None:
+        for number in list(self.unreleased):
+            del self.unreleased[number]
+            self.client.say(RELEASE, number)
+
+    def succeed(self) -> None:
+        self.star.succeed()
+        self.collect()
+        for number, block in self.unreleased.items():
+            self.client.say(HOLD, number, 0, block)
+        for number in sorted(self.open):
+            ask(self.client, number)
+        for block in self.blocks:
+            self.worker.say(HAVE, 0, 0, 0, block)
+        self.now_ns += 10
+        self.star.exchange.resume(self.now_ns)
+
+
+@pytest.mark.parametrize("num_deaths", [1, 3])
+def test_batchers_that_die_before_they_serve_lose_nothing(num_deaths: int) -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    for _ in range(num_deaths):
+        star.succeed()
+        ask(client, 1)
+    answer(worker, item)
+    star.exchange.resume(now_ns=600)
+    assert answers(client) == [(1, Reason.NONE)]
