@@ -18,7 +18,8 @@ from shoal.shm.segment import SegmentView
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.memory import Memory, Record
-from shoal.workers.requests import Request, open_request
+from shoal.workers.plans import Plans
+from shoal.workers.requests import Request, RequestReader
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class Loop:
         self._signature = signature
         self._instance = instance
         self._memory = memory
+        self._reader = RequestReader(signature)
+        self._plans = Plans(signature)
         # Changed by obey.
         self._is_stopping = False
 
@@ -46,7 +49,7 @@ class Loop:
         poller.register(channel_fd, select.POLLIN)
         self._memory.oversize.obey = lambda message, fds: self.obey(channel, message, fds)
         while not self._is_stopping:
-            ready = [fd for fd, _ in poller.poll()]
+            ready = dict(poller.poll())
             # Announcements first: a batch may name a segment only after we acknowledged it, never before.
             if channel_fd in ready:
                 self.obey(channel, *channel.receive())
@@ -83,8 +86,8 @@ class Loop:
         rung_ns = time.monotonic_ns()
         while (records := memory.take()) is not None:
             # Without a batch dimension nothing can be run together.
-            parts = [records] if self._signature.max_batch_size else [[record] for record in records]
-            for part in parts:
+            can_join = len(records) == 1 or self._signature.max_batch_size
+            for part in [records] if can_join else [[record] for record in records]:
                 end_ns = self._execute(part)
                 executed += 1
                 if end_ns - rung_ns > RING_AFTER_NS:
@@ -97,7 +100,7 @@ class Loop:
         start_ns = time.monotonic_ns()
         memory = self._memory
         memory.count_batch()
-        answers = Answers(len(records), self._signature, self._instance, memory)
+        answers = Answers(len(records), self._plans, self._instance, memory)
         try:
             requests = self._open(records, answers)
             if requests:
@@ -107,9 +110,13 @@ class Loop:
             answers.fail_all(self._as_shoal_error(error))
             ref = answers.write_errors()
         end_ns = time.monotonic_ns()
-        times = (answers.input_end_ns or start_ns, answers.output_start_ns or end_ns, end_ns, 0, 0, 0, 0, 0, 0)
-        for record, status, span in zip(records, answers.statuses, answers.spans, strict=True):
-            memory.push((DONE, record[B.KEY], record[B.BATCH], status, ref, span, start_ns, *times))
+        input_end_ns, output_start_ns = answers.input_end_ns or start_ns, answers.output_start_ns or end_ns
+        times = (start_ns, input_end_ns, output_start_ns, end_ns, 0, 0, 0, 0, 0, 0)
+        statuses, spans = answers.statuses, answers.spans
+        for position in range(len(records)):
+            record, status = records[position], statuses.get(position, 0)
+            # Joined, not unpacked: half the instructions.
+            memory.push((DONE, record[B.KEY], record[B.BATCH], status, ref, spans[position]) + times)  # noqa: RUF005
         memory.publish()
         return end_ns
 
@@ -117,7 +124,8 @@ class Loop:
         """The requests that can be read; the others have failed in `answers`."""
         requests = []
         rows, most = 0, self._signature.max_batch_size
-        for position, record in enumerate(records):
+        for position in range(len(records)):
+            record = records[position]
             block = self._memory.open(record[B.BLOCK])
             try:
                 if block is None:
@@ -125,9 +133,9 @@ class Loop:
                         f"a request to model '{self._signature.name}' is gone: its block of shared memory was freed"
                     )
                 offset, nbytes = unpack_span(record[B.HEADER])
-                request = open_request(position, block, block[offset : offset + nbytes], self._signature)
+                request = self._reader.open(position, block, block[offset : offset + nbytes].tobytes())
                 requests.append(request)
-                rows += request.rows
+                rows += request.form.rows
             except ShoalError as error:
                 answers.fail(position, error)
         if rows > most > 0:

@@ -41,8 +41,13 @@ class Memory:
         self.oversize = oversize
         self._words = segment.words
         self._reader = RingReader(segment, link)
-        self._writer = RingWriter(segment, link)
-        self._batcher_bell = batcher_bell
+        writer = RingWriter(segment, link)
+        #: Add a record for the batcher; visible to it after `publish`.
+        self.push = writer.push
+        #: Show the batcher what was pushed; it looks when it is rung, or for another reason before that.
+        self.publish = writer.publish
+        #: Wake the batcher.
+        self.ring = batcher_bell.ring
         self._block_wait_s = block_wait_s
         # Changed by the supervisor's announcements and by what the batcher sends.
         self._views: dict[int, SlabView] = {}
@@ -89,7 +94,7 @@ class Memory:
                 return block
             # What clients release waits in their rings until somebody wants it. The supervisor's death ends this
             # process by signal.
-            self._writer.push(layout.record(WANT))
+            self.push(layout.record(WANT))
             self.publish()
             self.ring()
             poller.poll(left_s * 1000)
@@ -106,18 +111,6 @@ class Memory:
         """Take a block back, the slab's or one of its own segment."""
         if not self.slab.free(ref):
             self.oversize.free(ref)
-
-    def push(self, record: Record) -> None:
-        """Add a record for the batcher; visible to it after `publish`."""
-        self._writer.push(record)
-
-    def publish(self) -> None:
-        """Show the batcher what was pushed; it looks when it is rung, or for another reason before that."""
-        self._writer.publish()
-
-    def ring(self) -> None:
-        """Wake the batcher."""
-        self._batcher_bell.ring()
 
     def _drain(self) -> None:
         for record in self._reader.drain():

@@ -4,40 +4,124 @@ Pure. Runs in a worker. The front end has checked the request against the model;
 process fail or mix up rows is checked again, because it stands in memory that another process can write.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import msgpack
+import numpy as np
 
-from shoal.datatypes import format_shape
+from shoal.datatypes import BYTES, format_shape
 from shoal.errors import InternalError
-from shoal.model_config.signature import Signature
+from shoal.model_config.signature import Signature, TensorSpec
 from shoal.request import Parameters
 from shoal.workers.tensors import Array, open_tensor
 
+#: Headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150).
+MAX_FORMS = 512
+MAX_FORM_BYTES = 1024
 
-class Request(NamedTuple):
-    """One request of a batch. `inputs` are read-only and valid until its answer is published."""
+#: What one request is to have of its batch's outputs: its rows (1 where the model has no batch dimension) and the
+#: outputs it wants (empty = all). A plain tuple, because it is part of the key of a plan.
+Share: TypeAlias = tuple[int, tuple[str, ...]]
+#: Where an input lies in a block: its spec, shape, offset and size in bytes.
+InputForm: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
 
-    position: int  # within the batch
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a header says, found true of the model and of one block.
+
+    Where it `is_plain`, it is true of every block that reaches to `end`. Not so with strings, of which each block has
+    others; nor worth keeping with an id or parameters, which clients change from request to request.
+    """
+
     id: str
-    inputs: dict[str, Array]
-    rows: int  # the first dimension of its inputs; 1 where the model has no batch dimension
-    requested_outputs: tuple[str, ...]  # empty = all
+    inputs: dict[str, InputForm]
+    views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset; of a plain one
+    end: int
+    rows: int
+    share: Share
     parameters: Parameters
+    is_plain: bool
 
     def wants(self, output: str) -> bool:
         """Whether the client asked for this output."""
-        return not self.requested_outputs or output in self.requested_outputs
+        requested = self.share[1]
+        return not requested or output in requested
+
+    def open(self, block: memoryview) -> dict[str, Array]:
+        """The inputs of a plain form, read-only, in a block that reaches to its end."""
+        inputs: dict[str, Array] = {}
+        for name, shape, dtype, offset in self.views:
+            inputs[name] = np.ndarray(shape, dtype, block, offset)
+        return inputs
 
 
-def open_request(position: int, block: memoryview, header: memoryview, signature: Signature) -> Request:
-    """The request whose header lies in `block`. Raises InternalError where it is damaged or not for this model."""
+class Request:
+    """One request of a batch."""
+
+    __slots__ = ("_inputs", "block", "form", "position")
+
+    def __init__(self, position: int, form: Form, block: memoryview, inputs: dict[str, Array] | None) -> None:
+        self.position = position  # within the batch
+        self.form = form
+        self.block = block
+        # Changed by the first look at `inputs`: a batch of several is gathered without an array for each.
+        self._inputs = inputs
+
+    @property
+    def id(self) -> str:
+        """What the client calls it; "" = nothing."""
+        return self.form.id
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """Its tensors, read-only and valid until its answer is published."""
+        inputs = self._inputs
+        if inputs is None:
+            inputs = self._inputs = self.form.open(self.block)
+        return inputs
+
+    @property
+    def parameters(self) -> Parameters:
+        """The client's parameters, a copy."""
+        return dict(self.form.parameters)
+
+
+class RequestReader:
+    """Opens requests to one model. Plain forms are kept by the bytes of their headers: clients send the same again.
+
+    That saves 29k of 124k instructions of a request that runs alone, and 40k of 72k in a batch of 32.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        # Changed by open.
+        self._forms: dict[bytes, Form] = {}
+
+    def open(self, position: int, block: memoryview, header: bytes) -> Request:
+        """The request with this header, its tensors in `block`. Raises InternalError where it is damaged or not for
+        this model."""
+        form = self._forms.get(header)
+        if form is not None and form.end <= len(block):
+            return Request(position, form, block, None)
+        form, inputs = read_form(header, block, self._signature)
+        if form.is_plain and len(header) <= MAX_FORM_BYTES:
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
+            self._forms[header] = form
+        return Request(position, form, block, inputs)
+
+
+def read_form(header: bytes, block: memoryview, signature: Signature) -> tuple[Form, dict[str, Array]]:
+    """What a header says, and the inputs themselves. Raises InternalError where it is damaged or not for this model."""
     specs, batching = signature.inputs, signature.max_batch_size > 0
+    forms: dict[str, InputForm] = {}
     inputs: dict[str, Array] = {}
     rows = -1
     try:
-        # The form is that of shoal.request.pack_request. Read here without its tuples, which would be thrown away at
-        # once (2 us of 15 a request costs); open_tensor finds what lies outside the block.
+        # The form is that of shoal.request.pack_request; open_tensor finds what lies outside the block.
         id_, tensors, outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
         if not (type(id_) is str and type(outputs) is tuple and type(parameters) is dict):
             raise TypeError("id, outputs or parameters are of another kind")
@@ -46,6 +130,7 @@ def open_request(position: int, block: memoryview, header: memoryview, signature
             if spec is None or spec.datatype.wire != wire:
                 raise InternalError(f"model '{signature.name}' has no input '{name}' of datatype number {wire}")
             array = inputs[name] = open_tensor(spec, shape, offset, nbytes, block)
+            forms[name] = (spec, array.shape, offset, nbytes)
             if batching:
                 if not (array.ndim and rows in (-1, len(array))):
                     raise InternalError(
@@ -53,9 +138,56 @@ def open_request(position: int, block: memoryview, header: memoryview, signature
                         f"first dimension of {'the batch' if rows < 0 else rows}"
                     )
                 rows = len(array)
+        rows = 1 if rows < 0 else rows
+        hash(outputs)  # a name that is no string may not be hashable, and shares are looked up
     except (TypeError, ValueError, msgpack.UnpackException) as error:
         raise InternalError(f"a request header in shared memory is damaged: {error}") from error
-    return Request(position, id_, inputs, 1 if rows < 0 else rows, outputs, parameters)
+    end, is_plain = 0, not (id_ or parameters)
+    for spec, _, offset, nbytes in forms.values():
+        end = max(end, offset + nbytes)
+        is_plain = is_plain and spec.datatype is not BYTES and offset % spec.datatype.itemsize == 0
+    views: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
+    if is_plain:
+        views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in forms.items()]
+    return Form(id_, forms, tuple(views), end, rows, (rows, outputs), parameters, is_plain), inputs
+
+
+def gather(requests: Sequence[Request]) -> dict[str, Array]:
+    """The requests' tensors, one below the other; those of a single request as they are, without a copy.
+
+    Nothing may be said by `why_not_joined` against any of them.
+    """
+    first = requests[0]
+    if len(requests) == 1:
+        return first.inputs
+    rows = sum([request.form.rows for request in requests])
+    gathered = {}
+    for name, (spec, shape, _, _) in first.form.inputs.items():
+        if spec.datatype is BYTES:
+            gathered[name] = np.concatenate([request.inputs[name] for request in requests])
+            continue
+        # Bytes, joined: no array per request (32 tensors of 2 KiB: 6k instructions a request less than concatenate).
+        parts = []
+        for request in requests:
+            _, _, offset, nbytes = request.form.inputs[name]
+            parts.append(request.block[offset : offset + nbytes])
+        joined: Array = np.ndarray((rows, *shape[1:]), spec.datatype.dtype, b"".join(parts))
+        gathered[name] = joined
+    return gathered
+
+
+def why_not_joined(first: Form, other: Form) -> str:
+    """Why a request cannot stand below another in one batch; "" where it can."""
+    if first.inputs.keys() != other.inputs.keys():
+        return f"inputs {', '.join(other.inputs)} cannot be batched with inputs {', '.join(first.inputs)}"
+    for name, (_, shape, _, _) in first.inputs.items():
+        other_shape = other.inputs[name][1]
+        if shape[1:] != other_shape[1:]:
+            return (
+                f"input '{name}' of shape {format_shape(other_shape)} cannot be batched with shape "
+                f"{format_shape(shape)}"
+            )
+    return ""
 
 
 def log_prefix(request_id: str) -> str:

@@ -1,15 +1,15 @@
-"""Rows of many requests ↔ one array: opening tensors in a client's block, gathering them, encoding strings.
+"""Tensors in memory ↔ arrays: opening those in a client's block, encoding strings.
 
 Pure. Runs in a worker. What lies in a client's block is looked at in place and read-only; nothing here writes to it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.datatypes import BYTES, decode_bytes_tensor, encode_bytes_tensor, format_shape
+from shoal.datatypes import BYTES, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError
 from shoal.model_config.signature import TensorSpec
 
@@ -45,30 +45,6 @@ def _open_bytes(shape: tuple[int, ...], data: memoryview) -> Array:
     array: Array = np.empty(len(elements), BYTES.dtype)
     array[:] = elements
     return array.reshape(shape)
-
-
-def gather(inputs: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    """The requests' tensors, one below the other; those of a single request as they are, without a copy.
-
-    All must be `can_join` with the first.
-    """
-    first = inputs[0]
-    if len(inputs) == 1:
-        return first
-    return {name: np.concatenate([tensors[name] for tensors in inputs]) for name in first}
-
-
-def why_not_joined(first: dict[str, Array], other: dict[str, Array]) -> str:
-    """Why `other` cannot stand below `first` in one batch; "" where it can."""
-    if first.keys() != other.keys():
-        return f"inputs {', '.join(other)} cannot be batched with inputs {', '.join(first)}"
-    for name, array in first.items():
-        if array.shape[1:] != other[name].shape[1:]:
-            return (
-                f"input '{name}' of shape {format_shape(other[name].shape)} cannot be batched with shape "
-                f"{format_shape(array.shape)}"
-            )
-    return ""
 
 
 def encode_strings(array: Array) -> bytes:

@@ -1,13 +1,20 @@
-"""Requests that cannot be read, or not joined, fail alone."""
+"""Requests that cannot be read, or not joined, fail alone; headers that come again; gathering."""
+
+from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
+from shoal.errors import InternalError
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
-from tests.workers.surroundings import CONFIG, CPU, PAIR, VARIABLE, Batcher, loop_of, model, rows
+from shoal.workers.requests import Request, RequestReader, gather, why_not_joined
+from tests.workers.surroundings import CONFIG, CPU, PAIR, STRINGS, VARIABLE, Batcher, loop_of, model, rows, strings
 
 
 def test_a_stale_block_fails_its_request_only(batcher: Batcher) -> None:
@@ -91,3 +98,139 @@ def test_shapes_that_cannot_be_joined_fail_their_request_only(batcher: Batcher) 
     )
     assert first.outputs["OUTPUT0"].shape == (1, 2)
     assert last.outputs["OUTPUT0"].shape == (2, 2)
+
+
+# -- headers that come again ------------------------------------------------------------------------------------------
+
+PLAIN = ["", [["INPUT0", 11, [1, 4], 64, 16]], [], {}]
+
+
+def header(*fields: Any) -> bytes:
+    packed: bytes | None = msgpack.packb(list(fields))
+    assert packed is not None
+    return packed
+
+
+def block_of(value: float, nbytes: int = 128) -> memoryview:
+    return memoryview(bytes(64) + rows(value).tobytes() + bytes(48)).toreadonly()[:nbytes]
+
+
+def test_a_plain_header_is_read_once_and_each_request_has_its_own_tensors() -> None:
+    reader = RequestReader(Signature.from_config(CONFIG))
+    first, second = reader.open(0, block_of(1), header(*PLAIN)), reader.open(1, block_of(2), header(*PLAIN))
+    assert first.form is second.form
+    assert (first.position, second.position) == (0, 1)
+    assert [one.inputs["INPUT0"].tolist() for one in (first, second)] == [[[1] * 4], [[2] * 4]]
+    assert not second.inputs["INPUT0"].flags.writeable
+    assert second.inputs is second.inputs
+
+
+def test_a_known_header_over_a_smaller_block_is_an_error_of_that_request() -> None:
+    reader = RequestReader(Signature.from_config(CONFIG))
+    reader.open(0, block_of(1, 80), header(*PLAIN))
+    with pytest.raises(InternalError, match="cannot be read from 16 bytes at 64 of a block of 79 bytes"):
+        reader.open(0, block_of(1, 79), header(*PLAIN))
+    assert reader.open(0, block_of(3), header(*PLAIN)).inputs["INPUT0"].tolist() == [[3] * 4]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["an id", PLAIN[1], [], {}],
+        ["", PLAIN[1], [], {"key": 5}],
+        ["", [["INPUT0", 11, [1, 4], 63, 16]], [], {}],
+        ["", PLAIN[1], ["x" * 1100], {}],
+    ],
+)
+def test_headers_that_do_not_come_again_are_read_each_time(fields: list[Any]) -> None:
+    reader = RequestReader(Signature.from_config(CONFIG))
+    forms = [reader.open(0, block_of(1), header(*fields)).form for _ in range(2)]
+    assert forms[0] == forms[1]
+    assert forms[0] is not forms[1]
+
+
+def test_strings_are_read_each_time(batcher: Batcher) -> None:
+    loop = loop_of(batcher, STRINGS)
+    for data in (strings(b"ab"), b"\xff" * 6, strings(b"cd")):  # one header; the second is damaged
+        batcher.send(batcher.request([("INPUT0", "BYTES", ((1, 1), data))]))
+    loop.step()
+    first, bad, last = batcher.done()
+    assert (first.status, bad.status, last.status) == (0, 2, 0)
+    assert (first.outputs["OUTPUT0"], last.outputs["OUTPUT0"]) == (strings(b"ab"), strings(b"cd"))
+
+
+def test_no_more_than_512_headers_are_kept() -> None:
+    reader = RequestReader(Signature.from_config(CONFIG))
+    headers = [header("", PLAIN[1], [f"OUTPUT{number}"], {}) for number in range(513)]
+    forms = [reader.open(0, block_of(1), one).form for one in headers]
+    assert reader.open(0, block_of(1), headers[512]).form is forms[512]
+    assert reader.open(0, block_of(1), headers[0]).form is not forms[0]
+
+
+def test_a_requests_parameters_are_its_own() -> None:
+    reader = RequestReader(Signature.from_config(CONFIG))
+    reader.open(0, block_of(1), header(*PLAIN)).parameters["key"] = 5
+    assert reader.open(0, block_of(1), header(*PLAIN)).parameters == {}
+
+
+@pytest.mark.parametrize("outputs", [[["OUTPUT0"]], [{}], [5]])
+def test_damaged_names_of_outputs_fail_at_most_their_request(batcher: Batcher, outputs: list[Any]) -> None:
+    loop = loop_of(batcher)
+    bad = batcher.raw_request(bytes(128), header("", PLAIN[1], outputs, {}))
+    batcher.send(bad, batcher.request([("INPUT0", "FP32", rows(2))]))
+    assert loop.step() == 1
+    assert batcher.done()[1].outputs["OUTPUT0"].tolist() == [[2, 2, 2, 2]]
+
+
+# -- gathering --------------------------------------------------------------------------------------------------------
+
+ARRAYS = hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.just(4)), elements=st.integers(-9, 9))
+
+
+def request_of(config: dict[str, Any], tensors: dict[str, tuple[int, Any, bytes]], start: int = 0) -> Request:
+    """A request to `config`, from (wire, shape, bytes) by name; its tensors lie from `start` on, in any alignment."""
+    body, refs = bytearray(start), []
+    for name, (wire, shape, data) in tensors.items():
+        refs.append([name, wire, list(shape), len(body), len(data)])
+        body += data
+    return RequestReader(Signature.from_config(config)).open(0, memoryview(body), header("", refs, [], {}))
+
+
+@given(st.lists(st.tuples(ARRAYS, st.integers(0, 3)), min_size=1, max_size=6))
+def test_gathered_rows_are_the_requests_rows_in_order(arrays: list[tuple[Any, int]]) -> None:
+    requests, pairs = [], []
+    for array, start in arrays:
+        ints = array[:, :2].astype(np.int32)
+        pairs.append((array, ints))
+        tensors = {"INPUT0": (11, array.shape, array.tobytes()), "INPUT1": (8, ints.shape, ints.tobytes())}
+        if start == 3:  # another order is another form
+            tensors = dict(reversed(tensors.items()))
+        requests.append(request_of(PAIR, tensors, start))
+    assert not any(why_not_joined(requests[0].form, request.form) for request in requests)
+    gathered = gather(requests)
+    assert np.array_equal(gathered["INPUT0"], np.concatenate([first for first, _ in pairs]))
+    assert np.array_equal(gathered["INPUT1"], np.concatenate([second for _, second in pairs]))
+    assert all(array.flags.aligned for array in gathered.values())
+
+
+def test_gathered_strings() -> None:
+    requests = [
+        request_of(STRINGS, {"INPUT0": (13, (len(elements), 1), strings(*elements))})
+        for elements in ([b"a", b""], [b"\xff\x00"])
+    ]
+    assert gather(requests)["INPUT0"].tolist() == [[b"a"], [b""], [b"\xff\x00"]]
+
+
+def test_a_single_request_is_not_copied() -> None:
+    request = request_of(CONFIG, {"INPUT0": (11, (1, 4), bytes(16))})
+    assert gather([request]) is request.inputs
+
+
+def test_why_requests_cannot_be_joined() -> None:
+    first = request_of(VARIABLE, {"INPUT0": (11, (2, 2), bytes(16))}).form
+    assert why_not_joined(first, request_of(VARIABLE, {"INPUT0": (11, (5, 2), bytes(40))}).form) == ""
+    assert why_not_joined(first, request_of(VARIABLE, {"INPUT0": (11, (2, 3), bytes(24))}).form) == (
+        "input 'INPUT0' of shape [2,3] cannot be batched with shape [2,2]"
+    )
+    other = request_of(PAIR, {"INPUT1": (8, (1, 2), bytes(8))}).form
+    assert why_not_joined(first, other) == "inputs INPUT1 cannot be batched with inputs INPUT0"

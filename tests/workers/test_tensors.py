@@ -1,4 +1,4 @@
-"""Opening, gathering and encoding tensors."""
+"""Opening and encoding tensors."""
 
 import struct
 from typing import Any
@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from shoal.datatypes import BF16, BYTES, FP32, INT64, Datatype
 from shoal.errors import InternalError
 from shoal.model_config.signature import TensorSpec
-from shoal.workers.tensors import encode_strings, gather, open_tensor, why_not_joined
+from shoal.workers.tensors import encode_strings, open_tensor
 
 
 def spec(datatype: Datatype) -> TensorSpec:
@@ -75,34 +74,6 @@ def test_what_does_not_fit_the_block_is_an_error(datatype: Datatype, shape: Any,
         open_tensor(spec(datatype), shape, offset, nbytes, block) if offset != 1 else open_tensor(
             spec(datatype), shape, 0, nbytes, read_only(b"\x09\x00\x00\x00")
         )
-
-
-ARRAYS = hnp.arrays(np.int32, st.tuples(st.integers(0, 4), st.just(3)))
-
-
-@given(st.lists(ARRAYS, min_size=1, max_size=6))
-def test_gathered_rows_are_the_requests_rows_in_order(arrays: list[Any]) -> None:
-    gathered = gather([{"A": array, "B": array[:, :1]} for array in arrays])
-    start = 0
-    for array in arrays:
-        assert np.array_equal(gathered["A"][start : start + len(array)], array)
-        assert np.array_equal(gathered["B"][start : start + len(array)], array[:, :1])
-        start += len(array)
-    assert len(gathered["A"]) == len(gathered["B"]) == start
-
-
-def test_a_single_request_is_not_copied() -> None:
-    array = np.arange(4)
-    assert gather([{"A": array}])["A"] is array
-
-
-def test_why_requests_cannot_be_joined() -> None:
-    first = {"A": np.zeros((1, 2))}
-    assert why_not_joined(first, {"A": np.zeros((5, 2))}) == ""
-    assert why_not_joined(first, {"A": np.zeros((1, 3))}) == (
-        "input 'A' of shape [1,3] cannot be batched with shape [1,2]"
-    )
-    assert why_not_joined(first, {"B": np.zeros((1, 2))}) == "inputs B cannot be batched with inputs A"
 
 
 @given(st.lists(st.binary(max_size=5)))

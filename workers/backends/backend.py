@@ -13,8 +13,8 @@ from shoal.errors import InternalError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.messages import Config
 from shoal.workers.answers import Answers
-from shoal.workers.requests import Request, log_prefix
-from shoal.workers.tensors import Array, gather, why_not_joined
+from shoal.workers.requests import Request, gather, log_prefix, why_not_joined
+from shoal.workers.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ class BatchedBackend(Backend):
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Gather, run, split."""
         if len(requests) == 1:
-            inputs, rows = requests[0].inputs, requests[0].rows
+            inputs, rows = requests[0].inputs, requests[0].form.rows
         else:
             requests = _joinable(requests, answers)
-            inputs = gather([request.inputs for request in requests])
-            rows = sum([request.rows for request in requests])
+            inputs = gather(requests)
+            rows = sum([request.form.rows for request in requests])
         shapes = self.known_outputs(rows)
         if shapes is None:
             answers.input_end_ns = time.monotonic_ns()
@@ -110,9 +110,9 @@ class BatchedBackend(Backend):
 
 def _joinable(requests: Sequence[Request], answers: Answers) -> list[Request]:
     """The requests that fit below the first one; the batcher sends no others, so the rest fail as a fault of ours."""
-    first, joined = requests[0], []
+    first, joined = requests[0].form, []
     for request in requests:
-        reason = why_not_joined(first.inputs, request.inputs)
+        reason = "" if request.form is first else why_not_joined(first, request.form)
         if reason:
             answers.fail(request.position, InternalError(log_prefix(request.id) + reason))
         else:

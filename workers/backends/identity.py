@@ -14,7 +14,7 @@ class IdentityBackend(BatchedBackend):
 
     def __init__(self) -> None:
         # Changed by load.
-        self._outputs: dict[str, str] = {}
+        self._pairs: tuple[tuple[str, str], ...] = ()  # names of an input and its output
         self._delay_s = 0.0
 
     def describe(self, model: Model, device: Device) -> ModelIO:
@@ -43,14 +43,18 @@ class IdentityBackend(BatchedBackend):
                     f"expected input and output datatype to match, got {source.datatype.config_name} and "
                     f"{target.datatype.config_name}"
                 )
-        self._outputs = {source.name: target.name for source, target in zip(inputs, outputs, strict=True)}
+        self._pairs = tuple(zip(signature.inputs, signature.outputs, strict=True))
         self._delay_s = _delay_s(model)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """The inputs under the outputs' names; the copy is the one into the block."""
         if self._delay_s:
             time.sleep(self._delay_s)
-        return {self._outputs[name]: array for name, array in inputs.items()}
+        outputs: dict[str, Array] = {}
+        for source, target in self._pairs:
+            if source in inputs:
+                outputs[target] = inputs[source]
+        return outputs
 
     def unload(self) -> None:
         """There is nothing to let go."""
