@@ -152,7 +152,7 @@ class Answers:
         return b"".join(parts)
 
     def _write(self, block: Block, sentences: bytes) -> int:
-        ref, memory = block
+        memory = block.memory
         for plan, _, pieces in self._added:
             memory[plan.headers_offset : plan.end] = plan.headers
             # By index: of a batch of one output, zip would be a tenth of writing it.
@@ -167,7 +167,7 @@ class Answers:
         if sentences:
             memory[self._nbytes : self._nbytes + len(sentences)] = sentences
         self._block = None
-        return ref
+        return block.ref
 
     def _wait_for_block(self, nbytes: int) -> Block:
         if nbytes > self._memory.slab.largest_nbytes:

@@ -99,7 +99,7 @@ class Loop:
     def _execute(self, records: Sequence[Record]) -> int:
         start_ns = time.monotonic_ns()
         memory = self._memory
-        memory.count_batch()
+        memory.begin(records[0][B.BATCH], start_ns)
         answers = Answers(len(records), self._plans, self._instance, memory)
         try:
             requests = self._open(records, answers)
@@ -118,6 +118,7 @@ class Loop:
             # Joined, not unpacked: half the instructions.
             memory.push((DONE, record[B.KEY], record[B.BATCH], status, ref, spans[position]) + times)  # noqa: RUF005
         memory.publish()
+        memory.end()
         return end_ns
 
     def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:

@@ -10,7 +10,7 @@ from collections import deque
 
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import BATCH_ITEM, FREE, HAVE, PROGRESS_WORD, UNIT, WANT, B, LayoutError
+from shoal.shm.layout import BATCH_ITEM, BUSY_SINCE_WORD, FREE, HAVE, PROGRESS_WORD, UNIT, WANT, B, LayoutError
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
@@ -77,9 +77,14 @@ class Memory:
             self._drain()
         return self._batches.popleft() if self._batches else None
 
-    def count_batch(self) -> None:
-        """Tell the supervisor that this worker moves."""
-        self._words[PROGRESS_WORD] += 1
+    def begin(self, batch: int, now_ns: int) -> None:
+        """Say that a batch is being executed: should this process die, its requests were what it died with."""
+        self._words[PROGRESS_WORD] = batch
+        self._words[BUSY_SINCE_WORD] = now_ns
+
+    def end(self) -> None:
+        """The batch is answered."""
+        self._words[BUSY_SINCE_WORD] = 0
 
     def wait_for_block(self, nbytes: int) -> Block | None:
         """A block of the own slab, which has none now: waits for one to be freed, then gives up with None."""
@@ -132,7 +137,7 @@ class Memory:
         try:
             for ref in (*self.slab.taken_refs, *self.oversize.refs):
                 if self._spare is None or ref != self._spare.ref:
-                    self._writer.push(layout.record(HAVE, 0, 0, 0, ref))
+                    self.push(layout.record(HAVE, 0, 0, 0, ref))
         except RingFullError:
             # Told another batcher before, which died without looking: there it stands still.
             _log.info("a batcher hears of blocks what its predecessor was told")

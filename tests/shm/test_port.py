@@ -88,6 +88,28 @@ def test_cancel_and_release_are_records_of_two_words(star: Star) -> None:
     assert star.seen() == [(2, number, *ZEROS[2:]), (3, number, *ZEROS[2:])]
 
 
+def test_a_new_batcher_is_told_what_is_open_and_what_is_held(star: Star) -> None:
+    (first, first_block), (second, second_block) = star.submit(), star.submit()
+    answer = star.worker_slab.allocate(4096)
+    assert answer is not None
+    star.reply(4, first, 0, answer.ref, 0)
+    star.port.poll()
+    star.port.flush()
+    star.seen()
+    star.bell.clear()
+    star.port.resubmit()
+    assert star.is_rung()
+    span = 40 << 32 | 7
+    asked = (1, second, 3, second_block.ref, span, 1, 99, 0, 0, 0, 0, 1_000, 0, 0, 0, 0)
+    assert star.seen() == [(9, first, 0, answer.ref, *ZEROS[4:]), asked]
+    star.port.release(first)
+    star.port.flush()
+    star.seen()
+    star.port.resubmit()
+    assert star.seen() == [asked]
+    assert star.port.slab.free(first_block.ref) is False
+
+
 def test_a_reply_shows_the_workers_block_and_gives_the_requests_back(star: Star) -> None:
     number, block = star.submit()
     answer = star.worker_slab.allocate(4096)

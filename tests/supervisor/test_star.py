@@ -32,6 +32,7 @@ class Process:
         self.channel = Channel(theirs)
         self.member = Member(loop, Channel(ours), pid=1)
         self.fds: list[int] = []
+        self.all_heard: list[Message] = []
         self.unacknowledged: list[int] = []
 
     def heard(self) -> list[Message]:
@@ -46,6 +47,7 @@ class Process:
             if (seq := message.pop("seq", None)) is not None:
                 self.unacknowledged.append(seq)
             found.append(message)
+            self.all_heard.append(message)
 
     def close(self) -> None:
         self.channel.close()
@@ -82,7 +84,7 @@ class Sky:
     def join_worker(self, model_id: int) -> tuple[Process, Participant]:
         process = self.start()
         worker = self.star.join_worker(process.member, CONFIG)
-        self.star.announce_worker(worker, model_id, lambda: None)
+        self.star.announce_worker(worker, model_id, lambda: self.star.admit_worker(worker))
         return process, worker
 
     def acknowledge(self, process: Process) -> None:
@@ -120,6 +122,48 @@ def sky() -> Iterator[Sky]:
         each.close()
     for process in made.all:
         process.close()
+
+
+def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_serves_after(sky: Sky) -> None:
+    result = sky.make(sky.third, sky.worker_of_3)
+    sky.star.leave_batcher(sky.batcher.member)
+    successor = sky.start()
+    sky.star.join_batcher(successor.member)
+    sky.star.introduce()
+    joined, *told = successor.heard()
+    assert joined["is_successor"] is True
+    assert told == [
+        {"op": "client", "owner": sky.client_a.owner},
+        {"op": "client", "owner": sky.client_b.owner},
+        {"op": "worker", "owner": sky.worker_of_3.owner, "model": 3},
+        {"op": "worker_ready", "owner": sky.worker_of_3.owner},
+        {"op": "segment", "owner": result, "worker": sky.worker_of_3.owner},
+        {"op": "worker", "owner": sky.worker_of_4.owner, "model": 4},
+        {"op": "worker_ready", "owner": sky.worker_of_4.owner},
+    ]
+    assert sky.a.heard() == sky.third.heard() == []
+    sky.acknowledge(successor)
+    assert sky.a.heard() == sky.b.heard() == sky.third.heard() == [{"op": "batcher"}]
+    sky.acknowledge(sky.a)
+    assert successor.heard() == []
+    sky.acknowledge(sky.b)
+    assert successor.heard() == [{"op": "resume"}]
+
+
+def test_a_successor_that_dies_while_it_hears_is_followed_by_another(sky: Sky) -> None:
+    sky.star.leave_batcher(sky.batcher.member)
+    first, second = sky.start(), sky.start()
+    for successor in (first, second):
+        sky.star.join_batcher(successor.member)
+        sky.star.introduce()
+        if successor is first:
+            sky.star.leave_batcher(first.member)
+    sky.settle()
+    assert sky.a.heard() == []
+    assert sky.star.batcher is second.member
+    resumed = [message["op"] for message in second.all_heard].count("resume")
+    assert resumed == 1
+    assert "resume" not in [message["op"] for message in first.all_heard]
 
 
 def test_a_request_may_be_named_after_its_models_workers_have_it(sky: Sky) -> None:
