@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from shoal import control, log
+from shoal import control, fault, log
 from shoal.batcher.exchange import Exchange
 from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.scheduling.scheduler import from_config
@@ -148,6 +148,7 @@ def main() -> None:
     die_with_parent()
     faulthandler.enable()
     set_title("batcher")
+    fault.install("batcher")
     channel = control.join("batcher")
     try:
         # One that stands by waits here, with all its imports done.

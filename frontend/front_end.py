@@ -5,7 +5,7 @@ The lane uses it in its only thread, the road behind a lock (transport.py).
 
 from dataclasses import dataclass
 
-from shoal import control, log
+from shoal import control, fault, log
 from shoal.control import Channel, Message
 from shoal.frontend.state import ServerState
 from shoal.shm.counters import CounterTableView
@@ -52,6 +52,7 @@ def join(name: str) -> FrontEnd:
 
     Raises EOFError when the supervisor is gone.
     """
+    fault.install("road" if name == "road" else "lane")
     channel = control.join("client", name=name)
     message, (own, link, bell, batcher_bell, counters) = channel.receive()
     log.configure(**message["log"])

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from shoal import control, log
+from shoal import control, fault, log
 from shoal.control import Channel, Message
 from shoal.errors import InternalError, ShoalError
 from shoal.model_config.signature import Signature
@@ -32,6 +32,7 @@ def main() -> int:
     """A worker's whole life; its exit status."""
     die_with_parent()
     faulthandler.enable()
+    fault.install("worker")
     # A terminal and systemd signal the whole group; the supervisor decides when a worker has nothing left to answer.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

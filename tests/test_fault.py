@@ -1,0 +1,62 @@
+"""Fault points: every step exists, fires where it says, and nothing is wrapped without the variable."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal import fault
+
+#: A process of our own that reaches a step by hand: an exchange is more than is needed, a doorbell is enough.
+REACH = """
+from shoal import fault
+fault.install("batcher")
+from shoal.shm.doorbell import Doorbell
+bell = Doorbell.create()
+for number in range(3):
+    bell.ring()
+    print(number, flush=True)
+"""
+
+
+def run(setting: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, fault.VARIABLE: setting}
+    return subprocess.run([sys.executable, "-c", REACH], env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("method", sorted({method for steps in fault.STEPS.values() for method in steps.values()}))
+def test_every_step_is_a_method_that_exists(method: str) -> None:
+    module, _, path = method.partition(":")
+    owner, _, name = path.partition(".")
+    assert callable(vars(getattr(importlib.import_module(module), owner))[name])
+
+
+def test_without_the_variable_nothing_is_wrapped() -> None:
+    assert run("").stdout == "0\n1\n2\n"
+
+
+@pytest.mark.parametrize(("action", "status"), [("kill", -9), ("abort", -6), ("segfault", -11), ("exit=7", 7)])
+def test_a_process_ends_right_after_the_step(action: str, status: int) -> None:
+    ended = run(f"batcher.rung:{action}")
+    assert (ended.returncode, ended.stdout) == (status, "")
+
+
+def test_steps_of_other_kinds_are_left_alone() -> None:
+    assert run("worker.rung:kill,lane.rung:kill").stdout == "0\n1\n2\n"
+
+
+def test_a_file_fires_once_and_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "batcher.rung").write_text("exit=5")
+    assert run(str(tmp_path)).returncode == 5
+    assert not list(tmp_path.iterdir())
+    assert run(str(tmp_path)).stdout == "0\n1\n2\n"
+
+
+@pytest.mark.parametrize("setting", ["batcher.rung", "batcher.sung:kill", "batcher.rung:explode", "nobody.rung:kill"])
+def test_what_cannot_be_understood_is_refused(setting: str) -> None:
+    ended = run(setting)
+    assert ended.returncode == 1
+    assert f"$SHOAL_FAULT has '{setting}'; expected STEP:ACTION as in worker.begun:kill" in ended.stderr
