@@ -42,6 +42,7 @@ class Batcher:
             "client_gone": self._on_client_gone,
             "model": self._on_model,
             "model_gone": self._on_model_gone,
+            "ping": lambda _message, _fds: None,  # its acknowledgement, from this loop, is the answer
             "segment": self._on_segment,
             "segment_gone": self._on_segment_gone,
             "worker": self._on_worker,

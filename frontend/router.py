@@ -14,7 +14,7 @@ from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
 from shoal.frontend.response import Response, error_json, error_response
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError, compress, decompress
-from shoal.frontend.v2.health import live, model_ready, ready
+from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.frontend.v2.infer import prepare, render
 from shoal.frontend.v2.metadata import model_metadata, server_metadata
 from shoal.frontend.v2.model_configuration import model_config
@@ -175,6 +175,7 @@ _TRACE = {"GET": _later("the trace setting endpoint"), "POST": _later("the trace
 ROUTES = (
     Route("/v2/health/live", {"GET": lambda call: live(call.state)}, "health"),
     Route("/v2/health/ready", {"GET": lambda call: ready(call.state)}, "health"),
+    Route("/v2/health/reasons", {"GET": lambda call: reasons(call.state)}, "health"),  # ours
     Route("/v2", {"GET": lambda call: server_metadata(call.state)}, "metadata"),
     Route("/v2/models/stats", {"GET": lambda call: all_statistics(call.state)}, "statistics"),
     Route("/v2/trace/setting", _TRACE, "trace"),

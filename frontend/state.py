@@ -37,11 +37,17 @@ class ModelEntry:
     row: int
     state: str  # LOADING, READY, UNLOADING, UNAVAILABLE: the words of the repository index
     reason: str
-    ready: bool  # an instance is alive
+    num_instances: int  # that there should be
+    num_instances_up: int  # that batches may go to
     config: dict[str, Any]
     signature: Signature
     load_seconds: float
     labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
+
+    @property
+    def ready(self) -> bool:
+        """Whether an instance is alive."""
+        return self.num_instances_up > 0
 
     @property
     def is_decoupled(self) -> bool:
@@ -182,7 +188,8 @@ def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntr
         row=message["row"],
         state=message["state"],
         reason=message["reason"],
-        ready=message["ready"],
+        num_instances=message["num_instances"],
+        num_instances_up=message["num_instances_up"],
         config=config,
         signature=Signature.from_config(config),
         load_seconds=message["load_seconds"],

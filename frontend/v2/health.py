@@ -1,11 +1,14 @@
 """Health: is the server alive, is it ready, is a model ready. Pure handlers, run in front-end processes.
 
-Triton answers a plain no with an empty 400, a server that is stopping with 503 and a sentence.
+Triton answers a plain no with an empty 400, a server that is stopping with 503 and a sentence. Why not, in JSON, is an
+address of ours.
 """
 
+from typing import Any
+
 from shoal.errors import InvalidArgumentError, UnavailableError
-from shoal.frontend.response import Response
-from shoal.frontend.state import ModelEntry, ServerState
+from shoal.frontend.response import Response, json_response
+from shoal.frontend.state import NO_VERSION, ModelEntry, ServerState
 
 _YES = Response(200)
 _NO = Response(400)
@@ -20,11 +23,19 @@ def live(state: ServerState) -> Response:
 def ready(state: ServerState) -> Response:
     """200 once the server has started; under strict readiness only while every model can answer."""
     _refuse_while_exiting(state)
-    if not state.started:
-        return _NO
-    if state.strict_readiness and not all(_is_settled(entry) for entry in state.models.entries()):
-        return _NO
-    return _YES
+    return _YES if _is_ready(state) else _NO
+
+
+def reasons(state: ServerState) -> Response:
+    """What `ready` says, as 200 or 503, with a row for each version that cannot answer or has lost an instance.
+
+    A row begins as one of Triton's repository index. What ended an instance stands in the log, not here: this address
+    is as public as the models.
+    """
+    _refuse_while_exiting(state)
+    is_ready = _is_ready(state)
+    rows = [_row(entry) for entry in state.models.entries() if not _is_whole(entry)]
+    return json_response(200 if is_ready else 503, {"ready": is_ready, "reasons": rows})
 
 
 def model_ready(state: ServerState, name: str, version: str | None) -> Response:
@@ -33,6 +44,28 @@ def model_ready(state: ServerState, name: str, version: str | None) -> Response:
     if not state.models.lookup(name, version).ready:
         raise InvalidArgumentError("Model version not ready")
     return _YES
+
+
+def _is_ready(state: ServerState) -> bool:
+    if not state.started:
+        return False
+    return not state.strict_readiness or all(_is_settled(entry) for entry in state.models.entries())
+
+
+def _is_whole(entry: ModelEntry) -> bool:
+    return _is_settled(entry) and (entry.state != "READY" or entry.num_instances_up == entry.num_instances)
+
+
+def _row(entry: ModelEntry) -> dict[str, Any]:
+    version = {} if entry.version == NO_VERSION else {"version": str(entry.version)}
+    return {
+        "name": entry.name,
+        **version,
+        "state": entry.state,
+        "reason": entry.reason or f"{entry.num_instances_up}/{entry.num_instances} instances up",
+        "instances_up": entry.num_instances_up,
+        "instances": entry.num_instances,
+    }
 
 
 def _is_settled(entry: ModelEntry) -> bool:

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 
 from shoal import __version__
 
-_VERBS = {"serve": "serve the models of a repository over HTTP"}
+_VERBS = {
+    "serve": "serve the models of a repository over HTTP",
+    "install-systemd": "write the unit that runs this server as a service of systemd",
+}
 
 _HELP = """Usage: shoal <verb> [options]
 
@@ -32,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `shoal`: its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
-        verbs = "\n".join(f"  {verb:<8} {text}" for verb, text in _VERBS.items())
+        verbs = "\n".join(f"  {verb:<16} {text}" for verb, text in _VERBS.items())
         print(_HELP.format(verbs=verbs), end="")
         return 0
     if arguments[0] == "--version":
@@ -42,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"'{arguments[0]}' is not a verb of shoal.\nUsage: shoal <verb> [options]", file=sys.stderr)
         print(f"Verbs: {', '.join(_VERBS)}. 'shoal --help' explains them.", file=sys.stderr)
         return 1
+    if arguments[0] == "install-systemd":
+        from shoal.cli.install_systemd import install
+
+        return install(arguments[1:], environ=os.environ)
     # Ours: a server that nobody has configured answers to its own machine only.
     return _serve(arguments[1:], prog="shoal serve", http_address="127.0.0.1")
 

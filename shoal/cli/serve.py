@@ -72,14 +72,16 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
     return CommandLine(options, tuple(warnings))
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Argparse that raises what it has to say."""
+
     def error(self, message: str) -> NoReturn:
         raise CommandLineError(message)
 
 
 def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
     """Argparse for what getopt_long does, and for --help; values stay texts."""
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         usage=f"{prog} --model-repository <directory> [options]",
         description="Serve the models of a repository over HTTP, as Triton does. Boolean flags take true, 1, on and "

@@ -55,6 +55,7 @@ class ModelVersion:
     state: VersionState = VersionState.LOADING
     reason: str = ""
     load_seconds: float = 0.0
+    num_instances: int = 0
     num_instances_up: int = 0
 
     def move(self, state: VersionState, reason: str = "") -> None:
@@ -79,7 +80,8 @@ class ModelVersion:
             "row": self.row,
             "state": self.state.value,
             "reason": self.reason,
-            "ready": self.num_instances_up > 0,
+            "num_instances": self.num_instances,
+            "num_instances_up": self.num_instances_up,
             "config": self.config if self.is_config_final else None,
             "labels": self.labels,
             "load_seconds": self.load_seconds,

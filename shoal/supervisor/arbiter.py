@@ -14,9 +14,8 @@ from shoal.supervisor.event_loop import EventLoop
 
 _log = logging.getLogger(__name__)
 
-#: gunicorn looks at these and would take over what is not meant for it.
-FOREIGN_VARIABLES = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "GUNICORN_CMD_ARGS", "GUNICORN_FD",
-                     "GUNICORN_PID", "WEB_CONCURRENCY")  # fmt: skip
+#: gunicorn looks at these and would take over what is not meant for it. (systemd's are gone already: notify.py.)
+FOREIGN_VARIABLES = ("GUNICORN_CMD_ARGS", "GUNICORN_FD", "GUNICORN_PID", "WEB_CONCURRENCY")
 
 
 class Arbiter:

@@ -56,7 +56,8 @@ def _bind(service: str, address: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """Lanes and road. `on_ended` is called when both have ended after `stop`."""
+    """Lanes and road. `on_started` is called once, when every front end answers, `on_ended` when both have ended after
+    `stop`."""
 
     def __init__(
         self,
@@ -64,10 +65,12 @@ class HttpServer:
         options: ServerOptions,
         control_address: str,
         listeners: list[socket.socket],
+        on_started: Callable[[], None],
         on_ended: Callable[[], None],
     ) -> None:
         self._options = options
         self._listeners = listeners
+        self._on_started = on_started
         self._on_ended = on_ended
         # Front ends join for as long as the arbiter lives, which is longer than the sockets are open here.
         self._metrics_port = listeners[-1].getsockname()[1] if options.allow_metrics else None
@@ -120,6 +123,13 @@ class HttpServer:
             listener.listen(self._options.listen_backlog)
         for arbiter in self._arbiters:
             arbiter.open()
+        if not self.num_front_ends:
+            self._on_started()
+
+    @property
+    def num_front_ends(self) -> int:
+        """Processes that answer clients when all are well: lanes and the road."""
+        return self._options.http_process_count * self._options.allow_http + bool(self._listeners)
 
     def welcome(self) -> Message:
         """What a front end is told when it joins, beside its memory."""
@@ -147,12 +157,13 @@ class HttpServer:
         """A front end answers now; when all do for the first time, say so in the words that scripts wait for."""
         self._num_started += 1
         options = self._options
-        if self._num_started != options.http_process_count * options.allow_http + bool(self._listeners):
+        if self._num_started != self.num_front_ends:
             return
         services = ["HTTPService"] * options.allow_http + ["Metrics Service"] * options.allow_metrics
         for service, listener in zip(services, self._listeners, strict=True):
             address, port = listener.getsockname()[:2]
             _log.info("Started %s at %s:%d", service, address, port)
+        self._on_started()
 
     def stop(self) -> None:
         """Accept no more; `on_ended` when what was accepted has been answered."""

@@ -31,9 +31,12 @@ _log = logging.getLogger(__name__)
 class Models:
     """Every version of every model and every instance of every version."""
 
-    def __init__(self, host: Host, cores: tuple[int, ...], on_settled: Callable[[], None]) -> None:
+    def __init__(
+        self, host: Host, cores: tuple[int, ...], on_changed: Callable[[], None], on_settled: Callable[[], None]
+    ) -> None:
         self._host = host
         self._cores = cores
+        self._on_changed = on_changed
         self._on_settled = on_settled
         # Changed while models load, die and stop.
         self.versions: list[ModelVersion] = []
@@ -99,6 +102,8 @@ class Models:
         placements = place(version.config, cores=self._cores, num_gpus=0)
         instances = [self._instance(version, placement) for placement in placements]
         self._instances[version] = instances
+        version.num_instances = len(instances)
+        self._on_changed()
         # Where the file must be looked into, the first instance does it and the others wait for what it finds.
         for instance in instances[:1] if look_into_file else instances:
             instance.start()
@@ -153,9 +158,10 @@ class Models:
             version.move(VersionState.READY)
             _log.info("successfully loaded '%s'", version.name)
             self._settle(version)
-        elif version.state is VersionState.READY:
+            return
+        if version.state is VersionState.READY:
             _log.info("instance '%s' of model '%s' is up again", instance.name, version.name)
-            self._host.star.tell_clients(version.message())
+        self._tell(version)
 
     def on_load_failed(self, instance: Instance, error: ShoalError) -> None:
         """One instance that cannot load fails its version."""
@@ -164,7 +170,7 @@ class Models:
     def on_down(self, instance: Instance) -> None:
         """Clients are told at once when nobody serves a version any more."""
         instance.version.num_instances_up -= 1
-        self._host.star.tell_clients(instance.version.message())
+        self._tell(instance.version)
 
     def on_stopped(self, instance: Instance) -> None:
         """While everything stops: was `instance` the last?"""
@@ -177,6 +183,7 @@ class Models:
         if version.state is not VersionState.LOADING:
             return
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        version.num_instances_up = 0
         _log.error("failed to load '%s' version %d: %s", version.name, version.version, error)
         for instance in self._instances.get(version, []):
             if instance.state is not InstanceState.STOPPED:
@@ -187,8 +194,12 @@ class Models:
 
     def _settle(self, version: ModelVersion) -> None:
         self._loading.discard(version)
-        self._host.star.tell_clients(version.message())
+        self._tell(version)
         self._load_next()
+
+    def _tell(self, version: ModelVersion) -> None:
+        self._host.star.tell_clients(version.message())
+        self._on_changed()
 
     def _add_failed(self, name: str, error: ShoalError) -> None:
         _log.error("failed to load '%s': %s", name, error)
@@ -207,6 +218,11 @@ class Models:
     def num_instances_up(self) -> int:
         """Instances that batches may go to."""
         return sum(version.num_instances_up for version in self.versions)
+
+    @property
+    def num_instances(self) -> int:
+        """Instances that there should be; a version that did not load has none."""
+        return sum(version.num_instances for version in self.versions if version.state is not VersionState.UNAVAILABLE)
 
     def messages(self) -> list[Message]:
         """What a front end that has just joined must hear."""

@@ -6,6 +6,7 @@
 It owns the listening sockets and nothing that a request needs. One thread: children die with the thread that made them.
 """
 
+import faulthandler
 import logging
 import os
 import signal
@@ -25,6 +26,8 @@ from shoal.supervisor.http_server import HttpServer, bind
 from shoal.supervisor.instance import Host
 from shoal.supervisor.members import Member
 from shoal.supervisor.models import Models, no_models_error
+from shoal.supervisor.notify import Notifier
+from shoal.supervisor.service import Service
 from shoal.supervisor.star import Participant, Star
 
 _log = logging.getLogger(__name__)
@@ -45,27 +48,38 @@ def run(options: ServerOptions) -> int:
     }
     log.configure(**log_settings)
     set_title("supervisor")
+    faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: its journal then says where it stood
+    notifier = Notifier.take(os.environ, os.getpid())
     try:
         listeners = bind(options)
     except OSError as error:
         _log.error("%s", error)
         return EXIT_FAILED
-    supervisor = Supervisor(options, log_settings, listeners)
+    supervisor = Supervisor(options, log_settings, listeners, notifier)
     return supervisor.run()
 
 
 class Supervisor:
     """The process tree and its three phases: starting, serving, stopping."""
 
-    def __init__(self, options: ServerOptions, log_settings: dict[str, Any], listeners: list[socket.socket]) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        log_settings: dict[str, Any],
+        listeners: list[socket.socket],
+        notifier: Notifier,
+    ) -> None:
         self._options = options
         self._log_settings = log_settings
         self._loop = EventLoop()
         self._control = Listener.create()
         self._star = Star(options, log_settings)
         host = Host(self._loop, self._star, options, self._control.address, log_settings)
-        self._models = Models(host, tuple(sorted(os.sched_getaffinity(0))), self._on_models_settled)
-        self._http = HttpServer(self._loop, options, self._control.address, listeners, self._on_http_ended)
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        self._models = Models(host, cores, self._on_models_changed, self._on_models_settled)
+        self._http = HttpServer(
+            self._loop, options, self._control.address, listeners, self._on_http_started, self._on_http_ended
+        )
         self._batchers = Batchers(
             self._loop,
             self._control.address,
@@ -73,6 +87,7 @@ class Supervisor:
             on_inactive=self._leave_batcher,
             on_hopeless=self._give_up,
         )
+        self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         # Changed by signals and as phases end.
         self._signals: list[int] = []
         self._is_stopping = False
@@ -171,6 +186,9 @@ class Supervisor:
 
     # --- phases ---
 
+    def _on_models_changed(self) -> None:
+        self._service.on_models_changed(self._models)
+
     def _on_models_settled(self) -> None:
         """Every model has loaded or failed: serve, or say why not."""
         if self._is_stopping:
@@ -193,9 +211,13 @@ class Supervisor:
         self._http.open()
         self._batchers.start()  # one to stand by
 
+    def _on_http_started(self) -> None:
+        self._service.ready(self._models, self._http.num_front_ends)
+
     def _stop(self) -> None:
         """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
         self._is_stopping = True
+        self._service.stopping(self._models)
         self._loop.call_after(self._options.exit_timeout_secs, self._on_exit_timeout)
         self._star.tell_clients({"op": "exiting"})
         self._http.stop()

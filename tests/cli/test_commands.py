@@ -13,7 +13,8 @@ def test_help_names_the_verbs(arguments: list[str], capsys: pytest.CaptureFixtur
     assert main(arguments) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("Usage: shoal <verb> [options]\n")
-    assert "\n  serve    serve the models of a repository over HTTP\n" in printed.out
+    assert "\n  serve            serve the models of a repository over HTTP\n" in printed.out
+    assert "\n  install-systemd  write the unit" in printed.out
     assert printed.err == ""
 
 
@@ -27,7 +28,8 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        "'server' is not a verb of shoal.\nUsage: shoal <verb> [options]\nVerbs: serve. 'shoal --help' explains them.\n"
+        "'server' is not a verb of shoal.\nUsage: shoal <verb> [options]\n"
+        "Verbs: serve, install-systemd. 'shoal --help' explains them.\n"
     )
 
 

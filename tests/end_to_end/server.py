@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,19 +58,22 @@ class Server:
         return self.wait()
 
 
-def launch(repository: Path | Sequence[Path], *flags: str) -> Server:
-    """Exec a server on free ports; it may still be loading, or fail."""
+def launch(repository: Path | Sequence[Path], *flags: str, environment: Mapping[str, str] | None = None) -> Server:
+    """Exec a server on free ports, with `environment` added to ours; it may still be loading, or fail."""
     repositories = [repository] if isinstance(repository, Path) else repository
     command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
     command += [f"--model-repository={each}" for each in repositories]
     command += ["--http-port=0", "--metrics-port=0", *flags]
-    return Server(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    variables = {**os.environ, **(environment or {})}
+    return Server(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
 
 
 @contextmanager
-def serving(repository: Path | Sequence[Path], *flags: str) -> Iterator[Server]:
+def serving(
+    repository: Path | Sequence[Path], *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """A server that answers; killed afterwards if the test did not stop it."""
-    server = launch(repository, *flags)
+    server = launch(repository, *flags, environment=environment)
     try:
         assert server.read_log(b"Started Metrics Service"), server.log.decode()
         server.read_log(b"\n", DEADLINE_S)

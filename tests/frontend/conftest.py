@@ -53,7 +53,8 @@ def model_message(name: str, version: int, model: int, config: dict[str, Any] | 
         "row": model,
         "state": "READY",
         "reason": "",
-        "ready": True,
+        "num_instances": 2,
+        "num_instances_up": 2,
         "config": config,
         "load_seconds": 0.25,
         "labels": {},
@@ -95,13 +96,13 @@ def state(_memory: tuple[Segment, SegmentView], counters: CounterTable) -> Serve
     for message in (
         model_message("simple", 1, 1, SIMPLE),
         model_message("simple", 3, 3, SIMPLE),
-        model_message("simple", 2, 2, SIMPLE, state="LOADING", ready=False),
+        model_message("simple", 2, 2, SIMPLE, state="LOADING", num_instances_up=0),
         model_message("écho b", 1, 4, ECHO),
         model_message("stream", 1, 5, STREAM),
-        model_message("asleep", 7, 6, {**SIMPLE, "name": "asleep"}, ready=False),
-        model_message("gone", 1, 7, None, state="UNAVAILABLE", reason="unloaded", ready=False),
-        model_message("loading", 1, 8, None, state="LOADING", ready=False),
-        model_message("broken", -1, 9, None, row=-1, state="UNAVAILABLE", reason="Internal: no", ready=False),
+        model_message("asleep", 7, 6, {**SIMPLE, "name": "asleep"}, num_instances_up=0),
+        model_message("gone", 1, 7, None, state="UNAVAILABLE", reason="unloaded", num_instances_up=0),
+        model_message("loading", 1, 8, None, state="LOADING", num_instances_up=0),
+        model_message("broken", -1, 9, None, row=-1, state="UNAVAILABLE", reason="Internal: no", num_instances_up=0),
     ):
         state.models.apply(message)
     return state

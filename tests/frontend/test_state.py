@@ -71,7 +71,7 @@ def test_what_is_no_version(text: str) -> None:
 
 def test_a_message_replaces_the_entry_and_a_holder_keeps_the_old_one(state: ServerState, make_message: Message) -> None:
     old = state.models.lookup("simple", None)
-    state.models.apply(make_message("simple", 3, 3, None, state="UNLOADING", ready=False))
+    state.models.apply(make_message("simple", 3, 3, None, state="UNLOADING", num_instances_up=0))
     assert old.state == "READY"
     assert state.models.lookup("simple", None).version == 1
     assert [entry.version for entry in state.models.ready_entries("simple")] == [1]
@@ -80,10 +80,10 @@ def test_a_message_replaces_the_entry_and_a_holder_keeps_the_old_one(state: Serv
 def test_a_message_without_a_config_keeps_the_one_of_the_same_load(state: ServerState, make_message: Message) -> None:
     config = {**state.models.lookup("simple", "3").config}
     state.models.apply(make_message("simple", 3, 3, config, labels={"OUTPUT0": ["zero", "one"]}))
-    state.models.apply(make_message("simple", 3, 3, None, ready=False))
+    state.models.apply(make_message("simple", 3, 3, None, num_instances_up=0))
     assert list(state.models.lookup("simple", "3").signature.inputs) == ["INPUT0", "INPUT1"]
     assert state.models.lookup("simple", "3").labels == {"OUTPUT0": ("zero", "one")}
-    state.models.apply(make_message("simple", 3, 33, None, state="LOADING", ready=False))
+    state.models.apply(make_message("simple", 3, 33, None, state="LOADING", num_instances_up=0))
     state.models.apply(make_message("simple", 3, 33, None))
     assert state.models.lookup("simple", "3").signature.inputs == {}
     assert state.models.lookup("simple", "3").labels == {}

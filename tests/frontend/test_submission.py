@@ -123,7 +123,7 @@ def test_a_form_is_no_way_around_the_readiness_of_a_model(star: Star) -> None:
     star.submit("grid", GRID, ONE)
     star.seen()
     gone = config("grid", 0, ("A", "TYPE_FP32", [-1, -1]))
-    star.state.models.apply(message(0, gone, state="UNAVAILABLE", reason="unloaded", ready=False))
+    star.state.models.apply(message(0, gone, state="UNAVAILABLE", reason="unloaded", num_instances_up=0))
     with pytest.raises(NotFoundError, match="'grid' has no available versions"):
         star.submit("grid", GRID, ONE)
     assert star.num_waiting() == 0

@@ -15,12 +15,13 @@ def version() -> ModelVersion:
 
 def test_front_ends_are_told_the_labels_beside_the_configuration(version: ModelVersion) -> None:
     version.is_config_final = True
-    version.num_instances_up = 1
+    version.num_instances, version.num_instances_up = 2, 1
     version.load_seconds = 0.5
     version.move(VersionState.READY)
     assert version.message() == {
-        "op": "model", "name": "m", "version": 3, "model": 7, "row": 2, "state": "READY", "reason": "", "ready": True,
-        "config": {"name": "m"}, "labels": {"OUT": ("zero", "one")}, "load_seconds": 0.5,
+        "op": "model", "name": "m", "version": 3, "model": 7, "row": 2, "state": "READY", "reason": "",
+        "num_instances": 2, "num_instances_up": 1, "config": {"name": "m"}, "labels": {"OUT": ("zero", "one")},
+        "load_seconds": 0.5,
     }  # fmt: skip
 
 

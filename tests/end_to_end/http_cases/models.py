@@ -47,12 +47,14 @@ MODELS: dict[str, tuple[str, tuple[int, ...]]] = {
 
 
 def write_models(repository: Path) -> Path:
-    """The repository, with a model `broken` whose file is missing."""
+    """The repository, with a model `broken` that the backend refuses."""
     for name, (tensors, versions) in MODELS.items():
         for version in versions:
             (repository / name / str(version)).mkdir(parents=True)
         config = f'backend: "identity"\n{tensors}instance_group {{ count: 1 kind: KIND_CPU }}\n'
         (repository / name / "config.pbtxt").write_text(config)
     (repository / "broken" / "1").mkdir(parents=True)
-    (repository / "broken" / "config.pbtxt").write_text('backend: "onnxruntime"\n' + pair("A", "FP32", "1"))
+    (repository / "broken" / "config.pbtxt").write_text(
+        'backend: "identity"\n' + tensor("input", "A", "FP32", "1") + tensor("output", "OUT_A", "INT32", "1")
+    )
     return repository

@@ -1,6 +1,18 @@
 """Paths and methods: health, what is not found, what is not allowed, not there yet, and which model is meant."""
 
-from tests.end_to_end.http_cases.case import Answer, Case, compact, error, get, given, infer, inputs, outputs, success
+from tests.end_to_end.http_cases.case import (
+    JSON,
+    Answer,
+    Case,
+    compact,
+    error,
+    get,
+    given,
+    infer,
+    inputs,
+    outputs,
+    success,
+)
 
 NOT_FOUND = error(404, "Not Found")
 ONLY_GET = error(405, "Method Not Allowed", Allow="GET")
@@ -15,10 +27,19 @@ def later(what: str) -> Answer:
     return error(501, f"{what} is not available in this version of Shoal")
 
 
+BROKEN = {
+    "name": "broken",
+    "version": "1",
+    "state": "UNAVAILABLE",
+    "reason": "Invalid argument: expected input and output datatype to match, got TYPE_FP32 and TYPE_INT32",
+    "instances_up": 0,
+    "instances": 1,
+}
 HEALTH = [
     get("live", "/v2/health/live", success()),
     # `broken` did not load, and readiness is strict.
     get("not-ready", "/v2/health/ready", Answer(400, b"", {})),
+    get("reasons", "/v2/health/reasons", Answer(503, compact({"ready": False, "reasons": [BROKEN]}), JSON)),
     get("model-ready", "/v2/models/fixed/ready", success()),
     get("version-ready", "/v2/models/versions/versions/3/ready", success()),
     get("sample-ready", "/v2/models/mlp/ready", success()),
@@ -55,6 +76,7 @@ NO_SUCH_PATH = [
 ]
 
 WRONG_METHOD = [
+    Case("post-reasons", "POST", "/v2/health/reasons", ONLY_GET),
     Case("post-live", "POST", "/v2/health/live", ONLY_GET),
     Case("delete-v2", "DELETE", "/v2", ONLY_GET),
     Case("post-metadata", "POST", "/v2/models/fixed", ONLY_GET),

@@ -1,0 +1,74 @@
+"""The protocol by which a service talks to systemd, sd_notify(3), and the rule by which its watchdog is fed.
+
+Datagrams of lines such as `READY=1`, to the socket that the environment names; where it names none, nobody listens and
+nothing is sent. The watchdog is fed by progress, never by a timer: each process on a request's path has to echo from
+its own loop, in every round. Runs in the supervisor, and only there: its children must not find the variables.
+"""
+
+import logging
+import socket
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+#: What systemd leaves in the environment of a service. It is meant for one process, and gunicorn would answer it, too.
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+#: systemd reads at once. A manager that does not must not stop the supervisor's loop for longer (ours).
+SEND_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Notifier:
+    """Where to tell how the service is, and how long systemd waits for the watchdog to be fed: 0 for ever."""
+
+    address: str = ""
+    watchdog_s: float = 0.0
+
+    @classmethod
+    def take(cls, environ: MutableMapping[str, str], pid: int) -> "Notifier":
+        """What the environment of the process `pid` says; the variables are gone from it afterwards."""
+        found = {name: environ.pop(name, "") for name in VARIABLES}
+        address, usec = found["NOTIFY_SOCKET"], found["WATCHDOG_USEC"]
+        if address and not address.startswith(("/", "@")):
+            _log.warning("NOTIFY_SOCKET=%s names no Unix socket; nobody is told how the server is", address)
+            address = ""
+        is_watched = address and usec.isdecimal() and found["WATCHDOG_PID"] in ("", str(pid))
+        return cls(address, int(usec) / 1e6 if is_watched else 0.0)
+
+    def send(self, *lines: str) -> None:
+        """Tell all these at once. A service manager that is gone or does not read is no reason to stop serving."""
+        if not self.address:
+            return
+        address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+                sending.settimeout(SEND_TIMEOUT_S)
+                sending.sendto("\n".join(lines).encode(), address)
+        except OSError as error:
+            _log.warning("systemd could not be told %s: %s", " ".join(lines), error)
+
+
+class Progress:
+    """The watchdog's rule: it is fed when everybody who was asked in a round has echoed within the same round.
+
+    One that echoes late has made no progress in that round; one that dies is not waited for, its successor is asked.
+    """
+
+    def __init__(self) -> None:
+        # Changed by both methods.
+        self._round = 0
+        self._silent: set[str] = set()
+
+    def begin(self, names: Iterable[str]) -> tuple[int, set[str]]:
+        """Ask these from now on: the number of the new round, and who has not echoed in the last one."""
+        silent, self._silent = self._silent, set(names)
+        self._round += 1
+        return self._round, silent
+
+    def echo(self, round_number: int, name: str) -> bool:
+        """Somebody has echoed; True where this was the last one to be waited for."""
+        if round_number != self._round or name not in self._silent:
+            return False
+        self._silent.remove(name)
+        return not self._silent

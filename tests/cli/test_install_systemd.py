@@ -1,0 +1,133 @@
+"""The verb `install-systemd`: a unit with this machine's paths, and sentences where there can be none."""
+
+import os
+import pwd
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.cli.install_systemd import install, quote
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+def run(*arguments: str, **environ: str) -> int:
+    return install(arguments, environ=environ)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str) -> str:
+    """The first line of what it says on stderr."""
+    assert run(*arguments, **environ) == 1
+    printed = capsys.readouterr()
+    sentence, usage, _ = printed.err.split("\n", 2)
+    assert (printed.out, usage) == ("", "Usage: shoal install-systemd [options] [-- serve flags]")
+    return sentence
+
+
+def settings(unit: str) -> dict[str, str]:
+    lines = [line for line in unit.splitlines() if "=" in line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_the_unit_has_the_paths_the_user_and_the_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--model-repository", ".", "--model-repository=more models", "--user", ME, "--output", "-"]
+    assert main(["install-systemd", *arguments, "--", "--exit-timeout-secs=7", "--http-port", "9000"]) == 0
+    unit = settings(capsys.readouterr().out)
+    shoal = Path(sys.executable).with_name("shoal")
+    assert unit["ExecStart"] == (
+        f'{shoal} serve --model-repository={tmp_path} "--model-repository={tmp_path}/more models" '
+        "--exit-timeout-secs=7 --http-port 9000"
+    )
+    assert (unit["User"], unit["TimeoutStopSec"]) == (ME, "22")
+    assert not [value for value in unit.values() if "@" in value]
+
+
+def test_what_follows_from_how_the_server_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("--model-repository", str(tmp_path), "--user", ME, "--output", "-")
+    unit = settings(capsys.readouterr().out)
+    expected = {
+        "Type": "notify", "NotifyAccess": "main", "KillMode": "mixed", "OOMPolicy": "continue", "LimitCORE": "0",
+        "Restart": "on-failure", "TimeoutStopSec": "45",
+    }  # fmt: skip
+    assert expected.items() <= unit.items()
+    # gunicorn replaces a front end that hangs after 30 s: systemd must not end the server before.
+    assert int(unit["WatchdogSec"]) > 30
+    assert int(unit["LimitNOFILE"]) > 10_000
+
+
+def test_it_writes_once_and_says_what_to_type_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unit = tmp_path / "fish.service"
+    arguments = ["--model-repository", str(tmp_path), "--user", ME, "--output", str(unit)]
+    assert run(*arguments) == 0
+    assert capsys.readouterr().out == (
+        f"Wrote {unit}. Next:\n\n  systemctl daemon-reload\n  systemctl enable --now fish.service\n"
+    )
+    unit.write_text("mine")
+    assert refusal(capsys, *arguments) == f"{unit} is there already; --force overwrites it"
+    assert unit.read_text() == "mine"
+    assert run(*arguments, "--force") == 0
+    assert settings(unit.read_text())["User"] == ME
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("", "the following arguments are required: --model-repository"),
+        ("--model-repository /nowhere", "--model-repository: /nowhere is not a directory"),
+        ("--model-repository / --user nobody-has-this-name",
+         "there is no user 'nobody-has-this-name'; make one: useradd --system --no-create-home nobody-has-this-name"),
+        ("--model-repository / --user daemon --output /nowhere/s.service",
+         "cannot write /nowhere/s.service: No such file or directory. "
+         "Run it with sudo, or print the unit with --output -"),
+        ("--model-repository / --user daemon --color", "unrecognized arguments: --color"),
+        # As `shoal serve` would, but before it is a service that does not start.
+        ("--model-repository / --user daemon -- --nonsense", "unrecognized option '--nonsense'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: str, sentence: str) -> None:
+    assert refusal(capsys, *arguments.split()) == sentence
+
+
+def test_the_user_is_who_typed_it_but_never_root_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model-repository", str(tmp_path), "--output", "-"]
+    assert run(*arguments, SUDO_USER="daemon") == 0
+    assert settings(capsys.readouterr().out)["User"] == "daemon"
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    sentence = "who should the service run as? Say --user <name>; a model server needs no root"
+    assert refusal(capsys, *arguments) == sentence
+    assert refusal(capsys, *arguments, SUDO_USER="root") == sentence
+    assert run(*arguments, "--user", "root") == 0
+
+
+def test_without_rights_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o555)
+    is_root = os.getuid() == 0  # whom no mode keeps out
+    if is_root:
+        os.seteuid(pwd.getpwnam("daemon").pw_uid)
+    try:
+        sentence = refusal(capsys, "--model-repository=/", "--user=daemon", f"--output={tmp_path}/shoal.service")
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert sentence == (
+        f"cannot write {tmp_path}/shoal.service: Permission denied. Run it with sudo, or print the unit with --output -"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("word", ["--id=a", "a b", "", "it's", 'say "x"', "100%", "$HOME", "back\\slash", "two\nlines"])
+def test_words_are_quoted_as_systemd_reads_them(word: str) -> None:
+    quoted = quote(word)
+    assert "\n" not in quoted
+    # systemd doubles two signs that a shell does not, and knows C's \n; the rest of the rules is the same here.
+    (read,) = shlex.split(quoted.replace("$$", "$").replace("%%", "%"))
+    assert read.replace("\\n", "\n") == word
