@@ -17,6 +17,7 @@ from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.control import Channel, Message
 from shoal.process import die_with_parent, set_title
+from shoal.reasons import Reason
 from shoal.shm.counters import CounterTable
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.segment import Segment, SegmentView
@@ -41,13 +42,13 @@ class Batcher:
             "client": self._on_client,
             "client_gone": self._on_client_gone,
             "model": self._on_model,
+            "model_failed": self._on_model_failed,
             "model_gone": self._on_model_gone,
             "ping": lambda _message, _fds: None,  # its acknowledgement, from this loop, is the answer
             "segment": self._on_segment,
             "segment_gone": self._on_segment_gone,
             "worker": self._on_worker,
             "worker_ready": self._on_worker_ready,
-            "worker_retired": self._on_worker_retired,
             "worker_gone": self._on_worker_gone,
         }
         # Changed by control messages: workers that are mapped but not ready yet; whether a dead batcher's place is
@@ -110,6 +111,9 @@ class Batcher:
         model = Model(message["model"], scheduler, row(message["row"]), may_run_again=message["may_run_again"])
         self._exchange.models[model.id] = model
 
+    def _on_model_failed(self, message: Message, _fds: list[int]) -> None:
+        self._exchange.fail_model(message["model"], time.monotonic_ns())
+
     def _on_model_gone(self, message: Message, _fds: list[int]) -> None:
         self._exchange.remove_model(message["model"], time.monotonic_ns())
 
@@ -130,13 +134,10 @@ class Batcher:
     def _on_worker_ready(self, message: Message, _fds: list[int]) -> None:
         self._exchange.add_worker(self._starting.pop(message["owner"]))
 
-    def _on_worker_retired(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.retire_worker(message["owner"])
-
     def _on_worker_gone(self, message: Message, _fds: list[int]) -> None:
         owner = message["owner"]
         worker = self._starting.pop(owner, None) or self._exchange.workers.get(owner)
-        self._exchange.remove_worker(owner, time.monotonic_ns())
+        self._exchange.remove_worker(owner, time.monotonic_ns(), Reason(message["reason"]), message["detail"])
         # What the dead worker's last answers became is shown before the acknowledgement: then its segment may go.
         if not self._is_taking_over:
             self._exchange.step(time.monotonic_ns())
@@ -148,12 +149,13 @@ def main() -> None:
     """Join the supervisor, then serve."""
     die_with_parent()
     faulthandler.enable()
-    set_title("batcher")
+    set_title("batcher (standby)")
     fault.install("batcher")
     channel = control.join("batcher")
     try:
         # One that stands by waits here, with all its imports done.
         message, (bell, counters) = channel.receive()
+        set_title("batcher")
         log.configure(**message["log"])
         batcher = Batcher(
             channel,

@@ -72,25 +72,20 @@ class Exchange:
     def add_worker(self, worker: Worker) -> None:
         """A worker that is loaded and has mapped everything: batches may go to it."""
         self.workers[worker.owner] = worker
+        worker.model.is_failed = False
         worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
         self._awake[worker.model.id] = worker.model
 
-    def retire_worker(self, owner: int) -> None:
-        """No more batches to this worker; what it is executing is awaited."""
-        worker = self.workers.get(owner)
-        if worker is not None:
-            worker.model.scheduler.remove_instance(owner)
-
-    def remove_worker(self, owner: int, now_ns: int, reason: Reason = Reason.INSTANCE_DIED) -> None:
+    def remove_worker(self, owner: int, now_ns: int, reason: Reason = Reason.INSTANCE_DIED, detail: int = 0) -> None:
         """A worker is dead: what it published is delivered; what it had not begun goes to another instance.
 
         What it was executing runs once more where the model may, each request alone, so that one that kills instances
-        is found; else, and the second time, it fails.
+        is found; else, and the second time, it fails. A limit it went beyond is not tried a second time.
         """
         worker = self.workers.get(owner)
         if worker is None:
             return
-        if reason is Reason.INSTANCE_DIED:
+        if reason is not Reason.DAMAGED:
             self._drain_worker(worker, now_ns)
         if self.workers.pop(owner, None) is None:
             return
@@ -104,11 +99,13 @@ class Exchange:
         for key, running in reversed(worker.missing.items()):  # each goes to the front
             if running.number > begun:
                 self._queue_again(key, model)
-            elif model.may_run_again and key not in self._second_chances:
+            elif reason is Reason.INSTANCE_DIED and model.may_run_again and key not in self._second_chances:
                 self._second_chances.add(key)
                 self._queue_again(key, model)
             else:
-                self._fail(key, reason, now_ns, BACKEND)
+                self._fail(key, reason, now_ns, BACKEND, detail)
+        if model.is_failed:
+            self._refuse_queued(model, Reason.MODEL_FAILED, now_ns)
         self._awake[model.id] = model
 
     def add_segment(self, owner: int, worker_owner: int) -> None:
@@ -140,10 +137,21 @@ class Exchange:
         model = self.models.pop(model_id, None)
         if model is None:
             return
-        for queued in model.scheduler.drain():
-            self._refuse(queued.key, model, Reason.NOT_READY, now_ns, REJECTED)
+        self._refuse_queued(model, Reason.NOT_READY, now_ns)
         self._awake.pop(model_id, None)
         self._deadlines.pop(model_id, None)
+
+    def fail_model(self, model_id: int, now_ns: int) -> None:
+        """All instances of a model version die again and again: what waits is refused, and what comes, until one is
+        ready."""
+        model = self.models.get(model_id)
+        if model is not None:
+            model.is_failed = True
+            self._refuse_queued(model, Reason.MODEL_FAILED, now_ns)
+
+    def _refuse_queued(self, model: Model, reason: Reason, now_ns: int) -> None:
+        for queued in model.scheduler.drain():
+            self._refuse(queued.key, model, reason, now_ns, REJECTED)
 
     def resume(self, now_ns: int) -> None:
         """Take a dead batcher's place: every client has said again what is open and what it holds.
@@ -254,8 +262,9 @@ class Exchange:
         if number > _MAX_NUMBER:
             raise LayoutError(f"client {client.owner} sent the number {number}")
         model = self.models.get(model_id)
-        if model is None:
-            self._push(client, layout.record(REPLY, number, UnavailableError.wire, 0, 0, Reason.NOT_READY))
+        if model is None or model.is_failed:
+            reason = Reason.NOT_READY if model is None else Reason.MODEL_FAILED
+            self._push(client, layout.record(REPLY, number, UnavailableError.wire, 0, 0, reason))
             return
         key = client.first_key + number
         queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us)
@@ -355,14 +364,14 @@ class Exchange:
         self._count_departures(model)
         self._fail(key, reason, now_ns, cell)
 
-    def _fail(self, key: int, reason: Reason, now_ns: int, cell: int) -> None:
-        """Answer a request that no worker will answer."""
+    def _fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> None:
+        """Answer a request that no worker will answer; `detail` is what the reason's sentence names."""
         request = self._requests.pop(key, None)
         if request is None:
             return
         client, model, number, _, _, start_ns, _, _ = request
         self._second_chances.discard(key)
-        self._push(client, layout.record(REPLY, number, InternalError.wire, 0, 0, reason))
+        self._push(client, layout.record(REPLY, number, InternalError.wire, 0, 0, reason, detail))
         statistics.count_failure(model.row, cell, start_ns, now_ns)
         self._counted.add(model.row)
 

@@ -49,7 +49,7 @@ class Client(Peer):
 class Model:
     """A loaded model version: its scheduler and its row of statistics."""
 
-    __slots__ = ("id", "may_run_again", "row", "scheduler")
+    __slots__ = ("id", "is_failed", "may_run_again", "row", "scheduler")
 
     def __init__(self, model_id: int, scheduler: Scheduler, row: Row, *, may_run_again: bool = False) -> None:
         self.id = model_id
@@ -57,6 +57,8 @@ class Model:
         self.row = row
         #: Whether a request whose execution ended with its instance's death may be executed a second time.
         self.may_run_again = may_run_again
+        #: Whether all its instances die again and again: nothing is queued for it until one is ready.
+        self.is_failed = False
 
 
 class Running:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from shoal.model_config.signature import Signature
+from shoal.reasons import ALL_FAILED
 from shoal.shm.counters import CELLS, RowView
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class ModelEntry:
     row: int
     state: str  # LOADING, READY, UNLOADING, UNAVAILABLE: the words of the repository index
     reason: str
+    failed: bool  # UNAVAILABLE because its instances died again and again
     num_instances: int  # that there should be
     num_instances_up: int  # that batches may go to
     config: dict[str, Any]
@@ -54,6 +56,11 @@ class ModelEntry:
         """Whether the model may answer a request any number of times."""
         policy = self.config.get("model_transaction_policy")
         return policy is not None and policy["decoupled"]
+
+    def refuse_if_failed(self) -> None:
+        """Raise UnavailableError, with the sentence that says so, where all its instances are FAILED."""
+        if self.failed:
+            raise UnavailableError(ALL_FAILED.format(model=self.name, version=self.version))
 
 
 Versions = dict[int, ModelEntry]
@@ -109,11 +116,14 @@ class ModelTable:
         if versions is None or versions.keys() == {NO_VERSION}:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
         if number is None:
+            for each in versions.values():
+                each.refuse_if_failed()
             raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
         entry = versions.get(number)
         if entry is None:
             raise NotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
         if entry.state != "READY":
+            entry.refuse_if_failed()
             raise UnavailableError(f"Request for unknown model: '{name}' version {number} is not at ready state")
         return entry
 
@@ -188,6 +198,7 @@ def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntr
         row=message["row"],
         state=message["state"],
         reason=message["reason"],
+        failed=message["failed"],
         num_instances=message["num_instances"],
         num_instances_up=message["num_instances_up"],
         config=config,

@@ -12,13 +12,14 @@ import time
 from dataclasses import dataclass, replace
 from http.client import responses
 
-from shoal import errors, reasons
+from shoal import errors
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend import json_form
 from shoal.frontend.connection import Chunks
 from shoal.frontend.http_head import Head
 from shoal.frontend.json_form import JsonForm
+from shoal.frontend.refusal import refusal
 from shoal.frontend.response import JSON_HEAD, Response, error_response
 from shoal.frontend.router import Found
 from shoal.frontend.state import ModelEntry, ServerState
@@ -259,15 +260,9 @@ class Submission:
 
     def _response(self, asked: Asked, reply: Reply) -> Response:
         prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
-        entry = prepared.entry
         try:
-            if reply.reason:
-                raise reasons.error_for(reply.reason, model=entry.name, version=entry.version, request_id=prepared.id)
-            if reply.block is None or reply.header is None:
-                raise reasons.error_for(
-                    reasons.without_memory(reply.status),
-                    model=entry.name, version=entry.version, request_id=prepared.id,
-                )  # fmt: skip
+            if reply.reason or reply.block is None or reply.header is None:
+                raise refusal(prepared, reply)
             if reply.status:
                 raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))
             response = unpack_response(reply.header, len(reply.block))

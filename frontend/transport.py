@@ -15,11 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from shoal import errors, reasons
+from shoal import errors
 from shoal.control import Message
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
 from shoal.frontend.oversize import OversizeBlocks
+from shoal.frontend.refusal import refusal
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.options import SLAB_PARTS
 from shoal.request import InferResponse, unpack_response
@@ -119,12 +120,8 @@ class PortTransport:
         )
 
     def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
-        entry = prepared.entry
-        if reply.reason:
-            raise reasons.error_for(reply.reason, model=entry.name, version=entry.version, request_id=prepared.id)
-        if reply.block is None or reply.header is None:
-            reason = reasons.without_memory(reply.status)
-            raise reasons.error_for(reason, model=entry.name, version=entry.version, request_id=prepared.id)
+        if reply.reason or reply.block is None or reply.header is None:
+            raise refusal(prepared, reply)
         try:
             if reply.status:
                 raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))

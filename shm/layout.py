@@ -185,9 +185,10 @@ class R:
 
 
 class P:
-    """Words of REPLY. STATUS 0 is success; REASON names a sentence where the batcher itself refused."""
+    """Words of REPLY. STATUS 0 is success; REASON names a sentence where the batcher itself refused, DETAIL what stands
+    in it (shoal.reasons)."""
 
-    NUMBER, STATUS, BLOCK, HEADER, REASON = 1, 2, 3, 4, 5
+    NUMBER, STATUS, BLOCK, HEADER, REASON, DETAIL = 1, 2, 3, 4, 5, 6
 
 
 class B:

@@ -19,7 +19,7 @@ from shoal.shm.slab import Block, Slab, SlabView
 #: said to a new batcher, the REQUEST once more and a HOLD; rounded up.
 RECORDS_PER_REQUEST = 6
 # Looked up in its class, each takes 0.3k instructions, per reply.
-_NUMBER, _STATUS, _BLOCK, _HEADER, _REASON = P.NUMBER, P.STATUS, P.BLOCK, P.HEADER, P.REASON
+_NUMBER, _STATUS, _BLOCK, _HEADER, _REASON, _DETAIL = P.NUMBER, P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL
 _ASKED_BLOCK = R.BLOCK
 
 
@@ -35,6 +35,7 @@ class Reply:
     reason: int
     block: memoryview | None
     header: bytes | None
+    detail: int = 0  # what the sentence of `reason` names
 
 
 class Port:
@@ -169,5 +170,5 @@ class Port:
             if block is not None:
                 offset, nbytes = unpack_span(record[_HEADER])
                 header = block[offset : offset + nbytes].tobytes()
-            replies.append(Reply(number, record[_STATUS], record[_REASON], block, header))
+            replies.append(Reply(number, record[_STATUS], record[_REASON], block, header, record[_DETAIL]))
         return replies

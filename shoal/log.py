@@ -45,6 +45,11 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, heading: s
     return Table("\n".join([heading, rule, header, rule, *body, rule]) + "\n")
 
 
+def block(heading: str, text: str) -> Table:
+    """A log message that quotes the lines of another process below a heading, indented as a traceback is."""
+    return Table("\n    ".join([heading, *_cell_lines(text)]))
+
+
 def _cell_lines(text: str) -> list[str]:
     """A cell's lines; what would move the cursor is escaped, so that no cell can draw a row of its own."""
     return [

@@ -47,6 +47,7 @@ class ServerOptions:
     load_model: tuple[str, ...] = ()  # models loaded at start in control mode "explicit"; Triton's
     model_load_thread_count: int = 4  # models loaded at once; Triton's
     model_load_timeout_secs: int = 600  # s from an instance's process to a warm model; ours: a large engine
+    model_execution_timeout_secs: int = 60  # s for one batch, then the instance is ended; 0 = no limit; ours
 
     # HTTP.
     allow_http: bool = True  # Triton's

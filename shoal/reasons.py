@@ -1,10 +1,14 @@
 """Why the batcher itself refused or failed a request: a number in the reply's record, a sentence for the client.
 
-The batcher has no text to send; the front end writes the sentence, since it knows the model and the request id.
+The batcher has no text to send; the front end writes the sentence, since it knows the model and the request id. Where a
+worker's end is the reason, a second word says whose and how; the supervisor packs it, the batcher passes it on unread.
 Pure; the sentences are Triton's where clients match on them.
 """
 
+import signal
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from shoal import errors
 from shoal.errors import ShoalError
@@ -22,7 +26,45 @@ class Reason(IntEnum):
     DAMAGED = 6
     TIMED_OUT = 7
     NO_MEMORY = 8
+    OUT_OF_MEMORY = 9
+    EXECUTION_LIMIT = 10
+    MODEL_FAILED = 11
 
+
+class DeathDetail(NamedTuple):
+    """The DETAIL word of a REPLY whose REASON is the end of a worker.
+
+    bits 32 to 63 pid | 24 to 31 instance group | 16 to 23 number in the group | 0 to 15 return code, two's complement
+    """
+
+    pid: int
+    group: int  # index of the group in the model's configuration
+    number: int  # of the instance in its group: the last part of its name
+    code: int  # the exit code; negative: the signal
+
+    def pack(self) -> int:
+        """The word."""
+        return self.pid << 32 | self.group << 24 | self.number << 16 | self.code & 0xFFFF
+
+    @classmethod
+    def unpack(cls, word: int) -> "DeathDetail":
+        """What a word says, whatever it is."""
+        code = word & 0xFFFF
+        return cls(word >> 32, word >> 24 & 0xFF, word >> 16 & 0xFF, code - 0x10000 if code & 0x8000 else code)
+
+    def instance_name(self, groups: Sequence[str]) -> str:
+        """Triton's name of the instance, as in `simple_0_1`; `groups` are the names of the model's instance groups."""
+        return f"{groups[self.group] if self.group < len(groups) else '?'}_{self.number}"
+
+
+#: For a version all of whose instances are FAILED; front ends refuse with it, too.
+ALL_FAILED = (
+    "Model '{model}' version {version} is unavailable: all its instances died again and again. The server's log says "
+    "how; they are tried again from time to time"
+)
+_FAILED = "[request id: {id}] Failed to process the request(s) for model '{model}': "
+_INSTANCE = "the model instance '{instance}' (pid {pid})"
+_RESTARTED = "The server's log says more; the instance is being restarted"
 
 _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
     Reason.QUEUE_FULL: (errors.UnavailableError, "[request id: {id}] Exceeds maximum queue size"),
@@ -37,13 +79,22 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
     Reason.CANCELLED: (errors.CancelledError, "[request id: {id}] Request was cancelled"),
     Reason.INSTANCE_DIED: (
         errors.InternalError,
-        "[request id: {id}] Failed to process the request(s) for model '{model}': the model instance died while "
-        "executing them. The server's log says how; the instance is being restarted",
+        f"{_FAILED}{_INSTANCE} {{end}} while executing them. {_RESTARTED}",
+    ),
+    Reason.OUT_OF_MEMORY: (
+        errors.InternalError,
+        f"{_FAILED}the system ran out of memory and killed {_INSTANCE} while it was executing them. {_RESTARTED}",
+    ),
+    # No code of Triton's says "too late, and do not try again"; UNAVAILABLE, its code for a request that expired in the
+    # queue, invites clients to send again what has just cost an instance. So it is the code of every other death.
+    Reason.EXECUTION_LIMIT: (
+        errors.InternalError,
+        f"{_FAILED}{_INSTANCE} exceeded the execution limit of the model and was ended. If the model needs longer, "
+        f"raise its parameter 'execution_timeout_ms', or --model-execution-timeout-secs. {_RESTARTED}",
     ),
     Reason.DAMAGED: (
         errors.InternalError,
-        "[request id: {id}] Failed to process the request(s) for model '{model}': "
-        "the model instance sent an answer that cannot be read",
+        f"{_FAILED}the model instance sent an answer that cannot be read",
     ),
     Reason.NO_MEMORY: (
         errors.UnavailableError,
@@ -51,6 +102,7 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         "slower than it answers. Read faster, or raise --shm-worker-slab-mib",
     ),
     Reason.TIMED_OUT: (errors.UnavailableError, "[request id: {id}] Request timeout expired"),
+    Reason.MODEL_FAILED: (errors.UnavailableError, f"[request id: {{id}}] {ALL_FAILED}"),
 }
 
 
@@ -59,10 +111,36 @@ def without_memory(status: int) -> Reason:
     return Reason.NO_MEMORY if status == errors.UnavailableError.wire else Reason.DAMAGED
 
 
-def error_for(reason: int, *, model: str, version: int, request_id: str) -> ShoalError:
-    """The error a client gets for a refusal; an unknown reason is an internal error that says its number."""
+def error_for(
+    reason: int, detail: int = 0, *, model: str, version: int, request_id: str, groups: Sequence[str] = ()
+) -> ShoalError:
+    """The error a client gets for a refusal; an unknown reason is an internal error that says its number.
+
+    `detail` is the reply's DETAIL word; `groups` are the names of the model's instance groups.
+    """
     kind, sentence = _SENTENCES.get(
         Reason(reason) if reason in Reason._value2member_map_ else Reason.NONE,
         (errors.InternalError, f"the batcher refused the request for a reason this front end does not know: {reason}"),
     )
-    return kind(sentence.format(model=model, version=version, id=request_id or "<id_unknown>"))
+    death = DeathDetail.unpack(detail)
+    return kind(
+        sentence.format(
+            model=model,
+            version=version,
+            id=request_id or "<id_unknown>",
+            instance=death.instance_name(groups),
+            pid=death.pid,
+            end=describe_exit(death.code),
+        )
+    )
+
+
+def describe_exit(code: int) -> str:
+    """A return code in words: `exited with code 1`, `was killed by signal 9 (SIGKILL)`."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-code} ({name})"

@@ -154,3 +154,7 @@ def test_configure_takes_the_format_and_triton_s_variable(
     assert line[10] == "T"
     assert line.endswith("] ready\n")
     assert " test_log.py:" in line
+
+
+def test_a_block_quotes_lines_below_its_heading_and_nothing_in_them_moves_the_cursor() -> None:
+    assert log.block("it wrote:", "one\n  two\x1b[2J\n") == "it wrote:\n    one\n      two\\x1b[2J"

@@ -1,10 +1,15 @@
 """shoal/reasons.py: a number in a record becomes the sentence a client reads."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal import errors
 from shoal.errors import ShoalError
-from shoal.reasons import Reason, error_for
+from shoal.reasons import DeathDetail, Reason, describe_exit, error_for
+
+#: pid 4242, instance 3 of the second group, signal 11.
+DETAIL = 0x00001092_01_03_FFF5
 
 SENTENCES: list[tuple[int, type[ShoalError], str]] = [
     (1, errors.UnavailableError, "[request id: r7] Exceeds maximum queue size"),
@@ -18,8 +23,9 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
     (
         5,
         errors.InternalError,
-        "[request id: r7] Failed to process the request(s) for model 'simple': the model instance died while "
-        "executing them. The server's log says how; the instance is being restarted",
+        "[request id: r7] Failed to process the request(s) for model 'simple': the model instance 'cpu_3' (pid 4242) "
+        "was killed by signal 11 (SIGSEGV) while executing them. The server's log says more; the instance is being "
+        "restarted",
     ),
     (
         6,
@@ -34,12 +40,33 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
         "[request id: r7] the instances of model 'simple' have no shared memory left for results: clients read "
         "slower than it answers. Read faster, or raise --shm-worker-slab-mib",
     ),
+    (
+        9,
+        errors.InternalError,
+        "[request id: r7] Failed to process the request(s) for model 'simple': the system ran out of memory and killed "
+        "the model instance 'cpu_3' (pid 4242) while it was executing them. The server's log says more; the instance "
+        "is being restarted",
+    ),
+    (
+        10,
+        errors.InternalError,
+        "[request id: r7] Failed to process the request(s) for model 'simple': the model instance 'cpu_3' (pid 4242) "
+        "exceeded the execution limit of the model and was ended. If the model needs longer, raise its parameter "
+        "'execution_timeout_ms', or --model-execution-timeout-secs. The server's log says more; the instance is being "
+        "restarted",
+    ),
+    (
+        11,
+        errors.UnavailableError,
+        "[request id: r7] Model 'simple' version 3 is unavailable: all its instances died again and again. The "
+        "server's log says how; they are tried again from time to time",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("reason", "kind", "sentence"), SENTENCES, ids=[str(row[0]) for row in SENTENCES])
 def test_each_reason_has_its_sentence(reason: int, kind: type[ShoalError], sentence: str) -> None:
-    error = error_for(reason, model="simple", version=3, request_id="r7")
+    error = error_for(reason, DETAIL, model="simple", version=3, request_id="r7", groups=["gpu", "cpu"])
     assert type(error) is kind
     assert str(error) == sentence
 
@@ -54,14 +81,45 @@ def test_a_request_without_an_id_is_named_as_triton_names_it() -> None:
 
 
 def test_names_are_not_read_as_formats() -> None:
-    error = error_for(5, model="{id}{0}", version=1, request_id="{model}%s")
+    error = error_for(5, model="{id}{0}", version=1, request_id="{model}%s", groups=["{pid}"])
     assert str(error).startswith(
-        "[request id: {model}%s] Failed to process the request(s) for model '{id}{0}': the model instance died"
+        "[request id: {model}%s] Failed to process the request(s) for model '{id}{0}': the model instance "
+        "'{pid}_0' (pid 0)"
     )
 
 
-@pytest.mark.parametrize("reason", [0, 9, 2**64 - 1])
+@pytest.mark.parametrize("reason", [0, 12, 2**64 - 1])
 def test_an_unknown_reason_is_an_internal_error_that_says_its_number(reason: int) -> None:
     error = error_for(reason, model="{simple}", version=3, request_id="r7")
     assert type(error) is errors.InternalError
     assert str(error) == f"the batcher refused the request for a reason this front end does not know: {reason}"
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 255), st.integers(-64, 255))
+def test_a_death_fits_into_a_word(pid: int, group: int, number: int, code: int) -> None:
+    word = DeathDetail(pid, group, number, code).pack()
+    assert 0 <= word < 2**64
+    assert DeathDetail.unpack(word) == (pid, group, number, code)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_any_word_can_be_read(word: int) -> None:
+    assert "model instance '" in str(error_for(5, word, model="m", version=1, request_id=""))
+
+
+def test_an_instance_of_an_unknown_group_keeps_its_number() -> None:
+    assert DeathDetail(1, 2, 3, 0).instance_name(["a", "b"]) == "?_3"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
+        (-9, "was killed by signal 9 (SIGKILL)"),
+        (-11, "was killed by signal 11 (SIGSEGV)"),
+        (-99, "was killed by signal 99 (unknown)"),
+    ],
+)
+def test_ends_are_told_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words

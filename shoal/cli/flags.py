@@ -113,6 +113,9 @@ MODELS = (
     refuse("model-config-name", ANY_TEXT, "", "choosing among several configurations of a model is"),
     honour("model-load-thread-count", integer(1), "models loaded at once"),
     honour("model-load-timeout-secs", integer(1), "seconds for one instance to load and warm up"),
+    honour(
+        "model-execution-timeout-secs", integer(0), "seconds for one batch before its instance is ended; 0: no limit"
+    ),
     refuse("model-load-retry-count", INTEGER, 0, "trying again to load a model that failed is"),
     refuse("model-namespacing", BOOLEAN, False, "models of one name in several repositories are"),
     ignore("enable-peer-access", BOOLEAN, True, "backends decide for themselves about access between GPUs"),

@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Callable, Iterator
 
 from shoal.errors import InvalidArgumentError
+from shoal.model_config import execution_timeout
 from shoal.model_config.backends import disagreements
 from shoal.model_config.messages import Config
 from shoal.model_config.tensor_checks import tensors
@@ -125,7 +126,9 @@ def _too_long(name: str, field: str, microseconds: int) -> Iterator[str]:
 
 
 #: What needs no auto-complete, and must hold before a process is started for the model.
-_UNFINISHED: tuple[Rule, ...] = (disagreements, file_names, delay_and_order, queue_policies, instance_groups)
+_UNFINISHED: tuple[Rule, ...] = (
+    disagreements, file_names, delay_and_order, queue_policies, instance_groups, execution_timeout.faults,
+)  # fmt: skip
 _FINISHED: tuple[Rule, ...] = (*_UNFINISHED, batch_size, tensors, labels, preferred_sizes)
 
 

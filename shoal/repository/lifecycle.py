@@ -1,7 +1,9 @@
 """The life of one model version: the states of Triton's repository index and the moves between them.
 
     LOADING ──► READY ──► UNLOADING ──► UNAVAILABLE
-       │                                     │
+       │                │ ▲                  │
+       │   all instances│ │one is up         │
+       │       FAILED   ▼ │                  │
        └────────────► UNAVAILABLE ◄──────────┘ (LOADING again: a new ModelVersion)
 
 Only the supervisor moves a version. Pure: who loads, and how, is `shoal.supervisor.models`' business.
@@ -24,9 +26,9 @@ class VersionState(Enum):
 
 _MOVES = {
     VersionState.LOADING: {VersionState.READY, VersionState.UNAVAILABLE},
-    VersionState.READY: {VersionState.UNLOADING},
+    VersionState.READY: {VersionState.UNLOADING, VersionState.UNAVAILABLE},
     VersionState.UNLOADING: {VersionState.UNAVAILABLE},
-    VersionState.UNAVAILABLE: set(),
+    VersionState.UNAVAILABLE: {VersionState.READY},
 }
 
 #: The version of a model that failed before any version of it was known.
@@ -57,6 +59,8 @@ class ModelVersion:
     load_seconds: float = 0.0
     num_instances: int = 0
     num_instances_up: int = 0
+    #: UNAVAILABLE because all instances died again and again: they are still tried from time to time.
+    is_failed: bool = False
 
     def move(self, state: VersionState, reason: str = "") -> None:
         """Go to another state. Raises ValueError, and nothing changes, for a move the table does not have."""
@@ -80,6 +84,7 @@ class ModelVersion:
             "row": self.row,
             "state": self.state.value,
             "reason": self.reason,
+            "failed": self.is_failed,
             "num_instances": self.num_instances,
             "num_instances_up": self.num_instances_up,
             "config": self.config if self.is_config_final else None,

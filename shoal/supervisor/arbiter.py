@@ -9,8 +9,10 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.supervisor.children import Child, backoff_s, describe_exit, spawn
+from shoal.reasons import describe_exit
+from shoal.supervisor.children import Child, spawn
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.restarts import backoff_s
 
 _log = logging.getLogger(__name__)
 

@@ -12,9 +12,11 @@ import logging
 from collections.abc import Callable
 
 from shoal.control import ADDRESS_VARIABLE
-from shoal.supervisor.children import Child, backoff_s, describe_exit, spawn
+from shoal.reasons import describe_exit
+from shoal.supervisor.children import Child, spawn
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Member
+from shoal.supervisor.restarts import backoff_s
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Child processes of the supervisor: started by exec, watched by pidfd, restarted with a growing pause.
+"""Child processes of the supervisor: started by exec, watched by pidfd.
 
 Nothing here knows what a child is for. Runs in the supervisor, in its only thread: PR_SET_PDEATHSIG fires when the
 thread that started a child ends.
@@ -13,12 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shoal.supervisor.event_loop import EventLoop
 
-#: Pauses before a restart, by the number of deaths in a row; the first restart is at once (reliability over
-#: politeness).
-BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-#: A child that lived this long starts again from the first pause.
-HEALTHY_AFTER_S = 60.0
-
 
 class Child:
     """A running child. `on_exit` is called once, with its return code (negative: the signal that ended it)."""
@@ -29,6 +23,8 @@ class Child:
         self.started_at_s = time.monotonic()
         self._loop = loop
         self._pidfd = pidfd
+        #: Most memory it had at once, known once it has ended. An exec'd process starts with what its parent had.
+        self.peak_rss_bytes = 0
 
     @property
     def pid(self) -> int:
@@ -46,7 +42,9 @@ class Child:
         """Have `on_exit` called when the kernel says that the child has ended."""
 
         def ended() -> None:
-            code = self.process.wait()
+            _, status, usage = os.wait4(self.pid, 0)
+            self.process.returncode = code = os.waitstatus_to_exitcode(status)  # or Popen would wait itself
+            self.peak_rss_bytes = usage.ru_maxrss * 1024
             self._loop.forget(self._pidfd)
             os.close(self._pidfd)
             on_exit(self, code)
@@ -61,30 +59,22 @@ def spawn(
     environment: Mapping[str, str],
     *,
     pass_fds: Sequence[int] = (),
+    captured: bool = False,
 ) -> Child:
-    """Exec `python -m module…` with `environment` added to ours. Raises OSError where the system refuses."""
+    """Exec `python -m module…` with `environment` added to ours. Raises OSError where the system refuses.
+
+    What a `captured` child writes comes out of `process.stdout` and `process.stderr`, which somebody must read.
+    """
     # Safe path: a file named json.py in the working directory must not stand in for the standard module.
     isolation = ["-P", "-s"] if sys.version_info >= (3, 11) else ["-s"]
+    # Unbuffered: what a killed process has printed shall not die with it.
+    output, unbuffered = (subprocess.PIPE, ["-u"]) if captured else (None, [])
     process = subprocess.Popen(
-        [sys.executable, *isolation, "-m", *module],
+        [sys.executable, *isolation, *unbuffered, "-m", *module],
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
         pass_fds=pass_fds,
     )
     return Child(loop, process, os.pidfd_open(process.pid), role)
-
-
-def backoff_s(num_deaths: int) -> float:
-    """The pause before the restart that follows the `num_deaths`-th death in a row."""
-    return BACKOFF_S[min(max(num_deaths, 1), len(BACKOFF_S)) - 1]
-
-
-def describe_exit(code: int) -> str:
-    """A return code in words: `exited with code 1`, `was killed by signal 9 (SIGKILL)`."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "unknown"
-    return f"was killed by signal {-code} ({name})"

@@ -1,6 +1,7 @@
 """One model instance as the supervisor sees it: its worker process, from exec to ready, and again after a death.
 
     start ─► STARTING ─join─► LOADING ─loaded─► MAPPING ─everybody acknowledged─► UP ─exit─► DOWN ─pause─► STARTING …
+                                                           too many deaths (restarts.py)─► FAILED ─pause─► STARTING …
 
 A worker that cannot load says why and exits; before the first UP that fails the version, later it is tried again.
 """
@@ -8,22 +9,29 @@ A worker that cannot load says why and exits; before the first UP that fails the
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal import errors
+from shoal import errors, log
 from shoal.control import ADDRESS_VARIABLE, Message
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.model_config.execution_timeout import execution_timeout_ms
 from shoal.options import ServerOptions
 from shoal.placement import Placement, thread_environment
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.children import HEALTHY_AFTER_S, Child, backoff_s, describe_exit, spawn
+from shoal.supervisor.children import Child, spawn
+from shoal.supervisor.death import Death, last_words
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.hangs import Execution
 from shoal.supervisor.members import Member
+from shoal.supervisor.oom_kills import OomKills
+from shoal.supervisor.output import Output
+from shoal.supervisor.progress import Progress
+from shoal.supervisor.restarts import Restarts, Verdict
 from shoal.supervisor.star import Participant, Star
 
 _log = logging.getLogger(__name__)
@@ -37,6 +45,7 @@ class InstanceState(Enum):
     MAPPING = "mapping"
     UP = "up"
     DOWN = "down"
+    FAILED = "failed"
     STOPPED = "stopped"
 
 
@@ -49,6 +58,7 @@ class Host:
     options: ServerOptions
     control_address: str
     log_settings: dict[str, Any]
+    oom_kills: OomKills = field(default_factory=OomKills)
 
 
 class Listener(Protocol):
@@ -68,6 +78,10 @@ class Listener(Protocol):
 
     def on_down(self, instance: "Instance") -> None:
         """It was up and has died."""
+        ...
+
+    def on_failed(self, instance: "Instance", sentence: str) -> None:
+        """It died too often to be started again at once; the sentence is that of its last death."""
         ...
 
     def on_stopped(self, instance: "Instance") -> None:
@@ -96,12 +110,17 @@ class Instance:
         # Changed as the worker goes through its states.
         self.state = InstanceState.DOWN
         self.num_starts = 0
-        self._num_deaths = 0
+        self._restarts = Restarts()
         self._child: Child | None = None
+        self._output: Output | None = None
+        self._num_oom_kills = 0  # at its start
         self._member: Member | None = None
         self._participant: Participant | None = None
+        self._progress: Progress | None = None
+        self._up_since_s = 0.0
+        self._is_over_limit = False
         self._error: ShoalError | None = None
-        self._has_been_up = False
+        self._has_been_up = self._is_failed = False
         self._on: dict[str, Callable[[Message], None]] = {
             "model_io": self._on_model_io,
             "loaded": self._on_loaded,
@@ -123,18 +142,29 @@ class Instance:
         """Its owner id in the star, 0 where it has no memory there."""
         return self._participant.owner if self._participant else 0
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether it died too often and has not come up since, even if it is being tried again."""
+        return self._is_failed
+
     def start(self) -> None:
         """Exec the worker. It has --model-load-timeout-secs to come up."""
         self.state = InstanceState.STARTING
         self.num_starts += 1
         self._error = None
+        self._is_over_limit = False
+        self._num_oom_kills = self._host.oom_kills.count()
         environment = {
             ADDRESS_VARIABLE: self._host.control_address,
             "SHOAL_INSTANCE": str(self.number),
             **thread_environment(len(self.placement.cores)),
         }
-        self._child = spawn(self._host.loop, f"worker {self.name}", ["shoal.workers.worker"], environment)
+        self._child = spawn(
+            self._host.loop, f"worker {self.name}", ["shoal.workers.worker"], environment, captured=True
+        )
         self._child.watch(self._exited)
+        self._output = Output(self._host.loop, self.name, self._child)
+        self._output.start()
         timeout_s, start = self._host.options.model_load_timeout_secs, self.num_starts
         self._host.loop.call_after(timeout_s, lambda: self._check_loaded(start))
 
@@ -183,6 +213,26 @@ class Instance:
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
 
+    # --- whether it moves ---
+
+    def execution(self) -> Execution | None:
+        """The batch it is at, for who watches over the execution limit; None where there is none, or no limit."""
+        limit_ms, progress = self._limit_ms, self._progress
+        if not limit_ms or progress is None or not (progress.busy_since_ns or progress.is_waited_for):
+            return None
+        return Execution(self.number, progress.number, progress.busy_since_ns, limit_ms * 1_000_000)
+
+    def end_for_limit(self, number: int) -> None:
+        """Send the worker a signal because it is over the limit."""
+        self._is_over_limit = True
+        if self._child is not None:
+            self._child.signal(number)
+
+    @property
+    def _limit_ms(self) -> int:
+        own = execution_timeout_ms(self.version.config)
+        return self._host.options.model_execution_timeout_secs * 1000 if own is None else own
+
     # --- what the worker says ---
 
     def _on_model_io(self, message: Message) -> None:
@@ -209,7 +259,9 @@ class Instance:
         if self._participant is None or self.state is not InstanceState.MAPPING:
             return
         self.state = InstanceState.UP
-        self._has_been_up = True
+        self._has_been_up, self._is_failed = True, False
+        self._up_since_s = self._host.loop.now_s()
+        self._progress = Progress(self._participant.read_only_fd, self._participant.link_fd)
         self._host.star.admit_worker(self._participant)
         self._listener.on_up(self)
 
@@ -245,35 +297,68 @@ class Instance:
             )
 
     def _exited(self, child: Child, code: int) -> None:
+        if self._output is not None:
+            self._output.finish()
+        was, self.state = self.state, InstanceState.DOWN
+        death = self._account(child, code, was)
         if self._participant is not None:
-            self._host.star.leave_worker(self._participant)
+            detail = death.detail(self.version.config, self.placement)
+            self._host.star.leave_worker(self._participant, death.reason, detail)
         if self._member is not None:
             self._member.hang_up()
-        was, self.state = self.state, InstanceState.DOWN
-        self._child = self._member = self._participant = None
+        progress, output = self._progress, self._output
+        self._child = self._output = self._member = self._participant = self._progress = None
         if was is InstanceState.STOPPED:
             self.state = InstanceState.STOPPED
             self._listener.on_stopped(self)
             return
         error = self._error or InternalError(
-            f"the worker of model '{self.version.name}' instance '{self.name}' (pid {child.pid}) {describe_exit(code)} "
-            f"while it was {was.value}"
+            f"model '{self.version.name}' version {self.version.version}: instance '{self.name}' {death.describe()}"
         )
+        if output is not None and (words := last_words(output.tail)):
+            _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
         if not self._has_been_up:
             self.state = InstanceState.STOPPED
             self._listener.on_load_failed(self, error)
             return
-        self._restart_later(child, error, was)
+        now_s = self._host.loop.now_s()
+        verdict = self._restarts.died(
+            now_s,
+            now_s - self._up_since_s if was is InstanceState.UP else 0.0,
+            has_completed=progress is not None and progress.has_completed,
+        )
+        self._restart_later(error, was, verdict)
 
-    def _restart_later(self, child: Child, error: ShoalError, was: InstanceState) -> None:
-        uptime_s = self._host.loop.now_s() - child.started_at_s
-        self._num_deaths = 1 if uptime_s > HEALTHY_AFTER_S else self._num_deaths + 1
-        pause_s = backoff_s(self._num_deaths)
-        _log.error("%s; it is started again in %g s", error, pause_s)
+    def _account(self, child: Child, code: int, was: InstanceState) -> Death:
+        """What is known of a worker's end."""
+        activity, progress = was.value, self._progress
+        if progress is not None:
+            activity = f"executing batch {progress.number}" if progress.busy_since_ns else "idle"
+        return Death(
+            child.pid,
+            code,
+            activity,
+            child.peak_rss_bytes,
+            self._host.oom_kills.limit_bytes(),
+            code == -signal.SIGKILL and self._host.oom_kills.claim(self._num_oom_kills),
+            self._limit_ms if self._is_over_limit else 0,
+        )
+
+    def _restart_later(self, error: ShoalError, was: InstanceState, verdict: Verdict) -> None:
+        if verdict.is_failed:
+            self.state, self._is_failed = InstanceState.FAILED, True
+            _log.error(
+                "%s; it has died too often without completing a batch and is FAILED, it is tried again in %g s",
+                error, verdict.pause_s,
+            )  # fmt: skip
+        else:
+            _log.error("%s; it is started again in %g s", error, verdict.pause_s)
         if was is InstanceState.UP:
             self._listener.on_down(self)
-        self._host.loop.call_after(pause_s, self._restart)
+        if verdict.is_failed:
+            self._listener.on_failed(self, str(error))
+        self._host.loop.call_after(verdict.pause_s, self._restart)
 
     def _restart(self) -> None:
-        if self.state is InstanceState.DOWN:
+        if self.state in (InstanceState.DOWN, InstanceState.FAILED):
             self.start()

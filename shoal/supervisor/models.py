@@ -22,6 +22,7 @@ from shoal.repository.labels import read_labels
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.repository.scan import model_file, scan, version_directories, wanted_versions
 from shoal.shm.counters import MAX_ROWS
+from shoal.supervisor.hangs import Hangs
 from shoal.supervisor.instance import Host, Instance, InstanceState
 from shoal.supervisor.members import Member
 
@@ -48,6 +49,7 @@ class Models:
         self._ids = itertools.count(1)
         self._rows = iter(range(MAX_ROWS))
         self._on_stopped: Callable[[], None] | None = None
+        self._hangs = Hangs()
 
     # --- loading ---
 
@@ -62,6 +64,7 @@ class Models:
             except ShoalError as error:
                 self._add_failed(name, error)
         self._load_next()
+        self._look_for_hangs()
 
     def _read(self, name: str, directory: Path) -> list[ModelVersion]:
         options = self._host.options
@@ -159,7 +162,10 @@ class Models:
             _log.info("successfully loaded '%s'", version.name)
             self._settle(version)
             return
-        if version.state is VersionState.READY:
+        if version.is_failed or version.state is VersionState.READY:
+            if version.is_failed:
+                version.is_failed = False
+                version.move(VersionState.READY)
             _log.info("instance '%s' of model '%s' is up again", instance.name, version.name)
         self._tell(version)
 
@@ -171,6 +177,18 @@ class Models:
         """Clients are told at once when nobody serves a version any more."""
         instance.version.num_instances_up -= 1
         self._tell(instance.version)
+
+    def on_failed(self, instance: Instance, sentence: str) -> None:
+        """A version all of whose instances are FAILED is UNAVAILABLE, and says so, until one of them is up again."""
+        version = instance.version
+        if version.state is not VersionState.READY or not all(each.is_failed for each in self._instances[version]):
+            return
+        version.is_failed = True
+        error = UnavailableError(f"all instances died again and again; the last: {sentence}")
+        version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
+        self._tell(version)  # clients first: what they refuse, nobody has to queue
+        self._host.star.tell_batcher({"op": "model_failed", "model": version.model_id})
 
     def on_stopped(self, instance: Instance) -> None:
         """While everything stops: was `instance` the last?"""
@@ -207,7 +225,19 @@ class Models:
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         self.versions.append(version)
 
-    # what others ask
+    # --- instances that do not move ---
+
+    def _look_for_hangs(self) -> None:
+        """End who is over the execution limit; look again soon while anybody executes anything."""
+        executions = [execution for each in self._by_number.values() if (execution := each.execution())]
+        look = self._hangs.look(time.monotonic_ns(), executions)
+        if look.gap_ns:
+            _log.warning("the server stood still for %.1f s; execution limits are extended by it", look.gap_ns / 1e9)
+        for number, signal_number in look.endings:
+            self._by_number[number].end_for_limit(signal_number)
+        self._host.loop.call_after(look.next_ns / 1e9, self._look_for_hangs)
+
+    # --- what others ask ---
 
     @property
     def failures(self) -> list[ModelVersion]:
@@ -231,8 +261,10 @@ class Models:
     def tell_batcher(self) -> None:
         """A batcher that takes a dead one's place hears of every version that has a queue."""
         for version in self.versions:
-            if version.is_config_final and version.state in (VersionState.LOADING, VersionState.READY):
+            if version.is_config_final and (version.is_failed or version.state is not VersionState.UNAVAILABLE):
                 self._host.star.tell_batcher(_batcher_message(version))
+            if version.is_failed:
+                self._host.star.tell_batcher({"op": "model_failed", "model": version.model_id})
 
     def kill_owner(self, owner: int) -> bool:
         """End the worker whose memory `owner` is; False where no worker has that owner id."""

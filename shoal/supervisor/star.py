@@ -15,6 +15,7 @@ from typing import Any
 from shoal.control import Message
 from shoal.errors import ShoalError
 from shoal.options import MIB, ServerOptions
+from shoal.reasons import Reason
 from shoal.shm import counters, layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
@@ -204,8 +205,11 @@ class Star:
         worker.is_ready = True
         self.tell_batcher({"op": "worker_ready", "owner": worker.owner})
 
-    def leave_worker(self, worker: Participant) -> None:
-        """A worker is dead. Clients unmap its segments once the batcher has passed on its last answers."""
+    def leave_worker(self, worker: Participant, reason: Reason, detail: int) -> None:
+        """A worker is dead; `reason` and `detail` are for the replies to what it was executing.
+
+        Clients unmap its segments once the batcher has passed on its last answers.
+        """
         self.workers.pop(worker.owner, None)
 
         def passed_on() -> None:
@@ -214,7 +218,8 @@ class Star:
             self._release_all(worker)
             worker.close()
 
-        self.acknowledgements.announce(self._to_batcher({"op": "worker_gone", "owner": worker.owner}), passed_on)
+        gone = {"op": "worker_gone", "owner": worker.owner, "reason": int(reason), "detail": detail}
+        self.acknowledgements.announce(self._to_batcher(gone), passed_on)
 
     # --- payloads that no slab takes ---
 

@@ -217,6 +217,39 @@ def test_requests_that_may_run_again_do_so_alone_and_the_one_that_kills_twice_fa
     assert (cell(model, "success_count"), cell(model, "failed_backend"), cell(model, "pending_count")) == (2, 1, 0)
 
 
+def test_the_reply_says_how_the_instance_died_and_a_limit_is_not_tried_twice() -> None:
+    star = Star()
+    model = star.add_model(MODEL, BATCHING, may_run_again=True)
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    worker.begin(worker.heard()[0][B.BATCH])
+    star.exchange.remove_worker(WORKER, 600, Reason.EXECUTION_LIMIT, 4242 << 32 | 9)
+    star.exchange.step(now_ns=700)
+    (reply,) = client.heard()
+    assert reply[:7] == (REPLY, 1, 2, 0, 0, Reason.EXECUTION_LIMIT, 4242 << 32 | 9)
+
+
+def test_model_whose_instances_are_given_up_refuses_until_one_is_ready() -> None:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    client = star.add_client(CLIENT)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    star.exchange.fail_model(MODEL, now_ns=600)
+    ask(client, 2)
+    star.exchange.step(now_ns=700)
+    assert [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()] == [
+        (1, Reason.MODEL_FAILED),
+        (2, Reason.MODEL_FAILED),
+    ]
+    assert (cell(model, "pending_count"), cell(model, "failed_rejected")) == (0, 1)
+    worker = star.add_worker(WORKER, model)
+    ask(client, 3)
+    star.exchange.step(now_ns=800)
+    assert len(worker.heard()) == 1
+
+
 def test_a_freed_block_travels_with_the_next_batch() -> None:
     star = Star()
     model = star.add_model(MODEL, SINGLE)

@@ -204,7 +204,7 @@ def test_a_killed_worker_fails_what_it_ran_and_its_successor_runs_what_waited(ti
         errors = [answer.exception() for answer in answers]
     failed = [error for error in errors if error is not None]
     assert len(failed) == 1
-    assert "the model instance died while executing them" in str(failed[0])
+    assert "was killed by signal 9 (SIGKILL) while executing them" in str(failed[0])
     for tensor, answer, error in zip(tensors, answers, errors, strict=True):
         assert error is not None or np.array_equal(answer.result(), tensor)
 

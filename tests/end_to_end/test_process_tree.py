@@ -32,7 +32,7 @@ def title(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
 
 
-def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0) -> Path:
+def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0, *, may_run_again: bool = True) -> Path:
     """A repository with one identity model that takes its time."""
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(
@@ -43,6 +43,7 @@ def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0) -> P
         output {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] }}
         instance_group {{ count: 1 kind: KIND_CPU }}
         parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+        parameters {{ key: "idempotent" value {{ string_value: "{str(may_run_again).lower()}" }} }}
         """
     )
     return repository
@@ -159,7 +160,7 @@ def named_segments() -> set[str]:
 def test_killed_supervisor_takes_everything_along() -> None:
     before = named_segments()
     with serving(SAMPLES) as server:
-        assert len(server.children) == 11
+        assert len(server.children) == 12
         assert named_segments() == before
         server.process.kill()
         assert wait_for_deaths(server.children, 2.0)

@@ -53,6 +53,7 @@ def model_message(name: str, version: int, model: int, config: dict[str, Any] | 
         "row": model,
         "state": "READY",
         "reason": "",
+        "failed": False,
         "num_instances": 2,
         "num_instances_up": 2,
         "config": config,

@@ -33,8 +33,8 @@ def message(model_id: int, configuration: dict[str, Any], **more: Any) -> dict[s
     """What the supervisor says of a model that is READY, or as `more` says."""
     return {
         "op": "model", "name": configuration["name"], "version": 1, "model": model_id, "row": -1, "state": "READY",
-        "reason": "", "num_instances": 1, "num_instances_up": 1, "config": configuration, "load_seconds": 0.0,
-        "labels": {}, **more,
+        "reason": "", "failed": False, "num_instances": 1, "num_instances_up": 1, "config": configuration,
+        "load_seconds": 0.0, "labels": {}, **more,
     }  # fmt: skip
 
 

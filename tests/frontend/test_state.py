@@ -7,6 +7,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
 from shoal.frontend.state import ModelTable, ServerState, parse_version
+from tests.frontend.conftest import SIMPLE, model_message
 
 Message = Callable[..., dict[str, Any]]
 
@@ -23,6 +24,17 @@ def test_versions_are_ordered_as_numbers(make_message: Message) -> None:
         table.apply(make_message("m", version, version, None))
     assert [entry.version for entry in table.ready_entries("m")] == [2, 9, 10]
     assert table.lookup("m", None).version == 10
+
+
+@pytest.mark.parametrize("version", [None, "1"])
+def test_version_whose_instances_are_failed_is_refused_for_now(state: ServerState, version: str | None) -> None:
+    state.models.apply(model_message("simple", 3, 3, SIMPLE, state="UNAVAILABLE", failed=True, ready=False))
+    assert state.models.lookup("simple", None).version == 1
+    state.models.apply(model_message("simple", 1, 1, SIMPLE, state="UNAVAILABLE", failed=True, ready=False))
+    with pytest.raises(UnavailableError, match=r"^Model 'simple' version 1 is unavailable: all its"):
+        state.models.lookup("simple", version)
+    state.models.apply(model_message("simple", 1, 1, SIMPLE))
+    assert state.models.lookup("simple", version).version == 1
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.control import Channel, Message
 from shoal.options import ServerOptions
+from shoal.reasons import Reason
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Member
 from shoal.supervisor.star import Participant, Star
@@ -210,7 +211,7 @@ def test_room_comes_back_when_all_readers_have_let_go(sky: Sky) -> None:
 
 def test_a_successor_hears_of_the_requests_that_wait_for_it(sky: Sky) -> None:
     owner = sky.make(sky.a, sky.client_a)
-    sky.star.leave_worker(sky.worker_of_3)
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
     successor, _ = sky.join_worker(3)
     other, _ = sky.join_worker(4)
     assert {"op": "segment", "owner": owner} in successor.heard()
@@ -229,13 +230,18 @@ def test_a_dead_front_ends_requests_go_when_the_batcher_has_forgotten_them(sky: 
 
 def test_a_dead_workers_results_go_when_the_batcher_has_passed_them_on(sky: Sky) -> None:
     owner = sky.make(sky.third, sky.worker_of_3)
-    sky.star.leave_worker(sky.worker_of_3)
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
     assert sky.a.heard() == []
     sky.acknowledge(sky.batcher)
     assert {"op": "segment_gone", "owner": owner} in sky.a.heard()
     assert "sentence" in sky.ask(sky.b, sky.client_b)
     sky.settle()
     assert "owner" in sky.ask(sky.b, sky.client_b)
+
+
+def test_batcher_hears_how_a_worker_ended(sky: Sky) -> None:
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
+    assert sky.batcher.heard() == [{"op": "worker_gone", "owner": sky.worker_of_3.owner, "reason": 5, "detail": 77}]
 
 
 def test_owner_ids_come_round_and_skip_who_is_there(sky: Sky) -> None:

@@ -26,7 +26,7 @@ def make_entry() -> Callable[..., ModelEntry]:
 
         config = {"name": name, "max_batch_size": max_batch_size, "input": tensors(inputs)}
         config["output"] = tensors([("OUT" + row[0], *row[1:3]) for row in inputs] if outputs is None else outputs)
-        return ModelEntry(name, 1, 7, 0, "READY", "", 1, 1, config, Signature.from_config(config), 0.0, LABELS)
+        return ModelEntry(name, 1, 7, 0, "READY", "", False, 1, 1, config, Signature.from_config(config), 0.0, LABELS)
 
     return make
 

@@ -1,0 +1,35 @@
+"""A model's own execution limit: how long one batch may take before its instance is taken to hang. Pure.
+
+    parameters { key: "execution_timeout_ms" value { string_value: "1500" } }
+
+Triton has no such limit; a parameter is what its configurations have for what they do not know. 0 means none.
+"""
+
+from collections.abc import Iterator
+
+from shoal.model_config.messages import Config
+
+PARAMETER = "execution_timeout_ms"
+#: One hour, as for every other time in a configuration (ours).
+MAX_MS = 3_600_000
+
+
+def execution_timeout_ms(config: Config) -> int | None:
+    """Milliseconds; None where the configuration leaves it to the server. The configuration has been checked."""
+    text = _text(config)
+    return None if text is None else int(text)
+
+
+def faults(config: Config) -> Iterator[str]:
+    """The rule: a whole number, one hour at most."""
+    text = _text(config)
+    if text is not None and not (text.isascii() and text.isdecimal() and int(text[:8]) <= MAX_MS and len(text) < 8):
+        yield (
+            f"parameter '{PARAMETER}' of model '{config['name']}' is '{text}', must be a whole number of milliseconds, "
+            f"at most {MAX_MS} (one hour), or 0 for no limit"
+        )
+
+
+def _text(config: Config) -> str | None:
+    value = config["parameters"].get(PARAMETER)
+    return None if value is None else str(value.get("string_value", ""))

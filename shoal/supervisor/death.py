@@ -1,0 +1,67 @@
+"""How a worker ended: what the kernel and the supervisor know, as one sentence for the log and one word for clients.
+
+Pure; runs in the supervisor. The sentence that clients read is made from the word, in shoal.reasons.
+"""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.placement import Placement
+from shoal.reasons import DeathDetail, Reason, describe_exit
+
+_MIB = 1 << 20
+#: How many lines are worth a look where nothing among them begins a report.
+_NUM_LAST_LINES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of a worker that was not asked to end."""
+
+    pid: int
+    code: int  # the exit code; negative: the signal
+    activity: str  # what it was doing: "loading", "executing batch 17", "idle"
+    peak_rss_bytes: int  # as wait4 reports it
+    memory_limit_bytes: int  # of its cgroup, or of the machine
+    is_oom_kill: bool  # the kernel counts a process killed for memory that nobody else has died of
+    limit_ms: int = 0  # the execution limit, where the supervisor ended it for that
+
+    @property
+    def reason(self) -> Reason:
+        """The sentence for the clients whose requests it was executing."""
+        if self.limit_ms:
+            return Reason.EXECUTION_LIMIT
+        if self.is_oom_kill and self.code == -signal.SIGKILL:
+            return Reason.OUT_OF_MEMORY
+        return Reason.INSTANCE_DIED
+
+    def detail(self, config: Mapping[str, Any], placement: Placement) -> int:
+        """The word that says whose death it is and how it ended."""
+        groups = [group["name"] for group in config["instance_group"]]
+        number = int(placement.instance_name.rpartition("_")[2])
+        return DeathDetail(self.pid, groups.index(placement.group), number, self.code).pack()
+
+    def describe(self) -> str:
+        """What comes after "instance 'simple_0_0'" in the log."""
+        return (
+            f"(pid {self.pid}) {describe_exit(self.code)}{self._cause()} while it was {self.activity}; its memory "
+            f"peaked at {self.peak_rss_bytes // _MIB} MiB, the limit is {self.memory_limit_bytes // _MIB} MiB"
+        )
+
+    def _cause(self) -> str:
+        if self.reason is Reason.EXECUTION_LIMIT:
+            return f" because it was over the execution limit of {self.limit_ms} ms"
+        if self.reason is Reason.OUT_OF_MEMORY:
+            return " by the kernel, which had run out of memory (OOM killer),"
+        return ", which nobody had asked for," if self.code == 0 else ""
+
+
+def last_words(written: str) -> str:
+    """What a process reported at its end: its last stack dump or traceback, else its last lines."""
+    for beginning in ("Fatal Python error: ", "Traceback (most recent call last):"):
+        start = written.rfind(beginning)
+        if start >= 0:
+            return written[start:].rstrip()
+    return "\n".join(written.rstrip().splitlines()[-_NUM_LAST_LINES:])

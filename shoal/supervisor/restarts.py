@@ -1,0 +1,57 @@
+"""When a worker that died is started again: the back-off, and the breaker that ends it. Pure; runs in the supervisor.
+
+    closed ─5 deaths in 60 s, none after a completed batch─► FAILED ─30 s─► half open: one attempt ─death─► FAILED
+       ▲                                                                        │
+       └──────────────── a completed batch, or 60 s of service ◄────────────────┘
+
+What the breaker forgives is judged at the next death, by what the worker had done since it was ready.
+"""
+
+from typing import NamedTuple
+
+#: Pauses before a restart, by the number of deaths in a row; the first restart is at once (reliability over
+#: politeness). Ours, as all figures here.
+BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+#: Who served this long, if only by being there, starts again from the first pause.
+HEALTHY_AFTER_S = 60.0
+#: So many deaths within so many seconds open the breaker, and for how long.
+MAX_DEATHS, WITHIN_S = 5, 60.0
+HALF_OPEN_AFTER_S = 30.0
+
+
+class Verdict(NamedTuple):
+    """What follows a death."""
+
+    pause_s: float  # until the next start
+    is_failed: bool  # the instance is FAILED; that start is its half-open attempt
+
+
+class Restarts:
+    """The deaths of one instance and what they cost it."""
+
+    def __init__(self) -> None:
+        # Changed by died.
+        self._num_deaths = 0
+        self._deaths_s: list[float] = []
+        self._is_half_open = False
+
+    def died(self, now_s: float, served_s: float, *, has_completed: bool) -> Verdict:
+        """A worker died that had been ready for `served_s` seconds (0: it never was) and had completed a batch or not.
+
+        One that had completed a batch costs nothing: a single input may be to blame.
+        """
+        if has_completed or served_s >= HEALTHY_AFTER_S:
+            self._num_deaths, self._deaths_s, self._is_half_open = 0, [], False
+        if has_completed:
+            return Verdict(0.0, is_failed=False)
+        self._num_deaths += 1
+        self._deaths_s = [death_s for death_s in self._deaths_s if now_s - death_s <= WITHIN_S] + [now_s]
+        if self._is_half_open or len(self._deaths_s) >= MAX_DEATHS:
+            self._is_half_open = True
+            return Verdict(HALF_OPEN_AFTER_S, is_failed=True)
+        return Verdict(backoff_s(self._num_deaths), is_failed=False)
+
+
+def backoff_s(num_deaths: int) -> float:
+    """The pause before the restart that follows the `num_deaths`-th death in a row."""
+    return BACKOFF_S[min(max(num_deaths, 1), len(BACKOFF_S)) - 1]

@@ -1,0 +1,117 @@
+"""Workers that die and workers that hang: what the log says, what their clients are told, and who goes on."""
+
+import os
+import re
+import signal
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving
+from tests.end_to_end.test_process_tree import ask, identity_model, title, wait_for_pending
+
+UP_AGAIN = b"instance 'slow_0_0' of model 'slow' is up again"
+
+
+def worker_of(server: Server, instance: str = "slow_0_0") -> int:
+    """The pid of the instance's worker that lives now."""
+    return next(pid for pid in descendants(server.process.pid) if is_titled(pid, f"shoal worker {instance} "))
+
+
+def is_titled(pid: int, words: str) -> bool:
+    try:
+        return title(pid).startswith(words)
+    except FileNotFoundError:
+        return False
+
+
+def sentence(answer: "Future[int]") -> tuple[str | None, str | None]:
+    """The status and the sentence of a refused request."""
+    error = answer.exception(DEADLINE_S)
+    assert isinstance(error, InferenceServerException)
+    return error.status(), error.message()
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "signal 9 (SIGKILL)"), (signal.SIGSEGV, "signal 11 (SIGSEGV)")]
+)
+def test_client_and_log_name_model_instance_pid_and_signal(tmp_path: Path, number: signal.Signals, name: str) -> None:
+    repository = identity_model(tmp_path, delay_ms=60_000, may_run_again=False)
+    with ThreadPoolExecutor(2) as pool, serving(repository) as server:  # the end of the server ends what it executes
+        worker = worker_of(server)
+        both = [pool.submit(ask, server, each) for each in range(2)]
+        wait_for_pending(server, 1)
+        os.kill(worker, number)
+        (executed,), (_behind,) = wait(both, DEADLINE_S, FIRST_COMPLETED)
+        assert sentence(executed) == (
+            "500",
+            "[request id: <id_unknown>] Failed to process the request(s) for model 'slow': the model instance "
+            f"'slow_0_0' (pid {worker}) was killed by {name} while executing them. The server's log says more; the "
+            "instance is being restarted",
+        )
+        assert server.read_log(UP_AGAIN)
+        said = f"model 'slow' version 1: instance 'slow_0_0' (pid {worker}) was killed by {name} while it was executing"
+        assert said.encode() in server.log
+        assert re.search(rb"batch 1; its memory peaked at [1-9][0-9]* MiB, the limit is [1-9][0-9]* MiB", server.log)
+
+
+def test_stack_of_a_crash_is_in_the_log_once_as_it_came_and_once_at_the_death(tmp_path: Path) -> None:
+    repository = identity_model(tmp_path, delay_ms=60_000, may_run_again=False)
+    with ThreadPoolExecutor(2) as pool, serving(repository) as server:  # the end of the server ends what it executes
+        for each in range(2):
+            pool.submit(ask, server, each)
+        wait_for_pending(server, 1)
+        worker = worker_of(server)
+        os.kill(worker, signal.SIGSEGV)
+        assert server.read_log(UP_AGAIN)
+        assert server.log.count(b"Fatal Python error: Segmentation fault") == 2
+        assert f"the last that worker slow_0_0 (pid {worker}) wrote to stderr:".encode() in server.log
+        assert re.search(rb'\n      File "[^"]*identity.py", line [0-9]+ in run', server.log)
+
+
+def test_hanging_worker_is_ended_at_its_limit_and_the_next_one_answers(tmp_path: Path) -> None:
+    repository = identity_model(tmp_path)
+    config = repository / "slow" / "config.pbtxt"
+    config.write_text(config.read_text() + 'parameters { key: "execution_timeout_ms" value { string_value: "300" } }\n')
+    with serving(repository) as server, ThreadPoolExecutor(1) as pool:
+        assert ask(server, 7) == 7
+        worker = worker_of(server)
+        os.kill(worker, signal.SIGSTOP)
+        answer = pool.submit(ask, server, 8)
+        assert server.read_log(UP_AGAIN)
+        assert (
+            f"instance 'slow_0_0' (pid {worker}) was killed by signal 9 (SIGKILL) because it was over the execution "
+            "limit of 300 ms"
+        ).encode() in server.log
+        assert answer.result(DEADLINE_S) == 8  # it had not begun the request, so the next one does
+
+
+def test_server_limit_ends_a_long_execution_with_its_stack_in_the_log(tmp_path: Path) -> None:
+    repository = identity_model(tmp_path, delay_ms=60_000)
+    with serving(repository, "--model-execution-timeout-secs=1") as server, ThreadPoolExecutor(1) as pool:
+        status, text = sentence(pool.submit(ask, server, 1))
+        assert (status, "exceeded the execution limit" in str(text)) == ("500", True)
+        assert server.read_log(b"signal 6 (SIGABRT) because it was over the execution limit of 1000 ms")
+        assert b"Fatal Python error: Aborted" in server.log
+
+
+def test_instance_that_dies_again_and_again_is_given_up_and_the_other_model_serves(tmp_path: Path) -> None:
+    repositories = [identity_model(tmp_path / "a"), identity_model(tmp_path / "b", "other")]
+    with serving(repositories) as server:
+        for number in range(5):
+            os.kill(worker_of(server), signal.SIGKILL)
+            if number < 4:
+                assert server.read_log(UP_AGAIN)
+                server.log = b""
+        assert server.read_log(b"model 'slow' version 1 is unavailable: all its instances are FAILED")
+        assert b"is FAILED, it is tried again in 30 s" in server.log
+        with ThreadPoolExecutor(1) as pool:
+            assert sentence(pool.submit(ask, server, 1)) == (
+                "503",
+                "Model 'slow' version 1 is unavailable: all its instances died again and again. The server's log says "
+                "how; they are tried again from time to time",
+            )
+        assert ask(server, 2, "other") == 2
+        assert server.stop() == 0

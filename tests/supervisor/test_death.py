@@ -1,0 +1,79 @@
+"""death.py: what is said of a worker's end."""
+
+import pytest
+
+from shoal.placement import Placement
+from shoal.reasons import DeathDetail, Reason
+from shoal.supervisor.death import Death, last_words
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("death", "reason", "sentence"),
+    [
+        (
+            Death(42, -11, "executing batch 17", 212 * MIB, 4096 * MIB, is_oom_kill=False),
+            Reason.INSTANCE_DIED,
+            "(pid 42) was killed by signal 11 (SIGSEGV) while it was executing batch 17; its memory peaked at 212 MiB, "
+            "the limit is 4096 MiB",
+        ),
+        (
+            Death(42, -9, "idle", 4000 * MIB, 4096 * MIB, is_oom_kill=True),
+            Reason.OUT_OF_MEMORY,
+            "(pid 42) was killed by signal 9 (SIGKILL) by the kernel, which had run out of memory (OOM killer), while "
+            "it was idle; its memory peaked at 4000 MiB, the limit is 4096 MiB",
+        ),
+        (
+            Death(42, -11, "loading", 1, 4096 * MIB, is_oom_kill=True),
+            Reason.INSTANCE_DIED,
+            "(pid 42) was killed by signal 11 (SIGSEGV) while it was loading; its memory peaked at 0 MiB, the limit is "
+            "4096 MiB",
+        ),
+        (
+            Death(42, -6, "executing batch 3", MIB, MIB, is_oom_kill=False, limit_ms=1500),
+            Reason.EXECUTION_LIMIT,
+            "(pid 42) was killed by signal 6 (SIGABRT) because it was over the execution limit of 1500 ms while it was "
+            "executing batch 3; its memory peaked at 1 MiB, the limit is 1 MiB",
+        ),
+        (
+            Death(42, 0, "idle", MIB, MIB, is_oom_kill=False),
+            Reason.INSTANCE_DIED,
+            "(pid 42) exited with code 0, which nobody had asked for, while it was idle; its memory peaked at 1 MiB, "
+            "the limit is 1 MiB",
+        ),
+    ],
+    ids=["signal", "out of memory", "not the OOM killer's signal", "limit", "exit 0"],
+)
+def test_each_end_has_its_sentence_and_its_reason(death: Death, reason: Reason, sentence: str) -> None:
+    assert death.reason is reason
+    assert death.describe() == sentence
+
+
+def test_word_for_clients_says_which_instance() -> None:
+    config = {"instance_group": [{"name": "m_cpu"}, {"name": "m_1"}]}
+    placement = Placement("m_1_3", "m_1", "KIND_CPU", 0, (0,))
+    word = Death(42, -11, "idle", 0, 0, is_oom_kill=False).detail(config, placement)
+    assert DeathDetail.unpack(word) == (42, 1, 3, -11)
+
+
+DUMP = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "m.py", line 1 in run'
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("", ""),
+        ("\n\n", ""),
+        ("one\ntwo\n", "one\ntwo"),
+        ("".join(f"line {each}\n" for each in range(20)), "\n".join(f"line {each}" for each in range(10, 20))),
+        (f"before\nTraceback (most recent call last):\n  old\nValueError: x\n{DUMP}\n", DUMP),
+        (
+            "".join(f"line {each}\n" for each in range(20))
+            + "Traceback (most recent call last):\n  new\nKeyError: 1\n",
+            "Traceback (most recent call last):\n  new\nKeyError: 1",
+        ),
+    ],
+)
+def test_last_words_are_the_last_report_or_the_last_lines(written: str, words: str) -> None:
+    assert last_words(written) == words

@@ -1,0 +1,76 @@
+"""progress.py: a worker's words as the supervisor sees them, the worker's and the batcher's ends played here."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.shm import segment
+from shoal.shm.layout import LINK, WORKER, Geometry, record
+from shoal.shm.ring import RingReader, RingWriter
+from shoal.shm.segment import Segment, SegmentView
+from shoal.supervisor.progress import Progress
+
+
+class Worker:
+    """A worker's segment, its link, and the rings between it and the batcher."""
+
+    def __init__(self) -> None:
+        self.fds = [
+            segment.create(WORKER, 1, 1, Geometry(4, 4096), sealed=True),
+            segment.create(LINK, 1, 1, Geometry(4, 0), sealed=False),
+        ]
+        own, link = (Segment.attach(os.dup(fd)) for fd in self.fds)
+        self.words = own.words
+        self.progress = Progress(*self.fds)
+        self.batcher = RingWriter(link, own)
+        self.reader = RingReader(own, SegmentView.attach(os.dup(self.fds[1])))
+
+    def send(self, *kinds: int) -> None:
+        """The batcher sends records of these kinds."""
+        for kind in kinds:
+            self.batcher.push(record(kind))
+        self.batcher.publish()
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    found = Worker()
+    yield found
+    for fd in found.fds:
+        os.close(fd)
+
+
+def test_words_are_where_the_layout_draws_them(worker: Worker) -> None:
+    assert (worker.progress.number, worker.progress.busy_since_ns) == (0, 0)
+    worker.words[24], worker.words[32] = 17, 123
+    assert (worker.progress.number, worker.progress.busy_since_ns) == (17, 123)
+
+
+@pytest.mark.parametrize(
+    ("number", "busy_since_ns", "has_completed"), [(0, 0, False), (1, 5, False), (1, 0, True), (2, 5, True)]
+)
+def test_a_batch_is_completed_when_it_is_over(
+    worker: Worker, number: int, busy_since_ns: int, has_completed: bool
+) -> None:
+    worker.words[24], worker.words[32] = number, busy_since_ns
+    assert worker.progress.has_completed is has_completed
+
+
+def test_only_a_batch_that_was_not_looked_at_waits(worker: Worker) -> None:
+    assert worker.progress.is_waited_for is False
+    worker.send(6, 6)  # FREE
+    assert worker.progress.is_waited_for is False
+    worker.send(5, 6)  # BATCH_ITEM
+    assert worker.progress.is_waited_for is True
+    worker.reader.drain()
+    assert worker.progress.is_waited_for is False
+    worker.send(5)  # over the end of the ring
+    assert worker.progress.is_waited_for is True
+
+
+@pytest.mark.parametrize("head", [2**64 - 1, 5])
+def test_a_head_that_is_a_lie_harms_nobody(worker: Worker, head: int) -> None:
+    worker.send(6)
+    worker.words[16] = head
+    assert worker.progress.is_waited_for is False
