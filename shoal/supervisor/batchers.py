@@ -1,21 +1,20 @@
 """The batcher's processes: one in the middle of the star, one standing by, imported and waiting to take its place.
 
-    spawn ─► joined ─► standing by ─► active ─┐
-               ▲                              │ ended
-               └──── spawn the next ◄─────────┘
+    spawn ─► joined ─► standing by ─► active ─► ended, or silent for a second and killed ─► spawn the next
 
 A take-over by a process that has yet to start costs 0.3 s of Python and imports, during which nobody is served; by one
 that stands by, milliseconds. What a successor is told is the star's business. Runs in the supervisor.
 """
 
 import logging
+import signal
 from collections.abc import Callable
 
 from shoal.control import ADDRESS_VARIABLE
 from shoal.reasons import describe_exit
 from shoal.supervisor.children import Child, spawn
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.members import Member
+from shoal.supervisor.members import Acknowledgements, Member
 from shoal.supervisor.restarts import backoff_s
 
 _log = logging.getLogger(__name__)
@@ -23,6 +22,9 @@ _log = logging.getLogger(__name__)
 #: Batchers that may end by a fault of their own, one after the other, each within FAULT_S of becoming active: the fault
 #: is in what they are told then, and only a clean start rids the server of it (ours).
 MAX_FAULTS, FAULT_S = 3, 10.0
+#: An active batcher is asked for a sign of life so often, and ended when it has given none for so long: nobody is
+#: served meanwhile, and no request fails for it (ours; requests are delayed by 1.5 s at most).
+PING_S, SILENCE_S = 0.5, 1.0
 
 
 class Batchers:
@@ -36,6 +38,7 @@ class Batchers:
         self,
         loop: EventLoop,
         control_address: str,
+        acknowledgements: Acknowledgements,
         *,
         on_active: Callable[[Member], None],
         on_inactive: Callable[[Member], None],
@@ -43,6 +46,7 @@ class Batchers:
     ) -> None:
         self._loop = loop
         self._control_address = control_address
+        self._acknowledgements = acknowledgements
         self._on_active = on_active
         self._on_inactive = on_inactive
         self._on_hopeless = on_hopeless
@@ -51,6 +55,8 @@ class Batchers:
         self._standby: Member | None = None
         self._num_faults = 0
         self._active_since_s = 0.0
+        self._heard_s = 0.0
+        self._children: dict[int, Child] = {}
         self.is_stopping = False
 
     def start(self) -> None:
@@ -58,6 +64,7 @@ class Batchers:
         if self.is_stopping:
             return
         child = spawn(self._loop, "batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: self._control_address})
+        self._children[child.pid] = child
         child.watch(self._exited)
 
     def join(self, member: Member) -> None:
@@ -71,10 +78,34 @@ class Batchers:
 
     def _activate(self, member: Member) -> None:
         self.active = member
-        self._active_since_s = self._loop.now_s()
+        self._active_since_s = self._heard_s = self._loop.now_s()
         self._on_active(member)
 
+    def watch(self) -> None:
+        """From now on, end an active batcher that does not turn its loop."""
+        self._heard_s = self._loop.now_s()
+        self._look(self._heard_s)
+
+    def _look(self, due_s: float) -> None:
+        now_s = self._loop.now_s()
+        if now_s - due_s > PING_S:
+            self._heard_s = (
+                now_s  # this process itself was held up, and with it perhaps the machine: nobody is to blame
+            )
+        if self.active is not None and now_s - self._heard_s >= SILENCE_S:
+            _log.error("the batcher (pid %d) has not moved for %g s; it is killed", self.active.pid, SILENCE_S)
+            self._heard_s = now_s
+            self._children[self.active.pid].signal(signal.SIGKILL)
+        elif self.active is not None:
+            self._acknowledgements.announce([(self.active, {"op": "ping"}, ())], self._hear)
+        if not self.is_stopping:
+            self._loop.call_after(PING_S, lambda: self._look(now_s + PING_S))
+
+    def _hear(self) -> None:
+        self._heard_s = self._loop.now_s()
+
     def _exited(self, child: Child, code: int) -> None:
+        del self._children[child.pid]
         if self._standby is not None and self._standby.pid == child.pid:
             self._standby.hang_up()
             self._standby = None

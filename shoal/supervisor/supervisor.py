@@ -83,6 +83,7 @@ class Supervisor:
         self._batchers = Batchers(
             self._loop,
             self._control.address,
+            self._star.acknowledgements,
             on_active=self._join_batcher,
             on_inactive=self._leave_batcher,
             on_hopeless=self._give_up,
@@ -210,6 +211,7 @@ class Supervisor:
         )
         self._http.open()
         self._batchers.start()  # one to stand by
+        self._batchers.watch()
 
     def _on_http_started(self) -> None:
         self._service.ready(self._models, self._http.num_front_ends)

@@ -115,3 +115,14 @@ def test_instance_that_dies_again_and_again_is_given_up_and_the_other_model_serv
             )
         assert ask(server, 2, "other") == 2
         assert server.stop() == 0
+
+
+def test_batcher_that_is_killed_or_stopped_costs_no_request(tmp_path: Path) -> None:
+    with serving(identity_model(tmp_path, delay_ms=20)) as server, ThreadPoolExecutor(8) as pool:
+        for number, said in ((signal.SIGKILL, b"was killed by signal 9"), (signal.SIGSTOP, b"has not moved for 1 s")):
+            batcher = next(pid for pid in descendants(server.process.pid) if title(pid) == "shoal batcher")
+            answers = [pool.submit(ask, server, each) for each in range(40)]
+            wait((answers[10],), DEADLINE_S)
+            os.kill(batcher, number)
+            assert server.read_log(f"the batcher (pid {batcher}) ".encode() + said)
+            assert [answer.result(DEADLINE_S) for answer in answers] == list(range(40))
