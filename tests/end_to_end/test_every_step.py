@@ -1,0 +1,144 @@
+"""A process is killed right after each step of a request's life, once: what the client gets is what was promised.
+
+One server; before each case a file is put where the fault points look for it (shoal/fault.py), so that exactly one
+process dies, exactly there, while exactly one request is on its way.
+"""
+
+import http.client
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.fault import STEPS, VARIABLE
+from tests.end_to_end.server import DEADLINE_S, Server, serving
+
+#: Executed twice if need be, or once and never again. Two instances each: the other one goes on.
+MODELS = {"again": "true", "once": "false"}
+#: Steps of a worker at which the request is being executed: it fails where it must not be executed a second time.
+EXECUTING = {"begun", "opened", "written", "pushed"}
+#: Steps that only a batcher that takes a dead one's place goes through.
+TAKE_OVER = {"introduced", "resumed"}
+
+
+class Patient:
+    """A server whose processes look for faults in a directory."""
+
+    def __init__(self, server: Server, faults: Path) -> None:
+        self.server = server
+        self.faults = faults
+        self.number = 0
+        self.log = b""
+
+    def arm(self, step: str) -> None:
+        """The next process that comes to this step dies there."""
+        self.get_live()  # the lane is past what the last request left it to do
+        self.log += self.server.log
+        self.server.log = b""
+        # Complete before it has its name: a process may look at any moment.
+        (self.faults / "next").write_text("kill")
+        (self.faults / "next").rename(self.faults / step)
+
+    def get_live(self) -> None:
+        """One request that goes no further than the lane."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=DEADLINE_S)
+        connection.request("GET", "/v2/health/live")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+    def await_death(self) -> None:
+        """Return when the log, ours or gunicorn's in it, has said that a process died, and no fault is left."""
+        assert self.server.read_log(b"SIGKILL")
+        assert not list(self.faults.iterdir())
+
+    def ask(self, model: str, *, by_road: bool = False) -> tuple[int, bytes]:
+        """One request over a connection of its own; the status and the body, which for a 200 has been verified."""
+        self.number += 1
+        tensor = struct.pack("<4i", self.number, 2, 3, 4)
+        request = {"inputs": [{"name": "A", "shape": [1, 4], "datatype": "INT32", "data": [self.number, 2, 3, 4]}]}
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=DEADLINE_S)
+        try:
+            # The lane hands over whatever comes in chunks.
+            body = json.dumps(request).encode()
+            connection.request("POST", f"/v2/models/{model}/infer", iter([body]) if by_road else body)
+            answer = connection.getresponse()
+            said = answer.read()
+        finally:
+            connection.close()
+        if answer.status == 200:
+            (output,) = json.loads(said)["outputs"]
+            assert struct.pack("<4i", *output["data"]) == tensor
+        return answer.status, said
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
+    repository = tmp_path_factory.mktemp("models")
+    for name, idempotent in MODELS.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(
+            f"""
+            backend: "identity"
+            max_batch_size: 8
+            input {{ name: "A" data_type: TYPE_INT32 dims: [ 4 ] }}
+            output {{ name: "B" data_type: TYPE_INT32 dims: [ 4 ] }}
+            instance_group {{ count: 2 kind: KIND_CPU }}
+            parameters {{ key: "idempotent" value {{ string_value: "{idempotent}" }} }}
+            """
+        )
+    faults = tmp_path_factory.mktemp("faults")
+    with serving(repository, "--http-process-count=1", environment={VARIABLE: str(faults)}) as server:
+        patient = Patient(server, faults)
+        yield patient
+        assert server.stop() == 0
+    assert b"Traceback" not in patient.log + server.log, (patient.log + server.log).decode()
+
+
+def test_without_a_fault_requests_are_answered(patient: Patient) -> None:
+    assert [patient.ask(model, by_road=road)[0] for model in MODELS for road in (False, True)] == [200] * 4
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("step", STEPS["worker"])
+def test_a_worker_dies(patient: Patient, step: str, model: str) -> None:
+    patient.arm(f"worker.{step}")
+    status, said = patient.ask(model)
+    if model == "once" and step in EXECUTING:
+        assert status == 500
+        assert "was killed by signal 9 (SIGKILL) while executing them" in json.loads(said)["error"]
+    else:
+        assert status == 200, said
+    patient.await_death()
+    assert patient.ask(model)[0] == 200
+
+
+@pytest.mark.parametrize("step", sorted(STEPS["batcher"].keys() - TAKE_OVER))
+def test_the_batcher_dies(patient: Patient, step: str) -> None:
+    patient.arm(f"batcher.{step}")
+    assert patient.ask("once")[0] == 200
+    patient.await_death()
+    assert patient.ask("once")[0] == 200
+
+
+@pytest.mark.parametrize("step", sorted(TAKE_OVER))
+def test_the_batcher_dies_and_so_does_the_one_that_takes_its_place(patient: Patient, step: str) -> None:
+    patient.arm(f"batcher.{step}")
+    patient.arm("batcher.accepted")
+    assert patient.ask("once")[0] == 200
+    patient.await_death()
+
+
+@pytest.mark.parametrize("step", STEPS["lane"])
+@pytest.mark.parametrize("kind", ["lane", "road"])
+def test_a_front_end_dies(patient: Patient, kind: str, step: str) -> None:
+    patient.arm(f"{kind}.{step}")
+    # The lane gives a small answer's block back before it sends, the road after.
+    if (kind, step) == ("road", "released"):
+        assert patient.ask("once", by_road=True)[0] == 200
+    else:
+        with pytest.raises((ConnectionError, http.client.IncompleteRead)):
+            patient.ask("once", by_road=kind == "road")
+    patient.await_death()
+    assert patient.ask("once")[0] == 200
