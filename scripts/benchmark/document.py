@@ -1,4 +1,7 @@
-"""docs/benchmarks.md: the tables, what they were measured on, and how to measure again."""
+"""docs/benchmarks.md: how its chapters lie in it, and the first of them, on Shoal and its peers.
+
+A chapter has the tables, what they were measured on, and how to measure again.
+"""
 
 import os
 import platform
@@ -13,23 +16,30 @@ from statistics import fmean
 
 from scripts.benchmark.peers import Peer
 from scripts.benchmark.results import Row
-from scripts.benchmark.table import details, summary
+from scripts.benchmark.table import OURS, by_process, details, summary
 
-TEXT = """\
+HEAD = """\
 # Benchmarks
 
-Written by `scripts/bench --write`; do not edit. {rounds} rounds of {seconds} s in which the servers take
-turns; the tables show medians.
+Written by `scripts/bench`, a chapter at a time; do not edit.
+"""
+
+#: The chapters in their order; a comment in the document says where each begins.
+CHAPTERS = ("others", "itself")
+
+TEXT = """\
+## Shoal beside each of the others
+
+Written by `scripts/bench --write`. {rounds} rounds of {seconds} s in which the servers take turns; the tables show
+medians.
 
 ![Requests per second of each server under each workload](benchmarks.svg)
-
-## Shoal beside each of the others
 
 Requests/s: more is better. CPU time per request, over all processes of a server: less is better. “× Triton” is Shoal's
 figure divided by Triton's.
 
-{summary}
-## Conditions
+{summary}{by_process}
+### Conditions
 
 {machine}
 - The load generator ({wrk}, one thread) runs on the same cores and takes its part of them.
@@ -38,8 +48,9 @@ figure divided by Triton's.
 - The MLP runs in ONNX Runtime with one thread and batches of at most 32, everywhere but in Flask, which has no batches.
 - *p50*, *p99*: of the time from sending a request to its whole answer. *CPU*: user and system time of the process tree.
   *memory*: proportional set size (PSS) of the process tree after the load. *start*: from exec to the first right
-  answer, files in the page cache. *others*: the part of the cores that went to neither the server nor the load
-  generator; here {mean:.0%} on average, {worst:.0%} at worst. Where it is high, trust the CPU time more than the rate.
+  answer, files in the page cache. *instructions*: of the process tree, not of the kernel for it, counted by `perf stat`
+  in a second of its own where perf is installed.
+- {others}
 
 {peers}
 
@@ -50,7 +61,7 @@ scripts/bench --quick
 scripts/bench --help
 ```
 
-## Every figure
+### Every figure
 
 {details}"""
 
@@ -86,19 +97,38 @@ def conditions(wrk: str, seconds: int, rounds: int, peers: Sequence[Peer], versi
 
 
 def markdown(rows: Sequence[Row], where: Conditions) -> str:
-    """The whole document."""
-    foreign = [sample.foreign for row in rows for sample in row.samples]
+    """The chapter on Shoal and its peers."""
+    ours = by_process({row.workload.title: row for row in rows if row.peer.name == OURS})
     return TEXT.format(
         rounds=where.rounds,
         seconds=where.seconds,
         summary=summary(rows),
         machine="\n".join(f"- {line}" for line in where.machine),
         wrk=where.wrk,
-        mean=fmean(foreign) if foreign else 0,
-        worst=max(foreign, default=0),
+        by_process=ours and "\nShoal, by process:\n\n" + ours,
+        others=others(rows),
         peers="\n".join(_item(f"**{title}**: {version}. {notes}") for title, version, notes in where.peers),
         details=details(rows),
     )
+
+
+def others(rows: Sequence[Row]) -> str:
+    """What else ran on the machine meanwhile, as an item of a list."""
+    foreign = [sample.foreign for row in rows for sample in row.samples]
+    mean, worst = (fmean(foreign), max(foreign)) if foreign else (0, 0)
+    return (
+        "*others*: the part of the cores that went to neither the server nor the load generator; here "
+        f"{mean:.0%} on average,\n  {worst:.0%} at worst. Where it is high, trust CPU time and instructions more than "
+        "the rate."
+    )
+
+
+def put(document: str, name: str, chapter: str) -> str:
+    """The document with this chapter in its place, new or instead of the one that was there; others are left alone."""
+    _, *parts = re.split(r"^<!-- chapter: (\w+) -->\n", document, flags=re.MULTILINE)
+    chapters = dict(zip(parts[::2], parts[1::2], strict=True)) | {name: chapter}
+    texts = [f"<!-- chapter: {each} -->\n{chapters[each].strip()}\n" for each in CHAPTERS if each in chapters]
+    return "\n".join([HEAD, *texts])
 
 
 def _item(text: str) -> str:

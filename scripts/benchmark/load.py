@@ -7,6 +7,7 @@ machine.
 import resource
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +43,26 @@ def find_wrk() -> str:
     return wrk
 
 
-def run(wrk: str, port: int, request: Request, body: Path, connections: int, seconds: float) -> Load:
-    """Load the server on `port` for `seconds` (wrk takes whole ones); `body` holds the request's body."""
+def run(
+    wrk: str, port: int, request: Request, body: Path, connections: int, seconds: float, prefix: Sequence[str] = ()
+) -> Load:
+    """Load the server on `port` for `seconds` (wrk takes whole ones); `body` holds the request's body.
+
+    `prefix` are words of a command that runs the rest of its line as a command.
+    """
     headers = [f"{name}: {value}" for name, value in request.headers.items()]
     url = f"http://127.0.0.1:{port}{request.path}"
-    command = [wrk, "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout=10s", "-s", str(SCRIPT), url]
+    command = [
+        *prefix,
+        wrk,
+        "-t1",
+        f"-c{connections}",
+        f"-d{max(1, round(seconds))}s",
+        "--timeout=10s",
+        "-s",
+        str(SCRIPT),
+        url,
+    ]
     before_s = _children_cpu_s()
     done = subprocess.run(
         [*command, "--", str(body), *headers], capture_output=True, text=True, timeout=seconds + 60, check=False

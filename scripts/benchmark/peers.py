@@ -11,7 +11,8 @@ import sys
 import sysconfig
 import urllib.request
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -38,6 +39,7 @@ class Peer:
     answer: Callable[[Mapping[str, str], bytes], "array[float]"]
     version: Callable[[int], str]  # port of the running server → what was measured
     notes: str
+    company: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → what else it has to bear
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -51,9 +53,12 @@ def _packages(*names: str) -> str:
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
-def _launch_shoal(folder: Path, model: Model, _encoding: str) -> Server:
+def launch_shoal(
+    folder: Path, model: Model, _encoding: str, others: Sequence[Model] = (), num_instances: int = 1
+) -> Server:
+    """`shoal serve`, not started yet, with other models beside the one that is asked."""
     http_port, metrics_port = free_ports(2)
-    models = repository.write_for_shoal(folder, model)
+    models = repository.write_for_shoal(folder, model, others, num_instances)
     command = [f"{SHOAL_PYTHON.with_name('shoal')}", "serve", f"--model-repository={models}"]
     command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
     return Server(command, os.environ, http_port, folder / "shoal.log")
@@ -115,7 +120,7 @@ def _launch_flask(folder: Path, model: Model, _encoding: str) -> Server:
 
 PEERS = (
     Peer(
-        "shoal", "Shoal", "Shoal", _launch_shoal, v2_request, v2_answer, _shoal_version,
+        "shoal", "Shoal", "Shoal", launch_shoal, v2_request, v2_answer, _shoal_version,
         "`shoal serve` with its defaults.",
     ),
     Peer(

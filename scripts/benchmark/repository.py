@@ -1,5 +1,6 @@
 """Model repositories for the servers that read one: the same config.pbtxt for Shoal and Triton but for its backend."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.benchmark.workloads import MLP, MLP_512, MLP_THREADS, Model
@@ -7,15 +8,15 @@ from scripts.benchmark.workloads import MLP, MLP_512, MLP_THREADS, Model
 TRITON_MODEL = Path(__file__).parent / "served" / "triton_model.py"
 
 
-def config_pbtxt(model: Model, backend: str) -> str:
-    """The configuration: one instance on the CPU, batching without delay where the model can be batched."""
+def config_pbtxt(model: Model, backend: str, num_instances: int = 1) -> str:
+    """The configuration: instances on the CPU, batching without delay where the model can be batched."""
     parts = [
         f'name: "{model.name}"',
         f'backend: "{backend}"',
         f"max_batch_size: {model.max_batch_size}",
         f'input [ {{ name: "{model.input_name}" data_type: TYPE_FP32 dims: {list(model.dims)} }} ]',
         f'output [ {{ name: "{model.output_name}" data_type: TYPE_FP32 dims: {list(model.output_dims)} }} ]',
-        "instance_group [ { count: 1 kind: KIND_CPU } ]",
+        f"instance_group [ {{ count: {num_instances} kind: KIND_CPU }} ]",
     ]
     if model.max_batch_size:
         parts.append("dynamic_batching { }")
@@ -25,21 +26,24 @@ def config_pbtxt(model: Model, backend: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def write_for_shoal(folder: Path, model: Model) -> Path:
-    """A repository with this model; the folder of it."""
-    backend = "onnxruntime" if model is MLP_512 else "identity"
-    return _write(folder / "shoal" / model.name, model, backend, {"model.onnx": MLP} if model is MLP_512 else {})
+def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), num_instances: int = 1) -> Path:
+    """A repository with this model and `others` beside it, each with so many instances; the folder of it."""
+    repository = folder / "-".join(["shoal", model.name, str(len(others)), str(num_instances)])
+    for each in (model, *others):
+        backend, links = ("onnxruntime", {"model.onnx": MLP}) if each is MLP_512 else ("identity", {})
+        _write(repository, each, config_pbtxt(each, backend, num_instances), links)
+    return repository
 
 
 def write_for_triton(folder: Path, model: Model) -> Path:
     """The same in Triton's Python backend."""
-    return _write(folder / "triton" / model.name, model, "python", {"model.py": TRITON_MODEL})
+    return _write(folder / "triton" / model.name, model, config_pbtxt(model, "python"), {"model.py": TRITON_MODEL})
 
 
-def _write(repository: Path, model: Model, backend: str, links: dict[str, Path]) -> Path:
+def _write(repository: Path, model: Model, config: str, links: Mapping[str, Path]) -> Path:
     version = repository / model.name / "1"
     version.mkdir(parents=True, exist_ok=True)
-    (version.parent / "config.pbtxt").write_text(config_pbtxt(model, backend))
+    (version.parent / "config.pbtxt").write_text(config)
     for name, target in links.items():
         (version / name).unlink(missing_ok=True)
         (version / name).symlink_to(target)

@@ -1,6 +1,7 @@
 """Figures: one per round, and the median over the rounds. Pure."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from statistics import median
 
 from scripts.benchmark.peers import Peer
@@ -19,6 +20,12 @@ class Sample:
     start_s: float  # from exec to the first right answer
     errors: float
     foreign: float  # share of the cores that went to neither the server nor the load
+    instructions: Mapping[str, float] = field(default_factory=dict)  # per request, by process; empty without perf
+
+    @property
+    def total_instructions(self) -> float:
+        """Per request, over the process tree; 0 without perf."""
+        return sum(self.instructions.values())
 
 
 @dataclass(slots=True)
@@ -34,8 +41,11 @@ class Row:
     @property
     def median(self) -> Sample:
         """Each figure's median over the rounds; errors are added up."""
-        middle = {field.name: median(getattr(each, field.name) for each in self.samples) for field in fields(Sample)}
-        return Sample(**middle | {"errors": sum(each.errors for each in self.samples)})
+        names = [each.name for each in fields(Sample) if each.name not in ("errors", "instructions")]
+        middle = {name: median(getattr(each, name) for each in self.samples) for name in names}
+        roles = dict.fromkeys(role for each in self.samples for role in each.instructions)
+        counts = {role: median(each.instructions.get(role, 0) for each in self.samples) for role in roles}
+        return Sample(**middle, errors=sum(each.errors for each in self.samples), instructions=counts)
 
     @property
     def range(self) -> tuple[float, float]:

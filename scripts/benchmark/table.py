@@ -1,7 +1,8 @@
 """Rows of figures as Markdown tables. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from scripts.benchmark import instructions
 from scripts.benchmark.results import Row, Sample
 
 OURS = "shoal"
@@ -16,57 +17,92 @@ def summary(rows: Sequence[Row]) -> str:
         return ""
     theirs = {(row.workload, row.peer): row for row in rows}
     times = [f"× {peer.short}" for peer in peers]
-    lines = _head(["workload", "Shoal, requests/s", *times, "CPU µs/request", *times])
+    lines = head(["workload", "Shoal, requests/s", *times, "CPU µs/request", *times])
     for workload, row in ours.items():
         cells = [workload.title]
         for figure in (_rate, _cpu):
-            cells.append("–" if _missing(row) else _count(figure(row.median)))
+            cells.append("–" if is_missing(row) else count(figure(row.median)))
             cells += [ratio(row, theirs[workload, peer], figure) for peer in peers]
-        lines.append(_line(cells))
+        lines.append(line(cells))
     return "\n".join(lines) + "\n"
 
 
 def details(rows: Sequence[Row]) -> str:
     """A table per workload with everything that was measured."""
     return "\n".join(
-        f"### {workload.title}\n\n{_detail([row for row in rows if row.workload is workload])}"
+        f"#### {workload.title}\n\n{detail([row for row in rows if row.workload is workload])}"
         for workload in dict.fromkeys(row.workload for row in rows)
     )
 
 
 def ratio(ours: Row, theirs: Row, figure: Callable[[Sample], float]) -> str:
     """Ours as a multiple of theirs; a dash where one is missing."""
-    if _missing(ours) or _missing(theirs) or not figure(theirs.median):
+    if is_missing(ours) or is_missing(theirs) or not figure(theirs.median):
         return "–"
     return f"{figure(ours.median) / figure(theirs.median):.2f}"
 
 
-def _detail(rows: Sequence[Row]) -> str:
+def detail(rows: Sequence[Row]) -> str:
+    """A table with a line per server."""
     columns = ["server", "requests/s (range)", "p50 ms", "p99 ms", "CPU µs/request", "memory MiB", "start s", "others"]
-    lines = _head(columns)
+    with_perf = any(row.samples and row.median.instructions for row in rows)
+    if with_perf:
+        columns.append("1,000 instructions/request")
+    lines = head(columns)
     remarks = []
     for row in rows:
-        if _missing(row):
-            lines.append(_line([row.peer.title, *["–"] * (len(columns) - 1)]))
+        if is_missing(row):
+            lines.append(line([row.peer.title, *["–"] * (len(columns) - 1)]))
             remarks.append(f"{row.peer.title} could not be measured: {row.fault or 'it was not started'}.")
             continue
         median, (low, high) = row.median, row.range
-        rate = f"{_count(median.requests_per_s)} ({_count(low)}–{_count(high)})"
+        rate = f"{count(median.requests_per_s)} ({count(low)}–{count(high)})"
         times = [f"{median.p50_us / 1000:.2f}", f"{median.p99_us / 1000:.2f}"]
         costs = [
-            _count(median.cpu_us),
-            _count(median.pss_bytes / MIB),
+            count(median.cpu_us),
+            count(median.pss_bytes / MIB),
             f"{median.start_s:.2f}",
             f"{median.foreign:.0%}",
         ]
-        lines.append(_line([row.peer.title, rate, *times, *costs]))
+        if with_perf:
+            costs.append(count(median.total_instructions / 1000))
+        lines.append(line([row.peer.title, rate, *times, *costs]))
         if median.errors:
-            remarks.append(f"{row.peer.title}: {_count(median.errors)} failed requests in {len(row.samples)} rounds.")
+            remarks.append(f"{row.peer.title}: {count(median.errors)} failed requests in {len(row.samples)} rounds.")
     return "\n".join(lines) + "\n" + "".join(f"\n{remark}\n" for remark in remarks)
 
 
-def _missing(row: Row) -> bool:
+def by_process(rows: Mapping[str, Row]) -> str:
+    """A line per name with the instructions of each process of Shoal. Empty without perf."""
+    counted = {name: row.median for name, row in rows.items() if not is_missing(row) and row.median.instructions}
+    if not counted:
+        return ""
+    roles = [role for role in instructions.ROLE_NAMES if any(role in each.instructions for each in counted.values())]
+    lines = head(["1,000 instructions/request", *roles, "all"])
+    for name, median in counted.items():
+        figures = [*(median.instructions.get(role, 0) for role in roles), median.total_instructions]
+        lines.append(line([name, *(count(figure / 1000) for figure in figures)]))
+    return "\n".join(lines) + "\n"
+
+
+def is_missing(row: Row) -> bool:
+    """Whether there are no figures."""
     return bool(row.fault) or not row.samples
+
+
+def count(number: float) -> str:
+    """A number that is counted, not weighed."""
+    return f"{number:,.0f}"
+
+
+def head(columns: Sequence[str]) -> list[str]:
+    """The first two lines of a table: text on the left, figures on the right."""
+    return [line(columns), line(["---", *["---:"] * (len(columns) - 1)])]
+
+
+def line(cells: Iterable[str]) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cells)} |"
 
 
 def _rate(sample: Sample) -> float:
@@ -75,15 +111,3 @@ def _rate(sample: Sample) -> float:
 
 def _cpu(sample: Sample) -> float:
     return sample.cpu_us
-
-
-def _count(number: float) -> str:
-    return f"{number:,.0f}"
-
-
-def _head(columns: Sequence[str]) -> list[str]:
-    return [_line(columns), _line(["---", *["---:"] * (len(columns) - 1)])]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"

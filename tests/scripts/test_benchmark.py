@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -16,7 +17,7 @@ import pytest
 
 from scripts.benchmark import load, measure, repository, table, workloads
 from scripts.benchmark.__main__ import parse_arguments
-from scripts.benchmark.document import Conditions, markdown
+from scripts.benchmark.document import Conditions, markdown, put
 from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.peers import Peer
 from scripts.benchmark.picture import svg
@@ -249,6 +250,13 @@ def test_the_generated_configuration_is_one(backend: str) -> None:
     assert "dynamic_batching" in config
 
 
+def test_a_repository_can_have_other_models_and_more_instances(tmp_path: Path) -> None:
+    others = [replace(workloads.IDENTITY_16, name="other"), workloads.IDENTITY_IMAGE]
+    folder = repository.write_for_shoal(tmp_path, workloads.IDENTITY_16, others, num_instances=8)
+    assert sorted(each.name for each in folder.iterdir()) == ["identity_16", "identity_image", "other"]
+    assert "count: 8" in (folder / "identity_16" / "config.pbtxt").read_text()
+
+
 # Figures
 
 
@@ -273,7 +281,7 @@ def test_without_shoal_or_without_others_there_is_no_summary() -> None:
 
 def test_the_details_show_every_figure() -> None:
     assert table.details(rows()) == (
-        "### 16 floats, JSON, 1 connection\n\n"
+        "#### 16 floats, JSON, 1 connection\n\n"
         "| server | requests/s (range) | p50 ms | p99 ms | CPU µs/request | memory MiB | start s | others |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| Shoal | 2,000 (1,000–3,000) | 1.50 | 9.00 | 50 | 50 | 1.25 | 4% |\n"
@@ -289,6 +297,14 @@ def test_a_server_that_could_not_be_measured_says_why_and_has_no_ratio() -> None
     assert "Other could not be measured: it ended with exit code 1: libb64 is missing.\n" in table.details([faulty])
 
 
+def test_instructions_are_a_column_where_perf_has_counted() -> None:
+    ours, theirs = rows()
+    ours.samples = [replace(each, instructions={"lane": 3000, "batcher": 1500}) for each in ours.samples]
+    text = table.details([ours, theirs])
+    assert "| others | 1,000 instructions/request |\n" in text
+    assert "| 4% | 4 |\n| Other" in text
+
+
 def test_failed_requests_are_told() -> None:
     assert "Other: 17 failed requests in 1 rounds.\n" in table.details([Row(OTHER, JSON_C1, [sample(800, errors=17)])])
 
@@ -300,6 +316,16 @@ def test_the_document_names_its_conditions() -> None:
         assert part in text
     assert table.summary(rows()) in text
     assert text.endswith(table.details(rows()))
+
+
+def test_a_chapter_is_written_without_losing_the_other() -> None:
+    first = put("", "itself", "## Beside itself\n\nflat\n")
+    both = put(first, "others", "## Beside others\n")
+    assert both.endswith(
+        "\n\n<!-- chapter: others -->\n## Beside others\n\n<!-- chapter: itself -->\n## Beside itself\n\nflat\n"
+    )
+    assert put(both, "itself", "## Beside itself\n\nsteep") == both.replace("flat", "steep")
+    assert put(both, "others", "## Beside others") == both
 
 
 def test_bars_are_as_long_as_their_share_of_the_best() -> None:
@@ -323,12 +349,23 @@ def test_quick_is_a_choice_that_can_be_refined() -> None:
     ]
 
 
+def test_flat_takes_all_comparisons_or_the_named_ones() -> None:
+    assert parse_arguments([]).flat is None
+    every = [each.name for each in parse_arguments(["--flat"]).comparisons]
+    assert "models" in every
+    some = parse_arguments(["--flat", "half-*", "idle", "--quick"])
+    assert [each.name for each in some.comparisons] == ["idle", "half-heads", "half-bodies", "half-images"]
+    assert (some.rounds, some.seconds) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--workload", "jsno"], "no workload is called 'jsno'; there are json-c1, json-c10, "),
         (["--rounds", "0"], "--seconds and --rounds are at least 1"),
         (["--peer", "torchserve"], "invalid choice: 'torchserve'"),
+        (["--flat", "modles"], "no comparison is called 'modles'; there are idle, models, "),
+        (["--flat", "--peer", "shoal"], "--flat has comparisons of its own"),
     ],
 )
 def test_what_is_not_there_is_refused(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
