@@ -1,0 +1,184 @@
+"""A storm: workers and batchers are killed again and again while verified requests come in, and the sums must come out.
+
+`scripts/storm` is the long form, test_storm.py the short one. Every request carries a number of its own and is counted
+once: answered rightly, refused because its instance died, or anything else, which is a fault of the server.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.end_to_end.server import Server, descendants, serving
+from tests.end_to_end.test_deaths import is_titled
+
+CONNECTIONS, MAX_BATCH_SIZE = 64, 8
+KILL_EVERY_S = (0.1, 0.3)
+MODEL = f"""
+backend: "identity"
+max_batch_size: {MAX_BATCH_SIZE}
+input {{ name: "A" data_type: TYPE_INT32 dims: [ 4 ] }}
+output {{ name: "B" data_type: TYPE_INT32 dims: [ 4 ] }}
+instance_group {{ count: 2 kind: KIND_CPU }}
+dynamic_batching {{ }}
+parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
+"""
+
+
+@dataclass
+class Phase:
+    """What one phase of a storm came to."""
+
+    name: str
+    seconds: float = 0.0
+    num_right: int = 0
+    num_refused: int = 0  # 500, because the instance died that was executing it
+    latencies_s: list[float] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Right answers per second."""
+        return self.num_right / self.seconds
+
+    @property
+    def max_refused(self) -> int:
+        """As many as can have been executing when workers were killed."""
+        return self.kills["worker"] * MAX_BATCH_SIZE
+
+    def describe(self) -> str:
+        """One line of the report."""
+        times = sorted(self.latencies_s) or [0.0]
+        p50, p99 = (1e3 * times[int(len(times) * share)] for share in (0.5, 0.99))
+        return (
+            f"{self.name:<18} {self.rate:>7.0f}/s right, p50 {p50:6.1f} ms, p99 {p99:7.1f} ms, "
+            f"{self.kills['worker']} workers and {self.kills['batcher']} batchers killed, "
+            f"{self.num_refused} refused (at most {self.max_refused}), {len(self.faults)} faults"
+        )
+
+
+class Storm:
+    """One server, many connections, and somebody who kills."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        self._server = server
+        self._random = random.Random(seed)
+        # Changed by every request.
+        self._number = 0
+
+    async def phase(self, name: str, seconds: float, victims: tuple[str, ...]) -> Phase:
+        """Requests over all connections for so long, while processes of these kinds are killed."""
+        phase = Phase(name)
+        start = time.monotonic()
+        end = start + seconds
+        tasks = [self._client(phase, end) for _ in range(CONNECTIONS)]
+        if victims:
+            tasks.append(self._kill(phase, end, victims))
+        await asyncio.gather(*tasks)
+        phase.seconds = time.monotonic() - start
+        return phase
+
+    async def _client(self, phase: Phase, end: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._server.http_port)
+        try:
+            while time.monotonic() < end:
+                await self._ask(phase, reader, writer)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            phase.faults.append(f"connection: {error!r}")
+        finally:
+            writer.close()
+
+    async def _ask(self, phase: Phase, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._number = number = self._number + 1
+        sent_s = time.monotonic()
+        data = [number, -number, 7, number ^ 0x5555]
+        request = {"inputs": [{"name": "A", "shape": [1, 4], "datatype": "INT32", "data": data}]}
+        body = json.dumps(request).encode()
+        writer.write(
+            b"POST /v2/models/m/infer HTTP/1.1\r\nHost: storm\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+        said = await reader.readexactly(length)
+        phase.latencies_s.append(time.monotonic() - sent_s)
+        if status == 200 and json.loads(said)["outputs"][0]["data"] == data:
+            phase.num_right += 1
+        elif status == 500 and b"was killed by signal 9 (SIGKILL) while executing" in said:
+            phase.num_refused += 1
+        else:
+            phase.faults.append(f"{status} {said[:300]!r} to {data}")
+
+    async def _kill(self, phase: Phase, end: float, victims: tuple[str, ...]) -> None:
+        while (now := time.monotonic()) < end:
+            await asyncio.sleep(min(self._random.uniform(*KILL_EVERY_S), end - now))
+            pids = descendants(self._server.process.pid)
+            kinds = {"worker": "shoal worker m_0_", "batcher": "shoal batcher"}
+            alive = [(kind, pid) for kind in victims for pid in pids if is_titled(pid, kinds[kind])]
+            alive = [(kind, pid) for kind, pid in alive if not is_titled(pid, "shoal batcher (")]
+            if alive:
+                kind, pid = self._random.choice(alive)
+                os.kill(pid, signal.SIGKILL)
+                phase.kills[kind] += 1
+
+
+def write_model(repository: Path) -> Path:
+    """The repository that a storm needs."""
+    (repository / "m" / "1").mkdir(parents=True)
+    (repository / "m" / "config.pbtxt").write_text(MODEL)
+    return repository
+
+
+def judge(phase: Phase) -> list[str]:
+    """What did not come out."""
+    wrong = [f"{phase.name}: {fault}" for fault in phase.faults[:5]]
+    if phase.num_refused > phase.max_refused:
+        wrong.append(f"{phase.name}: {phase.num_refused} refused, more than were executing")
+    return wrong
+
+
+def main() -> int:
+    """The long form. Exit status 1 if something did not come out."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/storm",
+        description="Kill workers and batchers every 100-300 ms under 64 connections of verified requests. Every "
+        "request must get exactly one answer, every 200 must be right, and only what was executing may fail.",
+    )
+    parser.add_argument("--seconds", type=float, default=180.0, help="how long the storm lasts; default 180")
+    parser.add_argument("--seed", type=int, default=1, help="of the choice of whom to kill and when; default 1")
+    options = parser.parse_args()
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory() as directory, serving(write_model(Path(directory))) as server:
+        storm = Storm(server, options.seed)
+        calm = max(2.0, options.seconds / 10)
+        phases = (
+            ("quiet", calm, ()),
+            ("batchers", calm, ("batcher",)),
+            ("workers, batchers", options.seconds, ("worker", "batcher")),
+            ("quiet again", calm, ()),
+        )
+        rates = {}
+        for name, seconds, victims in phases:
+            print(f"{name}: {seconds:.0f} s ...", file=sys.stderr, flush=True)
+            phase = asyncio.run(storm.phase(name, seconds, victims))
+            rates[name] = phase.rate
+            print(phase.describe(), flush=True)
+            wrong += judge(phase)
+        print(f"goodput in the storm: {rates['workers, batchers'] / rates['quiet']:.0%} of the quiet run")
+        if server.stop() != 0:
+            wrong.append(f"the server did not end as it should:\n{server.log.decode()[-2000:]}")
+    print("\n".join(wrong) or "every request was answered once, every answer was right")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
