@@ -19,10 +19,11 @@ from shoal.frontend.connection import READ_BYTES, READING, RECEIVING, SENDING, W
 from shoal.frontend.doors import Doors
 from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
 from shoal.frontend.http_head import MAX_HEAD_BYTES, Head, parse_head
+from shoal.frontend.incoming import HEAD_S, Incoming
 from shoal.frontend.outgoing import Outgoing
 from shoal.frontend.response import Response, body_cut_short, error_response
 from shoal.frontend.router import answer
-from shoal.frontend.submission import HEADER_BYTES, Asked, Known, Submission, body_offset
+from shoal.frontend.submission import Asked, Known, Submission
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Reply
 from shoal.shm.slab import Block
@@ -33,8 +34,6 @@ _log = logging.getLogger("shoal")
 MAX_JSON_BYTES = 256 * 1024
 #: A body up to this comes with its head in one read; it is copied into its block. A larger one is received there.
 SMALL_BODY_BYTES = 48 * 1024
-#: How long a head may take from its first byte, and a body per MiB beside that.
-HEAD_S, BODY_S_PER_MIB = 10.0, 1.0
 #: Open connections of one lane; further ones wait in the kernel.
 MAX_CONNECTIONS = 10_000
 #: How long a stopping lane leaves idle connections open for a request that is on its way already.
@@ -63,6 +62,7 @@ class Lane:
         self._notify = notify
         self._poller = select.epoll()
         self._doors = Doors(self._poller, listeners)
+        self._incoming = Incoming(front_end.port)
         self._outgoing = Outgoing(front_end.port, self._poller, self._close)
         # Changed by every pass of the loop.
         self._connections: dict[int, Connection] = {}
@@ -158,8 +158,7 @@ class Lane:
         if connection.stage is WAITING:
             self._pending[connection.number] = None
             self._port.cancel(connection.number)
-        elif isinstance(connection.block, Block):
-            self._port.slab.free(connection.block.ref)
+        self._incoming.release(connection)
         self._outgoing.release(connection)
 
     def _close(self, connection: Connection) -> None:
@@ -260,54 +259,26 @@ class Lane:
 
     def _begin_body(self, connection: Connection, head: Head, data: bytes, end: int) -> None:
         """A body is still on its way: a small one is collected, a large one goes straight into shared memory."""
-        length = head.content_length
-        if not head.is_infer or length <= SMALL_BODY_BYTES:
+        if not head.is_infer or head.content_length <= SMALL_BODY_BYTES:
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
             return
-        offset = body_offset(head)
-        try:
-            # The request's header goes behind the body.
-            block = self._port.allocate(offset + length + HEADER_BYTES)
-        except ShoalError:
-            self._hand_over(connection, data)  # it waits for memory, or refuses; either takes reading the body
-            return
-        already = len(data) - end
-        block.memory[offset : offset + already] = data[end:]
-        connection.stage = RECEIVING
-        connection.head, connection.block = head, block
-        connection.received = already
-        connection.target = block.memory[offset + already : offset + length]
-        connection.buffer = b""
-        connection.deadline_s = self._now_s + HEAD_S + BODY_S_PER_MIB * (length >> 20)
-        self._receive(connection)
+        # Without room it waits for memory, or is refused; either takes reading the body.
+        if self._incoming.begin(connection, head, memoryview(data)[end:], self._now_s):
+            self._receive(connection)
+        else:
+            self._hand_over(connection, data)
 
     def _receive(self, connection: Connection) -> None:
-        while True:
-            received = connection.receive()
-            if received < 0:
-                return
-            if received == 0:
-                self._refuse_cut_body(connection)
-                return
-            connection.received += received
-            assert connection.target is not None
-            connection.target = connection.target[received:]
-            head, block = connection.head, connection.block
-            assert isinstance(head, Head)
-            assert isinstance(block, Block)
-            if connection.received == head.content_length:
-                offset = body_offset(head)
-                body = block.memory[offset : offset + head.content_length]
-                connection.target = connection.block = connection.head = None
-                connection.stage = READING
-                self._submit(connection, head, body, b"", block)
-                return
-
-    def _refuse_cut_body(self, connection: Connection) -> None:
-        head = connection.head
-        assert isinstance(head, Head)
+        received = self._incoming.receive(connection)
+        if received is None:
+            return
+        head, block, body = received
+        if received.is_complete:
+            self._submit(connection, head, body, b"", block)
+            return
+        self._port.slab.free(block.ref)
         connection.keep_alive = False
-        error = body_cut_short(connection.received, head.content_length)
+        error = body_cut_short(len(body), head.content_length)
         self._outgoing.respond(connection, error_response(error), self._now_s)
 
     # --- requests go in, responses out ---

@@ -274,6 +274,24 @@ def test_a_slow_reader_holds_nobody_up(server: Server, client: Client, held_s: f
 # --- the road and back ---
 
 
+def test_bodies_that_never_end_leave_memory_for_the_others(server: Server) -> None:
+    """A hundred of 1 MiB blocks are more than the slab has."""
+    begun = tensor(bytes(1 << 19))[: 1 << 18]
+    stalled = []
+    try:
+        for _ in range(100):
+            stalled.append(Client(server))  # noqa: PERF401  closed below whatever happens
+            stalled[-1].send(begun)
+        with Client(server) as client:
+            for number in range(20):
+                data = struct.pack("<4f", *[number] * 4)
+                assert tensor_in(client.ask(tensor(data))) == data
+                assert number_in(client.ask(numbers("grid", number))) == number
+    finally:
+        for each in stalled:
+            each.socket.close()
+
+
 def chunked(body: bytes) -> bytes:
     head = post("grid", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:7], body[7:])) + b"0\r\n\r\n"
