@@ -354,7 +354,7 @@ class Exchange:
         worker.num_finished = running.number
         if not worker.missing:
             self._busy.pop(worker.owner, None)
-        model.scheduler.complete(worker.owner, now_ns)
+        model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
         self._awake[model.id] = model
 
     # --- both ways ---

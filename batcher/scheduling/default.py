@@ -33,7 +33,7 @@ class DefaultScheduler:
     def take(self, now_ns: int) -> Batch | None:
         if not self._queue.rows:
             return None
-        instance = self._instances.take(now_ns) if self._instances.idle else self._instances.take_ahead()
+        instance = self._instances.take_or_work_ahead()
         if instance is None:
             return None
         request = self._queue.popleft()
@@ -45,8 +45,8 @@ class DefaultScheduler:
     def cancel(self, key: int) -> bool:
         return self._queue.cancel(key)
 
-    def complete(self, instance: int, now_ns: int) -> None:
-        self._instances.complete(instance, now_ns)
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
+        self._instances.complete(instance, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
         return None  # Only an arrival or a completion changes anything, and take() follows each.

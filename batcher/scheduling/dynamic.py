@@ -117,7 +117,7 @@ class DynamicBatchScheduler:
         idle = self._instances.idle
         if queue.rows == 1 and idle and not self._payloads and not self._delay_ns:
             # An idle server at its quickest: one request alone goes at once by rules 4, 6 and 7 alike.
-            return Batch(self._instances.take(now_ns), (queue.popleft(),), 1)
+            return Batch(self._instances.take(), (queue.popleft(),), 1)
         if queue.rows and (queue.rows >= self._wake_rows or now_ns >= queue.oldest_arrival_ns() + self._delay_ns):
             while queue.rows and self._has_slot() and self._form(now_ns):
                 pass
@@ -125,7 +125,7 @@ class DynamicBatchScheduler:
             return None
         payload = self._pick_up(now_ns)
         self._num_in_payloads -= len(payload.requests)
-        return Batch(self._instances.take(now_ns), tuple(payload.requests), payload.rows)
+        return Batch(self._instances.take(), tuple(payload.requests), payload.rows)
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         return []  # Requests carry no deadline for their time in this queue.
@@ -142,8 +142,8 @@ class DynamicBatchScheduler:
                 return True
         return False
 
-    def complete(self, instance: int, now_ns: int) -> None:
-        self._instances.complete(instance, now_ns)
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
+        self._instances.complete(instance, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
         # Without a slot the delay may pass unheeded: whatever frees one is followed by take().

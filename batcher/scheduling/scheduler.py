@@ -48,8 +48,8 @@ class Scheduler(Protocol):
         """Whether the request still had no instance; then it is gone. False: it is running, or not ours."""
         ...
 
-    def complete(self, instance: int, now_ns: int) -> None:
-        """The instance is idle again; no effect on one that is idle already or was removed."""
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
+        """The instance has executed a batch, in so long; no effect on one that is idle already or was removed."""
         ...
 
     def next_deadline_ns(self) -> int | None:

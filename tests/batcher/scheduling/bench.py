@@ -55,7 +55,7 @@ class Bench:
 
     def complete(self, at: int = 0, instance: int = 0) -> list[list[int]]:
         """The instance becomes idle: what it and others get then."""
-        self.scheduler.complete(instance, at)
+        self.scheduler.complete(instance, at, 10**9)
         return self.take(at)
 
     @property

@@ -25,10 +25,10 @@ def test_requests_are_never_merged() -> None:
     scheduler = loaded(num_requests=4, num_instances=2, rows=3)
     assert taken(scheduler) == [(0, [0], 3), (1, [1], 3)]
     assert scheduler.pending == 2
-    scheduler.complete(1, 0)
+    scheduler.complete(1, 0, 10**9)
     assert taken(scheduler) == [(1, [2], 3)]
-    scheduler.complete(1, 0)
-    scheduler.complete(0, 0)
+    scheduler.complete(1, 0, 10**9)
+    scheduler.complete(0, 0, 10**9)
     assert taken(scheduler) == [(1, [3], 3)]
 
 
@@ -47,7 +47,7 @@ def test_cancel_reaches_only_what_waits() -> None:
     assert not scheduler.cancel(0)
     assert scheduler.cancel(1)
     assert not scheduler.cancel(1)
-    scheduler.complete(0, 0)
+    scheduler.complete(0, 0, 10**9)
     assert taken(scheduler) == [(0, [2], 1)]
 
 
@@ -55,9 +55,9 @@ def test_a_removed_instance_gets_nothing_more() -> None:
     scheduler = loaded(num_requests=3, num_instances=2)
     assert taken(scheduler) == [(0, [0], 1), (1, [1], 1)]
     scheduler.remove_instance(0)
-    scheduler.complete(0, 0)
+    scheduler.complete(0, 0, 10**9)
     assert taken(scheduler) == []
-    scheduler.complete(1, 0)
+    scheduler.complete(1, 0, 10**9)
     assert taken(scheduler) == [(1, [2], 1)]
 
 

@@ -203,7 +203,7 @@ class Schedule:
         self.tell_model()
 
     def complete(self, instance: int) -> None:
-        self.scheduler.complete(instance, self.now_ns)
+        self.scheduler.complete(instance, self.now_ns, 10**9)
         if instance in self.busy:
             self.busy.remove(instance)
             if instance not in self.busy:
