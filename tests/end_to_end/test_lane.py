@@ -280,7 +280,7 @@ def test_bodies_that_never_end_leave_memory_for_the_others(server: Server) -> No
     stalled = []
     try:
         for _ in range(100):
-            stalled.append(Client(server))  # noqa: PERF401  closed below whatever happens
+            stalled.append(Client(server))
             stalled[-1].send(begun)
         with Client(server) as client:
             for number in range(20):
