@@ -3,13 +3,17 @@
 import os
 import re
 import signal
+import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving
+from shoal import fault
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, serving
 from tests.end_to_end.test_process_tree import ask, identity_model, title, wait_for_pending
 
 UP_AGAIN = b"instance 'slow_0_0' of model 'slow' is up again"
@@ -27,7 +31,7 @@ def is_titled(pid: int, words: str) -> bool:
         return False
 
 
-def sentence(answer: "Future[int]") -> tuple[str | None, str | None]:
+def sentence(answer: "Future[int] | Future[float]") -> tuple[str | None, str | None]:
     """The status and the sentence of a refused request."""
     error = answer.exception(DEADLINE_S)
     assert isinstance(error, InferenceServerException)
@@ -126,3 +130,30 @@ def test_batcher_that_is_killed_or_stopped_costs_no_request(tmp_path: Path) -> N
             os.kill(batcher, number)
             assert server.read_log(f"the batcher (pid {batcher}) ".encode() + said)
             assert [answer.result(DEADLINE_S) for answer in answers] == list(range(40))
+
+
+def test_one_poisonous_request_in_a_thousand_fails_alone_and_says_so() -> None:
+    """An ONNX model that crashes its process on one input, whoever it is batched with."""
+
+    def infer(number: int) -> float:
+        with triton.InferenceServerClient(
+            server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S
+        ) as client:
+            tensor = triton.InferInput("features", [1, 512], "FP32")
+            tensor.set_data_from_numpy(np.full((1, 512), number % 7, np.float32))
+            output = client.infer("mlp", [tensor], request_id="poison" if number == 500 else "").as_numpy("scores")
+            assert output is not None
+            return round(float(output[0, 0]), 3)  # a batch of another size may round otherwise
+
+    with serving(SAMPLES, environment={fault.VARIABLE: "worker.opened[poison]:segfault"}) as server:
+        with ThreadPoolExecutor(16) as pool:
+            answers = [pool.submit(infer, number) for number in range(1000)]
+        status, text = sentence(answers.pop(500))
+        assert status == "500"
+        assert "the model instance 'mlp_0_0'" in str(text)
+        assert "was killed by signal 11 (SIGSEGV) while executing them" in str(text)
+        assert len({answer.result() for answer in answers}) == 7
+        end = time.monotonic() + DEADLINE_S
+        with triton.InferenceServerClient(server.url) as client:
+            while not client.is_model_ready("mlp"):
+                assert time.monotonic() < end
