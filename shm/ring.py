@@ -104,6 +104,8 @@ class RingReader:
         self.acknowledge()
 
     def _between(self, start: int, end: int) -> list[Record]:
+        if end - start == 1:  # where little is going on; half the instructions
+            return [RECORD.unpack_from(self._records, start % self._capacity * RECORD_BYTES)]
         first, last = start % self._capacity, end % self._capacity
         if first < last:
             return list(RECORD.iter_unpack(self._records[first * RECORD_BYTES : last * RECORD_BYTES]))
