@@ -157,3 +157,13 @@ def test_one_poisonous_request_in_a_thousand_fails_alone_and_says_so() -> None:
         with triton.InferenceServerClient(server.url) as client:
             while not client.is_model_ready("mlp"):
                 assert time.monotonic() < end
+
+
+def test_batchers_that_fail_by_themselves_one_after_the_other_end_the_server(tmp_path: Path) -> None:
+    environment = {fault.VARIABLE: "batcher.accepted:exit=70"}
+    with serving(identity_model(tmp_path), environment=environment) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, server, 1)
+        assert server.wait() == 1
+        assert answer.exception(DEADLINE_S) is not None
+        assert server.log.count(b"exited with code 70; another takes its place") == 4
+        assert b"one batcher after the other has failed; the server ends" in server.log
