@@ -7,6 +7,7 @@ of everybody first, and looks at no ring until all clients have said again what 
 
 import faulthandler
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from shoal.batcher.exchange import Exchange
 from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.control import Channel, Message
+from shoal.ledger import ledger_message
 from shoal.process import die_with_parent, set_title
 from shoal.reasons import Reason
 from shoal.shm.counters import CounterTable
@@ -50,6 +52,7 @@ class Batcher:
             "worker": self._on_worker,
             "worker_ready": self._on_worker_ready,
             "worker_gone": self._on_worker_gone,
+            "ledger": self._on_ledger,
         }
         # Changed by control messages: workers that are mapped but not ready yet; whether a dead batcher's place is
         # still being taken.
@@ -144,11 +147,28 @@ class Batcher:
         if worker is not None:
             worker.bell.close()
 
+    def _on_ledger(self, _message: Message, _fds: list[int]) -> None:
+        exchange = self._exchange
+        if not self._is_taking_over:
+            exchange.step(time.monotonic_ns())  # what clients have released goes on to the workers, who are asked next
+        slots = [peer.reader.counts for peer in (*exchange.clients.values(), *exchange.workers.values())]
+        self._channel.send(
+            ledger_message(
+                slots_acquired=sum([filled for filled, _ in slots]),
+                slots_released=sum([given_back for _, given_back in slots]),
+                requests_open=exchange.num_open,
+                requests_running=sum([len(worker.missing) for worker in exchange.workers.values()]),
+                replies_held=exchange.holders.num_held,
+                blocks_held=len(exchange.holders),
+            )
+        )
+
 
 def main() -> None:
     """Join the supervisor, then serve."""
     die_with_parent()
     faulthandler.enable()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the supervisor alone is asked for the ledger
     set_title("batcher (standby)")
     fault.install("batcher")
     channel = control.join("batcher")

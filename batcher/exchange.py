@@ -67,6 +67,11 @@ class Exchange:
         #: Owners whose rings cannot be believed; the loop reports them to the supervisor, which kills them.
         self.distrusted: list[int] = []
 
+    @property
+    def num_open(self) -> int:
+        """Requests accepted and not yet answered."""
+        return len(self._requests)
+
     # --- arrivals and departures, told by the supervisor ---
 
     def add_worker(self, worker: Worker) -> None:

@@ -23,6 +23,11 @@ class Holders:
         """Blocks that are held."""
         return len(self._counts)
 
+    @property
+    def num_held(self) -> int:
+        """Replies that have not been released."""
+        return len(self._held)
+
     def hold(self, ref: int, key: int) -> None:
         """The client of this request has been handed a reference to the block."""
         self._held[key] = ref

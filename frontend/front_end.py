@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shoal import control, fault, log
 from shoal.control import Channel, Message
 from shoal.frontend.state import ServerState
+from shoal.ledger import ledger_message
 from shoal.shm.counters import CounterTableView
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.port import Port
@@ -29,7 +30,10 @@ class FrontEnd:
     request_timeout_s: float
 
     def apply(self, message: Message, fds: list[int]) -> None:
-        """Take a message into force. Before one of REPLIES_FIRST, the replies that have come must be collected."""
+        """Take a message into force, and say so where that is wanted.
+
+        Before one of REPLIES_FIRST, the replies that have come must be collected.
+        """
         op = message["op"]
         if op == "segment":
             self.port.add_segment(message["owner"], SegmentView.attach(fds[0]))
@@ -43,8 +47,12 @@ class FrontEnd:
             self.state.started = True
         elif op == "exiting":
             self.state.exiting = True
+        elif op == "ledger":
+            self.channel.send(ledger_message(**self.port.counts))
         elif op != "ping":  # its acknowledgement, from this process's own loop, is the answer
             raise ValueError(f"a front end does not know the message '{op}'")
+        if "seq" in message:
+            self.channel.acknowledge(message)
 
 
 def join(name: str) -> FrontEnd:
@@ -61,8 +69,5 @@ def join(name: str) -> FrontEnd:
     front_end = FrontEnd(state, port, Doorbell(bell), channel, message["request_timeout_s"])
     channel.acknowledge(message)
     while not state.started:
-        message, fds = channel.receive()
-        front_end.apply(message, fds)
-        if "seq" in message:
-            channel.acknowledge(message)
+        front_end.apply(*channel.receive())
     return front_end

@@ -131,8 +131,6 @@ class Lane:
         if message["op"] in REPLIES_FIRST:
             self._deliver()
         self._front_end.apply(message, fds)
-        if "seq" in message:
-            self._front_end.channel.acknowledge(message)
 
     def _drain_wakeup(self) -> None:
         try:

@@ -180,14 +180,11 @@ class PortTransport:
         message, fds = self._channel.receive()
         if message["op"] in ("oversize", "oversize_ready"):
             self._oversize.hear(message, fds)
-        else:
-            if message["op"] in REPLIES_FIRST:
-                self.deliver()
-            with self._lock:
-                self._front_end.apply(message, fds)
-        if "seq" in message:
-            with self._channel_lock:
-                self._channel.acknowledge(message)
+            return
+        if message["op"] in REPLIES_FIRST:
+            self.deliver()
+        with self._lock, self._channel_lock:
+            self._front_end.apply(message, fds)
 
     def _send(self, message: Message) -> None:
         with self._channel_lock:

@@ -66,6 +66,20 @@ class Port:
         """Whether there are as many requests in flight as there may be."""
         return len(self._open) >= self._max_in_flight
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """For the ledger: blocks of the slab, slots of the batcher's ring; what is open and what is held."""
+        blocks_acquired, blocks_released = self.slab.counts
+        slots_acquired, slots_released = self._reader.counts
+        return {
+            "blocks_acquired": blocks_acquired,
+            "blocks_released": blocks_released,
+            "slots_acquired": slots_acquired,
+            "slots_released": slots_released,
+            "requests_open": len(self._open),
+            "replies_held": len(self._held),
+        }
+
     def add_segment(self, owner: int, view: SegmentView) -> None:
         """A segment of a worker may be named by replies from now on."""
         self._segments[owner] = SlabView(view)
@@ -162,13 +176,14 @@ class Port:
                 continue  # answered before: a late reply to a number that is gone
             if not self.slab.free(asked[_ASKED_BLOCK]):
                 self.spent.append(asked[_ASKED_BLOCK])
-            if ref:
-                self._held[number] = ref
             view = self._segments.get(ref_owner(ref))
             block = view.open(ref) if view is not None else None
             header = None
             if block is not None:
+                self._held[number] = ref
                 offset, nbytes = unpack_span(record[_HEADER])
                 header = block[offset : offset + nbytes].tobytes()
+            elif ref:
+                self.release(number, prompt=False)  # a worker's lie: nobody can read what the batcher keeps for it
             replies.append(Reply(number, record[_STATUS], record[_REASON], block, header, record[_DETAIL]))
         return replies

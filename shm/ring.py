@@ -71,6 +71,11 @@ class RingReader:
         # Changed by read.
         self._position = own.words[HEAD_WORD]
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(slots that the writer has filled so far, slots given back to it)."""
+        return self._peer_words[TAIL_WORD], self._own_words[HEAD_WORD]
+
     def drain(self) -> Sequence[Record]:
         """What `read` returns; the slots are free again at once."""
         records = self.read()

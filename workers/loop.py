@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from shoal.control import Channel, Message
 from shoal.errors import InternalError, ShoalError
+from shoal.ledger import ledger_message
 from shoal.model_config.signature import Signature
 from shoal.shm.layout import DONE, B, unpack_span
 from shoal.shm.segment import SegmentView
@@ -69,6 +70,8 @@ class Loop:
             fds = []
         elif op == "batcher":
             self._memory.tell_blocks()
+        elif op == "ledger":
+            channel.send(ledger_message(**self._memory.count()))
         elif op == "stop":
             self._is_stopping = True
         else:

@@ -144,6 +144,22 @@ class Memory:
         self.publish()
         self.ring()
 
+    def count(self) -> dict[str, int]:
+        """For the ledger, once all that nobody needs any more is taken back: blocks of the slab, without the spare one;
+        segments for a single result; slots of the batcher's ring."""
+        self._drain()
+        blocks_acquired, blocks_released = self.slab.counts
+        slots_acquired, slots_released = self._reader.counts
+        num_spare = int(self._spare is not None)
+        return {
+            "blocks_acquired": blocks_acquired - num_spare,
+            "blocks_released": blocks_released,
+            "blocks_spare": num_spare,
+            "oversize_held": len(self.oversize.refs),
+            "slots_acquired": slots_acquired,
+            "slots_released": slots_released,
+        }
+
     def _take_back(self, ref: int) -> None:
         self.free(ref)
         if self._has_spare and self._spare is None:

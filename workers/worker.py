@@ -33,8 +33,9 @@ def main() -> int:
     die_with_parent()
     faulthandler.enable()
     fault.install("worker")
-    # A terminal and systemd signal the whole group; the supervisor decides when a worker has nothing left to answer.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # A terminal and systemd signal the whole group; the supervisor decides when a worker has nothing left to answer. It
+    # alone is asked for the ledger by SIGUSR1, which would end who does not know it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     try:
         channel = control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"]))

@@ -25,6 +25,8 @@ class Member:
         # Changed by send and by the loop's callbacks.
         self._outbox: deque[tuple[Message, list[int]]] = deque()
         self._is_open = True
+        #: What it counted when it was asked for its ledger last; None where it has not answered.
+        self.counts: dict[str, int] | None = None
         self.on_message: Callable[[Message, list[int]], None] = lambda _message, _fds: None
         self.on_gone: Callable[[], None] = lambda: None
 
@@ -88,7 +90,10 @@ class Member:
         except EOFError:
             self.hang_up()
             return
-        self.on_message(message, fds)
+        if message["op"] == "ledger":
+            self.counts = message["counts"]
+        else:
+            self.on_message(message, fds)
         _close_all(fds)
 
 

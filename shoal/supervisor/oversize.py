@@ -36,11 +36,17 @@ class OversizeSegments:
         self._available_nbytes = available_nbytes
         # Changed by create, remove and close.
         self._segments: dict[int, OversizeSegment] = {}
+        self._num_made = 0
         self._num_open = 0
         self._nbytes = 0
 
     def __contains__(self, owner: int) -> bool:
         return owner in self._segments
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """For the ledger: how many there have been, and how many of them everybody has let go of."""
+        return {"oversize_acquired": self._num_made, "oversize_released": self._num_made - self._num_open}
 
     def create(self, owner: int, asker: int, model_id: int, payload_nbytes: int) -> OversizeSegment:
         """A new segment; takes as long as clearing its memory does (30 ms for 100 MiB).
@@ -56,6 +62,7 @@ class OversizeSegments:
             raise UnavailableError(f"no shared memory for a payload of {payload_nbytes} bytes: {error}") from error
         made = OversizeSegment(owner, asker, model_id, nbytes, segment_fd, segment.read_only(segment_fd))
         self._segments[owner] = made
+        self._num_made += 1
         self._num_open += 1
         self._nbytes += nbytes
         return made

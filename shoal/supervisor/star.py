@@ -8,7 +8,7 @@ writer may name it after its readers have it.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,6 +240,11 @@ class Star:
             announcement = {"op": "segment", "owner": found.owner}
             self._tell_readers(found, announcement, [found.read_only_fd], lambda: asker.member.send(ready))
 
+    @property
+    def oversize_counts(self) -> dict[str, int]:
+        """How many such segments there have been, how many are gone."""
+        return self._oversize.counts
+
     def _make_oversize(self, asker: Participant, message: Message) -> None:
         answer = {"op": "oversize", "request": message["request"]}
         model_id = 0 if asker.owner in self.workers else message["model"]
@@ -273,6 +278,12 @@ class Star:
             self._release(each)
 
     # --- both ---
+
+    def members(self) -> Iterator[list[Member]]:
+        """Everybody who has joined, in the order in which memory goes back: front ends, the batcher, workers."""
+        yield [client.member for client in self.clients.values() if client.is_joined]
+        yield [] if self.batcher is None else [self.batcher]
+        yield [worker.member for worker in self.workers.values() if worker.is_joined]
 
     def tell_clients(self, message: Message) -> None:
         """Every front end that has joined hears of something."""

@@ -24,6 +24,7 @@ from shoal.supervisor.batchers import Batchers
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.http_server import HttpServer, bind
 from shoal.supervisor.instance import Host
+from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.members import Member
 from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
@@ -74,6 +75,7 @@ class Supervisor:
         self._loop = EventLoop()
         self._control = Listener.create()
         self._star = Star(options, log_settings)
+        self._ledger = Ledger(self._loop, self._star)
         host = Host(self._loop, self._star, options, self._control.address, log_settings)
         cores = tuple(sorted(os.sched_getaffinity(0)))
         self._models = Models(host, cores, self._on_models_changed, self._on_models_settled)
@@ -257,7 +259,7 @@ class Supervisor:
         reading.setblocking(False)
         writing.setblocking(False)
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda received, _frame: self._signals.append(received))
         self._loop.on_readable(reading.fileno(), lambda: self._handle_signals(reading))
         return writing
@@ -266,6 +268,9 @@ class Supervisor:
         reading.recv(4096)
         while self._signals:
             number = self._signals.pop(0)
+            if number == signal.SIGUSR1:
+                self._ledger.ask()
+                continue
             print(f"Signal ({number}) received.", flush=True)  # noqa: T201  Triton's line, no log line there either
             if self._is_stopping:
                 _log.warning("second signal: exiting immediately")

@@ -26,11 +26,12 @@ def test_block_is_free_when_its_last_holder_goes() -> None:
     holders = Holders()
     holders.hold(7, key(1, 10))
     holders.hold(7, key(2, 11))
+    assert (len(holders), holders.num_held) == (1, 2)
     assert holders.release(key(1, 10)) == 0
     assert holders.is_held(7)
     assert holders.release(key(2, 11)) == 7
     assert not holders.is_held(7)
-    assert len(holders) == 0
+    assert (len(holders), holders.num_held) == (0, 0)
 
 
 def test_release_of_what_is_not_held_changes_nothing() -> None:

@@ -1,5 +1,6 @@
 """A real server for tests: `shoal serve` as a user starts it, its log read until it says that it serves."""
 
+import json
 import os
 import re
 import select
@@ -7,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
 _STARTED = re.compile(rb"Started (HTTPService|Metrics Service) at [^ ]*:([0-9]+)")
 #: Generous: the machine may be busy, and what takes longer than this hangs.
 DEADLINE_S = 60.0
+Ledger = dict[str, Any]
 
 
 @dataclass
@@ -33,11 +36,11 @@ class Server:
         """host:port, as tritonclient wants it."""
         return f"127.0.0.1:{self.http_port}"
 
-    def read_log(self, until: bytes, deadline_s: float = DEADLINE_S) -> bool:
-        """Read the log until it contains `until`; False where it ended before."""
+    def read_log(self, until: bytes, deadline_s: float = DEADLINE_S, start: int = 0) -> bool:
+        """Read the log until it contains `until`, from byte `start` on; False where it ended before."""
         assert self.process.stdout is not None
         end = time.monotonic() + deadline_s
-        while until not in self.log:
+        while self.log.find(until, start) < 0:
             left = end - time.monotonic()
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, left))
             assert ready, f"no {until!r} within {deadline_s} s:\n{self.log.decode()}"
@@ -46,6 +49,24 @@ class Server:
                 return False
             self.log += piece
         return True
+
+    def ledger(self) -> Ledger:
+        """What every process has taken and given back: SIGUSR1, and the line of the log that answers it."""
+        start = len(self.log)
+        self.process.send_signal(signal.SIGUSR1)
+        assert self.read_log(b'"ledger {', start=start), self.log.decode()
+        start = self.log.index(b'"ledger {', start)
+        assert self.read_log(b"\n", start=start), self.log.decode()
+        message: str = json.loads(self.log[start : self.log.index(b"\n", start)])
+        ledger: Ledger = json.loads(message.removeprefix("ledger "))
+        return ledger
+
+    def ledger_once(self, condition: Callable[[Ledger], bool], expected: object = "balance") -> Ledger:
+        """The first ledger of which `condition` holds; it fails, and shows what was `expected`, where none comes."""
+        end = time.monotonic() + DEADLINE_S
+        while not condition(ledger := self.ledger()):
+            assert time.monotonic() < end, (expected, imbalances(ledger), ledger)
+        return ledger
 
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
         """Drain the log until the server has ended; its exit code."""
@@ -87,6 +108,21 @@ def serving(
         server.wait()
         assert server.process.stdout is not None
         server.process.stdout.close()
+
+
+def imbalances(ledger: Ledger) -> list[tuple[str, str, int]]:
+    """(process, what, how much) has been taken and not given back; nothing while nothing is in flight."""
+    found = [(each["title"], "silent", 1) for each in ledger["silent"]]
+    for counts in (*ledger["processes"], {"title": "shoal supervisor", **ledger["supervisor"]}):
+        for name, count in counts.items():
+            what, _, kind = name.rpartition("_")
+            if kind == "acquired":
+                count -= counts[f"{what}_released"]
+            elif kind not in ("open", "running", "held"):
+                continue
+            if count:
+                found.append((counts["title"], name, count))
+    return found
 
 
 def descendants(pid: int) -> list[int]:

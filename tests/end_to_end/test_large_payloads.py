@@ -36,6 +36,7 @@ def write_model(repository: Path, name: str, num_instances: int = 1, delay_ms: i
         output {{ name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
         instance_group {{ count: {num_instances} kind: KIND_CPU }}
         parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+        parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
         """
     )
 
@@ -100,9 +101,15 @@ def pid_with(server: Server, title: str) -> int:
     return found[0]
 
 
+def await_standby(server: Server) -> None:
+    """One more batcher starts once the server serves; return when it stands by."""
+    wait_until(lambda: [title for title, _ in processes(server)].count("shoal batcher") == 2, lambda: processes(server))
+
+
 @contextmanager
 def unchanged(server: Server) -> Iterator[None]:
     """Afterwards every process has as many descriptors open and as much memory mapped as before."""
+    await_standby(server)
     before = usage(server)
     assert len(before) >= 6
     yield

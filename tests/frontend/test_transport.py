@@ -111,6 +111,19 @@ def test_more_than_that_gets_a_segment_until_its_reply(surroundings: Surrounding
     assert surroundings.supervisor.receive()[0] == {"op": "oversize_gone", "owner": 80}
 
 
+def test_the_ledger_is_told_before_it_is_acknowledged(surroundings: Surroundings) -> None:
+    surroundings.port.submit(3, surroundings.port.allocate(1), 0, 1, 0, 0)
+    surroundings.supervisor.send({"op": "ledger", "seq": 5})
+    surroundings.transport.receive()
+    told, _ = surroundings.supervisor.receive()
+    assert surroundings.supervisor.receive() == ({"op": "ack", "seq": 5}, [])
+    assert told["op"] == "ledger"
+    assert told["counts"].pop("descriptors") > 0
+    assert told["counts"].pop("mapped_bytes") >= (16 + 16) * 4096
+    assert told["counts"] == surroundings.port.counts
+    assert told["counts"]["blocks_acquired"] == told["counts"]["requests_open"] == 1
+
+
 def test_no_segment_is_asked_for_where_too_much_is_in_flight(surroundings: Surroundings) -> None:
     for _ in range(2):
         surroundings.port.submit(3, surroundings.port.allocate(1), 0, 1, 0, 0)

@@ -173,6 +173,9 @@ def test_a_reply_with_a_wrong_reference_has_no_block(star: Star, change: int) ->
     assert answer is not None
     star.reply(4, number, 0, answer.ref ^ change, 6 << 32 | 4)
     assert star.port.poll() == [Reply(number, 0, 0, None, None)]
+    star.port.flush()
+    assert star.seen()[1:] == [(3, number, *ZEROS[2:])]  # the batcher need not keep it for anybody
+    assert star.port.counts["replies_held"] == 0
 
 
 def test_a_header_said_to_lie_outside_its_block_is_cut_off(star: Star) -> None:
@@ -193,6 +196,28 @@ def test_after_a_worker_is_gone_its_blocks_open_as_none(star: Star) -> None:
     star.port.remove_segment(9)
     star.reply(4, number, 0, answer.ref, 6 << 32 | 4)
     assert star.port.poll() == [Reply(number, 0, 0, None, None)]
+
+
+def test_what_is_taken_and_given_back_is_counted(star: Star) -> None:
+    names = (
+        "blocks_acquired", "blocks_released", "slots_acquired", "slots_released", "requests_open", "replies_held",
+    )  # fmt: skip
+
+    def counts() -> list[int]:
+        assert tuple(star.port.counts) == names
+        return list(star.port.counts.values())
+
+    assert counts() == [0, 0, 0, 0, 0, 0]
+    (first, _), _ = star.submit(), star.submit()
+    assert counts() == [2, 0, 0, 0, 2, 0]
+    answer = star.worker_slab.allocate(4096)
+    assert answer is not None
+    star.reply(4, first, 0, answer.ref, 0)
+    assert counts() == [2, 0, 1, 0, 2, 0]
+    star.port.poll()
+    assert counts() == [2, 1, 1, 1, 1, 1]
+    star.port.release(first)
+    assert counts() == [2, 1, 1, 1, 1, 0]
 
 
 def test_no_more_than_max_in_flight_and_a_reply_makes_room(star: Star) -> None:

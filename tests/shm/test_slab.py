@@ -105,6 +105,18 @@ def test_the_largest_blocks_that_tile_a_slab(num_units: int, blocks: list[list[i
     assert whole_blocks(num_units) == blocks
 
 
+def test_the_generations_tell_how_many_blocks_were_taken_and_given_back(memory: tuple[Segment, SegmentView]) -> None:
+    slab = Slab(memory[0])
+    assert slab.counts == (0, 0)
+    first, second = taken(slab, 4096), taken(slab, 8192)
+    assert slab.counts == (2, 0)
+    for block in (first, second, taken(slab, 4096)):
+        assert slab.free(block.ref)
+        assert not slab.free(block.ref)
+    assert slab.counts == (3, 3)
+    assert sum(word >> 8 for word in table(memory[0])) == 6
+
+
 # -- References ---------------------------------------------------------------------------------------------------
 
 
@@ -205,6 +217,7 @@ class SlabMachine(RuleBasedStateMachine):
         self.slab, self.view = Slab(pair[0]), SlabView(pair[1])
         self.live: dict[int, range] = {}
         self.stale: list[int] = []
+        self.counts_before = self.slab.counts  # the memory has been a slab before
 
     @rule(nbytes=st.integers(0, 9 * 4096))
     def allocate(self, nbytes: int) -> None:
@@ -239,6 +252,10 @@ class SlabMachine(RuleBasedStateMachine):
     @invariant()
     def live_blocks_are_whole_and_stale_ones_gone(self) -> None:
         assert self.slab.num_taken == len(self.live)
+        acquired, released = self.slab.counts
+        assert (acquired - self.counts_before[0], released - self.counts_before[1]) == (
+            len(self.live) + len(self.stale), len(self.stale),
+        )  # fmt: skip
         for ref, units in self.live.items():
             memory = self.view.open(ref)
             assert memory is not None

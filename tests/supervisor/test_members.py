@@ -81,6 +81,17 @@ def test_process_that_never_reads_is_hung_up_on(start: Callable[[], Process]) ->
     assert not process.member.is_open
 
 
+def test_what_a_process_counts_is_kept_beside_what_it_says(loop: EventLoop, start: Callable[[], Process]) -> None:
+    process = start()
+    assert process.member.counts is None
+    process.channel.send({"op": "ledger", "counts": {"descriptors": 9}})
+    process.channel.send({"op": "ack", "seq": 4})
+    for _ in range(2):
+        run_until(loop)
+    assert process.member.counts == {"descriptors": 9}
+    assert process.said == [{"op": "ack", "seq": 4}]
+
+
 def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> None:
     process = start()
     process.channel.close()

@@ -39,6 +39,7 @@ def test_segments_are_found_by_whom_they_concern() -> None:
     assert table.find(11, CLIENT) is None
     assert (table.written_by(CLIENT), table.written_by(6), table.written_by(7)) == ([request], [result], [])
     assert table.read_by(MODEL) == []
+    assert table.counts == {"oversize_acquired": 2, "oversize_released": 0}
     request.is_mapped = True
     assert (table.read_by(MODEL), table.read_by(MODEL + 1)) == ([request], [])
     assert 9 in table
@@ -46,6 +47,7 @@ def test_segments_are_found_by_whom_they_concern() -> None:
     assert 9 not in table
     assert (table.find(9, CLIENT), table.read_by(MODEL), table.written_by(CLIENT)) == (None, [], [])
     table.close(request)
+    assert table.counts == {"oversize_acquired": 2, "oversize_released": 1}
     let_go(table, result)
 
 

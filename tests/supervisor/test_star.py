@@ -61,7 +61,7 @@ class Sky:
     """A star with everybody joined: a batcher, front ends a and b, workers of models 3 and 4."""
 
     def __init__(self) -> None:
-        self._loop = EventLoop()
+        self.loop = EventLoop()
         self.star = Star(OPTIONS, {})
         self.all: list[Process] = []
         self.batcher = self.start()
@@ -73,7 +73,7 @@ class Sky:
         self.settle()
 
     def start(self) -> Process:
-        self.all.append(Process(self._loop))
+        self.all.append(Process(self.loop))
         return self.all[-1]
 
     def join_client(self) -> tuple[Process, Participant]:

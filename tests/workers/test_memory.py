@@ -5,8 +5,21 @@ from collections.abc import Callable
 import pytest
 
 from shoal.shm.layout import LayoutError
+from shoal.workers.loop import Loop
 from shoal.workers.tensors import Array
 from tests.workers.surroundings import Batcher, Returning, loop_of, rows
+
+
+def counts(loop: Loop, batcher: Batcher) -> list[int]:
+    """What the worker answers when it is asked for its ledger: blocks taken, given back and spare, segments for single
+    results, slots taken and given back."""
+    loop.obey(batcher.worker_channel, {"op": "ledger", "seq": 3}, [])
+    told = batcher.supervisor.receive()[0]
+    assert batcher.supervisor.receive()[0] == {"op": "ack", "seq": 3}
+    assert told["op"] == "ledger"
+    names = ("blocks_acquired", "blocks_released", "blocks_spare", "oversize_held", "slots_acquired", "slots_released")
+    assert tuple(told["counts"]) == ("descriptors", "mapped_bytes", *names)
+    return [told["counts"][name] for name in names]
 
 
 def test_a_block_is_used_again_once_it_is_freed(batcher: Batcher) -> None:
@@ -66,6 +79,26 @@ def test_a_batch_waits_for_a_block_and_what_comes_meanwhile_follows(make_batcher
     batcher.send(request, batch=3)
     assert loop.step() == 2
     assert [(done.batch, done.status) for done in batcher.done()] == [(3, 0), (4, 0)]
+
+
+def test_what_is_taken_and_given_back_is_counted(make_batcher: Callable[..., Batcher]) -> None:
+    batcher = make_batcher(worker=3 * 4096)  # two units and a spare one
+    loop = loop_of(batcher)
+    assert counts(loop, batcher) == [0, 0, 1, 0, 0, 0]
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]))
+    loop.step()
+    (done,) = batcher.done()
+    assert counts(loop, batcher) == [1, 0, 1, 0, 1, 1]
+    batcher.free(done.ref)
+    assert counts(loop, batcher) == [1, 1, 1, 0, 2, 2]  # the FREE was seen, though no batch came after it
+
+
+def test_a_batch_that_comes_while_it_is_counted_runs(batcher: Batcher) -> None:
+    loop = loop_of(batcher)
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]))
+    assert counts(loop, batcher) == [0, 0, 0, 0, 1, 1]  # of an even slab nothing is spare
+    assert loop.step() == 1
+    assert batcher.done()[0].status == 0
 
 
 def test_an_unknown_record_ends_the_worker(batcher: Batcher) -> None:
