@@ -169,9 +169,9 @@ def main() -> None:
     die_with_parent()
     faulthandler.enable()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the supervisor alone is asked for the ledger
-    set_title("batcher (standby)")
     fault.install("batcher")
     channel = control.join("batcher")
+    set_title("batcher (standby)")
     try:
         # One that stands by waits here, with all its imports done.
         message, (bell, counters) = channel.receive()
