@@ -111,6 +111,8 @@ def num_blocks(ledger: Ledger) -> int:
 @contextmanager
 def held(server: Server) -> Iterator[None]:
     """The only instance of the model "slow" executes nothing meanwhile."""
+    with Client(server) as client:
+        assert client.ask(numbers("slow", 0)).status == 200  # so it is done with all that came before
     worker = pid_of(server, "shoal worker slow_0_0")
     os.kill(worker, signal.SIGSTOP)
     yield
