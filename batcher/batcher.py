@@ -1,5 +1,6 @@
-"""The batcher process: `python -m shoal.batcher.batcher`. Waits for its bell, lets the exchange handle what came.
+"""The batcher process: waits for its bell, lets the exchange handle what came.
 
+Forked by a zygote, or exec'd as `python -m shoal.batcher.batcher`.
 One thread, one epoll: the bell that every client and worker rings, and the control connection. Segments and bells
 arrive as descriptors over the latter and are acknowledged once mapped. Where a batcher has died, the next one is told
 of everybody first, and looks at no ring until all clients have said again what is open.
@@ -7,7 +8,6 @@ of everybody first, and looks at no ring until all clients have said again what 
 
 import faulthandler
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.control import Channel, Message
 from shoal.ledger import ledger_message
-from shoal.process import die_with_parent, set_title
+from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.reasons import Reason
 from shoal.shm.counters import CounterTable
 from shoal.shm.doorbell import Doorbell
@@ -168,7 +168,7 @@ def main() -> None:
     """Join the supervisor, then serve."""
     die_with_parent()
     faulthandler.enable()
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the supervisor alone is asked for the ledger
+    ignore_group_signals()
     fault.install("batcher")
     channel = control.join("batcher")
     set_title("batcher (standby)")

@@ -9,7 +9,7 @@ import signal
 
 from setproctitle import setproctitle
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -18,11 +18,30 @@ def die_with_parent(parent: int | None = None) -> None:
     `parent` is the pid that should be our parent, where it is known: a parent that died before the call is noticed.
     The request does not survive an exec, so every exec'd or forked process calls this itself.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def ignore_group_signals() -> None:
+    """Leave SIGINT and SIGTERM to the supervisor, which decides when a process has nothing left to answer.
+
+    A terminal and systemd send them to the whole group. The supervisor alone is asked for the ledger by SIGUSR1, which
+    would end who does not know it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, argument: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def set_title(title: str) -> None:

@@ -1,13 +1,12 @@
 """Entry of a worker process, one model instance: join, pin, load, map the memory, loop.
 
-Started by the supervisor as `python -m shoal.workers.worker`; everything it needs comes over the control socket.
+Forked by a zygote, or exec'd as `python -m shoal.workers.worker`; everything it needs comes over the control socket.
 It exits 0 when it is told to stop or has told why it cannot load, and at once when the supervisor is gone.
 """
 
 import faulthandler
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +14,7 @@ from shoal import control, fault, log
 from shoal.control import Channel, Message
 from shoal.errors import InternalError, ShoalError
 from shoal.model_config.signature import Signature
-from shoal.process import die_with_parent, set_title
+from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
@@ -33,10 +32,7 @@ def main() -> int:
     die_with_parent()
     faulthandler.enable()
     fault.install("worker")
-    # A terminal and systemd signal the whole group; the supervisor decides when a worker has nothing left to answer. It
-    # alone is asked for the ledger by SIGUSR1, which would end who does not know it.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_group_signals()
     try:
         channel = control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"]))
         serve(channel)

@@ -1,55 +1,111 @@
-"""Child processes of the supervisor: started by exec, watched by pidfd.
+"""Child processes of the supervisor: started by exec, or forked by a zygote (zygotes.py), watched by pidfd either way.
 
 Nothing here knows what a child is for. Runs in the supervisor, in its only thread: PR_SET_PDEATHSIG fires when the
-thread that started a child ends.
+thread that is a child's parent ends.
 """
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
 
 from shoal.supervisor.event_loop import EventLoop
 
+#: Pids of those that run and have not been waited for. One set, as the kernel's list of a process's children is one.
+_RUNNING: set[int] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a child runs: `python -m module…`, with `environment` added to ours."""
+
+    role: str
+    module: Sequence[str]
+    environment: Mapping[str, str]
+    pass_fds: Sequence[int] = ()
+
 
 class Child:
-    """A running child. `on_exit` is called once, with its return code (negative: the signal that ended it)."""
+    """A child, from the moment it is wanted: to have it forked takes a while, and where that fails, it is exec'd."""
 
-    def __init__(self, loop: EventLoop, process: "subprocess.Popen[bytes]", pidfd: int, role: str) -> None:
-        self.process = process
-        self.role = role
-        self.started_at_s = time.monotonic()
+    def __init__(self, loop: EventLoop, program: Program, pipes: Sequence[tuple[int, int]]) -> None:
+        self.program = program
+        #: What it writes to stdout and stderr where that is captured: somebody must read it.
+        self.outputs: list[IO[bytes]] = [os.fdopen(reading, "rb", buffering=0) for reading, _ in pipes]
+        #: The other ends, open until it has begun.
+        self.output_fds = [writing for _, writing in pipes]
         self._loop = loop
-        self._pidfd = pidfd
-        #: Most memory it had at once, known once it has ended. An exec'd process starts with what its parent had.
+        # Changed as it begins and ends. Until then signals wait.
+        self.pid = 0
+        self._pidfd = -1
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting_signal = 0
+        self._on_exit: Callable[[Child, int], None] | None = None
+        #: Most memory it had at once, known once it has ended. It starts with what its parent had.
         self.peak_rss_bytes = 0
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
+    def watch(self, on_exit: Callable[["Child", int], None]) -> None:
+        """Have `on_exit` called once it has ended, with its return code (negative: the signal that ended it)."""
+        self._on_exit = on_exit
 
     def signal(self, number: int) -> None:
         """Send a signal; to a child that has ended, nothing happens."""
+        if self._pidfd < 0:
+            self._waiting_signal = number
+            return
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
             return
 
-    def watch(self, on_exit: Callable[["Child", int], None]) -> None:
-        """Have `on_exit` called when the kernel says that the child has ended."""
+    def execute(self) -> None:
+        """Begin by exec. Raises OSError where the system refuses."""
+        # Safe path: a file named json.py in the working directory must not stand in for the standard module.
+        isolation = ["-P", "-s"] if sys.version_info >= (3, 11) else ["-s"]
+        stdout, stderr = self.output_fds or (None, None)
+        self._process = subprocess.Popen(
+            # Unbuffered: what a killed process has printed shall not die with it.
+            [sys.executable, *isolation, "-u", "-m", *self.program.module],
+            env={**os.environ, **self.program.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=self.program.pass_fds,
+        )
+        self.began(self._process.pid)
 
-        def ended() -> None:
-            _, status, usage = os.wait4(self.pid, 0)
-            self.process.returncode = code = os.waitstatus_to_exitcode(status)  # or Popen would wait itself
-            self.peak_rss_bytes = usage.ru_maxrss * 1024
-            self._loop.forget(self._pidfd)
-            os.close(self._pidfd)
+    def began(self, pid: int) -> None:
+        """It runs, as our child, under this pid. Raises ProcessLookupError where it is no more."""
+        self._pidfd = os.pidfd_open(pid)
+        self.pid = pid
+        _RUNNING.add(pid)
+        self._loop.on_readable(self._pidfd, self._ended)
+        for fd in self.output_fds:
+            os.close(fd)
+        self.output_fds.clear()
+        if self._waiting_signal:
+            self.signal(self._waiting_signal)
+
+    def _ended(self) -> None:
+        _, status, usage = os.wait4(self.pid, 0)
+        _RUNNING.discard(self.pid)
+        code = os.waitstatus_to_exitcode(status)
+        if self._process is not None:
+            self._process.returncode = code  # or Popen would wait itself
+        self.peak_rss_bytes = usage.ru_maxrss * 1024
+        self._loop.forget(self._pidfd)
+        os.close(self._pidfd)
+        on_exit, self._on_exit = self._on_exit, None  # which may well hold this object
+        if on_exit is not None:
             on_exit(self, code)
 
-        self._loop.on_readable(self._pidfd, ended)
+
+def prepare(loop: EventLoop, program: Program, *, captured: bool) -> Child:
+    """A child that has yet to begin. Raises OSError where the system refuses."""
+    return Child(loop, program, [os.pipe(), os.pipe()] if captured else [])
 
 
 def spawn(
@@ -61,20 +117,27 @@ def spawn(
     pass_fds: Sequence[int] = (),
     captured: bool = False,
 ) -> Child:
-    """Exec `python -m module…` with `environment` added to ours. Raises OSError where the system refuses.
+    """Exec `python -m module…` with `environment` added to ours. Raises OSError where the system refuses."""
+    child = prepare(loop, Program(role, module, environment, pass_fds), captured=captured)
+    child.execute()
+    return child
 
-    What a `captured` child writes comes out of `process.stdout` and `process.stderr`, which somebody must read.
+
+def reap_orphans() -> bool:
+    """Wait for the dead whom nobody knows: what users' code has left behind becomes ours, as we are a subreaper.
+
+    False where one of our own children is in front of them: once it has been waited for, look again.
     """
-    # Safe path: a file named json.py in the working directory must not stand in for the standard module.
-    isolation = ["-P", "-s"] if sys.version_info >= (3, 11) else ["-s"]
-    # Unbuffered: what a killed process has printed shall not die with it.
-    output, unbuffered = (subprocess.PIPE, ["-u"]) if captured else (None, [])
-    process = subprocess.Popen(
-        [sys.executable, *isolation, *unbuffered, "-m", *module],
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=pass_fds,
-    )
-    return Child(loop, process, os.pidfd_open(process.pid), role)
+    while dead := _first_dead():
+        if dead in _RUNNING:
+            return False
+        os.waitpid(dead, 0)
+    return True
+
+
+def _first_dead() -> int:
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 0
+    return found.si_pid if found else 0

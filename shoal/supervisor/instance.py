@@ -23,7 +23,7 @@ from shoal.options import ServerOptions
 from shoal.placement import Placement, thread_environment
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.children import Child, spawn
+from shoal.supervisor.children import Child, Program
 from shoal.supervisor.death import Death, last_words
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.hangs import Execution
@@ -33,6 +33,7 @@ from shoal.supervisor.output import Output
 from shoal.supervisor.progress import Progress
 from shoal.supervisor.restarts import Restarts, Verdict
 from shoal.supervisor.star import Participant, Star
+from shoal.supervisor.zygotes import Zygotes
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Host:
     """What every instance needs of the supervisor."""
 
     loop: EventLoop
+    zygotes: Zygotes
     star: Star
     options: ServerOptions
     control_address: str
@@ -148,7 +150,7 @@ class Instance:
         return self._is_failed
 
     def start(self) -> None:
-        """Exec the worker. It has --model-load-timeout-secs to come up."""
+        """Start the worker. It has --model-load-timeout-secs to come up."""
         self.state = InstanceState.STARTING
         self.num_starts += 1
         self._error = None
@@ -159,9 +161,8 @@ class Instance:
             "SHOAL_INSTANCE": str(self.number),
             **thread_environment(len(self.placement.cores)),
         }
-        self._child = spawn(
-            self._host.loop, f"worker {self.name}", ["shoal.workers.worker"], environment, captured=True
-        )
+        program = Program(f"worker {self.name}", ["shoal.workers.worker"], environment)
+        self._child = self._host.zygotes.spawn(self.version.config["backend"], program, captured=True)
         self._child.watch(self._exited)
         self._output = Output(self._host.loop, self.name, self._child)
         self._output.start()

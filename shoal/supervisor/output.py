@@ -69,11 +69,9 @@ class Output:
     """Both streams of one worker, between its start and its end."""
 
     def __init__(self, loop: EventLoop, name: str, child: Child) -> None:
-        assert child.process.stdout is not None
-        assert child.process.stderr is not None
         self._loop = loop
         self._name = name
-        self._pipes: list[IO[bytes]] = [child.process.stdout, child.process.stderr]
+        self._pipes = child.outputs
         self._lines = Lines(len(self._pipes))
         # Changed by _read: the last of stderr, and the streams that have not ended.
         self._tail = b""

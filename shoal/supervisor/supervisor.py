@@ -17,10 +17,11 @@ from shoal import log
 from shoal.control import Listener, Message
 from shoal.errors import index_reason
 from shoal.options import ServerOptions
-from shoal.process import set_title
+from shoal.process import adopt_orphans, set_title
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.available_memory import available_nbytes
 from shoal.supervisor.batchers import Batchers
+from shoal.supervisor.children import reap_orphans
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.http_server import HttpServer, bind
 from shoal.supervisor.instance import Host
@@ -30,6 +31,7 @@ from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.service import Service
 from shoal.supervisor.star import Participant, Star
+from shoal.supervisor.zygotes import Zygotes
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,8 @@ class Supervisor:
         self._control = Listener.create()
         self._star = Star(options, log_settings)
         self._ledger = Ledger(self._loop, self._star)
-        host = Host(self._loop, self._star, options, self._control.address, log_settings)
+        self._zygotes = Zygotes(self._loop, self._control.address)
+        host = Host(self._loop, self._zygotes, self._star, options, self._control.address, log_settings)
         cores = tuple(sorted(os.sched_getaffinity(0)))
         self._models = Models(host, cores, self._on_models_changed, self._on_models_settled)
         self._http = HttpServer(
@@ -84,6 +87,7 @@ class Supervisor:
         )
         self._batchers = Batchers(
             self._loop,
+            self._zygotes,
             self._control.address,
             self._star.acknowledgements,
             on_active=self._join_batcher,
@@ -98,6 +102,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Start, serve, stop; returns the exit code."""
+        adopt_orphans()
         wakeup = self._watch_signals()
         self._loop.on_readable(self._control.fileno(), self._accept)
         self._batchers.start()
@@ -236,6 +241,7 @@ class Supervisor:
         """Everybody else has ended; the batcher takes its supervisor's hanging up as the end."""
         self._exit_code = EXIT_OK
         self._batchers.is_stopping = True
+        self._zygotes.stop()
         if self._batchers.active is not None:
             self._batchers.active.hang_up()
         else:
@@ -259,7 +265,7 @@ class Supervisor:
         reading.setblocking(False)
         writing.setblocking(False)
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._signals.append(received))
         self._loop.on_readable(reading.fileno(), lambda: self._handle_signals(reading))
         return writing
@@ -271,9 +277,16 @@ class Supervisor:
             if number == signal.SIGUSR1:
                 self._ledger.ask()
                 continue
+            if number == signal.SIGCHLD:
+                self._reap_orphans()
+                continue
             print(f"Signal ({number}) received.", flush=True)  # noqa: T201  Triton's line, no log line there either
             if self._is_stopping:
                 _log.warning("second signal: exiting immediately")
                 self._end(EXIT_FAILED)
             else:
                 self._stop()
+
+    def _reap_orphans(self) -> None:
+        if not reap_orphans():
+            self._loop.call_after(0, self._reap_orphans)

@@ -128,9 +128,12 @@ def imbalances(ledger: Ledger) -> list[tuple[str, str, int]]:
 def descendants(pid: int) -> list[int]:
     """All processes below `pid`, as the kernel lists them."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *descendants(int(child))]
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *descendants(int(child))]
+    except (FileNotFoundError, ProcessLookupError):
+        return found  # it has ended meanwhile
     return found
 
 

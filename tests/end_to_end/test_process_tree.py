@@ -25,6 +25,9 @@ READY_TITLES = {
     "shoal worker simple_0_0",
     "shoal worker simple_identity_0_0",
     "shoal worker simple_string_0_0",
+    "shoal zygote batcher",
+    "shoal zygote identity",
+    "shoal zygote onnxruntime",
 }
 
 
@@ -160,11 +163,44 @@ def named_segments() -> set[str]:
 def test_killed_supervisor_takes_everything_along() -> None:
     before = named_segments()
     with serving(SAMPLES) as server:
-        assert len(server.children) == 12
+        assert len(server.children) == 15
         assert named_segments() == before
         server.process.kill()
         assert wait_for_deaths(server.children, 2.0)
     assert named_segments() == before
+
+
+def test_all_but_front_ends_are_the_supervisors_own_children_and_leave_signals_to_it(samples: Server) -> None:
+    for pid in samples.children:
+        if not title(pid).startswith(("shoal batcher", "shoal worker", "shoal zygote")):
+            continue
+        status = Path(f"/proc/{pid}/status").read_text()
+        assert f"PPid:\t{samples.process.pid}\n" in status
+        ignored = int(re.findall(r"SigIgn:\t([0-9a-f]+)", status)[0], 16)
+        assert all(ignored >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM)), title(pid)
+
+
+def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: Server) -> None:
+    zygotes = [pid for pid in samples.children if title(pid).startswith("shoal zygote")]
+    assert len(zygotes) == 3
+    for pid in zygotes:
+        assert len(os.listdir(f"/proc/{pid}/task")) == 1
+        targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        assert [target.partition(":")[0] for target in targets].count("socket") == 1
+        assert len(targets) == 4
+        assert "shoal-" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_without_zygotes_the_server_goes_on(tmp_path: Path) -> None:
+    with serving(identity_model(tmp_path)) as server:
+        worker = next(pid for pid in server.children if title(pid).startswith("shoal worker slow_0_0"))
+        for pid in [pid for pid in server.children if title(pid).startswith("shoal zygote")]:
+            os.kill(pid, signal.SIGKILL)
+        assert server.read_log(b"zygote 'identity' (pid ")
+        os.kill(worker, signal.SIGKILL)
+        assert server.read_log(b"instance 'slow_0_0' of model 'slow' is up again")
+        assert ask(server, 7) == 7
+        assert server.stop() == 0
 
 
 def test_killed_worker_is_replaced_and_the_others_answer(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,44 @@ def test_working_directory_cannot_shadow_a_module(tmp_path: Path, monkeypatch: p
     loop, _, codes = run_module(tmp_path, monkeypatch, "import sys; raise SystemExit('' in sys.path)")
     loop.run()
     assert codes == [0]
+
+
+ORPHANS = """
+import os, select, signal, sys
+from shoal.process import adopt_orphans
+from shoal.supervisor.children import reap_orphans, spawn
+from shoal.supervisor.event_loop import EventLoop
+
+def leave_orphan():
+    middle = os.fork()
+    if not middle:
+        if os.fork():
+            os._exit(0)
+        signal.pause()
+    os.waitpid(middle, 0)
+    return int(open(f"/proc/self/task/{os.getpid()}/children").read().split()[-1])
+
+def kill(pid):
+    end = os.pidfd_open(pid)
+    os.kill(pid, 9)
+    select.select([end], [], [])
+
+adopt_orphans()
+assert reap_orphans()
+loop, codes = EventLoop(), []
+child = spawn(loop, "test", ["this"], {})
+child.watch(lambda _child, code: (codes.append(code), loop.stop()))
+orphan = leave_orphan()
+assert reap_orphans(), "nobody is dead"
+kill(child.pid)
+kill(orphan)
+while not reap_orphans():
+    loop.run()
+assert codes == [-9], "one of ours is left to its own callback"
+assert open(f"/proc/self/task/{os.getpid()}/children").read() == "", "nobody is left"
+"""
+
+
+def test_orphans_are_waited_for_and_our_own_are_not(tmp_path: Path) -> None:
+    # In a process of its own: it would wait for other tests' children, too.
+    subprocess.run([sys.executable, "-c", ORPHANS], check=True, timeout=60)

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+# Before the import: from 1.29 on it would report to its makers, from a thread that makes it unfit to be forked.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 from shoal.datatypes import BF16, BY_NAME, BYTES, Datatype

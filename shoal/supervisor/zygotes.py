@@ -1,0 +1,206 @@
+"""The zygotes as the supervisor sees them: one for each kind of process that has one, exec'd when it is first needed.
+
+    exec ─► importing: orders wait ─ready─► forking ─dead─► started again after a pause; meanwhile everybody is exec'd
+                                    └unfit─► everybody of this kind is exec'd
+
+To exec a process costs 0.1 to 0.3 s of CPU, most of it imports; a fork costs milliseconds, and shares the pages.
+Nothing here blocks: a child has been asked for when `spawn` returns, and begins when the zygote has forked it or, where
+that fails or takes too long, is exec'd. What a zygote is and does is told in shoal/zygote.py. Runs in the supervisor.
+"""
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Mapping
+
+from shoal.control import ADDRESS_VARIABLE, Channel
+from shoal.reasons import describe_exit
+from shoal.supervisor.children import Child, Program, prepare, spawn
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.restarts import HEALTHY_AFTER_S, backoff_s
+
+_log = logging.getLogger(__name__)
+
+_WORKER = "shoal.workers.worker"
+#: Kind → what it imports. A worker's kind is its backend; those that are not here may start threads as they please.
+MODULES = {
+    "batcher": ("shoal.batcher.batcher",),
+    "identity": (_WORKER, "shoal.workers.backends.identity"),
+    "onnxruntime": (_WORKER, "shoal.workers.backends.onnxruntime"),
+}
+#: A zygote that needs longer for its imports, or has not forked by then, is killed (ours; usual are 0.3 s and 5 ms).
+IMPORT_S, FORK_S = 60.0, 2.0
+
+
+class Zygotes:
+    """All of them."""
+
+    def __init__(self, loop: EventLoop, control_address: str, modules: Mapping[str, tuple[str, ...]] = MODULES) -> None:
+        self._loop = loop
+        self._control_address = control_address
+        self._modules = modules
+        # Changed by spawn.
+        self._zygotes: dict[str, Zygote] = {}
+
+    def spawn(self, kind: str, program: Program, *, captured: bool = False) -> Child:
+        """Start a process whose imports are those of `kind`: forked where there is a zygote, otherwise exec'd.
+
+        Raises OSError where the system refuses.
+        """
+        child = prepare(self._loop, program, captured=captured)
+        if kind not in self._modules:
+            child.execute()
+            return child
+        if kind not in self._zygotes:
+            self._zygotes[kind] = Zygote(self._loop, kind, self._modules[kind], self._control_address)
+            self._zygotes[kind].start()
+        self._zygotes[kind].fork(child)
+        return child
+
+    def stop(self) -> None:
+        """End them; whoever is still wanted is exec'd."""
+        for zygote in self._zygotes.values():
+            zygote.stop()
+
+
+class Zygote:
+    """One of them, and the one after it."""
+
+    def __init__(self, loop: EventLoop, kind: str, modules: tuple[str, ...], control_address: str) -> None:
+        self.kind = kind
+        self._loop = loop
+        self._modules = modules
+        self._control_address = control_address
+        # Changed as it starts, gets ready and dies.
+        self._child: Child | None = None
+        self._channel: Channel | None = None
+        self._is_ready = False
+        self._is_over = False  # unfit, or told to stop
+        self._waiting: list[Child] = []
+        self._num_deaths = 0
+        self._started_s = 0.0
+
+    def start(self) -> None:
+        """Exec it."""
+        if self._is_over:
+            return
+        self._started_s = self._loop.now_s()
+        ours, theirs = _pair()
+        # numpy's BLAS would start threads at import. Built-in backends compute with their framework, not with numpy.
+        environment = {ADDRESS_VARIABLE: self._control_address, "OPENBLAS_NUM_THREADS": "1"}
+        module = ["shoal.zygote", self.kind, str(theirs.fileno()), str(os.getpid()), *self._modules]
+        child = spawn(self._loop, f"zygote {self.kind}", module, environment, pass_fds=[theirs.fileno()])
+        theirs.close()
+        child.watch(self._exited)
+        self._child, self._channel = child, Channel(ours)
+        self._loop.on_readable(ours.fileno(), self._receive)
+        self._loop.call_after(IMPORT_S, lambda: self._check_ready(child))
+
+    def fork(self, child: Child) -> None:
+        """Have `child` begin, as soon as the imports are done."""
+        if self._channel is None:
+            child.execute()
+        elif self._is_ready:
+            self._order(self._channel, child)
+        else:
+            self._waiting.append(child)
+
+    def stop(self) -> None:
+        """End it, and no other follows."""
+        self._is_over = True
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+
+    def _receive(self) -> None:
+        assert self._channel is not None
+        try:
+            message, _ = self._channel.receive()
+        except EOFError:
+            self._hang_up()
+            return
+        if message["op"] == "ready":
+            self._is_ready = True
+            waiting, self._waiting = self._waiting, []
+            for child in waiting:
+                self.fork(child)
+        else:
+            self._is_over = True
+            self._hang_up()
+            _log.warning("zygote '%s': %s; its processes are exec'd", self.kind, message["sentence"])
+
+    def _hang_up(self) -> None:
+        """Its end, as the first of socket and pidfd tells: nobody waits for it any more."""
+        if self._channel is None:
+            return
+        self._loop.forget(self._channel.fileno())
+        self._channel.close()
+        self._channel = None
+        self._is_ready = False
+        waiting, self._waiting = self._waiting, []
+        for child in waiting:
+            child.execute()
+
+    def _exited(self, process: Child, code: int) -> None:
+        self._child = None
+        self._hang_up()
+        if self._is_over:
+            return
+        has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
+        self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
+        pause_s = backoff_s(self._num_deaths)
+        _log.error(
+            "zygote '%s' (pid %d) %s; it is started again in %g s, until then processes are exec'd",
+            self.kind, process.pid, describe_exit(code), pause_s,
+        )  # fmt: skip
+        self._loop.call_after(pause_s, self.start)
+
+    def _check_ready(self, child: Child) -> None:
+        if child is self._child and not self._is_ready:
+            child.signal(signal.SIGKILL)
+
+    # --- one child ---
+
+    def _order(self, channel: Channel, child: Child) -> None:
+        ours, theirs = _pair()
+        order = {"module": child.program.module[0], "environment": dict(child.program.environment)}
+        try:
+            channel.send(order, [theirs.fileno(), *child.output_fds])
+        except OSError:
+            ours.close()
+            child.execute()
+            return
+        finally:
+            theirs.close()
+        self._loop.on_readable(ours.fileno(), lambda: self._begin(child, ours))
+        self._loop.call_after(FORK_S, lambda: self._check_begun(child, ours))
+
+    def _begin(self, child: Child, link: socket.socket) -> None:
+        """The child has said its pid, or nobody will."""
+        self._loop.forget(link.fileno())
+        with link:
+            try:
+                message, _ = Channel(link).receive()
+                child.began(message["pid"])
+                Channel(link).send({"op": "go"})
+            except (EOFError, ProcessLookupError):
+                child.execute()
+            except BrokenPipeError:
+                return  # dead since; its pidfd says so
+
+    def _check_begun(self, child: Child, link: socket.socket) -> None:
+        if link.fileno() < 0:
+            return
+        _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)
+        self._loop.forget(link.fileno())
+        link.close()
+        child.execute()
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """A connection: our end, which does not block, and the other."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, theirs

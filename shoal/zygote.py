@@ -1,0 +1,113 @@
+"""A zygote: it has imported what processes of one kind need, and forks one on request. `python -m shoal.zygote`.
+
+    supervisor ── module, environment; a socket of the child's own, its stdout and stderr ──► zygote
+    zygote forks the middle ─► the middle forks the child, and ends ─► the child is the supervisor's
+    child ── its pid ──► supervisor ── go ──► child: runs the module's main(), as `python -m` would have
+
+The supervisor is a subreaper, so the child becomes its own and is waited for, watched and ended with it like one that
+was exec'd. CLONE_PARENT would save the second fork, 1 ms, but has to go past libc's fork and Python's, which know what
+must be put right afterwards. Whatever fails here, the child's socket closes, and the supervisor execs instead.
+
+A zygote has one thread, maps nothing of ours, and holds no socket but the one that orders come over. If an import has
+started a thread, it says so and forks nobody: a lock which that thread held would be held in the child for ever.
+"""
+
+import faulthandler
+import gc
+import importlib
+import os
+import select
+import socket
+import sys
+from collections.abc import Sequence
+
+from shoal.control import Channel, Message
+from shoal.process import die_with_parent, ignore_group_signals, set_title
+
+
+def main(name: str, fd: int, supervisor: int, modules: Sequence[str]) -> int:
+    """A zygote's whole life, and that of each child; the exit status of whichever this process has become."""
+    die_with_parent(supervisor)
+    faulthandler.enable()
+    set_title(f"zygote {name}")
+    ignore_group_signals()
+    channel = Channel(socket.socket(fileno=fd))
+    gc.disable()  # what it freed would be filled by the children, each in a copy of the page
+    reason = _preload(modules)
+    gc.freeze()  # the children share these pages as long as the collector does not touch them
+    try:
+        channel.send({"op": "unfit", "sentence": reason} if reason else {"op": "ready"})
+        order, fds = _serve(channel)
+    except (EOFError, BrokenPipeError):
+        return 0  # the supervisor is gone, or has no use for one that is unfit
+    channel.close()
+    _become(order, fds, supervisor)
+    return importlib.import_module(order["module"]).main() or 0
+
+
+def _preload(modules: Sequence[str]) -> str:
+    """Import; "" where this process can be forked now, otherwise why not."""
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 - the rim: those who are exec'd will say what it is
+        return f"its imports failed with {type(error).__name__}: {error}"
+    num_threads = len(os.listdir("/proc/self/task"))
+    return "" if num_threads == 1 else f"importing {modules[-1]} has started {num_threads - 1} threads"
+
+
+def _serve(channel: Channel) -> tuple[Message, list[int]]:
+    """Fork as long as orders come; returns in each child, with its order. Raises EOFError without a supervisor."""
+    while True:
+        order, fds = channel.receive()
+        try:
+            if _fork():
+                return order, fds
+        except OSError as error:
+            print(f"a zygote cannot fork: {error}", file=sys.stderr)  # noqa: T201 - it has no log; its stderr is the server's
+        for fd in fds:
+            os.close(fd)
+
+
+def _fork() -> bool:
+    """Fork a child of our parent's; True in the child. Raises OSError where the system refuses."""
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return False
+    try:
+        end = os.pidfd_open(os.getpid())
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    # It is readable from the moment at which our parent has become the supervisor.
+    select.select([end], [], [])
+    os.close(end)
+    return True
+
+
+def _become(order: Message, fds: Sequence[int], supervisor: int) -> None:
+    """Turn the copy of a zygote into the process that was ordered. It begins when the supervisor watches it."""
+    die_with_parent(supervisor)
+    own, *outputs = fds
+    link = Channel(socket.socket(fileno=own))
+    try:
+        link.send({"op": "pid", "pid": os.getpid()})
+        link.receive()
+    except (EOFError, BrokenPipeError):
+        os._exit(1)  # it took too long: another has been exec'd
+    link.close()
+    for fd, stream in zip(outputs, (1, 2), strict=False):  # none where it writes where the supervisor does
+        os.dup2(fd, stream)
+        os.close(fd)
+    os.environ.update(order["environment"])
+    sys.argv = [order["module"]]
+    numpy_random = sys.modules.get("numpy.random")  # Python's own generator sees to itself
+    if numpy_random is not None:
+        numpy_random.seed()
+    gc.enable()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))
