@@ -17,11 +17,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.end_to_end.server import Server, descendants, serving
+from tests.end_to_end.server import Server, descendants, imbalances, serving
 from tests.end_to_end.test_deaths import is_titled
+from tests.end_to_end.test_ledger import footprint
 
 CONNECTIONS, MAX_BATCH_SIZE = 64, 8
 KILL_EVERY_S = (0.1, 0.3)
+#: That answer for the ledger: two lanes, the road, the batcher, two workers.
+NUM_PROCESSES = 6
 MODEL = f"""
 backend: "identity"
 max_batch_size: {MAX_BATCH_SIZE}
@@ -83,9 +86,16 @@ class Storm:
         tasks = [self._client(phase, end) for _ in range(CONNECTIONS)]
         if victims:
             tasks.append(self._kill(phase, end, victims))
+        # A server whose log nobody reads stands still once the pipe is full.
+        assert self._server.process.stdout is not None
+        log_fd = self._server.process.stdout.fileno()
+        asyncio.get_running_loop().add_reader(log_fd, self._read_log, log_fd)
         await asyncio.gather(*tasks)
         phase.seconds = time.monotonic() - start
         return phase
+
+    def _read_log(self, log_fd: int) -> None:
+        self._server.log += os.read(log_fd, 65536)
 
     async def _client(self, phase: Phase, end: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server.http_port)
@@ -138,6 +148,13 @@ def write_model(repository: Path) -> Path:
     return repository
 
 
+def footprint_at_rest(server: Server) -> list[object]:
+    """What every process has, once all that was taken has been given back; it fails where that does not come."""
+    return footprint(
+        server.ledger_once(lambda ledger: len(ledger["processes"]) == NUM_PROCESSES and not imbalances(ledger))
+    )
+
+
 def judge(phase: Phase) -> list[str]:
     """What did not come out."""
     wrong = [f"{phase.name}: {fault}" for fault in phase.faults[:5]]
@@ -167,6 +184,8 @@ def main() -> int:
             ("quiet again", calm, ()),
         )
         rates = {}
+        asyncio.run(storm.phase("warm-up", 1.0, ()))
+        before = footprint_at_rest(server)
         for name, seconds, victims in phases:
             print(f"{name}: {seconds:.0f} s ...", file=sys.stderr, flush=True)
             phase = asyncio.run(storm.phase(name, seconds, victims))
@@ -174,9 +193,12 @@ def main() -> int:
             print(phase.describe(), flush=True)
             wrong += judge(phase)
         print(f"goodput in the storm: {rates['workers, batchers'] / rates['quiet']:.0%} of the quiet run")
+        after = footprint_at_rest(server)
+        if after != before:
+            wrong.append(f"the processes have {after}, before the storm {before}")
         if server.stop() != 0:
             wrong.append(f"the server did not end as it should:\n{server.log.decode()[-2000:]}")
-    print("\n".join(wrong) or "every request was answered once, every answer was right")
+    print("\n".join(wrong) or "every request was answered once and rightly; memory and descriptors are as before")
     return bool(wrong)
 
 
