@@ -66,7 +66,10 @@ def test_only_what_runs_during_the_command_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_count_that_is_missing_is_told(tmp_path: Path) -> None:
-    counter = instructions.Counter("perf", tmp_path, os.getpid())
+    # A process of its own: whatever else the tests have started has roles, too.
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        counter = instructions.Counter("perf", tmp_path, process.pid)
+        process.communicate(b"\n")
     (tmp_path / "rest.perf").write_text("<not supported>,,instructions:u,0,100.00,,\n")
     with pytest.raises(BenchmarkError, match="perf could not count: <not supported>"):
         counter.per_request(10)
