@@ -215,6 +215,8 @@ def test_systemd_s_variables_reach_no_child(tmp_path: Path, manager: ServiceMana
 
 
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    # A system package, which no file of this project can install, and the README promises that Python is enough. The
+    # unit's text is held in tests/cli/test_install_systemd.py on every machine.
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("NOT CHECKED: the unit, since systemd-analyze is not installed (Debian's package systemd)")

@@ -45,6 +45,8 @@ def test_a_perf_that_may_not_count_is_none(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_only_what_runs_during_the_command_is_counted(tmp_path: Path) -> None:
+    # Hardware decides: many virtual machines and containers have no counters to read. What is made of a count, and of a
+    # perf that cannot, is tested above without any.
     perf = instructions.find_perf()
     if perf is None:
         pytest.skip("perf is missing or may not count")
