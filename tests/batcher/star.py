@@ -14,6 +14,9 @@ from shoal.shm.segment import Segment, SegmentView
 
 GEOMETRY = Geometry(ring_capacity=64, slab_nbytes=16 * layout.UNIT)
 WALL_OFFSET_NS = 1_000_000_000_000
+MODEL, CLIENT, WORKER = 5, 21, 31
+INPUT_BLOCK, HEADER = layout.pack_ref(CLIENT, 3, 1), 64 << 32 | 40
+SINGLE = {"name": "m", "max_batch_size": 0}
 
 
 def make_segment(kind: int, owner: int, geometry: Geometry = GEOMETRY) -> tuple[Segment, SegmentView]:
@@ -113,3 +116,16 @@ class Star:
 def cell(model: Model, name: str) -> int:
     """One figure of a model's statistics."""
     return model.row.cells[CELL[name]]
+
+
+def one_of_each(config: dict[str, Any], *, may_run_again: bool = False) -> tuple[Star, End, End]:
+    """A star with one model, one client and one worker."""
+    star = Star()
+    model = star.add_model(MODEL, config, may_run_again=may_run_again)
+    return star, star.add_client(CLIENT), star.add_worker(WORKER, model)
+
+
+def ask(client: End, *numbers: int, start_ns: int = 100) -> None:
+    """Requests of one row each."""
+    for number in numbers:
+        client.say(layout.REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, start_ns)

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, REQUEST, B, P, pack_ref
-from tests.batcher.star import End, Star, cell
+from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, B, P, pack_ref
+from tests.batcher.star import CLIENT, HEADER, INPUT_BLOCK, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
 
-SINGLE = {"name": "m", "max_batch_size": 0}
 BATCHING = {
     "name": "m",
     "max_batch_size": 4,
@@ -22,13 +21,7 @@ BATCHING = {
         "default_priority_level": 0,
     },
 }
-MODEL, CLIENT, WORKER = 5, 21, 31
-INPUT_BLOCK, HEADER = pack_ref(CLIENT, 3, 1), 64 << 32 | 40
 OUTPUT_BLOCK = pack_ref(WORKER, 2, 1)
-
-
-def ask(client: End, number: int, start_ns: int = 100) -> None:
-    client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, start_ns)
 
 
 def answer(worker: End, item: tuple[int, ...], status: int = 0, block: int = OUTPUT_BLOCK) -> None:
@@ -36,9 +29,7 @@ def answer(worker: End, item: tuple[int, ...], status: int = 0, block: int = OUT
 
 
 def test_request_becomes_batch_becomes_reply_becomes_free() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
@@ -62,9 +53,8 @@ def test_request_becomes_batch_becomes_reply_becomes_free() -> None:
 
 
 def test_statistics_of_a_success() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
+    model = star.model(MODEL)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     answer(worker, worker.heard()[0])
@@ -89,8 +79,7 @@ def test_requests_of_one_batch_share_a_block_until_the_last_release() -> None:
     star = Star()
     model = star.add_model(MODEL, BATCHING)
     client = star.add_client(CLIENT)
-    for number in (1, 2, 3):
-        ask(client, number)
+    ask(client, 1, 2, 3)
     star.exchange.step(now_ns=500)
     worker = star.add_worker(WORKER, model)
     star.exchange.step(now_ns=600)
@@ -123,8 +112,7 @@ def test_full_queue_is_refused_and_counted() -> None:
     star = Star()
     model = star.add_model(MODEL, SINGLE, max_queue=2)
     client = star.add_client(CLIENT)
-    for number in (1, 2, 3):
-        ask(client, number)
+    ask(client, 1, 2, 3)
     star.exchange.step(now_ns=500)
     assert [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()] == [(3, Reason.QUEUE_FULL)]
     assert (cell(model, "pending_count"), cell(model, "failed_rejected"), cell(model, "fail_count")) == (2, 1, 1)
@@ -145,9 +133,7 @@ def test_cancel_of_a_queued_request_answers_it_and_frees_its_place() -> None:
 
 
 def test_a_freed_block_travels_with_the_next_batch() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     answer(worker, worker.heard()[0])
@@ -180,9 +166,7 @@ def test_removed_model_refuses_what_is_queued() -> None:
     ids=["another request's key", "another kind", "no kind at all"],
 )
 def test_lies_of_a_worker_change_nothing(lie: Callable[[End, tuple[int, ...]], None]) -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
@@ -195,9 +179,7 @@ def test_lies_of_a_worker_change_nothing(lie: Callable[[End, tuple[int, ...]], N
 
 
 def test_answer_that_names_another_process_memory_is_an_error_for_its_request() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     answer(worker, worker.heard()[0], block=pack_ref(WORKER + 1, 2, 1))
@@ -207,9 +189,7 @@ def test_answer_that_names_another_process_memory_is_an_error_for_its_request() 
 
 
 def test_a_result_in_a_segment_of_its_own_is_handed_out_and_freed() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     star.exchange.add_segment(99, WORKER)
     ask(client, 1)
     star.exchange.step(now_ns=500)
@@ -222,9 +202,7 @@ def test_a_result_in_a_segment_of_its_own_is_handed_out_and_freed() -> None:
 
 
 def test_nobody_answers_with_a_segment_of_another_worker_or_one_that_is_gone() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     star.add_worker(WORKER + 1, star.add_model(MODEL + 1, SINGLE))
     star.exchange.add_segment(98, WORKER + 1)
     star.exchange.add_segment(99, WORKER)
@@ -240,9 +218,7 @@ def test_nobody_answers_with_a_segment_of_another_worker_or_one_that_is_gone() -
 
 
 def test_ring_that_lies_ends_its_owner() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     worker.own.words[8] = 10**9
@@ -278,7 +254,7 @@ def test_every_request_gets_exactly_one_reply(steps: list[str], config: dict[str
         now += 10
         if step == "ask":
             number += 1
-            ask(client, number, now)
+            ask(client, number, start_ns=now)
         elif step == "cancel" and number:
             client.say(CANCEL, number)
         elif step == "answer" and items:

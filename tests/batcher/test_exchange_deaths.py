@@ -2,16 +2,14 @@
 
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, FREE, RELEASE, REPLY, B, P, pack_ref
-from tests.batcher.star import Star, cell
-from tests.batcher.test_exchange import BATCHING, CLIENT, MODEL, OUTPUT_BLOCK, SINGLE, WORKER, answer, ask
+from tests.batcher.star import CLIENT, MODEL, SINGLE, WORKER, Star, ask, cell, one_of_each
+from tests.batcher.test_exchange import BATCHING, OUTPUT_BLOCK, answer
 
 
 def test_dead_worker_fails_what_it_was_executing_once_and_the_rest_goes_on() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
-    ask(client, 1)
-    ask(client, 2)
+    star, client, worker = one_of_each(SINGLE)
+    model = star.model(MODEL)
+    ask(client, 1, 2)
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
     worker.begin(item[B.BATCH])
@@ -27,11 +25,9 @@ def test_dead_worker_fails_what_it_was_executing_once_and_the_rest_goes_on() -> 
 
 
 def test_what_a_dead_worker_had_not_begun_goes_to_another_in_order() -> None:
-    star = Star()
-    model = star.add_model(MODEL, BATCHING)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
-    for number in (1, 2, 3):
-        ask(client, number)
+    star, client, worker = one_of_each(BATCHING)
+    model = star.model(MODEL)
+    ask(client, 1, 2, 3)
     star.exchange.step(now_ns=500)
     assert len(worker.heard()) == 3
     ask(client, 4)
@@ -51,11 +47,9 @@ def test_what_a_dead_worker_had_not_begun_goes_to_another_in_order() -> None:
 
 
 def test_requests_that_may_run_again_do_so_alone_and_the_one_that_kills_twice_fails() -> None:
-    star = Star()
-    model = star.add_model(MODEL, BATCHING, may_run_again=True)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
-    for number in (1, 2, 3):
-        ask(client, number)
+    star, client, worker = one_of_each(BATCHING, may_run_again=True)
+    model = star.model(MODEL)
+    ask(client, 1, 2, 3)
     star.exchange.step(now_ns=500)
     worker.begin(worker.heard()[0][B.BATCH])
     star.exchange.remove_worker(WORKER, now_ns=600)
@@ -80,9 +74,7 @@ def test_requests_that_may_run_again_do_so_alone_and_the_one_that_kills_twice_fa
 
 
 def test_the_reply_says_how_the_instance_died_and_a_limit_is_not_tried_twice() -> None:
-    star = Star()
-    model = star.add_model(MODEL, BATCHING, may_run_again=True)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(BATCHING, may_run_again=True)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     worker.begin(worker.heard()[0][B.BATCH])
@@ -113,9 +105,7 @@ def test_model_whose_instances_are_given_up_refuses_until_one_is_ready() -> None
 
 
 def test_what_a_dead_worker_had_published_is_delivered() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     answer(worker, worker.heard()[0])
@@ -125,11 +115,9 @@ def test_what_a_dead_worker_had_published_is_delivered() -> None:
 
 
 def test_dead_client_leaves_nothing_behind() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
-    for number in (1, 2, 3):
-        ask(client, number)
+    star, client, worker = one_of_each(SINGLE)
+    model = star.model(MODEL)
+    ask(client, 1, 2, 3)
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
     answer(worker, item)
@@ -145,9 +133,7 @@ def test_dead_client_leaves_nothing_behind() -> None:
 
 
 def test_a_dead_workers_last_answer_in_its_own_segment_is_delivered_and_freed_by_nobody() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     star.exchange.add_segment(99, WORKER)
     ask(client, 1)
     star.exchange.step(now_ns=500)

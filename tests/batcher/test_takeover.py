@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 
 from shoal.batcher.peers import Model
 from shoal.reasons import Reason
-from shoal.shm.layout import DONE, FREE, HAVE, HOLD, RELEASE, REPLY, REQUEST, B, P, pack_ref
-from tests.batcher.star import End, Star, cell
+from shoal.shm.layout import DONE, FREE, HAVE, HOLD, RELEASE, REPLY, B, P, pack_ref
+from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
 
-SINGLE = {"name": "m", "max_batch_size": 0}
 BATCHING = {"name": "m", "max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 0}}
-MODEL, CLIENT, WORKER = 5, 21, 31
-INPUT_BLOCK, HEADER = pack_ref(CLIENT, 3, 1), 64 << 32 | 40
-
-
-def ask(client: End, number: int) -> None:
-    client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, 100)
 
 
 def output_block(item: tuple[int, ...]) -> int:
@@ -39,16 +32,12 @@ def answers(client: End) -> list[tuple[int, int]]:
 
 
 def test_what_a_worker_has_stays_with_it_and_is_executed_once() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
-    ask(client, 1)
-    ask(client, 2)
+    star, client, worker = one_of_each(SINGLE)
+    ask(client, 1, 2)
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
     star.succeed()
-    ask(client, 1)
-    ask(client, 2)
+    ask(client, 1, 2)
     star.exchange.resume(now_ns=600)
     assert worker.heard() == []
     answer(worker, item)
@@ -63,17 +52,13 @@ def test_what_a_worker_has_stays_with_it_and_is_executed_once() -> None:
 
 
 def test_what_was_published_while_nobody_looked_is_delivered() -> None:
-    star = Star()
-    model = star.add_model(MODEL, BATCHING)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
-    for number in (1, 2, 3):
-        ask(client, number)
+    star, client, worker = one_of_each(BATCHING)
+    ask(client, 1, 2, 3)
     star.exchange.step(now_ns=500)
     for item in worker.heard():
         answer(worker, item)
     star.succeed()
-    for number in (1, 2, 3):
-        ask(client, number)
+    ask(client, 1, 2, 3)
     star.exchange.resume(now_ns=600)
     assert answers(client) == [(1, Reason.NONE), (2, Reason.NONE), (3, Reason.NONE)]
     assert worker.heard() == []
@@ -81,9 +66,7 @@ def test_what_was_published_while_nobody_looked_is_delivered() -> None:
 
 
 def test_an_answer_that_came_before_is_held_until_it_is_released() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
@@ -102,9 +85,7 @@ def test_an_answer_that_came_before_is_held_until_it_is_released() -> None:
 
 
 def test_a_block_whose_release_nobody_passed_on_is_freed() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
@@ -119,9 +100,7 @@ def test_a_block_whose_release_nobody_passed_on_is_freed() -> None:
 
 
 def test_a_worker_is_woken_for_what_the_dead_one_did_not_ring_for() -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     worker.bell.clear()
@@ -132,9 +111,7 @@ def test_a_worker_is_woken_for_what_the_dead_one_did_not_ring_for() -> None:
 
 
 def test_figures_go_on_where_they_were() -> None:
-    star = Star()
-    model = star.add_model(MODEL, BATCHING)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(BATCHING)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     answer(worker, worker.heard()[0])
@@ -274,9 +251,7 @@ class Play:
 
 @pytest.mark.parametrize("num_deaths", [1, 3])
 def test_batchers_that_die_before_they_serve_lose_nothing(num_deaths: int) -> None:
-    star = Star()
-    model = star.add_model(MODEL, SINGLE)
-    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
