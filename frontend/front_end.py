@@ -28,6 +28,7 @@ class FrontEnd:
     bell: Doorbell
     channel: Channel
     request_timeout_s: float
+    answer_timeout_s: float  # of the supervisor
 
     def apply(self, message: Message, fds: list[int]) -> None:
         """Take a message into force, and say so where that is wanted.
@@ -66,7 +67,9 @@ def join(name: str) -> FrontEnd:
     log.configure(**message["log"])
     state = ServerState(**message["state"], counters=CounterTableView(SegmentView.attach(counters)))
     port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), message["max_in_flight"])
-    front_end = FrontEnd(state, port, Doorbell(bell), channel, message["request_timeout_s"])
+    front_end = FrontEnd(
+        state, port, Doorbell(bell), channel, message["request_timeout_s"], message["answer_timeout_s"]
+    )
     channel.acknowledge(message)
     while not state.started:
         front_end.apply(*channel.receive())

@@ -64,6 +64,8 @@ def _parse(raw: bytes) -> Head | None:
     if json_length is not None and not _is_number(json_length):
         return None
     found = resolve(match["method"].decode("ascii"), path_of(match["target"].decode("ascii")))
+    if isinstance(found, Found) and found.is_blocking:
+        return None
     return Head(
         found,
         headers,

@@ -40,6 +40,13 @@ class Call(NamedTuple):
 
 
 Handler = Callable[[Call], Response]
+_BLOCKING: set[Handler] = set()
+
+
+def blocking(handler: Handler) -> Handler:
+    """Mark a handler that asks the supervisor: a lane hands its requests over."""
+    _BLOCKING.add(handler)
+    return handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,11 @@ class Found(NamedTuple):
     def is_inference(self) -> bool:
         """Whether it waits for a model, which a lane does in its own way."""
         return self.handler is _infer
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether it waits for the supervisor, which only the road can do."""
+        return self.handler in _BLOCKING
 
 
 def dispatch(

@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shoal import errors
 from shoal.control import Message
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
 from shoal.frontend.oversize import OversizeBlocks
+from shoal.frontend.questions import Questions
 from shoal.frontend.refusal import refusal
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.options import SLAB_PARTS
@@ -45,6 +46,10 @@ class Transport(Protocol):
         """Run a prepared request; blocks until it is answered. Raises ShoalError."""
         ...
 
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """Ask the supervisor; blocks until it answers. Raises ShoalError."""
+        ...
+
 
 class PortTransport:
     """A Transport over this process's port."""
@@ -58,6 +63,7 @@ class PortTransport:
         self._lock = threading.Lock()
         self._channel_lock = threading.Lock()
         self._oversize = OversizeBlocks(self._send, front_end.request_timeout_s)
+        self._questions = Questions(self._send)
         self._largest_shared_nbytes = front_end.port.slab.largest_nbytes // SLAB_PARTS
         # Changed under the lock: who waits for which reply.
         self._waiting: dict[int, queue.SimpleQueue[Reply]] = {}
@@ -92,6 +98,13 @@ class PortTransport:
         except queue.Empty:
             reply = self._give_up(number, waiter)
         return self._answer(prepared, reply)
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """Ask the supervisor (its verbs: shoal/supervisor/supervisor.py). Raises ShoalError: its refusal, or no answer.
+
+        Without `timeout_s` it may take as long as a model may take to load.
+        """
+        return self._questions.ask(verb, arguments, timeout_s or self._front_end.answer_timeout_s)
 
     def _allocate(self, nbytes: int, model_id: int) -> Block:
         if nbytes <= self._largest_shared_nbytes:
@@ -180,6 +193,9 @@ class PortTransport:
         message, fds = self._channel.receive()
         if message["op"] in ("oversize", "oversize_ready"):
             self._oversize.hear(message, fds)
+            return
+        if message["op"] == "answer":
+            self._questions.hear(message)
             return
         if message["op"] in REPLIES_FIRST:
             self.deliver()

@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 
 #: A road thread is busy with one request where one of Triton's HTTP threads juggles many (ours).
 THREADS_PER_HTTP_THREAD = 8
+#: Loading a model takes longest of what a front end may ask for; the answer comes this much later at most (ours).
+ANSWER_SLACK_S = 30
 #: No half-sent request, half-sent body or unread reply holds a thread of the road longer than this per system call.
 SOCKET_TIMEOUT_S = 10
 
@@ -151,6 +153,7 @@ class HttpServer:
             },
             "max_in_flight": options.max_in_flight,
             "request_timeout_s": options.request_timeout_secs,
+            "answer_timeout_s": options.model_load_timeout_secs + ANSWER_SLACK_S,
         }
 
     def on_client_started(self) -> None:

@@ -29,6 +29,7 @@ from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.members import Member
 from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
+from shoal.supervisor.questions import Questions
 from shoal.supervisor.service import Service
 from shoal.supervisor.star import Participant, Star
 from shoal.supervisor.zygotes import Zygotes
@@ -94,6 +95,7 @@ class Supervisor:
             on_inactive=self._leave_batcher,
             on_hopeless=self._give_up,
         )
+        self._questions = Questions({})
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         # Changed by signals and as phases end.
         self._signals: list[int] = []
@@ -184,6 +186,8 @@ class Supervisor:
     def _on_client_message(self, client: Participant, message: Message) -> None:
         if message["op"] == "ack":
             self._star.acknowledgements.received(client.member, message["seq"])
+        elif message["op"] == "ask":
+            self._questions.take(client.member, message)
         else:
             self._star.on_oversize(client, message)
 

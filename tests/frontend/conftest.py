@@ -110,13 +110,18 @@ def state(_memory: tuple[Segment, SegmentView], counters: CounterTable) -> Serve
 
 
 class EchoTransport:
-    """A model that answers each input as the output of the same place, through the real block and header formats."""
+    """A model that answers each input as the output of the same place, through the real block and header formats.
+
+    And a supervisor that answers what the test put into `answers` for a verb.
+    """
 
     def __init__(self) -> None:
         self.error: ShoalError | None = None
         self.num_asked = 0
         self.num_released = 0
         self.rename = {"INPUT0": "OUTPUT0", "INPUT1": "OUTPUT1"}
+        self.answers: dict[str, Any] = {}
+        self.asked: list[tuple[str, dict[str, Any]]] = []
 
     def infer(self, prepared: PreparedRequest) -> Answer:
         self.num_asked += 1
@@ -127,6 +132,13 @@ class EchoTransport:
         asked = unpack_request(block[offset : offset + nbytes], len(block))
         outputs = tuple(ref._replace(name=self.rename.get(ref.name, ref.name)) for ref in asked.inputs)
         return Answer(InferResponse(outputs, {}), block, self._release)
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        self.asked.append((verb, arguments))
+        answer = self.answers[verb]
+        if isinstance(answer, ShoalError):
+            raise answer
+        return answer
 
     def _release(self) -> None:
         self.num_released += 1

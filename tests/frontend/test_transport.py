@@ -40,7 +40,8 @@ class Surroundings:
         self.supervisor, channel = channels
         self.batcher_bell, bell = bells
         self.port = Port(own, link_view, self.batcher_bell, max_in_flight=2)
-        self.transport = PortTransport(FrontEnd(state, self.port, bell, channel, request_timeout_s=10))
+        front_end = FrontEnd(state, self.port, bell, channel, request_timeout_s=10, answer_timeout_s=10)
+        self.transport = PortTransport(front_end)
 
     def prepared(self, nbytes: int) -> PreparedRequest:
         tensor = PreparedInput("INPUT0", BY_NAME["UINT8"], (nbytes,), memoryview(bytes(nbytes)))
@@ -132,3 +133,32 @@ def test_no_segment_is_asked_for_where_too_much_is_in_flight(surroundings: Surro
     surroundings.supervisor.setblocking(False)
     with pytest.raises(BlockingIOError):
         surroundings.supervisor.receive()
+
+
+def test_a_question_waits_for_its_own_answer(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
+    future = pool.submit(surroundings.transport.ask, "load", {"model": "simple"})
+    asked, _ = surroundings.supervisor.receive()
+    assert asked == {"op": "ask", "question": 1, "verb": "load", "arguments": {"model": "simple"}}
+    for question in (7, 1):
+        surroundings.supervisor.send(
+            {"op": "answer", "question": question, "wire": 0, "sentence": "", "result": question}
+        )
+        surroundings.transport.receive()
+    assert future.result() == 1
+
+
+def test_a_refused_question_raises_what_the_supervisor_said(
+    surroundings: Surroundings, pool: ThreadPoolExecutor
+) -> None:
+    future = pool.submit(surroundings.transport.ask, "load", {})
+    question = surroundings.supervisor.receive()[0]["question"]
+    answer = {"op": "answer", "question": question, "wire": 5, "sentence": "not now", "result": None}
+    surroundings.supervisor.send(answer)
+    surroundings.transport.receive()
+    with pytest.raises(UnavailableError, match=r"^not now$"):
+        future.result()
+
+
+def test_a_question_that_nobody_answers_is_given_up(surroundings: Surroundings) -> None:
+    with pytest.raises(UnavailableError, match=r"^no answer from the supervisor within 0\.01 s"):
+        surroundings.transport.ask("load", {}, timeout_s=0.01)
