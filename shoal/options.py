@@ -43,8 +43,10 @@ class ServerOptions:
     exit_on_error: bool = True  # exit 1 where a model fails to load at start; Triton's
     disable_auto_complete_config: bool = False  # True: config.pbtxt must be complete; Triton's
     strict_readiness: bool = True  # ready only when every model is; Triton's
-    model_control_mode: str = "none"  # "none": all models at start, no load or unload by API; Triton's
+    model_control_mode: str = "none"  # "none", "explicit" or "poll": who decides what is loaded; Triton's
     load_model: tuple[str, ...] = ()  # models loaded at start in control mode "explicit"; Triton's
+    repository_poll_secs: int = 15  # s between two looks in control mode "poll"; Triton's
+    model_load_retry_count: int = 0  # more attempts to load a version that failed; Triton's
     model_load_thread_count: int = 4  # models loaded at once; Triton's
     model_load_timeout_secs: int = 600  # s from an instance's process to a warm model; ours: a large engine
     model_execution_timeout_secs: int = 60  # s for one batch, then the instance is ended; 0 = no limit; ours
@@ -92,6 +94,10 @@ def check(options: ServerOptions) -> None:
     """Raise InvalidArgumentError, with the sentence for the command line, where options exclude each other."""
     if not options.model_repository:
         raise InvalidArgumentError("--model-repository must be specified")
+    if options.load_model and options.model_control_mode != "explicit":  # Triton's sentences
+        raise InvalidArgumentError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if "*" in options.load_model and len(options.load_model) > 1:
+        raise InvalidArgumentError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     _check_ports(options)
     largest = largest_request_bytes(options)
     if options.max_request_bytes > largest:

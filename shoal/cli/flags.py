@@ -107,16 +107,20 @@ MODELS = (
     ),
     honour("disable-auto-complete-config", SWITCH, "take nothing from the model file: config.pbtxt must be complete"),
     honour("strict-readiness", BOOLEAN, "the server is ready only when every model is"),
-    refuse("model-control-mode", choice("none", "poll", "explicit"), "none", "loading and unloading at run time is"),
-    ignore("repository-poll-secs", INTEGER, 15, "it only matters to --model-control-mode=poll", in_force=15),
-    refuse("load-model", TEXT, None, "--model-control-mode=explicit, which it needs, is"),
+    honour(
+        "model-control-mode",
+        choice("none", "poll", "explicit"),
+        "none: all models, at start; explicit: those of --load-model, then what clients load; poll: what lies on disk",
+    ),
+    honour("repository-poll-secs", integer(1), "seconds between two looks at the repositories in mode poll"),
+    honour("load-model", TEXT, "model loaded at start in mode explicit; repeat it for several, * for all"),
     refuse("model-config-name", ANY_TEXT, "", "choosing among several configurations of a model is"),
     honour("model-load-thread-count", integer(1), "models loaded at once"),
     honour("model-load-timeout-secs", integer(1), "seconds for one instance to load and warm up"),
     honour(
         "model-execution-timeout-secs", integer(0), "seconds for one batch before its instance is ended; 0: no limit"
     ),
-    refuse("model-load-retry-count", INTEGER, 0, "trying again to load a model that failed is"),
+    honour("model-load-retry-count", integer(0), "more attempts to load a model version that failed"),
     refuse("model-namespacing", BOOLEAN, False, "models of one name in several repositories are"),
     ignore("enable-peer-access", BOOLEAN, True, "backends decide for themselves about access between GPUs"),
 )

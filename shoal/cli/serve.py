@@ -204,5 +204,6 @@ def _last(values: Sequence[Any]) -> Any:
 #: What several values of one flag come to; elsewhere the last one counts, as with getopt.
 _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model-repository": _without_repeats,
+    "load-model": _without_repeats,
     "backend-config": _by_backend,
 }

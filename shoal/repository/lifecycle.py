@@ -4,7 +4,7 @@
        │                │ ▲                  │
        │   all instances│ │one is up         │
        │       FAILED   ▼ │                  │
-       └────────────► UNAVAILABLE ◄──────────┘ (LOADING again: a new ModelVersion)
+       └────────────► UNAVAILABLE ─unload─► UNLOADING     (LOADING again: a new ModelVersion)
 
 Only the supervisor moves a version. Pure: who loads, and how, is `shoal.supervisor.models`' business.
 """
@@ -28,9 +28,11 @@ _MOVES = {
     VersionState.LOADING: {VersionState.READY, VersionState.UNAVAILABLE},
     VersionState.READY: {VersionState.UNLOADING, VersionState.UNAVAILABLE},
     VersionState.UNLOADING: {VersionState.UNAVAILABLE},
-    VersionState.UNAVAILABLE: {VersionState.READY},
+    VersionState.UNAVAILABLE: {VersionState.READY, VersionState.UNLOADING},
 }
 
+#: Triton's reason for a version that is not there because nobody wants it.
+UNLOADED = "unloaded"
 #: The version of a model that failed before any version of it was known.
 NO_VERSION = -1
 #: The counter row of a version that never got one.
@@ -49,7 +51,7 @@ class ModelVersion:
     row: int
     version_dir: Path
     config: dict[str, Any] = field(default_factory=dict)
-    #: What the label files of its outputs say; read once, when the configuration is final.
+    #: What the label files of its outputs say.
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     #: False until a worker has reported the tensors of the model file and they were filled in.
     is_config_final: bool = False
@@ -68,6 +70,11 @@ class ModelVersion:
             raise ValueError(f"model '{self.name}' version {self.version} cannot go from {self.state} to {state}")
         self.state = state
         self.reason = reason
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it should serve and cannot."""
+        return self.state is VersionState.UNAVAILABLE and self.reason != UNLOADED
 
     def status(self) -> tuple[str, str, str]:
         """Its row in the table printed at start-up."""

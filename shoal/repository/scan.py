@@ -1,7 +1,7 @@
 """Which models and versions lie on disk, and which file of a version is the model.
 
-Runs in the supervisor. Reads directories only, never a file's contents, and changes nothing. A model that cannot be
-told from its directory becomes a problem beside the others, never an exception that hides them.
+Runs in the repository process. Reads directories only, never a file's contents, and changes nothing. A model that
+cannot be told from its directory becomes a problem beside the others, never an exception that hides them.
 """
 
 import logging
@@ -62,13 +62,18 @@ def version_directories(model_dir: Path) -> dict[int, Path]:
         name = directory.name
         if name in _NO_VERSIONS:
             continue
-        if not (name.isascii() and name.isdigit() and int(name[:20]) <= _MAX_VERSION):
+        if not is_version_name(name):
             _log.warning("ignore version directory '%s' which fails to convert to integral number", name)
         elif len(name) > 1 and name[0] == "0":
             _log.warning("ignore version directory '%s' which contains leading zeros in its directory name", name)
         else:
             versions[int(name)] = directory
     return dict(sorted(versions.items()))
+
+
+def is_version_name(name: str) -> bool:
+    """Whether a directory of this name in a model's directory is a version of it, leading zeros left aside."""
+    return name.isascii() and name.isdigit() and int(name[:20]) <= _MAX_VERSION
 
 
 def wanted_versions(available: Collection[int], version_policy: Mapping[str, Any], model_name: str) -> tuple[int, ...]:

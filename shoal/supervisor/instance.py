@@ -9,31 +9,28 @@ A worker that cannot load says why and exits; before the first UP that fails the
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from shoal import errors, log
 from shoal.control import ADDRESS_VARIABLE, Message
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.execution_timeout import execution_timeout_ms
-from shoal.options import ServerOptions
 from shoal.placement import Placement, thread_environment
+from shoal.process import pin_threads
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.children import Child, Program
 from shoal.supervisor.death import Death, last_words
-from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.hangs import Execution
+from shoal.supervisor.host import Host
 from shoal.supervisor.members import Member
-from shoal.supervisor.oom_kills import OomKills
 from shoal.supervisor.output import Output
 from shoal.supervisor.progress import Progress
 from shoal.supervisor.restarts import Restarts, Verdict
-from shoal.supervisor.star import Participant, Star
-from shoal.supervisor.zygotes import Zygotes
+from shoal.supervisor.star import Participant
 
 _log = logging.getLogger(__name__)
 
@@ -48,19 +45,6 @@ class InstanceState(Enum):
     DOWN = "down"
     FAILED = "failed"
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What every instance needs of the supervisor."""
-
-    loop: EventLoop
-    zygotes: Zygotes
-    star: Star
-    options: ServerOptions
-    control_address: str
-    log_settings: dict[str, Any]
-    oom_kills: OomKills = field(default_factory=OomKills)
 
 
 class Listener(Protocol):
@@ -122,7 +106,7 @@ class Instance:
         self._up_since_s = 0.0
         self._is_over_limit = False
         self._error: ShoalError | None = None
-        self._has_been_up = self._is_failed = False
+        self._has_been_up = self._is_failed = self._is_leaving = False
         self._on: dict[str, Callable[[Message], None]] = {
             "model_io": self._on_model_io,
             "loaded": self._on_loaded,
@@ -148,6 +132,11 @@ class Instance:
     def is_failed(self) -> bool:
         """Whether it died too often and has not come up since, even if it is being tried again."""
         return self._is_failed
+
+    @property
+    def has_been_up(self) -> bool:
+        """Whether it has ever been ready for batches."""
+        return self._has_been_up
 
     def start(self) -> None:
         """Start the worker. It has --model-load-timeout-secs to come up."""
@@ -208,6 +197,22 @@ class Instance:
             self._member.send({"op": "stop"})
         else:
             self.kill()
+
+    def retire(self) -> None:
+        """End the worker once the batcher has no more use for it; it is not started again."""
+        self._is_leaving = True
+        if self.state is InstanceState.UP and self._participant is not None:
+            self._host.star.retire_worker(self._participant)
+        else:
+            self.stop()
+
+    def pin(self, placement: Placement) -> None:
+        """Run on these cores from now on; its threads stay as many as they are."""
+        if placement.cores == self.placement.cores:
+            return
+        self.placement = placement
+        if self._child is not None and self._child.pid:
+            pin_threads(self._child.pid, placement.cores)
 
     def kill(self) -> None:
         """End the worker now."""
@@ -309,7 +314,7 @@ class Instance:
             self._member.hang_up()
         progress, output = self._progress, self._output
         self._child = self._output = self._member = self._participant = self._progress = None
-        if was is InstanceState.STOPPED:
+        if was is InstanceState.STOPPED or self._is_leaving:
             self.state = InstanceState.STOPPED
             self._listener.on_stopped(self)
             return

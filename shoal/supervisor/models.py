@@ -1,300 +1,209 @@
-"""All models of the server: from directories to versions, from versions to instances, and what front ends hear of them.
+"""All models of the server: which there are, whose turn it is to load, what front ends and batcher hear of them.
 
 Runs in the supervisor. One model that fails to load leaves the others alone; the index says why.
 """
 
 import itertools
 import logging
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shoal import errors
 from shoal.control import Message
-from shoal.errors import InternalError, ShoalError, UnavailableError
-from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
-from shoal.model_config.idempotence import may_run_again
-from shoal.model_config.load import finish_config, read_config
-from shoal.model_config.normalise import place as place_groups
-from shoal.placement import Placement, place
-from shoal.repository.labels import read_labels
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.repository.found import FoundModel, Poll
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
-from shoal.repository.scan import model_file, scan, version_directories, wanted_versions
+from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
-from shoal.supervisor.hangs import Hangs
-from shoal.supervisor.instance import Host, Instance, InstanceState
-from shoal.supervisor.members import Member
+from shoal.supervisor.host import Host
+from shoal.supervisor.model import Model
+from shoal.supervisor.served import Outcome, Owner, Served
 
 _log = logging.getLogger(__name__)
 
 
 class Models:
-    """Every version of every model and every instance of every version."""
+    """Every model that has ever been asked for, and every version that has not ended yet."""
 
-    def __init__(
-        self, host: Host, cores: tuple[int, ...], on_changed: Callable[[], None], on_settled: Callable[[], None]
-    ) -> None:
+    def __init__(self, host: Host, on_changed: Callable[[], None], discard: Callable[[Path], None]) -> None:
         self._host = host
-        self._cores = cores
         self._on_changed = on_changed
-        self._on_settled = on_settled
-        # Changed while models load, die and stop.
-        self.versions: list[ModelVersion] = []
-        self._instances: dict[ModelVersion, list[Instance]] = {}
-        self._by_number: dict[int, Instance] = {}
-        self._waiting: deque[ModelVersion] = deque()
-        self._loading: set[ModelVersion] = set()
-        self._started_at_s: dict[ModelVersion, float] = {}
+        self._discard = discard
         self._ids = itertools.count(1)
-        self._rows = iter(range(MAX_ROWS))
+        # Changed while models load, change and end.
+        self.models: dict[str, Model] = {}
+        self._served: dict[int, Served] = {}
+        self._waiting: deque[Served] = deque()
+        self._loading: set[Served] = set()
+        self._free_rows = deque(range(MAX_ROWS))
+        self._borrowed: dict[Path, int] = {}
         self._on_stopped: Callable[[], None] | None = None
-        self._hangs = Hangs()
 
-    # --- loading ---
+    # --- what a load request or a poll wants ---
 
-    def load_all(self) -> None:
-        """Load every model of every repository; `on_settled` is called when each has loaded or failed."""
-        repositories = scan(self._host.options.model_repository)
-        for name, reason in repositories.problems.items():
-            self._add_failed(name, errors.InvalidArgumentError(reason))
-        for name, directory in repositories.models.items():
-            try:
-                self._waiting.extend(self._read(name, directory))
-            except ShoalError as error:
-                self._add_failed(name, error)
+    def load_all(self, poll: Poll, then: Callable[[], None]) -> None:
+        """Load every model that was found; `then` when each has loaded or failed."""
+        for name, reason in poll.problems.items():
+            self.add_problem(name, InvalidArgumentError(reason))
+        num_missing = len(poll.models)
+
+        def settled(_error: ShoalError | None) -> None:
+            nonlocal num_missing
+            num_missing -= 1
+            if not num_missing:
+                then()
+
+        if not num_missing:
+            then()
+        for found in poll.models.values():
+            self.load(found, settled)
+
+    def load(self, found: FoundModel, outcome: Outcome) -> None:
+        """Serve a model as it was found; `outcome` when it serves, or does not. Raises as Model.load."""
+        self._model(found.name).load(found, outcome)
+
+    def lend(self, directory: Path) -> None:
+        """A directory made for one load; it is discarded when nothing that was loaded from it is left."""
+        self._borrowed.setdefault(directory, 0)
+
+    def disown(self, directory: Path) -> None:
+        """The load it was made for has failed: it is no longer ours to discard."""
+        self._borrowed.pop(directory, None)
+
+    def add_problem(self, name: str, error: ShoalError) -> None:
+        """What lies on disk under this name is no model."""
+        model = self._model(name)
+        if not model.serving:
+            _log.error("failed to load '%s': %s", name, error)
+            model.problem = self.create_problem(name, error)
+            self.tell([model.problem.message()], _nothing)
+
+    def _model(self, name: str) -> Model:
+        if name not in self.models:
+            self.models[name] = Model(name, self)
+        return self.models[name]
+
+    # --- what a model needs of all of them ---
+
+    @property
+    def num_retries(self) -> int:
+        """How often a version that cannot be loaded is tried again at once."""
+        return self._host.options.model_load_retry_count
+
+    def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
+        """A version, not started. Raises UnavailableError where there are too many."""
+        if not self._free_rows:
+            raise UnavailableError(
+                f"model '{found.name}' is one too many: at most {MAX_ROWS} model versions can be loaded"
+            )
+        row = self._free_rows.popleft()
+        directory = found.versions[number].directory
+        version = ModelVersion(found.name, number, next(self._ids), row, directory, found.config, found.labels)
+        served = Served(version, source_of(found, number), self._host, owner)
+        self._served[version.model_id] = served
+        if directory.parent in self._borrowed:
+            self._borrowed[directory.parent] += 1
+        return served
+
+    def create_problem(self, name: str, error: ShoalError) -> ModelVersion:
+        """What stands for a model of which no version is known, and says why."""
+        version = ModelVersion(name, NO_VERSION, next(self._ids), NO_ROW, Path())
+        version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        return version
+
+    def queue(self, served: Served) -> None:
+        """Load it as soon as it is its turn."""
+        self._waiting.append(served)
         self._load_next()
-        self._look_for_hangs()
 
-    def _read(self, name: str, directory: Path) -> list[ModelVersion]:
-        options = self._host.options
-        config = read_config(directory, strict=options.disable_auto_complete_config)
-        available = version_directories(directory)
-        found = []
-        for number in wanted_versions(available, config["version_policy"], name):
-            row = next(self._rows, None)
-            if row is None:
-                raise UnavailableError(
-                    f"model '{name}' is one too many: at most {MAX_ROWS} model versions can be loaded"
-                )
-            version = ModelVersion(name, number, next(self._ids), row, available[number], config)
-            self.versions.append(version)
-            found.append(version)
-        return found
+    def settled(self, served: Served) -> None:
+        """Its load is over, for better or worse: it is another's turn."""
+        self._loading.discard(served)
+        self._load_next()
 
     def _load_next(self) -> None:
         while self._waiting and len(self._loading) < self._host.options.model_load_thread_count:
-            version = self._waiting.popleft()
-            self._loading.add(version)
-            self._started_at_s[version] = time.monotonic()
-            try:
-                self._load(version)
-            except ShoalError as error:
-                self._fail(version, error)
-        if not self._loading and not self._waiting:
-            self._on_settled()
+            served = self._waiting.popleft()
+            self._loading.add(served)
+            served.load()
 
-    def _load(self, version: ModelVersion) -> None:
-        _log.info("loading: %s:%d", version.name, version.version)
-        options = self._host.options
-        look_into_file = needs_autocomplete(version.config) and not options.disable_auto_complete_config
-        if look_into_file:
-            version.config = place_groups(version.config, ())
-        else:
-            self._finish(version, None)
-        placements = place(version.config, cores=self._cores, num_gpus=0)
-        instances = [self._instance(version, placement) for placement in placements]
-        self._instances[version] = instances
-        version.num_instances = len(instances)
-        self._on_changed()
-        # Where the file must be looked into, the first instance does it and the others wait for what it finds.
-        for instance in instances[:1] if look_into_file else instances:
-            instance.start()
-
-    def _instance(self, version: ModelVersion, placement: Placement) -> Instance:
-        path = model_file(version.version_dir, version.config, placement.instance_name)
-        number = len(self._by_number) + 1
-        instance = Instance(number, version, placement, path, self._host, self)
-        self._by_number[number] = instance
-        return instance
-
-    def _finish(self, version: ModelVersion, model_io: ModelIO | None) -> None:
-        settings = self._host.options.backend_settings(version.config["backend"])
-        text = settings.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
-        if not text.isdecimal():
-            raise errors.InvalidArgumentError(f"--backend-config default-max-batch-size must be a number, got '{text}'")
-        version.config = finish_config(version.config, model_io, default_max_batch_size=int(text))
-        version.labels = read_labels(version.version_dir.parent, version.config)
-        version.is_config_final = True
-        self._host.star.tell_batcher(_batcher_message(version))
-
-    def join(self, number: int, member: Member) -> None:
-        """A worker has connected. One that nobody expects is hung up on."""
-        instance = self._by_number.get(number)
-        if instance is None or instance.state is not InstanceState.STARTING:
-            member.hang_up()
-            return
-        instance.join(member)
-
-    # --- what happens to instances ---
-
-    def on_model_io(self, instance: Instance, model_io: ModelIO) -> None:
-        """Complete the configuration, let the first instance go on and the others begin."""
-        version = instance.version
-        try:
-            self._finish(version, model_io)
-        except ShoalError as error:
-            self._fail(version, error)
-            return
-        instance.finish_config()
-        for other in self._instances[version]:
-            if other is not instance:
-                other.start()
-
-    def on_up(self, instance: Instance) -> None:
-        """A version is READY when all its instances have come up once."""
-        version = instance.version
-        version.num_instances_up += 1
-        instances = self._instances[version]
-        if version.state is VersionState.LOADING and version.num_instances_up == len(instances):
-            version.load_seconds = time.monotonic() - self._started_at_s[version]
-            version.move(VersionState.READY)
-            _log.info("successfully loaded '%s'", version.name)
-            self._settle(version)
-            return
-        if version.is_failed or version.state is VersionState.READY:
-            if version.is_failed:
-                version.is_failed = False
-                version.move(VersionState.READY)
-            _log.info("instance '%s' of model '%s' is up again", instance.name, version.name)
-        self._tell(version)
-
-    def on_load_failed(self, instance: Instance, error: ShoalError) -> None:
-        """One instance that cannot load fails its version."""
-        self._fail(instance.version, error)
-
-    def on_down(self, instance: Instance) -> None:
-        """Clients are told at once when nobody serves a version any more."""
-        instance.version.num_instances_up -= 1
-        self._tell(instance.version)
-
-    def on_failed(self, instance: Instance, sentence: str) -> None:
-        """A version all of whose instances are FAILED is UNAVAILABLE, and says so, until one of them is up again."""
-        version = instance.version
-        if version.state is not VersionState.READY or not all(each.is_failed for each in self._instances[version]):
-            return
-        version.is_failed = True
-        error = UnavailableError(f"all instances died again and again; the last: {sentence}")
-        version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
-        _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
-        self._tell(version)  # clients first: what they refuse, nobody has to queue
-        self._host.star.tell_batcher({"op": "model_failed", "model": version.model_id})
-
-    def on_stopped(self, instance: Instance) -> None:
-        """While everything stops: was `instance` the last?"""
-        others = self._by_number.values()
-        if self._on_stopped is not None and all(other.state is InstanceState.STOPPED for other in others):
+    def release(self, served: Served) -> None:
+        """Nothing is left of it."""
+        version = served.version
+        self._served.pop(version.model_id, None)
+        self._free_rows.append(version.row)
+        self._give_back(version.version_dir.parent)
+        if self._on_stopped is not None and not self._served:
             done, self._on_stopped = self._on_stopped, None
             done()
 
-    def _fail(self, version: ModelVersion, error: ShoalError) -> None:
-        if version.state is not VersionState.LOADING:
-            return
-        version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
-        version.num_instances_up = 0
-        _log.error("failed to load '%s' version %d: %s", version.name, version.version, error)
-        for instance in self._instances.get(version, []):
-            if instance.state is not InstanceState.STOPPED:
-                instance.stop()
-        if version.is_config_final:
-            self._host.star.tell_batcher({"op": "model_gone", "model": version.model_id})
-        self._settle(version)
+    def _give_back(self, directory: Path) -> None:
+        if directory in self._borrowed:
+            self._borrowed[directory] -= 1
+            if self._borrowed[directory] <= 0:
+                del self._borrowed[directory]
+                self._discard(directory)
 
-    def _settle(self, version: ModelVersion) -> None:
-        self._loading.discard(version)
-        self._tell(version)
-        self._load_next()
-
-    def _tell(self, version: ModelVersion) -> None:
-        self._host.star.tell_clients(version.message())
+    def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
+        """Front ends hear of it; `then` when all act upon it."""
+        self._host.star.announce_to_clients(messages, then)
         self._on_changed()
-
-    def _add_failed(self, name: str, error: ShoalError) -> None:
-        _log.error("failed to load '%s': %s", name, error)
-        version = ModelVersion(name, NO_VERSION, next(self._ids), NO_ROW, Path())
-        version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
-        self.versions.append(version)
-
-    # --- instances that do not move ---
-
-    def _look_for_hangs(self) -> None:
-        """End who is over the execution limit; look again soon while anybody executes anything."""
-        executions = [execution for each in self._by_number.values() if (execution := each.execution())]
-        look = self._hangs.look(time.monotonic_ns(), executions)
-        if look.gap_ns:
-            _log.warning("the server stood still for %.1f s; execution limits are extended by it", look.gap_ns / 1e9)
-        for number, signal_number in look.endings:
-            self._by_number[number].end_for_limit(signal_number)
-        self._host.loop.call_after(look.next_ns / 1e9, self._look_for_hangs)
 
     # --- what others ask ---
 
     @property
+    def versions(self) -> list[ModelVersion]:
+        """Every version that clients know of."""
+        return [version for name in sorted(self.models) for version in self.models[name].rows]
+
+    @property
     def failures(self) -> list[ModelVersion]:
-        """The versions that did not load."""
-        return [version for version in self.versions if version.state is VersionState.UNAVAILABLE]
+        """The versions that should serve and do not."""
+        return [version for version in self.versions if version.is_failure]
 
     @property
     def num_instances_up(self) -> int:
         """Instances that batches may go to."""
         return sum(version.num_instances_up for version in self.versions)
 
-    @property
-    def num_instances(self) -> int:
-        """Instances that there should be; a version that did not load has none."""
-        return sum(version.num_instances for version in self.versions if version.state is not VersionState.UNAVAILABLE)
-
     def messages(self) -> list[Message]:
         """What a front end that has just joined must hear."""
         return [version.message() for version in self.versions]
 
+    # --- the batcher ---
+
     def tell_batcher(self) -> None:
         """A batcher that takes a dead one's place hears of every version that has a queue."""
-        for version in self.versions:
-            if version.is_config_final and (version.is_failed or version.state is not VersionState.UNAVAILABLE):
-                self._host.star.tell_batcher(_batcher_message(version))
-            if version.is_failed:
-                self._host.star.tell_batcher({"op": "model_failed", "model": version.model_id})
+        for served in self._served.values():
+            served.tell_batcher()
 
-    def kill_owner(self, owner: int) -> bool:
-        """End the worker whose memory `owner` is; False where no worker has that owner id."""
-        for instance in self._by_number.values():
-            if instance.owner == owner:
-                instance.kill()
-                return True
-        return False
+    def tell_batcher_again(self) -> None:
+        """And, once it has heard of the workers, of those that have to end."""
+        for served in self._served.values():
+            served.tell_batcher_again()
+
+    def on_drained(self, model_id: int) -> None:
+        """The batcher has nothing more for this version."""
+        if model_id in self._served:
+            self._served[model_id].on_drained()
+
+    # --- the end ---
 
     def stop(self, then: Callable[[], None]) -> None:
         """End all instances; `then` is called after the last."""
-        self._on_stopped = then
-        running = [instance for instance in self._by_number.values() if instance.state is not InstanceState.STOPPED]
-        if not running:
-            self._on_stopped = None
+        if not self._served:
             then()
-        for instance in running:
-            instance.stop()
-
-
-def _batcher_message(version: ModelVersion) -> Message:
-    return {
-        "op": "model",
-        "model": version.model_id,
-        "row": version.row,
-        "config": version.config,
-        "may_run_again": may_run_again(version.config),
-    }
+            return
+        self._on_stopped = then
+        for served in tuple(self._served.values()):
+            served.stop()
 
 
 def no_models_error() -> ShoalError:
     """Triton's sentence for a start-up on which a model failed."""
     return InternalError("failed to load all models")
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

@@ -4,13 +4,13 @@ The supervisor says what happens; here is what systemd hears of it. Where the se
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
 
+from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Member
-from shoal.supervisor.models import Models
 from shoal.supervisor.notify import Notifier, Progress
 from shoal.supervisor.star import Star
 
@@ -44,13 +44,13 @@ class Service:
         self._status = ""
         self._num_front_ends = 0
 
-    def on_models_changed(self, models: Models) -> None:
+    def on_models_changed(self, versions: Sequence[ModelVersion]) -> None:
         """An instance or a version has come or gone: say how many there are; while they load, ask for patience.
 
         Each step of loading has its own deadline, so each that is made is worth the time of another.
         """
         lines = []
-        status = self._phase.value + describe(models)
+        status = self._phase.value + describe(versions)
         if status != self._status:
             self._status = status
             lines.append(f"STATUS={status}")
@@ -59,22 +59,22 @@ class Service:
         if lines:
             self._notifier.send(*lines)
 
-    def ready(self, models: Models, num_front_ends: int) -> None:
+    def ready(self, versions: Sequence[ModelVersion], num_front_ends: int) -> None:
         """Every model has settled, and this many front ends answer."""
         if self._phase is Phase.STOPPING:
             return
         self._phase = Phase.SERVING
         self._num_front_ends = num_front_ends
-        self._status = describe(models)
+        self._status = describe(versions)
         self._notifier.send("READY=1", f"STATUS={self._status}")
         if self._notifier.watchdog_s:
             self._ask()
 
-    def stopping(self, models: Models) -> None:
+    def stopping(self, versions: Sequence[ModelVersion]) -> None:
         """No more requests are accepted. Front ends end one by one: the watchdog waits for those that are left."""
         self._phase = Phase.STOPPING
         self._num_front_ends = 0
-        self._status = self._phase.value + describe(models)
+        self._status = self._phase.value + describe(versions)
         self._notifier.send("STOPPING=1", f"STATUS={self._status}")
 
     # --- the watchdog ---
@@ -108,8 +108,10 @@ class Service:
             self._notifier.send("WATCHDOG=1")
 
 
-def describe(models: Models) -> str:
+def describe(versions: Sequence[ModelVersion]) -> str:
     """The server in words: `14/16 instances up, 2 models failed`. A failed version has no instances to count."""
-    num_failed = len({version.name for version in models.failures})
+    num_failed = len({version.name for version in versions if version.is_failure})
     failed = f", {num_failed} model{'s' * (num_failed != 1)} failed" if num_failed else ""
-    return f"{models.num_instances_up}/{models.num_instances} instances up{failed}"
+    num_up = sum(version.num_instances_up for version in versions)
+    num_wanted = sum(version.num_instances for version in versions if version.state is not VersionState.UNAVAILABLE)
+    return f"{num_up}/{num_wanted} instances up{failed}"

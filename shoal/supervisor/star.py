@@ -43,6 +43,7 @@ class Participant:
     is_joined: bool = False  # others may be told of it, and it of others
     model_id: int = 0  # a worker's, once it may be announced
     is_ready: bool = False  # batches may go to this worker
+    is_retiring: bool = False  # no more shall, and it ends when it has finished those it has
 
     def close(self) -> None:
         """Give all descriptors back; what others have mapped stays until they let go."""
@@ -111,6 +112,8 @@ class Star:
                 told.append(_worker_message(worker))
             if worker.is_ready:
                 told.append(({"op": "worker_ready", "owner": worker.owner}, []))
+            if worker.is_retiring:
+                told.append(({"op": "worker_retire", "owner": worker.owner}, []))
             results = [result.owner for result in self._oversize.written_by(worker.owner) if result.is_mapped]
             told += [({"op": "segment", "owner": result, "worker": worker.owner}, []) for result in results]
         recipients = [(successor, message, fds) for message, fds in told]
@@ -205,6 +208,11 @@ class Star:
         worker.is_ready = True
         self.tell_batcher({"op": "worker_ready", "owner": worker.owner})
 
+    def retire_worker(self, worker: Participant) -> None:
+        """No more batches to it; the batcher says when it has finished those it has."""
+        worker.is_retiring = True
+        self.tell_batcher({"op": "worker_retire", "owner": worker.owner})
+
     def leave_worker(self, worker: Participant, reason: Reason, detail: int) -> None:
         """A worker is dead; `reason` and `detail` are for the replies to what it was executing.
 
@@ -290,6 +298,11 @@ class Star:
         for client in self.clients.values():
             if client.is_joined:
                 client.member.send(message)
+
+    def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
+        """Every front end that has joined hears of something; `then` when all act upon it."""
+        joined = [client.member for client in self.clients.values() if client.is_joined]
+        self.acknowledgements.announce([(member, each, ()) for member in joined for each in messages], then)
 
     def tell_batcher(self, message: Message, fds: Sequence[int] = ()) -> None:
         """The batcher, if there is one, hears of something that need not be acknowledged."""

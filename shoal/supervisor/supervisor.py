@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal import log
 from shoal.control import Listener, Message
-from shoal.errors import index_reason
+from shoal.errors import ShoalError, index_reason
 from shoal.options import ServerOptions
 from shoal.process import adopt_orphans, set_title
 from shoal.shm.segment import OutOfSharedMemoryError
@@ -23,13 +23,16 @@ from shoal.supervisor.available_memory import available_nbytes
 from shoal.supervisor.batchers import Batchers
 from shoal.supervisor.children import reap_orphans
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.host import Host
 from shoal.supervisor.http_server import HttpServer, bind
-from shoal.supervisor.instance import Host
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.members import Member
+from shoal.supervisor.model_control import ModelControl
 from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.questions import Questions
+from shoal.supervisor.repository import Repository
+from shoal.supervisor.roster import Roster
 from shoal.supervisor.service import Service
 from shoal.supervisor.star import Participant, Star
 from shoal.supervisor.zygotes import Zygotes
@@ -80,9 +83,14 @@ class Supervisor:
         self._star = Star(options, log_settings)
         self._ledger = Ledger(self._loop, self._star)
         self._zygotes = Zygotes(self._loop, self._control.address)
-        host = Host(self._loop, self._zygotes, self._star, options, self._control.address, log_settings)
+        self._repository = Repository(self._loop, options, self._control.address, log_settings)
+        self._roster = Roster(self._loop)
         cores = tuple(sorted(os.sched_getaffinity(0)))
-        self._models = Models(host, cores, self._on_models_changed, self._on_models_settled)
+        host = Host(
+            self._loop, self._zygotes, self._star, options, self._control.address, log_settings, cores, self._roster
+        )
+        self._models = Models(host, self._on_models_changed, self._repository.discard)
+        self._model_control = ModelControl(self._loop, options, self._repository, self._models)
         self._http = HttpServer(
             self._loop, options, self._control.address, listeners, self._on_http_started, self._on_http_ended
         )
@@ -95,7 +103,7 @@ class Supervisor:
             on_inactive=self._leave_batcher,
             on_hopeless=self._give_up,
         )
-        self._questions = Questions({})
+        self._questions = Questions(self._model_control.verbs)
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         # Changed by signals and as phases end.
         self._signals: list[int] = []
@@ -107,6 +115,7 @@ class Supervisor:
         adopt_orphans()
         wakeup = self._watch_signals()
         self._loop.on_readable(self._control.fileno(), self._accept)
+        self._repository.start()
         self._batchers.start()
         self._http.start()
         self._loop.run()
@@ -131,9 +140,11 @@ class Supervisor:
             if kind == "batcher":
                 self._batchers.join(member)
             elif kind == "worker":
-                self._models.join(message["instance"], member)
+                self._roster.join(message["instance"], member)
             elif kind == "client":
                 self._join_client(member)
+            elif kind == "poller":
+                self._repository.join(member)
             else:
                 member.hang_up()
         except OutOfSharedMemoryError as error:
@@ -148,8 +159,10 @@ class Supervisor:
         if is_successor:
             self._models.tell_batcher()
             self._star.introduce()
+            self._models.tell_batcher_again()
         else:
-            self._models.load_all()
+            self._roster.watch()
+            self._model_control.start(self._on_models_settled, self._on_no_repository)
 
     def _leave_batcher(self, member: Member) -> None:
         self._star.leave_batcher(member)
@@ -165,12 +178,19 @@ class Supervisor:
             self._star.acknowledgements.received(member, message["seq"])
         elif message["op"] == "distrusted":
             _log.error("process with segment %d wrote what cannot be read; it is killed", message["owner"])
-            if not self._models.kill_owner(message["owner"]):
-                self._kill_client(message["owner"])
+            self._kill_owner(message["owner"])
+        elif message["op"] == "worker_retired":
+            retired = self._roster.by_owner(message["owner"])
+            if retired is not None:
+                retired.stop()
+        elif message["op"] == "model_retired":
+            self._models.on_drained(message["model"])
 
-    def _kill_client(self, owner: int) -> None:
-        client = self._star.clients.get(owner)
-        if client is not None:
+    def _kill_owner(self, owner: int) -> None:
+        instance, client = self._roster.by_owner(owner), self._star.clients.get(owner)
+        if instance is not None:
+            instance.kill()
+        elif client is not None:
             os.kill(client.member.pid, signal.SIGKILL)
 
     def _join_client(self, member: Member) -> None:
@@ -199,7 +219,11 @@ class Supervisor:
     # --- phases ---
 
     def _on_models_changed(self) -> None:
-        self._service.on_models_changed(self._models)
+        self._service.on_models_changed(self._models.versions)
+
+    def _on_no_repository(self, error: ShoalError) -> None:
+        _log.error("error: creating server: %s", index_reason(error).replace(": ", " - ", 1))
+        self._end(EXIT_FAILED)
 
     def _on_models_settled(self) -> None:
         """Every model has loaded or failed: serve, or say why not."""
@@ -225,12 +249,12 @@ class Supervisor:
         self._batchers.watch()
 
     def _on_http_started(self) -> None:
-        self._service.ready(self._models, self._http.num_front_ends)
+        self._service.ready(self._models.versions, self._http.num_front_ends)
 
     def _stop(self) -> None:
         """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
         self._is_stopping = True
-        self._service.stopping(self._models)
+        self._service.stopping(self._models.versions)
         self._loop.call_after(self._options.exit_timeout_secs, self._on_exit_timeout)
         self._star.tell_clients({"op": "exiting"})
         self._http.stop()
@@ -246,6 +270,7 @@ class Supervisor:
         self._exit_code = EXIT_OK
         self._batchers.is_stopping = True
         self._zygotes.stop()
+        self._repository.stop()
         if self._batchers.active is not None:
             self._batchers.active.hang_up()
         else:

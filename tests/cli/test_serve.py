@@ -47,6 +47,14 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
         ("--log-verbose=4", {"log_verbose": 4}),
         ("--disable-auto-complete-config", {"disable_auto_complete_config": True}),
         ("--model-r b --model-s c --model-r=b", {"model_repository": (GOOD.model_repository[0], Path("b"), Path("c"))}),
+        (
+            "--model-control-mode=explicit --load-model=a --load-model=b --load-model=a",
+            {"model_control_mode": "explicit", "load_model": ("a", "b")},
+        ),
+        (
+            "--model-control-mode=POLL --repository-poll-secs=3 --model-load-retry-count=2",
+            {"model_control_mode": "poll", "repository_poll_secs": 3, "model_load_retry_count": 2},
+        ),
         ("--shm-oversize-mib=96", {"shm_oversize_mib": 96, "max_request_bytes": 100663296}),
         ("--shm-oversize-mib=0", {"shm_oversize_mib": 0, "max_request_bytes": 16777216}),
         ("--max-request-bytes=1000", {"max_request_bytes": 1000}),
@@ -92,7 +100,6 @@ def test_what_the_server_does_anyway_is_taken_without_a_word(arguments: str) -> 
         ("--grpc-http2-max-ping-strikes=1", NO_GRPC),
         ("--grpc-max-connection-age=1", NO_GRPC),
         ("--grpc-max-connection-age-grace=1", NO_GRPC),
-        ("--repository-poll-secs=1", "it only matters to --model-control-mode=poll"),
         ("--allow-gpu-metrics=true", "metrics of the GPUs are not there yet"),
         ("--allow-cpu-metrics=true", "metrics of the CPU and memory are not there yet"),
         ("--metrics-interval-ms=2000", "metrics are read when they are asked for"),
@@ -119,7 +126,7 @@ def test_what_is_deprecated_earns_one_warning() -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        "--model-control-mode=poll", "--model-control-mode=explicit", "--load-model=simple", "--grpc-use-ssl=true",
+        "--grpc-use-ssl=true",
         "--grpc-use-ssl-mutual", "--grpc-server-cert=a", "--grpc-server-key=a", "--grpc-root-cert=a",
         "--grpc-restricted-protocol=a:b=c", "--http-restricted-api=a:b=c", "--trace-config=level=TIMESTAMPS",
         "--trace-file=a", "--trace-level=TIMESTAMPS", "--trace-rate=1", "--trace-count=1", "--trace-log-frequency=1",
@@ -129,7 +136,7 @@ def test_what_is_deprecated_earns_one_warning() -> None:
         "--sagemaker-thread-count=1", "--allow-vertex-ai", "--vertex-ai-port=1", "--vertex-ai-thread-count=1",
         "--vertex-ai-default-model=m", "--allow-client-shm=true", "--http-header-forward-pattern=x",
         "--grpc-header-forward-pattern=x", "--reuse-http-port", "--reuse-grpc-port=true", "--log-file=a",
-        "--host-policy=cpu,numa-node=0", "--model-config-name=a", "--model-load-retry-count=1",
+        "--host-policy=cpu,numa-node=0", "--model-config-name=a",
         "--metrics-config=summary_latencies=true",
     ],
 )  # fmt: skip

@@ -163,7 +163,7 @@ def named_segments() -> set[str]:
 def test_killed_supervisor_takes_everything_along() -> None:
     before = named_segments()
     with serving(SAMPLES) as server:
-        assert len(server.children) == 15
+        assert len(server.children) == 16
         assert named_segments() == before
         server.process.kill()
         assert wait_for_deaths(server.children, 2.0)

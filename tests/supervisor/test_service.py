@@ -5,14 +5,11 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from secrets import token_hex
-from typing import cast
 
 import pytest
 
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.instance import Host
-from shoal.supervisor.models import Models
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.service import Service, describe
 from tests.supervisor.test_star import Process, Sky
@@ -75,13 +72,13 @@ def systemd() -> Iterator[Systemd]:
     made.close()
 
 
-def models(*versions: tuple[str, VersionState, int, int]) -> Models:
+def models(*versions: tuple[str, VersionState, int, int]) -> list[ModelVersion]:
     """Versions by name, state, instances and instances up."""
-    made = Models(cast(Host, None), (), lambda: None, lambda: None)
+    made = []
     for name, state, num_instances, num_instances_up in versions:
         version = ModelVersion(name, 1, 1, 1, Path())
         version.state, version.num_instances, version.num_instances_up = state, num_instances, num_instances_up
-        made.versions.append(version)
+        made.append(version)
     return made
 
 

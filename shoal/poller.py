@@ -1,0 +1,88 @@
+"""The process that reads model repositories, so that the supervisor never waits for a disk, a network or a parser.
+
+Exec'd as `python -m shoal.poller` when it is first needed. It answers one order after the other, and exits 0 when the
+supervisor hangs up. Also the only process that imports protobuf.
+
+    poll ─► found, found, … polled        look ─► found, or unknown        discard: a directory made for one load goes
+"""
+
+import faulthandler
+import logging
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal import control, log
+from shoal.control import Channel, Message
+from shoal.errors import ShoalError
+from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.repository.poll import Override, Repositories
+
+# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
+_log = logging.getLogger("shoal.poller")
+
+
+class Poller:
+    """Answers the supervisor's orders."""
+
+    def __init__(self, channel: Channel, repositories: Repositories) -> None:
+        self._channel = channel
+        self._repositories = repositories
+        self._on: dict[str, Callable[[Message], None]] = {
+            "poll": self._poll,
+            "look": self._look,
+            "discard": self._discard,
+        }
+
+    def run(self) -> None:
+        """Serve until the supervisor hangs up, which raises EOFError."""
+        while True:
+            order, _ = self._channel.receive()
+            try:
+                self._on[order["op"]](order)
+            except ShoalError as error:
+                self._answer(order, "refused", wire=error.wire, sentence=str(error))
+
+    def _poll(self, order: Message) -> None:
+        """Every model; where "names" are given, only those are looked into."""
+        models, problems = self._repositories.scan()
+        wanted = order["names"]
+        for name, directory in models.items():
+            if wanted is None or name in wanted:
+                self._answer(order, "found", model=self._repositories.look_at(name, directory).message())
+        self._answer(order, "polled", names=[*models, *problems], problems=problems)
+
+    def _look(self, order: Message) -> None:
+        """One model, perhaps with a configuration or a directory that the load request brought along."""
+        directory, config = order["directory"], order["config"]
+        override = Override(config, None if directory is None else Path(directory))
+        found = self._repositories.look(order["name"], override)
+        self._answer(order, "looked", model=None if found is None else found.message())
+
+    def _discard(self, order: Message) -> None:
+        shutil.rmtree(order["directory"], ignore_errors=True)
+
+    def _answer(self, order: Message, op: str, **facts: object) -> None:
+        self._channel.send({"op": op, "order": order["order"], **facts})
+
+
+def main() -> int:
+    """The process's whole life; its exit status."""
+    die_with_parent()
+    faulthandler.enable()
+    ignore_group_signals()
+    try:
+        channel = control.join("poller")
+        set_title("repository poller")
+        message, _ = channel.receive()
+        log.configure(**message["log"])
+        directories = [Path(directory) for directory in message["repositories"]]
+        Poller(channel, Repositories(directories, strict=message["strict"])).run()
+    except (EOFError, BrokenPipeError):
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What a look into the repositories has found, on its way from the process that looks to the supervisor. Pure."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal import errors
+from shoal.errors import ShoalError
+from shoal.model_config.messages import Config
+
+
+class FoundVersion(NamedTuple):
+    """A version that the version policy wants."""
+
+    directory: Path
+    modified_ns: int  # the newest modification time in it, of the wall clock
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model as it lies on disk now."""
+
+    name: str
+    directory: Path
+    #: With the defaults that need no look into the model; empty where there is an error.
+    config: Config
+    #: By output, what its label file says.
+    labels: dict[str, tuple[str, ...]]
+    versions: dict[int, FoundVersion]
+    #: The newest modification time of what lies beside configuration and versions.
+    others_ns: int
+    error: ShoalError | None = None
+
+    def message(self) -> dict[str, Any]:
+        """For the control connection."""
+        return {
+            "name": self.name,
+            "directory": str(self.directory),
+            "config": self.config,
+            "labels": self.labels,
+            "versions": [[number, str(found.directory), found.modified_ns] for number, found in self.versions.items()],
+            "others_ns": self.others_ns,
+            "wire": 0 if self.error is None else self.error.wire,
+            "sentence": "" if self.error is None else str(self.error),
+        }
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> "FoundModel":
+        """What `message` made."""
+        return cls(
+            message["name"],
+            Path(message["directory"]),
+            message["config"],
+            {output: tuple(lines) for output, lines in message["labels"].items()},
+            {number: FoundVersion(Path(path), modified_ns) for number, path, modified_ns in message["versions"]},
+            message["others_ns"],
+            errors.from_wire(message["wire"], message["sentence"]) if message["wire"] else None,
+        )
+
+
+class Poll(NamedTuple):
+    """What lies in all repositories."""
+
+    models: dict[str, FoundModel]  # those that were looked at
+    problems: dict[str, str]  # name → why it is no model
+    names: tuple[str, ...]  # of all models, looked at or not

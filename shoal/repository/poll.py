@@ -1,0 +1,94 @@
+"""The look into the repositories: which models there are, what their configurations say, when what was modified.
+
+Reads directories, configurations and label files, and changes nothing. Runs in the repository process
+(`shoal/poller.py`): a network file system may take its time without anybody waiting for it.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.errors import ShoalError
+from shoal.model_config.load import CONFIG_FILENAME, read_config
+from shoal.model_config.messages import Config
+from shoal.repository.found import FoundModel, FoundVersion
+from shoal.repository.labels import read_labels
+from shoal.repository.scan import RepositoryScan, is_version_name, scan, version_directories, wanted_versions
+
+#: Beside config.pbtxt: configurations of other names.
+CONFIGS_DIRECTORY = "configs"
+
+
+class Override(NamedTuple):
+    """What a load request brings along."""
+
+    config: str | None  # ModelConfig as JSON, in place of the file
+    directory: Path | None  # a model directory made for this request, in place of the repository's
+
+
+NO_OVERRIDE = Override(None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Repositories:
+    """The repositories and how their configurations are read."""
+
+    directories: Sequence[Path]
+    strict: bool = False  # --disable-auto-complete-config
+
+    def scan(self) -> RepositoryScan:
+        """Which models there are. Raises InvalidArgumentError for a repository that cannot be read."""
+        return scan(self.directories)
+
+    def look(self, name: str, override: Override = NO_OVERRIDE) -> FoundModel | None:
+        """What is found of one model by its name; None where there is none, or two."""
+        directory = override.directory or self.scan().models.get(name)
+        return None if directory is None else self.look_at(name, directory, override.config)
+
+    def look_at(self, name: str, directory: Path, override: str | None = None) -> FoundModel:
+        """What is found in a model's directory; what is wrong with it becomes its error."""
+        versions: dict[int, FoundVersion] = {}
+        config: Config = {}
+        labels: dict[str, tuple[str, ...]] = {}
+        error: ShoalError | None = None
+        others_ns = 0
+        try:
+            config = self._config(name, directory, override)
+            available = version_directories(directory)
+            for number in wanted_versions(available, config["version_policy"], name):
+                versions[number] = FoundVersion(available[number], newest_ns(available[number]))
+            others_ns = max([newest_ns(entry) for entry in _others(directory)], default=0)
+            labels = read_labels(directory, config)
+        except ShoalError as refusal:
+            error = refusal
+        return FoundModel(name, directory, config, labels, versions, others_ns, error)
+
+    def _config(self, name: str, directory: Path, override: str | None) -> Config:
+        return read_config(directory, strict=self.strict)
+
+
+def newest_ns(path: Path) -> int:
+    """The newest modification time of a file, or of a directory and all that is in it; 0 where there is nothing."""
+    try:
+        newest = os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+    for directory, _, files in os.walk(path):
+        for entry in (directory, *[os.path.join(directory, file) for file in files]):
+            try:
+                newest = max(newest, os.stat(entry).st_mtime_ns)
+            except OSError:
+                continue  # a link that points nowhere, or gone meanwhile
+    return newest
+
+
+def _others(directory: Path) -> list[Path]:
+    """What lies in a model's directory and is neither a configuration nor a version."""
+    known = {CONFIG_FILENAME, CONFIGS_DIRECTORY}
+    return [
+        entry
+        for entry in directory.iterdir()
+        if entry.name not in known and entry.name[0] != "." and not is_version_name(entry.name)
+    ]

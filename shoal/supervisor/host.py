@@ -1,0 +1,42 @@
+"""What every instance needs of the supervisor, in one hand."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shoal.options import ServerOptions
+from shoal.placement import Placement
+from shoal.repository.lifecycle import ModelVersion
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.oom_kills import OomKills
+from shoal.supervisor.star import Star
+from shoal.supervisor.zygotes import Zygotes
+
+if TYPE_CHECKING:
+    from shoal.supervisor.instance import Instance, Listener
+
+
+class Enrolment(Protocol):
+    """Who knows all instances (roster.py)."""
+
+    def enrol(self, version: ModelVersion, placement: Placement, host: "Host", listener: "Listener") -> "Instance":
+        """A new instance. Raises ShoalError where there is no model file for it."""
+        ...
+
+    def dismiss(self, instance: "Instance") -> None:
+        """It has ended for good."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What every instance needs of the supervisor."""
+
+    loop: EventLoop
+    zygotes: Zygotes
+    star: Star
+    options: ServerOptions
+    control_address: str
+    log_settings: dict[str, Any]
+    cores: tuple[int, ...]  # that the server may use
+    roster: Enrolment
+    oom_kills: OomKills = field(default_factory=OomKills)

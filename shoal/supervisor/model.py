@@ -1,0 +1,306 @@
+"""One model: the versions that clients know of, the load that is under way, and the switch from one to the other.
+
+    load ─► fresh versions come up, hidden where an older copy serves ─all up─► published, all at once; what they
+    replace and what is no longer wanted is retired      ─one fails─► all fresh ones go, what served goes on serving
+
+Runs in the supervisor. One load at a time; it says once what it came to.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from shoal import errors
+from shoal.control import Message
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError
+from shoal.repository.found import FoundModel
+from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
+from shoal.repository.plan import Plan, plan
+from shoal.supervisor.served import Outcome, Owner, Served
+
+_log = logging.getLogger(__name__)
+
+
+class Registry(Protocol):
+    """What a model needs of all models together."""
+
+    @property
+    def num_retries(self) -> int:
+        """How often a version that cannot be loaded is tried again at once."""
+        ...
+
+    def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
+        """A version, not started. Raises UnavailableError where there are too many."""
+        ...
+
+    def create_problem(self, name: str, error: ShoalError) -> ModelVersion:
+        """What stands for a model of which no version is known, and says why."""
+        ...
+
+    def queue(self, served: Served) -> None:
+        """Load it as soon as it is its turn."""
+        ...
+
+    def settled(self, served: Served) -> None:
+        """Its load is over, for better or worse: it is another's turn."""
+        ...
+
+    def release(self, served: Served) -> None:
+        """Nothing is left of it."""
+        ...
+
+    def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
+        """Front ends hear of it; `then` when all act upon it."""
+        ...
+
+
+class Loading:
+    """A load that is under way."""
+
+    def __init__(self, found: FoundModel, todo: Plan, outcome: Outcome) -> None:
+        self.found = found
+        self.todo = todo
+        self.outcome = outcome
+        # Changed as versions come up or fail.
+        self.fresh: dict[int, Served] = {}
+        self.num_missing = 0
+        self.errors: dict[int, ShoalError] = {}
+        self.num_tries: Counter[int] = Counter()
+
+
+class Model:
+    """A model by its name."""
+
+    def __init__(self, name: str, registry: Registry) -> None:
+        self.name = name
+        self._registry = registry
+        # Changed by loads and unloads: by number, the copy of each version that clients know of; instead of all of
+        # them, what is wrong with a model whose versions are unknown.
+        self.versions: dict[int, Served] = {}
+        self.problem: ModelVersion | None = None
+        self._loading: Loading | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load is under way."""
+        return self._loading is not None
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether nothing of it is left, or will be soon."""
+        return self.problem is None and not any(each.is_there for each in self.versions.values())
+
+    @property
+    def serving(self) -> dict[int, Served]:
+        """The versions that answer requests."""
+        return {number: each for number, each in self.versions.items() if each.version.state is VersionState.READY}
+
+    @property
+    def rows(self) -> list[ModelVersion]:
+        """What clients know of."""
+        problem = [] if self.problem is None else [self.problem]
+        return problem + [self.versions[number].version for number in sorted(self.versions)]
+
+    # --- load ---
+
+    def load(self, found: FoundModel, outcome: Outcome) -> None:
+        """Serve what was found; `outcome` when it serves, or does not and everything is as it was.
+
+        Raises InternalError where another load is under way.
+        """
+        self.refuse_while_loading()
+        if found.error is not None:
+            self._refuse(found, found.error)
+            outcome(found.error)
+            return
+        todo = plan({number: each.source for number, each in self.serving.items()}, found)
+        self._loading = loading = Loading(found, todo, outcome)
+        loading.num_missing = len(todo.fresh) + len(todo.resized)
+        for number in todo.fresh:
+            self._begin(loading, number)
+        for number in todo.resized:
+            self._resize(loading, number)
+        if not loading.num_missing:
+            self._settle(loading)
+
+    def refuse_while_loading(self) -> None:
+        """Raises InternalError, Triton's sentence."""
+        if self._loading is not None:
+            raise InternalError(
+                f"a related model '{self.name}' to a load/unload request is currently loading or unloading"
+            )
+
+    def _refuse(self, found: FoundModel, error: ShoalError) -> None:
+        """What lies on disk cannot be loaded at all."""
+        _log.error("failed to load '%s': %s", self.name, error)
+        serving = self.serving
+        if serving:
+            self._note(error)
+            return
+        if self.problem is not None or not found.versions:
+            self.problem = self._registry.create_problem(self.name, error)
+            self._tell([self.problem])
+            return
+        for number in found.versions:
+            self.versions[number] = self._registry.create(found, number, self)
+            self.versions[number].refuse(error)
+        self._tell(self.rows)
+
+    def _note(self, error: ShoalError) -> None:
+        """The versions that go on serving say why nothing newer does."""
+        for served in self.serving.values():
+            served.version.reason = f"serving what was loaded before: {errors.index_reason(error)}"
+        self._tell(self.rows)
+
+    def _begin(self, loading: Loading, number: int) -> None:
+        loading.num_tries[number] += 1
+        try:
+            served = self._registry.create(loading.found, number, self)
+        except ShoalError as error:
+            self._missed(loading, number, error)
+            return
+        loading.fresh[number] = served
+        if number not in self.serving:
+            self.problem = None
+            if (failed := self.versions.get(number)) is not None and failed.is_there:
+                failed.retire()
+            self.versions[number] = served
+        self._registry.queue(served)
+
+    def _resize(self, loading: Loading, number: int) -> None:
+        served = self.serving[number]
+
+        def resized(error: ShoalError | None) -> None:
+            if error is None:
+                served.source = served.source._replace(config=loading.found.config)
+                self._arrived(loading)
+            else:
+                self._missed(loading, number, error)
+
+        try:
+            served.resize(loading.found.config["instance_group"], resized)
+        except ShoalError as error:
+            self._missed(loading, number, error)
+
+    def _arrived(self, loading: Loading) -> None:
+        loading.num_missing -= 1
+        if not loading.num_missing and loading is self._loading:
+            self._settle(loading)
+
+    def _missed(self, loading: Loading, number: int, error: ShoalError) -> None:
+        loading.errors[number] = error
+        self._arrived(loading)
+
+    def _settle(self, loading: Loading) -> None:
+        """Everything has come up, or has not."""
+        self._loading = None
+        if loading.errors:
+            self._give_up(loading)
+        else:
+            self._switch(loading)
+
+    def _give_up(self, loading: Loading) -> None:
+        for served in loading.fresh.values():
+            served.discard()
+        if not self.versions:
+            self.problem = self._registry.create_problem(self.name, next(iter(loading.errors.values())))
+        reasons = "".join(
+            f"version {number} is at UNAVAILABLE state: {errors.index_reason(error)};\n"
+            for number, error in sorted(loading.errors.items())
+        )
+        error = InvalidArgumentError(f"load failed for model '{self.name}': {reasons}")
+        if self.serving:
+            self._note(next(iter(loading.errors.values())))
+        else:
+            self._tell(self.rows)
+        loading.outcome(error)
+
+    def _switch(self, loading: Loading) -> None:
+        """The one moment at which clients go from the old versions to the new ones."""
+        wanted = loading.found.versions
+        retired = [each for number, each in self.versions.items() if number not in wanted and each.is_there]
+        for served in retired:
+            served.version.move(VersionState.UNLOADING)
+        for number, served in loading.fresh.items():
+            known = self.versions[number]
+            if known is not served:
+                retired.append(known)
+            self.versions[number] = served
+            served.publish()
+        for served in self.serving.values():
+            served.version.reason = ""
+
+        def switched() -> None:
+            for served in retired:
+                served.retire()
+            loading.outcome(None)
+
+        # First what is new: a client that asks for no version must find one at any time.
+        rows = sorted(self.rows, key=lambda version: version.state is VersionState.UNLOADING)
+        self._registry.tell([version.message() for version in rows], switched)
+
+    # --- unload ---
+
+    def unload(self, then: Callable[[], None]) -> None:
+        """Answer nothing more; `then` when clients know, while what was accepted is still answered.
+
+        Raises InternalError where a load is under way.
+        """
+        self.refuse_while_loading()
+        leaving = [each for each in self.versions.values() if each.is_there]
+        for served in self.versions.values():
+            if served in leaving:
+                served.version.move(VersionState.UNLOADING)
+            elif served.version.state is VersionState.UNAVAILABLE:
+                served.version.reason = UNLOADED
+        messages: list[Message] = [version.message() for version in self.rows if version is not self.problem]
+        if self.problem is not None:
+            messages.append({"op": "model_removed", "name": self.name, "version": NO_VERSION})
+            self.problem = None
+
+        def told() -> None:
+            for served in leaving:
+                served.retire()
+            then()
+
+        self._registry.tell(messages, told)
+
+    # --- what becomes of versions ---
+
+    def on_ready(self, served: Served) -> None:
+        """It has come up; it serves when all the others of its load have."""
+        self._registry.settled(served)
+        if self._loading is not None:
+            self._arrived(self._loading)
+
+    def on_load_failed(self, served: Served, error: ShoalError) -> None:
+        """Another attempt, or the load fails."""
+        self._registry.settled(served)
+        loading, number = self._loading, served.version.version
+        if loading is None or loading.fresh.get(number) is not served:
+            return
+        del loading.fresh[number]
+        if loading.num_tries[number] <= self._registry.num_retries:
+            self._begin(loading, number)
+        else:
+            self._missed(loading, number, error)
+
+    def on_changed(self, served: Served) -> None:
+        """Clients hear of what they know of."""
+        if self.versions.get(served.version.version) is served:
+            self._tell([served.version])
+
+    def on_over(self, served: Served) -> None:
+        """It has drained and ended."""
+        if served.version.state is VersionState.UNLOADING:
+            served.version.move(VersionState.UNAVAILABLE, UNLOADED)
+        self._registry.release(served)
+        self.on_changed(served)
+
+    def _tell(self, versions: Sequence[ModelVersion]) -> None:
+        self._registry.tell([version.message() for version in versions], _nothing)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,164 @@
+"""Model control: what is loaded at start, what load and unload requests may do, what happens when repositories change.
+
+    none      everything at start, nothing later
+    explicit  what --load-model names at start, then what clients ask for
+    poll      everything at start, then whatever the repositories have become
+
+Runs in the supervisor. The rules and sentences are those of Triton's model management.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.options import ServerOptions
+from shoal.repository.found import FoundModel, Poll
+from shoal.repository.lifecycle import NO_VERSION, ModelVersion
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.models import Models
+from shoal.supervisor.questions import Handler, Question
+from shoal.supervisor.repository import Repository
+
+_log = logging.getLogger(__name__)
+
+#: As the only --load-model: every model there is.
+ALL = "*"
+
+
+class ModelControl:
+    """One of the three modes, over all models."""
+
+    def __init__(self, loop: EventLoop, options: ServerOptions, repository: Repository, models: Models) -> None:
+        self._loop = loop
+        self._options = options
+        self._mode = options.model_control_mode
+        self._repository = repository
+        self._models = models
+
+    @property
+    def verbs(self) -> dict[str, Handler]:
+        """What front ends may ask."""
+        return {"index": self._index, "load": self._load, "unload": self._unload}
+
+    # --- start ---
+
+    def start(self, then: Callable[[], None], failed: Callable[[ShoalError], None]) -> None:
+        """Load what is to be there from the start; `then` when all of it has loaded or failed."""
+        wanted = None if self._loads_all else self._options.load_model
+
+        def polled(poll: Poll) -> None:
+            for name in set(wanted or ()) - set(poll.models):
+                reason = poll.problems.get(name, "failed to poll from model repository")
+                self._models.add_problem(name, InternalError(f"failed to load '{name}', {reason}"))
+            problems = poll.problems if wanted is None else {}
+            self._models.load_all(poll._replace(problems=problems), then)
+            if self._mode == "poll":
+                self._loop.call_after(self._options.repository_poll_secs, self._look_again)
+
+        self._repository.poll(wanted, polled, failed)
+
+    @property
+    def _loads_all(self) -> bool:
+        return self._mode != "explicit" or self._options.load_model == (ALL,)
+
+    # --- poll ---
+
+    def _look_again(self) -> None:
+        self._repository.poll(None, self._on_polled, self._on_poll_failed)
+
+    def _on_poll_failed(self, error: ShoalError) -> None:
+        _log.error("failed to poll from model repository: %s", error)
+        self._loop.call_after(self._options.repository_poll_secs, self._look_again)
+
+    def _on_polled(self, poll: Poll) -> None:
+        """Load what is new or different, unload what is gone; a model that is still being loaded waits for its turn."""
+        for name, found in poll.models.items():
+            model = self._models.models.get(name)
+            if model is None or not model.is_loading:
+                self._models.load(found, _logged)
+        for name, reason in poll.problems.items():
+            self._models.add_problem(name, InvalidArgumentError(reason))
+        for name, model in self._models.models.items():
+            if name not in poll.names and not model.is_loading and not model.is_unloaded:
+                _log.info("model '%s' is gone from the repository", name)
+                model.unload(_done)
+        self._loop.call_after(self._options.repository_poll_secs, self._look_again)
+
+    # --- what clients ask ---
+
+    def _index(self, question: Question) -> None:
+        """Every version that is known, and by their names the models that lie on disk and were never loaded."""
+
+        def polled(poll: Poll) -> None:
+            known = [_row(version) for version in self._models.versions]
+            names = {row["name"] for row in known}
+            known += [{"name": name} for name in poll.names if name not in names]
+            question.answer(sorted(known, key=lambda row: str(row["name"])))
+
+        self._repository.poll((), polled, question.refuse)
+
+    def _load(self, question: Question) -> None:
+        self._refuse_unless_explicit()
+        name = question.arguments["model"]
+        config, directory = question.arguments["config"], question.arguments["directory"]
+        if not name:
+            raise InvalidArgumentError("Model name cannot be empty. Please enter a valid name to deploy.")
+
+        def refused(error: ShoalError) -> None:
+            if directory is not None:
+                self._models.disown(Path(directory))  # whoever asked made it, and removes it
+            question.refuse(error)
+
+        def found(model: FoundModel | None) -> None:
+            if model is None:
+                refused(InternalError(f"failed to load '{name}', failed to poll from model repository"))
+                return
+            try:
+                self._models.load(model, lambda error: refused(_in_words(model, error)) if error else question.answer())
+            except ShoalError as error:
+                refused(error)
+
+        if directory is not None:
+            self._models.lend(Path(directory))
+        self._repository.look(name, found, refused, config=config, directory=directory)
+
+    def _unload(self, question: Question) -> None:
+        """Answered as soon as nothing more is accepted. A model that nobody knows is unloaded already."""
+        self._refuse_unless_explicit()
+        model = self._models.models.get(question.arguments["model"])
+        if model is None:
+            question.answer()
+        else:
+            model.unload(question.answer)
+
+    def _refuse_unless_explicit(self) -> None:
+        if self._mode != "explicit":
+            raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
+
+
+def _in_words(found: FoundModel, error: ShoalError) -> ShoalError:
+    """What Triton says where a model could not even be read, and why, which it leaves to its log."""
+    if found.error is None:
+        return error
+    what = "no version is available" if found.config and not found.versions else "failed to poll from model repository"
+    return InternalError(f"failed to load '{found.name}', {what}: {error}")
+
+
+def _row(version: ModelVersion) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": version.name}
+    if version.version != NO_VERSION:
+        row["version"] = str(version.version)
+    row["state"] = version.state.value
+    if version.reason:
+        row["reason"] = version.reason
+    return row
+
+
+def _logged(_error: ShoalError | None) -> None:
+    """It stands in the log, and in the index."""
+
+
+def _done() -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,159 @@
+"""The model repositories as the supervisor sees them: what it asks the process that reads them, and what comes back.
+
+Nothing here blocks. The process is exec'd when it is first asked; where it dies, or is silent for as long as a model
+may take to load, whatever was asked fails, and the next question starts another.
+"""
+
+import itertools
+import logging
+import signal
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from shoal import errors
+from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.errors import InternalError, ShoalError
+from shoal.options import ServerOptions
+from shoal.reasons import describe_exit
+from shoal.repository.found import FoundModel, Poll
+from shoal.supervisor.children import Child, spawn
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.members import Member
+
+_log = logging.getLogger(__name__)
+
+Failed = Callable[[ShoalError], None]
+
+
+class Order:
+    """Something asked, until it is answered."""
+
+    def __init__(
+        self, message: Message, on_done: Callable[[Message, list[FoundModel]], None], on_failed: Failed
+    ) -> None:
+        self.message = message
+        self.on_done = on_done
+        self.on_failed = on_failed
+        self.found: list[FoundModel] = []
+
+
+class Repository:
+    """All repositories of the server together."""
+
+    def __init__(
+        self, loop: EventLoop, options: ServerOptions, control_address: str, log_settings: dict[str, Any]
+    ) -> None:
+        self._loop = loop
+        self._options = options
+        self._control_address = control_address
+        self._log_settings = log_settings
+        self._numbers = itertools.count(1)
+        # Changed by orders, answers and the process's end.
+        self._child: Child | None = None
+        self._member: Member | None = None
+        self._orders: dict[int, Order] = {}
+
+    def start(self) -> None:
+        """Have the process begin its imports."""
+        if self._child is None:
+            environment = {ADDRESS_VARIABLE: self._control_address}
+            self._child = spawn(self._loop, "repository poller", ["shoal.poller"], environment)
+            self._child.watch(self._exited)
+
+    def join(self, member: Member) -> None:
+        """The process has connected: it gets what has been asked meanwhile."""
+        self._member = member
+        member.on_message = lambda message, _fds: self._on_answer(message)
+        options = self._options
+        member.send(
+            {
+                "op": "joined",
+                "log": self._log_settings,
+                "repositories": [str(repository) for repository in options.model_repository],
+                "strict": options.disable_auto_complete_config,
+            }
+        )
+        for order in self._orders.values():
+            member.send(order.message)
+
+    def stop(self) -> None:
+        """End the process; nobody asks any more."""
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+
+    # --- questions ---
+
+    def poll(self, names: Collection[str] | None, then: Callable[[Poll], None], failed: Failed) -> None:
+        """Every model there is; only `names`, or all, are looked into."""
+
+        def polled(answer: Message, found: list[FoundModel]) -> None:
+            then(Poll({model.name: model for model in found}, answer["problems"], tuple(answer["names"])))
+
+        self._order("poll", {"names": None if names is None else list(names)}, polled, failed)
+
+    def look(
+        self,
+        name: str,
+        then: Callable[[FoundModel | None], None],
+        failed: Failed,
+        *,
+        config: str | None = None,
+        directory: str | None = None,
+    ) -> None:
+        """One model, perhaps by a configuration or a directory of a request's own; `then` gets None for none."""
+
+        def looked(answer: Message, _found: list[FoundModel]) -> None:
+            then(None if answer["model"] is None else FoundModel.from_message(answer["model"]))
+
+        self._order("look", {"name": name, "config": config, "directory": directory}, looked, failed)
+
+    def discard(self, directory: Path) -> None:
+        """Have a directory removed that was made for one load."""
+        self.start()
+        order = {"op": "discard", "order": next(self._numbers), "directory": str(directory)}
+        if self._member is not None:
+            self._member.send(order)
+
+    def _order(
+        self, op: str, facts: Message, on_done: Callable[[Message, list[FoundModel]], None], on_failed: Failed
+    ) -> None:
+        number = next(self._numbers)
+        order = Order({"op": op, "order": number, **facts}, on_done, on_failed)
+        self._orders[number] = order
+        self.start()
+        if self._member is not None:
+            self._member.send(order.message)
+        self._loop.call_after(self._options.model_load_timeout_secs, lambda: self._check_answered(number))
+
+    # --- answers ---
+
+    def _on_answer(self, answer: Message) -> None:
+        order = self._orders.get(answer["order"])
+        if order is None:
+            return
+        if answer["op"] == "found":
+            order.found.append(FoundModel.from_message(answer["model"]))
+            return
+        del self._orders[answer["order"]]
+        if answer["op"] == "refused":
+            order.on_failed(errors.from_wire(answer["wire"], answer["sentence"]))
+        else:
+            order.on_done(answer, order.found)
+
+    def _check_answered(self, number: int) -> None:
+        if number in self._orders and self._child is not None:
+            _log.error(
+                "model repositories were not read within %d s (--model-load-timeout-secs); their reader is killed",
+                self._options.model_load_timeout_secs,
+            )
+            self._child.signal(signal.SIGKILL)
+
+    def _exited(self, child: Child, code: int) -> None:
+        if self._member is not None:
+            self._member.hang_up()
+        self._child = self._member = None
+        orders, self._orders = self._orders, {}
+        for order in orders.values():
+            sentence = f"the process that reads model repositories (pid {child.pid}) {describe_exit(code)}"
+            order.on_failed(InternalError(sentence))

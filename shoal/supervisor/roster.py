@@ -1,0 +1,67 @@
+"""Every instance of the server: who is who when a process connects, and whether they all move.
+
+Runs in the supervisor. What an instance belongs to, and why it is there, is its version's business (served.py).
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+
+from shoal.placement import Placement
+from shoal.repository.lifecycle import ModelVersion
+from shoal.repository.scan import model_file
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.hangs import Hangs
+from shoal.supervisor.host import Host
+from shoal.supervisor.instance import Instance, InstanceState, Listener
+from shoal.supervisor.members import Member
+
+_log = logging.getLogger(__name__)
+
+
+class Roster:
+    """Instances by their number, which is never used again."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._numbers = itertools.count(1)
+        self._hangs = Hangs()
+        # Changed by enrol and dismiss.
+        self._instances: dict[int, Instance] = {}
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(tuple(self._instances.values()))
+
+    def enrol(self, version: ModelVersion, placement: Placement, host: Host, listener: Listener) -> Instance:
+        """A new instance. Raises ShoalError where there is no model file for it."""
+        path = model_file(version.version_dir, version.config, placement.instance_name)
+        instance = Instance(next(self._numbers), version, placement, path, host, listener)
+        self._instances[instance.number] = instance
+        return instance
+
+    def dismiss(self, instance: Instance) -> None:
+        """It has ended for good."""
+        self._instances.pop(instance.number, None)
+
+    def join(self, number: int, member: Member) -> None:
+        """A worker has connected. One that nobody expects is hung up on."""
+        instance = self._instances.get(number)
+        if instance is None or instance.state is not InstanceState.STARTING:
+            member.hang_up()
+            return
+        instance.join(member)
+
+    def by_owner(self, owner: int) -> Instance | None:
+        """The instance whose memory has this owner id."""
+        return next((each for each in self._instances.values() if each.owner == owner), None)
+
+    def watch(self) -> None:
+        """End who is over the execution limit; look again soon while anybody executes anything."""
+        executions = [execution for each in self if (execution := each.execution())]
+        look = self._hangs.look(time.monotonic_ns(), executions)
+        if look.gap_ns:
+            _log.warning("the server stood still for %.1f s; execution limits are extended by it", look.gap_ns / 1e9)
+        for number, signal_number in look.endings:
+            self._instances[number].end_for_limit(signal_number)
+        self._loop.call_after(look.next_ns / 1e9, self.watch)

@@ -1,0 +1,326 @@
+"""One version of a model as it is served: its instances, from the first that starts to the last that ends.
+
+    load ─► LOADING ─all up─► ready, for its model to publish ─► READY ─retire─► drained ─► instances end ─► over
+                │                                                  └─resize─► instances come and go, READY all the while
+                └─one fails─► UNAVAILABLE, over
+
+A version that is loaded beside the one that serves is not public: clients do not hear of it until it is published.
+Runs in the supervisor.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shoal import errors
+from shoal.control import Message
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
+from shoal.model_config.idempotence import may_run_again
+from shoal.model_config.load import finish_config
+from shoal.model_config.messages import Config
+from shoal.model_config.normalise import place as place_groups
+from shoal.placement import Placement, place
+from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
+from shoal.repository.plan import Source
+from shoal.supervisor.host import Host
+from shoal.supervisor.instance import Instance, InstanceState
+
+_log = logging.getLogger(__name__)
+
+#: Called once, with what went wrong or None.
+Outcome = Callable[[ShoalError | None], None]
+
+
+class Owner(Protocol):
+    """Who hears what becomes of a version: its model."""
+
+    def on_ready(self, served: "Served") -> None:
+        """All its instances have come up."""
+        ...
+
+    def on_load_failed(self, served: "Served", error: ShoalError) -> None:
+        """It cannot be loaded; it is UNAVAILABLE, and ending."""
+        ...
+
+    def on_changed(self, served: "Served") -> None:
+        """Its state, or how many of its instances are up, is another."""
+        ...
+
+    def on_over(self, served: "Served") -> None:
+        """Nothing is left of it."""
+        ...
+
+
+class Served:
+    """A version and its instances. `listener` of each instance is this object."""
+
+    def __init__(self, version: ModelVersion, source: Source, host: Host, owner: Owner) -> None:
+        self.version = version
+        self.source = source
+        self._host = host
+        self._owner = owner
+        # Changed as instances come and go.
+        self.instances: list[Instance] = []
+        self._leaving: list[Instance] = []
+        self._started_s = 0.0
+        self._has_come_up = self._is_retiring = self._is_ending = False
+        self._resizes: list[Outcome] = []
+        self._previous_groups: list[Config] = []
+
+    # --- loading ---
+
+    def load(self) -> None:
+        """Start the instances; the owner hears whether all of them come up."""
+        version = self.version
+        _log.info("loading: %s:%d", version.name, version.version)
+        self._started_s = self._host.loop.now_s()
+        look_into_file = self._needs_autocomplete
+        try:
+            if look_into_file:
+                version.config = place_groups(version.config, ())
+            else:
+                self._finish(None)
+            self.instances = [self._enrol(placement) for placement in self._placements(version.config)]
+        except ShoalError as error:
+            self.fail(error)
+            return
+        version.num_instances = len(self.instances)
+        self._owner.on_changed(self)
+        # Where the file must be looked into, the first instance does it and the others wait for what it finds.
+        for instance in self.instances[:1] if look_into_file else self.instances:
+            instance.start()
+
+    @property
+    def _needs_autocomplete(self) -> bool:
+        return needs_autocomplete(self.version.config) and not self._host.options.disable_auto_complete_config
+
+    def _placements(self, config: Config) -> tuple[Placement, ...]:
+        return place(config, cores=self._host.cores, num_gpus=0)
+
+    def _enrol(self, placement: Placement) -> Instance:
+        return self._host.roster.enrol(self.version, placement, self._host, self)
+
+    def _finish(self, model_io: ModelIO | None) -> None:
+        version = self.version
+        settings = self._host.options.backend_settings(version.config["backend"])
+        text = settings.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
+        if not text.isdecimal():
+            raise InvalidArgumentError(f"--backend-config default-max-batch-size must be a number, got '{text}'")
+        version.config = finish_config(version.config, model_io, default_max_batch_size=int(text))
+        version.is_config_final = True
+        self._host.star.tell_batcher(self._batcher_message())
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it serves, or would if its instances did not die."""
+        return self.version.state is VersionState.READY or self.version.is_failed
+
+    def publish(self) -> None:
+        """It serves from now on, once clients hear of it."""
+        if self.version.state is VersionState.LOADING:
+            self.version.move(VersionState.READY)
+        _log.info("successfully loaded '%s' version %d", self.version.name, self.version.version)
+
+    def fail(self, error: ShoalError) -> None:
+        """What is loading cannot, or must not, come up: it is UNAVAILABLE, and ends."""
+        version = self.version
+        if version.state is not VersionState.LOADING:
+            return
+        version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        _log.error("failed to load '%s' version %d: %s", version.name, version.version, error)
+        self._owner.on_load_failed(self, error)
+        self._end()
+
+    def refuse(self, error: ShoalError) -> None:
+        """It cannot even be tried."""
+        self.version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        self._end()
+
+    def discard(self) -> None:
+        """It could serve, but must not."""
+        self.version.move(VersionState.UNAVAILABLE, UNLOADED)
+        self._end()
+
+    # --- what happens to instances ---
+
+    def on_model_io(self, instance: Instance, model_io: ModelIO) -> None:
+        """Complete the configuration, let the first instance go on and the others begin."""
+        try:
+            self._finish(model_io)
+        except ShoalError as error:
+            self.fail(error)
+            return
+        instance.finish_config()
+        for other in self.instances:
+            if other is not instance:
+                other.start()
+
+    def on_up(self, instance: Instance) -> None:
+        """A version is ready when all its instances have come up once."""
+        version = self.version
+        self._count()
+        if not self._has_come_up:
+            if version.num_instances_up == version.num_instances:
+                self._has_come_up = True
+                version.load_seconds = self._host.loop.now_s() - self._started_s
+                self._owner.on_ready(self)
+                return
+        elif version.is_failed:
+            version.is_failed = False
+            version.move(VersionState.READY)
+        if self._has_come_up:
+            again = " again" if instance.num_starts > 1 else ""
+            _log.info("instance '%s' of model '%s' is up%s", instance.name, version.name, again)
+        self._owner.on_changed(self)
+        self._check_resized()
+
+    def on_load_failed(self, instance: Instance, error: ShoalError) -> None:
+        """An instance that cannot load fails its version, or the resize it came with."""
+        self._forget(instance)
+        if self._has_come_up:
+            self._give_up_resize(error)
+        else:
+            self.fail(error)
+        self._check_over()
+
+    def on_down(self, instance: Instance) -> None:
+        """Clients are told at once when nobody serves a version any more."""
+        self._count()
+        self._owner.on_changed(self)
+
+    def on_failed(self, instance: Instance, sentence: str) -> None:
+        """A version all of whose instances are FAILED is UNAVAILABLE, and says so, until one of them is up again."""
+        version = self.version
+        if version.state is not VersionState.READY or not all(each.is_failed for each in self.instances):
+            return
+        version.is_failed = True
+        error = UnavailableError(f"all instances died again and again; the last: {sentence}")
+        version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
+        self._owner.on_changed(self)  # clients first: what they refuse, nobody has to queue
+        self._host.star.tell_batcher(self._message("model_failed"))
+
+    def on_stopped(self, instance: Instance) -> None:
+        """It has ended for good."""
+        self._forget(instance)
+        self._check_over()
+
+    def _forget(self, instance: Instance) -> None:
+        for instances in (self.instances, self._leaving):
+            if instance in instances:
+                instances.remove(instance)
+        self._host.roster.dismiss(instance)
+
+    def _count(self) -> None:
+        self.version.num_instances_up = sum(each.state is InstanceState.UP for each in self.instances)
+
+    # --- more instances, or fewer ---
+
+    def resize(self, groups: list[Config], outcome: Outcome) -> None:
+        """Serve with other instance groups: those that are in both go on, `outcome` when the new ones are up.
+
+        Raises ShoalError, and nothing changes, where the groups ask for what cannot be.
+        """
+        version = self.version
+        config = place_groups({**version.config, "instance_group": groups}, ())
+        wanted = {_identity(placement): placement for placement in self._placements(config)}
+        self._previous_groups = version.config["instance_group"]
+        version.config = config
+        for instance in [each for each in self.instances if _identity(each.placement) not in wanted]:
+            self._dismiss(instance)
+        for instance in self.instances:
+            instance.pin(wanted.pop(_identity(instance.placement)))
+        started = [self._enrol(placement) for placement in wanted.values()]
+        self.instances += started
+        version.num_instances = len(self.instances)
+        self._resizes.append(outcome)
+        self._count()
+        self._owner.on_changed(self)
+        for instance in started:
+            instance.start()
+        self._check_resized()
+
+    def _dismiss(self, instance: Instance) -> None:
+        self.instances.remove(instance)
+        self._leaving.append(instance)
+        instance.retire()
+
+    def _check_resized(self) -> None:
+        if self._resizes and all(each.has_been_up for each in self.instances):
+            outcomes, self._resizes = self._resizes, []
+            for outcome in outcomes:
+                outcome(None)
+
+    def _give_up_resize(self, error: ShoalError) -> None:
+        """Back to the groups before it; what has come up of the new ones goes."""
+        outcomes, self._resizes = self._resizes, []
+        if outcomes:
+            self.resize(self._previous_groups, lambda _error: None)
+        for outcome in outcomes:
+            outcome(error)
+
+    # --- the end ---
+
+    def retire(self) -> None:
+        """Serve what has been accepted, then end. Clients have been told already that nothing more shall come."""
+        version = self.version
+        version.is_failed = False
+        if version.state is VersionState.READY:
+            version.move(VersionState.UNLOADING)
+        self._is_retiring = True
+        self._host.star.tell_batcher(self._message("model_retire"))
+
+    def on_drained(self) -> None:
+        """The batcher has nothing more for it."""
+        if self._is_retiring:
+            self._end()
+
+    def stop(self) -> None:
+        """The server ends: nothing is in flight any more."""
+        self._end()
+
+    def _end(self) -> None:
+        self._is_ending = True
+        self.version.num_instances_up = 0
+        for instance in [*self.instances, *self._leaving]:
+            if instance.state is not InstanceState.STOPPED:
+                instance.stop()
+        self._check_over()
+
+    def _check_over(self) -> None:
+        if self._is_ending and not self.instances and not self._leaving:
+            self._is_ending = False
+            if self.version.is_config_final:
+                self._host.star.tell_batcher(self._message("model_gone"))
+            self._owner.on_over(self)
+
+    # --- what the batcher hears ---
+
+    def tell_batcher(self) -> None:
+        """A successor hears of its queue, before it hears of the workers."""
+        if self.version.is_config_final:
+            self._host.star.tell_batcher(self._batcher_message())
+        if self.version.is_failed:
+            self._host.star.tell_batcher(self._message("model_failed"))
+
+    def tell_batcher_again(self) -> None:
+        """What a successor must hear after it has heard of the workers."""
+        if self._is_retiring:
+            self._host.star.tell_batcher(self._message("model_retire"))
+
+    def _message(self, op: str) -> Message:
+        return {"op": op, "model": self.version.model_id}
+
+    def _batcher_message(self) -> dict[str, Any]:
+        config = self.version.config
+        return {
+            **self._message("model"),
+            "row": self.version.row,
+            "config": config,
+            "may_run_again": may_run_again(config),
+        }
+
+
+def _identity(placement: Placement) -> tuple[str, str, int]:
+    return placement.instance_name, placement.kind, placement.device_id

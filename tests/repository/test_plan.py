@@ -1,0 +1,75 @@
+"""What a load has to do: every difference between what serves and what lies there, and nothing for none."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.repository.found import FoundModel, FoundVersion
+from shoal.repository.plan import Plan, Source, plan, source_of
+
+CONFIG = {"name": "m", "max_batch_size": 8, "instance_group": [{"count": 1}], "version_policy": {"all": {}}}
+
+
+def found(*versions: int, others_ns: int = 5, **fields: Any) -> FoundModel:
+    versions_found = {number: FoundVersion(Path(f"/r/m/{number}"), number * 10) for number in versions}
+    return FoundModel("m", Path("/r/m"), {**CONFIG, **fields}, {}, versions_found, others_ns)
+
+
+def serving(*versions: int) -> dict[int, Source]:
+    return {number: source_of(found(number), number) for number in versions}
+
+
+@pytest.mark.parametrize(
+    ("serves", "finds", "expected"),
+    [
+        ((), (1, 2), Plan((1, 2), (), (), ())),
+        ((1,), (1,), Plan((), (), (1,), ())),
+        ((1,), (1, 2), Plan((2,), (), (1,), ())),
+        ((1,), (2,), Plan((2,), (), (), (1,))),
+        ((1, 2, 3), (2,), Plan((), (), (2,), (1, 3))),
+    ],
+)
+def test_versions_come_and_go(serves: tuple[int, ...], finds: tuple[int, ...], expected: Plan) -> None:
+    assert plan(serving(*serves), found(*finds)) == expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        found(1, others_ns=6),
+        found(1, others_ns=4),  # older files are other files
+        found(1, max_batch_size=4),
+        found(1, parameters={"a": {"string_value": "b"}}),
+        found(1, max_batch_size=4, instance_group=[]),
+        replace(found(1), versions={1: FoundVersion(Path("/r/m/1"), 11)}),
+        replace(found(1), versions={1: FoundVersion(Path("/r/m/1"), 9)}),
+        replace(found(1), versions={1: FoundVersion(Path("/private/1"), 10)}),
+    ],
+    ids=range(8),
+)
+def test_what_has_changed_is_loaded_afresh(changed: FoundModel) -> None:
+    assert plan(serving(1), changed) == Plan((1,), (), (), ())
+
+
+def test_instance_groups_change_in_place() -> None:
+    changed = found(1, 2, instance_group=[{"count": 3}], version_policy={"latest": {"num_versions": 2}})
+    assert plan(serving(1), changed) == Plan((2,), (1,), (), ())
+
+
+def test_the_version_policy_alone_changes_nothing_for_a_version_it_still_wants() -> None:
+    assert plan(serving(1), found(1, version_policy={"latest": {"num_versions": 1}})) == Plan((), (), (1,), ())
+
+
+@given(st.sets(st.integers(1, 6)), st.sets(st.integers(1, 6), min_size=1))
+def test_afterwards_nothing_is_left_to_do(serves: set[int], finds: set[int]) -> None:
+    wanted = found(*sorted(finds))
+    todo = plan(serving(*serves), wanted)
+    assert {*todo.fresh, *todo.resized, *todo.kept} == finds
+    assert set(todo.dropped) == serves - finds
+    assert plan({number: source_of(wanted, number) for number in finds}, wanted) == Plan(
+        (), (), tuple(sorted(finds)), ()
+    )

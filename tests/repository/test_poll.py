@@ -1,0 +1,116 @@
+"""The look into real directories: configurations, versions, labels, modification times, and what is wrong with them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import InvalidArgumentError
+from shoal.repository.found import FoundModel
+from shoal.repository.poll import Override, Repositories, newest_ns
+
+CONFIG = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: 4 }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }
+version_policy { latest { num_versions: 2 } }
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    model = tmp_path / "simple"
+    for version in ("1", "2", "3"):
+        (model / version).mkdir(parents=True)
+    (model / "config.pbtxt").write_text(CONFIG)
+    (model / "labels.txt").write_text("cat\ndog\n")
+    for number, path in enumerate(sorted(model.rglob("*")), 1):
+        os.utime(path, ns=(number * 1000, number * 1000))
+    return tmp_path
+
+
+def look(repository: Path) -> FoundModel:
+    found = Repositories([repository]).look("simple")
+    assert found is not None
+    return found
+
+
+def test_a_model_is_found_with_the_versions_its_policy_wants(repository: Path) -> None:
+    found = look(repository)
+    assert found.error is None
+    assert found.config["name"] == "simple"
+    assert found.config["version_policy"] == {"latest": {"num_versions": 2}}
+    assert found.labels == {"OUTPUT0": ("cat", "dog")}
+    assert {number: version.directory for number, version in found.versions.items()} == {
+        2: repository / "simple" / "2",
+        3: repository / "simple" / "3",
+    }
+    assert [version.modified_ns for version in found.versions.values()] == [2000, 3000]
+    assert found.others_ns == 5000
+
+
+def test_it_travels_as_a_message(repository: Path) -> None:
+    found = look(repository)
+    assert FoundModel.from_message(found.message()) == found
+
+
+def test_a_file_deep_in_a_version_makes_it_newer_and_no_other(repository: Path) -> None:
+    before = look(repository)
+    deep = repository / "simple" / "3" / "weights" / "part"
+    deep.parent.mkdir()
+    deep.write_bytes(b"x")
+    for path in (deep, deep.parent, deep.parent.parent):
+        os.utime(path, ns=(9000, 9000))
+    after = look(repository)
+    assert (after.versions[3].modified_ns, after.versions[2]) == (9000, before.versions[2])
+    assert after.others_ns == before.others_ns
+
+
+def test_neither_a_new_version_nor_the_configuration_counts_as_another_file(repository: Path) -> None:
+    before = look(repository)
+    (repository / "simple" / "4").mkdir()
+    (repository / "simple" / "configs").mkdir()
+    (repository / "simple" / ".cache").mkdir()
+    (repository / "simple" / "config.pbtxt").write_text(CONFIG + "\n")
+    after = look(repository)
+    assert after.others_ns == before.others_ns
+    (repository / "simple" / "warmup").mkdir()
+    assert look(repository).others_ns > before.others_ns
+
+
+def test_a_bad_configuration_is_the_models_error(repository: Path) -> None:
+    (repository / "simple" / "config.pbtxt").write_text("bachend: 'identity'")
+    found = look(repository)
+    assert isinstance(found.error, InvalidArgumentError)
+    assert "bachend" in str(found.error)
+    assert not found.versions
+    assert str(FoundModel.from_message(found.message()).error) == str(found.error)
+
+
+def test_bad_labels_fail_the_versions(repository: Path) -> None:
+    (repository / "simple" / "labels.txt").unlink()
+    found = look(repository)
+    assert "label file path 'labels.txt'" in str(found.error)
+    assert list(found.versions) == [2, 3]
+
+
+def test_another_directory_stands_in_for_the_model(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    private = tmp_path_factory.mktemp("private") / "simple"
+    (private / "7").mkdir(parents=True)
+    (private / "config.pbtxt").write_text('backend: "identity"')
+    found = Repositories([repository]).look("simple", Override(None, private))
+    assert found is not None
+    assert (found.directory, list(found.versions)) == (private, [7])
+
+
+def test_who_is_not_there_is_not_found(repository: Path) -> None:
+    assert Repositories([repository]).look("other") is None
+    assert Repositories([repository, repository]).look("simple") is None  # in two repositories
+
+
+def test_a_link_that_points_nowhere_has_no_time(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    os.utime(tmp_path, ns=(1000, 1000))
+    assert newest_ns(tmp_path) == 1000
+    assert newest_ns(tmp_path / "link") == 0
