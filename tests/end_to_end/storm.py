@@ -6,7 +6,6 @@ once: answered rightly, refused because its instance died, or anything else, whi
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 from tests.end_to_end.server import Server, descendants, imbalances, serving
 from tests.end_to_end.test_deaths import is_titled
 from tests.end_to_end.test_ledger import footprint
+from tests.end_to_end.traffic import ask
 
 CONNECTIONS, MAX_BATCH_SIZE = 64, 8
 KILL_EVERY_S = (0.1, 0.3)
@@ -109,24 +109,14 @@ class Storm:
 
     async def _ask(self, phase: Phase, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._number = number = self._number + 1
-        sent_s = time.monotonic()
-        data = [number, -number, 7, number ^ 0x5555]
-        request = {"inputs": [{"name": "A", "shape": [1, 4], "datatype": "INT32", "data": data}]}
-        body = json.dumps(request).encode()
-        writer.write(
-            b"POST /v2/models/m/infer HTTP/1.1\r\nHost: storm\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        )
-        head = await reader.readuntil(b"\r\n\r\n")
-        status = int(head.split(b" ", 2)[1])
-        length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
-        said = await reader.readexactly(length)
-        phase.latencies_s.append(time.monotonic() - sent_s)
-        if status == 200 and json.loads(said)["outputs"][0]["data"] == data:
+        answer = await ask(reader, writer, number)
+        phase.latencies_s.append(answer.seconds)
+        if answer.is_right:
             phase.num_right += 1
-        elif status == 500 and b"was killed by signal 9 (SIGKILL) while executing" in said:
+        elif answer.status == 500 and b"was killed by signal 9 (SIGKILL) while executing" in answer.body:
             phase.num_refused += 1
         else:
-            phase.faults.append(f"{status} {said[:300]!r} to {data}")
+            phase.faults.append(f"{answer.status} {answer.body[:300]!r} to {answer.data}")
 
     async def _kill(self, phase: Phase, end: float, victims: tuple[str, ...]) -> None:
         while (now := time.monotonic()) < end:

@@ -1,0 +1,234 @@
+"""Model control through a real server: what is loaded when, by whom, and what stays when something goes wrong."""
+
+import base64
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
+from tests.end_to_end.traffic import MODEL
+
+Rows = list[dict[str, Any]]
+
+
+def write_model(repository: Path, name: str, *versions: int, config: str = MODEL) -> Path:
+    for version in versions:
+        (repository / name / str(version)).mkdir(parents=True, exist_ok=True)
+    (repository / name / "config.pbtxt").write_text(config)
+    return repository / name
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    write_model(tmp_path, "a", 1)
+    write_model(tmp_path, "b", 1)
+    return tmp_path
+
+
+@pytest.fixture
+def explicit(repository: Path) -> Iterator[Server]:
+    with serving(repository, "--model-control-mode=explicit", "--load-model=a") as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+@pytest.fixture
+def client(explicit: Server) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(explicit.url, network_timeout=DEADLINE_S) as made:
+        yield made
+
+
+def index(client: triton.InferenceServerClient) -> Rows:
+    rows: Rows = client.get_model_repository_index()
+    return rows
+
+
+def index_once(client: triton.InferenceServerClient, expected: Rows) -> None:
+    """Wait until the index is this."""
+    end = time.monotonic() + DEADLINE_S
+    while (rows := index(client)) != expected:
+        assert time.monotonic() < end, rows
+
+
+def ready(name: str, version: int = 1) -> dict[str, Any]:
+    return {"name": name, "version": str(version), "state": "READY"}
+
+
+def unloaded(name: str, version: int = 1) -> dict[str, Any]:
+    return {"name": name, "version": str(version), "state": "UNAVAILABLE", "reason": "unloaded"}
+
+
+def infer(client: triton.InferenceServerClient, name: str, version: str = "") -> str:
+    """The version that answers."""
+    tensor = triton.InferInput("A", [1, 4], "INT32")
+    tensor.set_data_from_numpy(np.arange(4, dtype=np.int32).reshape(1, 4))
+    response = client.infer(name, [tensor], model_version=version)
+    assert response.as_numpy("B").tolist() == [[0, 1, 2, 3]]
+    answered: str = response.get_response()["model_version"]
+    return answered
+
+
+def test_a_model_is_loaded_and_unloaded_on_request(client: triton.InferenceServerClient) -> None:
+    assert index(client) == [ready("a"), {"name": "b"}]
+    assert not client.is_model_ready("b")
+    client.load_model("b")
+    assert client.is_model_ready("b")
+    assert infer(client, "b") == "1"
+    assert index(client) == [ready("a"), ready("b")]
+    client.load_model("b")  # nothing has changed: nothing is done
+    client.unload_model("b")
+    with pytest.raises(InferenceServerException, match="'b' has no available versions"):
+        infer(client, "b")
+    index_once(client, [ready("a"), unloaded("b")])
+    assert client.is_server_ready()
+    client.load_model("b")
+    assert infer(client, "b") == "1"
+
+
+def test_what_is_no_model_is_refused(client: triton.InferenceServerClient) -> None:
+    with pytest.raises(InferenceServerException, match=r"failed to load 'c', failed to poll from model repository"):
+        client.load_model("c")
+    client.unload_model("c")
+
+
+def test_a_new_version_takes_the_old_ones_place(client: triton.InferenceServerClient, repository: Path) -> None:
+    write_model(repository, "a", 2)
+    assert infer(client, "a") == "1"
+    client.load_model("a")
+    assert infer(client, "a") == "2"
+    with pytest.raises(InferenceServerException, match="version 1 is not at ready state"):
+        infer(client, "a", "1")
+    index_once(client, [unloaded("a", 1), ready("a", 2), {"name": "b"}])
+
+
+def test_all_versions_serve_where_the_policy_says_so(client: triton.InferenceServerClient, repository: Path) -> None:
+    write_model(repository, "b", 1, 2, 3, config=MODEL + "version_policy { all { } }")
+    client.load_model("b")
+    assert [infer(client, "b", version) for version in ("1", "2", "")] == ["1", "2", "3"]
+    (repository / "b" / "2").rmdir()
+    client.load_model("b")
+    assert infer(client, "b", "1") == "1"
+    index_once(client, [ready("a"), ready("b", 1), unloaded("b", 2), ready("b", 3)])
+
+
+def test_what_fails_to_load_leaves_the_old_one_serving_and_says_why(
+    client: triton.InferenceServerClient, repository: Path
+) -> None:
+    config = repository / "a" / "config.pbtxt"
+    config.write_text(MODEL.replace("TYPE_INT32", "TYPE_INT33"))
+    with pytest.raises(InferenceServerException, match=r"failed to load 'a', failed to poll.*TYPE_INT33"):
+        client.load_model("a")
+    assert infer(client, "a") == "1"
+    row, _ = index(client)
+    assert (row["state"], row["reason"].split(":")[0]) == ("READY", "serving what was loaded before")
+    assert client.is_server_ready()
+    # One that can be read, but not be served: identity answers each input by an output.
+    config.write_text(MODEL + 'output { name: "C" data_type: TYPE_INT32 dims: [ 4 ] }')
+    with pytest.raises(
+        InferenceServerException, match=r"load failed for model 'a': version 1 is at UNAVAILABLE state: "
+    ):
+        client.load_model("a")
+    assert infer(client, "a") == "1"
+    assert "serving what was loaded before" in index(client)[0]["reason"]
+    config.write_text(MODEL)
+    client.load_model("a")
+    assert index(client)[0] == ready("a")
+
+
+def test_a_configuration_may_come_with_the_request(client: triton.InferenceServerClient) -> None:
+    config = client.get_model_config("a")
+    client.load_model("a", config=json.dumps({**config, "max_batch_size": 3}))
+    assert client.get_model_config("a")["max_batch_size"] == 3
+    client.load_model("a")
+    assert client.get_model_config("a")["max_batch_size"] == 8
+    with pytest.raises(InferenceServerException, match=r"^\[400\] Invalid config override: "):
+        client.load_model("a", config='{"max_batch": 3}')
+    assert infer(client, "a") == "1"
+
+
+def test_a_whole_model_may_come_with_the_request(client: triton.InferenceServerClient) -> None:
+    files = {"file:5/model.onnx": (SAMPLES / "simple" / "1" / "model.onnx").read_bytes()}
+    client.load_model("sent", config=json.dumps({"backend": "onnxruntime"}), files=files)
+    assert client.is_model_ready("sent", "5")
+    assert [each["name"] for each in client.get_model_metadata("sent")["inputs"]] == ["INPUT0", "INPUT1"]
+    client.unload_model("sent")
+    index_once(client, [ready("a"), {"name": "b"}, unloaded("sent", 5)])
+    assert base64  # the client encodes them
+
+
+def test_instance_groups_change_in_place(
+    client: triton.InferenceServerClient, explicit: Server, repository: Path
+) -> None:
+    (before,) = instances(client, "a")
+    (repository / "a" / "config.pbtxt").write_text(MODEL.replace("count: 1", "count: 3"))
+    client.load_model("a")
+    after = instances(client, "a")
+    assert [each["name"] for each in after] == ["a_0_0", "a_0_1", "a_0_2"]
+    assert after[0]["pid"] == before["pid"]
+    assert client.get_model_config("a")["instance_group"][0]["count"] == 3
+    (repository / "a" / "config.pbtxt").write_text(MODEL)
+    client.load_model("a")
+    assert [each["pid"] for each in instances(client, "a")] == [before["pid"]]
+
+
+def instances(client: triton.InferenceServerClient, model: str) -> list[dict[str, Any]]:
+    response = client._get(f"v2/repository/models/{model}/instances", None, None)
+    (version,) = json.loads(response.read())["versions"]
+    found: list[dict[str, Any]] = version["instances"]
+    return found
+
+
+def test_only_explicit_mode_obeys(samples: Server) -> None:
+    with triton.InferenceServerClient(samples.url) as client:
+        for verb in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException) as refusal:
+                verb("simple")
+            assert refusal.value.status() == "503"
+            assert refusal.value.message() == "explicit model load / unload is not allowed if polling is enabled"
+
+
+def test_polling_follows_the_repository(repository: Path) -> None:
+    with (
+        serving(repository, "--model-control-mode=poll", "--repository-poll-secs=1") as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        assert index(client) == [ready("a"), ready("b")]
+        write_model(repository, "c", 1)
+        write_model(repository, "a", 2)
+        shutil.rmtree(repository / "b")
+        index_once(client, [unloaded("a", 1), ready("a", 2), unloaded("b"), ready("c")])
+        assert (infer(client, "a"), infer(client, "c")) == ("2", "1")
+        with pytest.raises(InferenceServerException, match="not allowed if polling is enabled"):
+            client.load_model("a")
+        assert server.stop() == 0
+
+
+def test_a_star_loads_everything(repository: Path) -> None:
+    with (
+        serving(repository, "--model-control-mode=explicit", "--load-model=*") as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        assert index(client) == [ready("a"), ready("b")]
+        assert server.stop() == 0
+
+
+def test_a_model_that_is_to_be_there_and_is_not_fails_the_start(repository: Path) -> None:
+    with (
+        serving(
+            repository, "--model-control-mode=explicit", "--load-model=a", "--load-model=z", "--exit-on-error=false"
+        ) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        assert not client.is_server_ready()
+        a, b, z = index(client)
+        assert (a, b) == (ready("a"), {"name": "b"})
+        assert (z["name"], z["state"]) == ("z", "UNAVAILABLE")
+        assert server.stop() == 0
