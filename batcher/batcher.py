@@ -46,12 +46,14 @@ class Batcher:
             "model": self._on_model,
             "model_failed": self._on_model_failed,
             "model_gone": self._on_model_gone,
+            "model_retire": self._on_model_retire,
             "ping": lambda _message, _fds: None,  # its acknowledgement, from this loop, is the answer
             "segment": self._on_segment,
             "segment_gone": self._on_segment_gone,
             "worker": self._on_worker,
             "worker_ready": self._on_worker_ready,
             "worker_gone": self._on_worker_gone,
+            "worker_retire": self._on_worker_retire,
             "ledger": self._on_ledger,
         }
         # Changed by control messages: workers that are mapped but not ready yet; whether a dead batcher's place is
@@ -77,8 +79,8 @@ class Batcher:
             if self._is_taking_over:
                 continue
             exchange.step(time.monotonic_ns())
-            if exchange.distrusted:
-                self._report_distrusted()
+            if exchange.reports:
+                self._report()
 
     def _receive(self) -> None:
         message, fds = self._channel.receive()
@@ -86,10 +88,10 @@ class Batcher:
         if "seq" in message:
             self._channel.acknowledge(message)
 
-    def _report_distrusted(self) -> None:
-        for owner in self._exchange.distrusted:
-            self._channel.send({"op": "distrusted", "owner": owner})
-        self._exchange.distrusted.clear()
+    def _report(self) -> None:
+        for message in self._exchange.reports:
+            self._channel.send(message)
+        self._exchange.reports.clear()
 
     def _on_resume(self, _message: Message, _fds: list[int]) -> None:
         self._is_taking_over = False
@@ -120,6 +122,10 @@ class Batcher:
     def _on_model_gone(self, message: Message, _fds: list[int]) -> None:
         self._exchange.remove_model(message["model"], time.monotonic_ns())
 
+    def _on_model_retire(self, message: Message, _fds: list[int]) -> None:
+        # The step that follows looks into clients' rings before it looks whether anything is left.
+        self._exchange.retire_model(message["model"])
+
     def _on_segment(self, message: Message, _fds: list[int]) -> None:
         self._exchange.add_segment(message["owner"], message["worker"])
 
@@ -136,6 +142,9 @@ class Batcher:
 
     def _on_worker_ready(self, message: Message, _fds: list[int]) -> None:
         self._exchange.add_worker(self._starting.pop(message["owner"]))
+
+    def _on_worker_retire(self, message: Message, _fds: list[int]) -> None:
+        self._exchange.retire_worker(message["owner"])
 
     def _on_worker_gone(self, message: Message, _fds: list[int]) -> None:
         owner = message["owner"]

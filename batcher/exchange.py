@@ -1,19 +1,20 @@
 """The centre of the star: takes requests from clients, hands batches to workers, answers clients. Runs in the batcher.
 
-It owns every request from acceptance to reply: "exactly one answer" is one `dict.pop` here. It sees records only, never
-a tensor. It reads no clock and waits for nothing: `step` is told the time and handles all that is there.
+It sees records only, never a tensor. It reads no clock and waits for nothing: `step` is told the time and handles all
+that is there. How a request ends is the business of `open_requests`.
 """
 
 from shoal.batcher import statistics
 from shoal.batcher.holders import Holders
+from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Client, Model, Peer, Running, Worker
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.scheduler import Batch
-from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED
-from shoal.errors import InternalError, UnavailableError
+from shoal.batcher.statistics import BACKEND, OLDEST_QUEUED_NS, PENDING_COUNT, REJECTED
+from shoal.control import Message
+from shoal.errors import UnavailableError
 from shoal.reasons import Reason
 from shoal.shm import layout
-from shoal.shm.counters import Row
 from shoal.shm.layout import (
     BATCH_ITEM,
     CANCEL,
@@ -22,7 +23,6 @@ from shoal.shm.layout import (
     HOLD,
     NUMBER_BITS,
     RELEASE,
-    REPLY,
     REQUEST,
     WANT,
     D,
@@ -33,19 +33,14 @@ from shoal.shm.ring import Record
 
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
 
-#: An accepted request that has not been answered: client, model, the client's number, block, header, when the client
-#: began to receive it and when it was accepted (monotonic ns), and what the policy sees of it. A plain tuple, and
-#: records are unpacked at once: an object costs ten times as much to make, a word found by its name to read.
-Open = tuple[Client, Model, int, int, int, int, int, QueuedRequest]
-
 
 class Exchange:
-    """All peers, all open requests, and the rules by which records move between them."""
+    """All peers, and the rules by which records move between them."""
 
     def __init__(self, wall_offset_ns: int) -> None:
         #: Wall clock minus monotonic clock, for the one figure that clients read as a date.
         self._wall_offset_ns = wall_offset_ns
-        # Changed by the add_/remove_ methods, which the control plane calls.
+        # Changed by the add_, retire_ and remove_ methods, which the control plane calls.
         self.clients: dict[int, Client] = {}
         self.workers: dict[int, Worker] = {}
         self.models: dict[int, Model] = {}
@@ -53,19 +48,20 @@ class Exchange:
         self._segments: dict[int, Worker] = {}
         # Changed by step and by deaths.
         self.holders = Holders()
-        self._requests: dict[int, Open] = {}
+        self._written: set[Peer] = set()
+        self._counted: set[Model] = set()
+        self._requests = OpenRequests(self.holders, self._written, self._counted)
         #: Only while a dead batcher's place is taken: the requests that workers have from it.
         self._in_hand: set[int] = set()
-        #: Requests that were being executed when their instance died, and have been given one more chance.
-        self._second_chances: set[int] = set()
         self._awake: dict[int, Model] = {}
         self._deadlines: dict[int, int] = {}
         self._busy: dict[int, Worker] = {}
         self._read: list[Peer] = []
-        self._written: set[Peer] = set()
-        self._counted: set[Row] = set()
-        #: Owners whose rings cannot be believed; the loop reports them to the supervisor, which kills them.
-        self.distrusted: list[int] = []
+        #: Who makes way for others, until it is reported that nothing of theirs is left.
+        self._retiring_workers: set[Worker] = set()
+        self._retiring_models: set[Model] = set()
+        #: What the loop must tell the supervisor.
+        self.reports: list[Message] = []
 
     @property
     def num_open(self) -> int:
@@ -81,12 +77,15 @@ class Exchange:
         worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
         self._awake[worker.model.id] = worker.model
 
-    def remove_worker(self, owner: int, now_ns: int, reason: Reason = Reason.INSTANCE_DIED, detail: int = 0) -> None:
-        """A worker is dead: what it published is delivered; what it had not begun goes to another instance.
+    def retire_worker(self, owner: int) -> None:
+        """A worker makes way: it gets nothing more, and is reported once it has answered what it was given."""
+        worker = self.workers.get(owner)
+        if worker is not None:
+            worker.model.scheduler.remove_instance(owner)
+            self._retiring_workers.add(worker)
 
-        What it was executing runs once more where the model may, each request alone, so that one that kills instances
-        is found; else, and the second time, it fails. A limit it went beyond is not tried a second time.
-        """
+    def remove_worker(self, owner: int, now_ns: int, reason: Reason = Reason.INSTANCE_DIED, detail: int = 0) -> None:
+        """A worker is dead: what it published is delivered; what it owes goes to another instance, or fails."""
         worker = self.workers.get(owner)
         if worker is None:
             return
@@ -97,20 +96,12 @@ class Exchange:
         model = worker.model
         self._busy.pop(owner, None)
         self._written.discard(worker)
+        self._retiring_workers.discard(worker)
         self._segments = {owner: writer for owner, writer in self._segments.items() if writer is not worker}
         model.scheduler.remove_instance(owner)
-        # One that wrote nonsense is not believed in this either.
-        begun = worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun
-        for key, running in reversed(worker.missing.items()):  # each goes to the front
-            if running.number > begun:
-                self._queue_again(key, model)
-            elif reason is Reason.INSTANCE_DIED and model.may_run_again and key not in self._second_chances:
-                self._second_chances.add(key)
-                self._queue_again(key, model)
-            else:
-                self._fail(key, reason, now_ns, BACKEND, detail)
+        self._requests.take_back(worker, reason, detail, now_ns)
         if model.is_failed:
-            self._refuse_queued(model, Reason.MODEL_FAILED, now_ns)
+            self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
         self._awake[model.id] = model
 
     def add_segment(self, owner: int, worker_owner: int) -> None:
@@ -124,25 +115,28 @@ class Exchange:
         self._segments.pop(owner, None)
 
     def remove_client(self, owner: int) -> None:
-        """A client is dead: its queued requests are forgotten, its running ones finish for nobody."""
+        """A client is dead, with all it asked and held."""
         client = self.clients.pop(owner, None)
         if client is None:
             return
         self._written.discard(client)
-        for key in [key for key in self._requests if key >> NUMBER_BITS == owner]:
-            model = self._requests.pop(key)[1]
-            self._second_chances.discard(key)
-            if model.scheduler.cancel(key):
-                self._count_departures(model)
+        self._requests.forget(client)
         for ref in self.holders.release_owner(owner):
             self._free(ref)
+
+    def retire_model(self, model_id: int) -> None:
+        """Another version takes this one's place: it is reported once nothing of it is queued or running."""
+        model = self.models.get(model_id)
+        if model is not None:
+            self._retiring_models.add(model)
 
     def remove_model(self, model_id: int, now_ns: int) -> None:
         """A model version is no longer served: what is still queued is refused."""
         model = self.models.pop(model_id, None)
         if model is None:
             return
-        self._refuse_queued(model, Reason.NOT_READY, now_ns)
+        self._requests.refuse_queued(model, Reason.NOT_READY, now_ns)
+        self._retiring_models.discard(model)
         self._awake.pop(model_id, None)
         self._deadlines.pop(model_id, None)
 
@@ -152,11 +146,17 @@ class Exchange:
         model = self.models.get(model_id)
         if model is not None:
             model.is_failed = True
-            self._refuse_queued(model, Reason.MODEL_FAILED, now_ns)
+            self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
 
-    def _refuse_queued(self, model: Model, reason: Reason, now_ns: int) -> None:
-        for queued in model.scheduler.drain():
-            self._refuse(queued.key, model, reason, now_ns, REJECTED)
+    def _report_retired(self) -> None:
+        """Whoever has nothing left is reported, once; by now their last answers have been shown to clients."""
+        for worker in [each for each in self._retiring_workers if not each.missing]:
+            self._retiring_workers.remove(worker)
+            self.reports.append({"op": "worker_retired", "owner": worker.owner})
+        running = {worker.model for worker in self.workers.values() if worker.missing}
+        for model in [each for each in self._retiring_models if not each.scheduler.pending and each not in running]:
+            self._retiring_models.remove(model)
+            self.reports.append({"op": "model_retired", "model": model.id})
 
     def resume(self, now_ns: int) -> None:
         """Take a dead batcher's place: every client has said again what is open and what it holds.
@@ -165,6 +165,7 @@ class Exchange:
         """
         self._in_hand = {key for worker in self.workers.values() for key in worker.missing}
         self._busy.update(self.workers)
+        self._counted.update(self.models.values())  # whose queues were not empty when they were shown last
         # The dead one may have shown a batch and not have rung for it.
         for worker in self.workers.values():
             worker.must_ring = True
@@ -186,7 +187,10 @@ class Exchange:
                     self._awake[model_id] = self.models[model_id]
         if self._awake:
             self._form_batches(now_ns)
-        for row in self._counted:
+        for model in self._counted:
+            scheduler, row = model.scheduler, model.row
+            row.cells[OLDEST_QUEUED_NS] = oldest_ns = scheduler.oldest_ns()
+            row.cells[PENDING_COUNT] = scheduler.pending if oldest_ns else 0
             row.publish()
         self._counted.clear()
         for peer in self._written:
@@ -196,6 +200,8 @@ class Exchange:
         for peer in self._read:
             peer.acknowledge()
         self._read.clear()
+        if self._retiring_workers or self._retiring_models:
+            self._report_retired()
 
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
@@ -205,7 +211,7 @@ class Exchange:
         for model in self._awake.values():
             scheduler = model.scheduler
             for queued in scheduler.expire(now_ns):
-                self._refuse(queued.key, model, Reason.TIMED_OUT, now_ns, REJECTED)
+                self._requests.fail(queued.key, Reason.TIMED_OUT, now_ns, REJECTED)
             while (batch := scheduler.take(now_ns)) is not None:
                 self._dispatch(model, batch)
             deadline = scheduler.next_deadline_ns()
@@ -222,7 +228,7 @@ class Exchange:
         worker.num_batches = number = worker.num_batches + 1
         count = len(requests)
         running = Running(number, rows, count)
-        for index, (key, request_rows, *_) in enumerate(requests):
+        for index, (key, request_rows, _, _, _, _) in enumerate(requests):
             _, _, _, block, header, _, _, _ = self._requests[key]
             missing[key] = running
             push(
@@ -231,7 +237,7 @@ class Exchange:
                     0, 0, 0, 0, 0, 0, 0,
                 )
             )  # fmt: skip
-        self._count_departures(model, count)
+        self._counted.add(model)
         self._busy[instance] = worker
         worker.must_ring = True
         self._written.add(worker)
@@ -251,14 +257,14 @@ class Exchange:
                     if ref := self.holders.release(client.first_key + record[R.NUMBER]):
                         self._free(ref)
                 elif kind == CANCEL:
-                    self._cancel(client.first_key + record[R.NUMBER], now_ns)
+                    self._requests.cancel(client.first_key + record[R.NUMBER], now_ns)
                 elif kind == HOLD:
                     self.holders.hold(record[R.BLOCK], client.first_key + record[R.NUMBER])
                 else:
                     raise LayoutError(f"client {client.owner} sent a record of kind {kind}")
         except LayoutError:
             self.remove_client(client.owner)
-            self.distrusted.append(client.owner)
+            self.reports.append({"op": "distrusted", "owner": client.owner})
             return
         self._read.append(client)
 
@@ -268,8 +274,7 @@ class Exchange:
             raise LayoutError(f"client {client.owner} sent the number {number}")
         model = self.models.get(model_id)
         if model is None or model.is_failed:
-            reason = Reason.NOT_READY if model is None else Reason.MODEL_FAILED
-            self._push(client, layout.record(REPLY, number, UnavailableError.wire, 0, 0, reason))
+            self._requests.turn_away(client, number, Reason.NOT_READY if model is None else Reason.MODEL_FAILED)
             return
         key = client.first_key + number
         queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us)
@@ -281,24 +286,10 @@ class Exchange:
         try:
             model.scheduler.add(queued, now_ns)
         except UnavailableError:
-            self._fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
+            self._requests.fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
             return
-        statistics.count_arrival(model.row)
-        self._counted.add(model.row)
+        self._counted.add(model)
         self._awake[model.id] = model
-
-    def _queue_again(self, key: int, model: Model) -> None:
-        """A request whose instance died goes to another, alone and before all that wait."""
-        request = self._requests.get(key)
-        if request is not None:
-            model.scheduler.add_first(request[-1])
-            statistics.count_arrival(model.row)
-            self._counted.add(model.row)
-
-    def _cancel(self, key: int, now_ns: int) -> None:
-        request = self._requests.get(key)
-        if request is not None and request[1].scheduler.cancel(key):
-            self._refuse(key, request[1], Reason.CANCELLED, now_ns, CANCELED)
 
     # --- records from workers: user code may have written them ---
 
@@ -307,7 +298,7 @@ class Exchange:
             records = worker.reader.read()
         except LayoutError:
             self.remove_worker(worker.owner, now_ns, Reason.DAMAGED)
-            self.distrusted.append(worker.owner)
+            self.reports.append({"op": "distrusted", "owner": worker.owner})
             return
         if not records:
             return
@@ -327,26 +318,16 @@ class Exchange:
         self._read.append(worker)
 
     def _finish(self, worker: Worker, record: Record, now_ns: int) -> None:
-        """One DONE: the request's only answer goes to its client, which holds the answer's block from now on."""
+        """One DONE: the request's only answer, if it lies where this worker may write."""
         _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
         running = worker.missing.pop(key, None)
         if running is None:
             return
         compute = statistics.compute_times(start, input_end, output_start, end)
         if ref and (owner := layout.ref_owner(ref)) != worker.owner and self._segments.get(owner) is not worker:
-            self._fail(key, Reason.DAMAGED, now_ns, BACKEND)
-        elif (request := self._requests.pop(key, None)) is not None:
-            client, model, number, _, _, start_ns, queue_ns, queued = request
-            if ref:
-                self.holders.hold(ref, key)
-            self._push(client, (REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
-            if status:
-                reason = statistics.reason_of_status(status)
-                statistics.count_failure(model.row, reason, start_ns, now_ns)
-            else:
-                statistics.count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
-            if self._second_chances:
-                self._second_chances.discard(key)
+            self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
+        else:
+            self._requests.answer(key, status, ref, header, compute, now_ns)
         running.num_missing -= 1
         if not running.num_missing:
             self._finish_batch(worker, running, compute, now_ns)
@@ -354,7 +335,7 @@ class Exchange:
     def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
         model = worker.model
         statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
-        self._counted.add(model.row)
+        self._counted.add(model)
         worker.is_hungry = False
         worker.num_finished = running.number
         if not worker.missing:
@@ -363,26 +344,6 @@ class Exchange:
         self._awake[model.id] = model
 
     # --- both ways ---
-
-    def _refuse(self, key: int, model: Model, reason: Reason, now_ns: int, cell: int) -> None:
-        """Answer a request that has just been taken out of its queue."""
-        self._count_departures(model)
-        self._fail(key, reason, now_ns, cell)
-
-    def _fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> None:
-        """Answer a request that no worker will answer; `detail` is what the reason's sentence names."""
-        request = self._requests.pop(key, None)
-        if request is None:
-            return
-        client, model, number, _, _, start_ns, _, _ = request
-        self._second_chances.discard(key)
-        self._push(client, layout.record(REPLY, number, InternalError.wire, 0, 0, reason, detail))
-        statistics.count_failure(model.row, cell, start_ns, now_ns)
-        self._counted.add(model.row)
-
-    def _count_departures(self, model: Model, count: int = 1) -> None:
-        statistics.count_departures(model.row, count)
-        self._counted.add(model.row)
 
     def _free(self, ref: int) -> None:
         owner = layout.ref_owner(ref)
@@ -393,8 +354,3 @@ class Exchange:
             # A block of its slab can wait for the worker's next batch, unless it waits for memory itself.
             if worker.is_hungry or owner != worker.owner:
                 worker.must_ring = True
-
-    def _push(self, client: Client, record: Record) -> None:
-        client.writer.push(record)
-        client.must_ring = True
-        self._written.add(client)

@@ -7,11 +7,12 @@ _SUCCESS_COUNT, _SUCCESS_NS = CELL["success_count"], CELL["success_ns"]
 _FAIL_COUNT, _FAIL_NS = CELL["fail_count"], CELL["fail_ns"]
 _QUEUE_NS, _INPUT_NS = CELL["queue_ns"], CELL["compute_input_ns"]
 _INFER_NS, _OUTPUT_NS = CELL["compute_infer_ns"], CELL["compute_output_ns"]
-_INFERENCE_COUNT, _PENDING = CELL["inference_count"], CELL["pending_count"]
+_INFERENCE_COUNT = CELL["inference_count"]
 _LAST_INFERENCE_MS = CELL["last_inference_ms"]
 #: Why a request failed: the cell that counts it beside `fail_count`.
 REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
-
+#: How the queue stands; not counted, but looked up whenever a row is published.
+PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
 
 #: How one execution spent its time: when it began, then how long input, inference and output took.
 Compute = tuple[int, int, int, int]
@@ -24,16 +25,6 @@ def compute_times(start: int, input_end: int, output_start: int, end: int) -> Co
         output_start = max(input_end, output_start)
         end = max(output_start, end)
     return start, input_end - start, output_start - input_end, end - output_start
-
-
-def count_arrival(row: Row) -> None:
-    """A request was queued."""
-    row.cells[_PENDING] += 1
-
-
-def count_departures(row: Row, count: int = 1) -> None:
-    """Requests left the queue, towards an instance or without one."""
-    row.cells[_PENDING] -= count
 
 
 def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns: int, now_ns: int) -> None:

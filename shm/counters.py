@@ -38,6 +38,7 @@ CELLS = (
     "cache_hit_ns",
     "cache_miss_count",
     "cache_miss_ns",
+    "oldest_queued_ns",  # the monotonic time at which the oldest waiting request was accepted; 0 where none waits
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
 _EXECUTION_COUNT = CELL["execution_count"]

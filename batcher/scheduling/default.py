@@ -24,6 +24,9 @@ class DefaultScheduler:
     def pending(self) -> int:
         return len(self._queue)
 
+    def oldest_ns(self) -> int:
+        return self._queue.oldest_arrival_ns() if self._queue.rows else 0
+
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         self._queue.add(request)
 

@@ -99,6 +99,11 @@ class DynamicBatchScheduler:
     def pending(self) -> int:
         return len(self._queue) + self._num_in_payloads
 
+    def oldest_ns(self) -> int:
+        if self._payloads:
+            return self._payloads[0].requests[0].arrival_ns
+        return self._queue.oldest_arrival_ns() if self._queue.rows else 0
+
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         self._queue.add(request, self._num_in_payloads)
         if request.shape_key != self._wake_shape_key:

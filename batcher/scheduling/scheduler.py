@@ -25,6 +25,10 @@ class Scheduler(Protocol):
         """Requests accepted and not yet handed to an instance."""
         ...
 
+    def oldest_ns(self) -> int:
+        """The arrival of the one of them that is served next, the oldest; 0 where there is none."""
+        ...
+
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         """Accepts a request, or raises UnavailableError with Triton's sentence and changes nothing."""
         ...

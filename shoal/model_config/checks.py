@@ -8,13 +8,13 @@ import posixpath
 from collections.abc import Callable, Iterator
 
 from shoal.errors import InvalidArgumentError
-from shoal.model_config import execution_timeout
+from shoal.model_config import execution_timeout, scaling
 from shoal.model_config.backends import disagreements
 from shoal.model_config.messages import Config
+from shoal.model_config.scaling import MAX_INSTANCES
 from shoal.model_config.tensor_checks import tensors
 
-#: Ours. An instance is a process; a queue's times are waited out; a level is a queue.
-MAX_INSTANCES = 64
+#: Ours. A queue's times are waited out; a level is a queue.
 MAX_MICROSECONDS = 3_600_000_000
 MAX_PRIORITY_LEVELS = 64
 
@@ -128,6 +128,7 @@ def _too_long(name: str, field: str, microseconds: int) -> Iterator[str]:
 #: What needs no auto-complete, and must hold before a process is started for the model.
 _UNFINISHED: tuple[Rule, ...] = (
     disagreements, file_names, delay_and_order, queue_policies, instance_groups, execution_timeout.faults,
+    scaling.faults,
 )  # fmt: skip
 _FINISHED: tuple[Rule, ...] = (*_UNFINISHED, batch_size, tensors, labels, preferred_sizes)
 

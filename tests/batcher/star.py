@@ -89,6 +89,21 @@ class Star:
         self._workers.append((end, model.id))
         return end
 
+    def remove_worker(self, owner: int, now_ns: int) -> None:
+        """A worker dies; no successor hears of it."""
+        self._workers = [(end, model_id) for end, model_id in self._workers if end.owner != owner]
+        self.exchange.remove_worker(owner, now_ns)
+
+    def reports(self) -> list[tuple[str, int]]:
+        """What the supervisor is told, as (op, owner or model), once."""
+        reports = [(report["op"], report.get("owner") or report["model"]) for report in self.exchange.reports]
+        self.exchange.reports.clear()
+        return reports
+
+    def figures(self, model_id: int) -> dict[str, int]:
+        """What readers of the counters see of a model."""
+        return self._table_view.read(model_id).cells
+
     def succeed(self) -> None:
         """The batcher is dead. Another one is told of everybody; it serves after `exchange.resume`."""
         self.exchange = Exchange(WALL_OFFSET_NS)

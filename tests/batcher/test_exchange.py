@@ -75,6 +75,20 @@ def test_statistics_of_a_success() -> None:
     assert {name: cell(model, name) for name in figures} == figures
 
 
+def test_readers_see_since_when_the_oldest_request_waits() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    seen = []
+    for now_ns, number in ((500, 1), (600, 2), (700, 3)):
+        ask(client, number)
+        star.exchange.step(now_ns)
+        seen.append((star.figures(MODEL)["oldest_queued_ns"], star.figures(MODEL)["pending_count"]))
+    for now_ns in (800, 900):
+        answer(worker, worker.heard()[0])
+        star.exchange.step(now_ns)
+        seen.append((star.figures(MODEL)["oldest_queued_ns"], star.figures(MODEL)["pending_count"]))
+    assert seen == [(0, 0), (600, 1), (600, 2), (700, 1), (0, 0)]
+
+
 def test_requests_of_one_batch_share_a_block_until_the_last_release() -> None:
     star = Star()
     model = star.add_model(MODEL, BATCHING)
@@ -223,7 +237,7 @@ def test_ring_that_lies_ends_its_owner() -> None:
     star.exchange.step(now_ns=500)
     worker.own.words[8] = 10**9
     star.exchange.step(now_ns=600)
-    assert star.exchange.distrusted == [WORKER]
+    assert star.reports() == [("distrusted", WORKER)]
     star.exchange.step(now_ns=700)
     assert [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()] == [(1, Reason.DAMAGED)]
 

@@ -33,6 +33,7 @@ def test_what_a_dead_worker_had_not_begun_goes_to_another_in_order() -> None:
     ask(client, 4)
     star.exchange.step(now_ns=600)
     star.exchange.remove_worker(WORKER, now_ns=700)
+    star.exchange.step(now_ns=800)
     assert cell(model, "pending_count") == 4
     successor = star.add_worker(WORKER + 1, model)
     served = []

@@ -130,6 +130,16 @@ def test_figures_go_on_where_they_were() -> None:
     assert cell(successor, "execution_count") == 2
 
 
+def test_a_queue_that_nobody_says_again_is_seen_to_be_empty() -> None:
+    star, client, _ = one_of_each(SINGLE)
+    ask(client, 1, 2)
+    star.exchange.step(now_ns=500)
+    assert (star.figures(MODEL)["pending_count"], star.figures(MODEL)["oldest_queued_ns"]) == (1, 500)
+    star.succeed()  # and the client is dead, too
+    star.exchange.resume(now_ns=600)
+    assert (star.figures(MODEL)["pending_count"], star.figures(MODEL)["oldest_queued_ns"]) == (0, 0)
+
+
 def test_a_batch_size_seen_before_keeps_its_entry() -> None:
     star = Star()
     row = star.add_model(MODEL, BATCHING).row

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.errors import UnavailableError
 from tests.batcher.scheduling.bench import D_US, Bench, D, busy
 
@@ -352,3 +353,13 @@ class TestLeaving:
         bench.trickle(1)
         assert bench.scheduler.expire(10**18) == []
         assert bench.complete() == [[1]]
+
+
+def test_a_request_that_is_accepted_again_is_the_oldest_that_waits() -> None:
+    bench = busy(delay_us=D_US)
+    bench.add(1, at=2 * D)
+    assert bench.scheduler.oldest_ns() == 2 * D
+    bench.scheduler.add_first(QueuedRequest(9, 1, 0, D))
+    assert (bench.scheduler.oldest_ns(), bench.scheduler.pending) == (D, 2)
+    assert bench.complete(at=2 * D) == [[9]]
+    assert bench.scheduler.oldest_ns() == 2 * D

@@ -268,11 +268,12 @@ class Schedule:
     def step(self, name: str, *arguments: int) -> None:
         getattr(self, name)(*arguments)
         assert self.scheduler.pending == len(self.waiting) <= self.settings.max_total_queue
+        assert self.scheduler.oldest_ns() == min((request.arrival_ns for request in self.waiting.values()), default=0)
         assert self.scheduler.expire(self.now_ns) == []
 
     def finish(self) -> None:
         assert self.scheduler.drain() == list(self.waiting.values())
-        assert self.scheduler.pending == 0
+        assert self.scheduler.pending == self.scheduler.oldest_ns() == 0
         assert self.scheduler.take(self.now_ns) is None
 
 

@@ -1,0 +1,117 @@
+"""The requests that were accepted and have not been answered, and every way in which one of them ends.
+
+Each leaves this table once, by one `pop`: with its worker's answer, with a refusal, or unheard with its client. It goes
+back into its queue instead where its worker dies before its turn. Lives in the batcher.
+"""
+
+from shoal.batcher import statistics
+from shoal.batcher.holders import Holders
+from shoal.batcher.peers import Client, Model, Peer, Worker
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED
+from shoal.errors import InternalError, UnavailableError
+from shoal.reasons import Reason
+from shoal.shm import layout
+from shoal.shm.layout import REPLY
+
+#: Client, model, the client's number, block, header, when the client began to receive it and when it was accepted
+#: (monotonic ns), and what the policy sees of it. A plain tuple, and unpacked at once: an object costs ten times as
+#: much to make, a word found by its name to read.
+OpenRequest = tuple[Client, Model, int, int, int, int, int, QueuedRequest]
+
+
+class OpenRequests(dict[int, OpenRequest]):
+    """By key. Whom a reply was written for joins `written`, whose figures have changed joins `counted`."""
+
+    __slots__ = ("_counted", "_holders", "_second_chances", "_written")
+
+    def __init__(self, holders: Holders, written: set[Peer], counted: set[Model]) -> None:
+        super().__init__()
+        self._holders = holders
+        self._written = written
+        self._counted = counted
+        #: Requests that were being executed when their instance died, and have been given one more chance.
+        self._second_chances: set[int] = set()
+
+    def answer(self, key: int, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int) -> None:
+        """A worker has answered: its words go to the client, which holds the answer's block from now on."""
+        request = self.pop(key, None)
+        if request is None:
+            return
+        client, model, number, _, _, start_ns, queue_ns, queued = request
+        if ref:
+            self._holders.hold(ref, key)
+        client.writer.push((REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        client.must_ring = True
+        self._written.add(client)
+        if status:
+            statistics.count_failure(model.row, statistics.reason_of_status(status), start_ns, now_ns)
+        else:
+            statistics.count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
+        if self._second_chances:
+            self._second_chances.discard(key)
+
+    def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> None:
+        """No worker will answer it. `cell` counts such failures, `detail` is what the reason's sentence names."""
+        request = self.pop(key, None)
+        if request is None:
+            return
+        client, model, number, _, _, start_ns, _, _ = request
+        self._second_chances.discard(key)
+        self._refuse(client, number, InternalError.wire, reason, detail)
+        statistics.count_failure(model.row, cell, start_ns, now_ns)
+        self._counted.add(model)
+
+    def turn_away(self, client: Client, number: int, reason: Reason) -> None:
+        """A request that is not accepted, and counts nowhere."""
+        self._refuse(client, number, UnavailableError.wire, reason)
+
+    def cancel(self, key: int, now_ns: int) -> None:
+        """Its client does not want it any more; what has begun goes on."""
+        request = self.get(key)
+        if request is not None and request[1].scheduler.cancel(key):
+            self.fail(key, Reason.CANCELLED, now_ns, CANCELED)
+
+    def refuse_queued(self, model: Model, reason: Reason, now_ns: int) -> None:
+        """Nobody will serve what waits for the model."""
+        for queued in model.scheduler.drain():
+            self.fail(queued.key, reason, now_ns, REJECTED)
+
+    def take_back(self, worker: Worker, reason: Reason, detail: int, now_ns: int) -> None:
+        """A worker is dead: what it had not begun is queued again.
+
+        What it was executing runs once more where the model may, each request alone, so that one that kills instances
+        is found; else, and the second time, it fails. A limit it went beyond is not tried a second time.
+        """
+        model = worker.model
+        # One that wrote nonsense is not believed in this either.
+        begun = worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun
+        for key, running in reversed(worker.missing.items()):  # each goes to the front
+            if running.number > begun:
+                self._queue_again(key)
+            elif reason is Reason.INSTANCE_DIED and model.may_run_again and key not in self._second_chances:
+                self._second_chances.add(key)
+                self._queue_again(key)
+            else:
+                self.fail(key, reason, now_ns, BACKEND, detail)
+
+    def _queue_again(self, key: int) -> None:
+        """A request whose instance died goes to another, alone and before all that wait."""
+        request = self.get(key)
+        if request is not None:
+            model = request[1]
+            model.scheduler.add_first(request[-1])
+            self._counted.add(model)
+
+    def forget(self, client: Client) -> None:
+        """A client is dead: its queued requests are gone, its running ones finish for nobody."""
+        for key in [key for key, request in self.items() if request[0] is client]:
+            model = self.pop(key)[1]
+            self._second_chances.discard(key)
+            model.scheduler.cancel(key)
+            self._counted.add(model)
+
+    def _refuse(self, client: Client, number: int, status: int, reason: Reason, detail: int = 0) -> None:
+        client.writer.push(layout.record(REPLY, number, status, 0, 0, reason, detail))
+        client.must_ring = True
+        self._written.add(client)

@@ -1,0 +1,90 @@
+"""How many instances a model version should have, by how busy they are and how long requests wait. Pure policy.
+
+    overloaded for a second: half as many again, at most every five seconds
+    idle enough for 30 s that one less would do: one less
+
+Told the time and what is seen, it knows no clock and starts nothing. After a gap (a suspended machine, a starved host)
+what is seen says nothing about the load, and nothing is decided. Runs in the supervisor.
+"""
+
+from typing import NamedTuple
+
+#: Busy shares: above the first there are too few instances; where one less would stay below the second, one too many.
+#: So far apart neither decision leads to the other while the load stays: once half as many again have come, one less
+#: would be busy for more than 0.53 of its time (ours, as all figures here).
+BUSY_ABOVE, BUSY_BELOW = 0.8, 0.5
+#: For how long all looks must find the same before it counts: requests are in a hurry, memory is not.
+OVERLOADED_NS, IDLE_NS = 1_000_000_000, 30_000_000_000
+#: Between two decisions for more: instances of most models are ready within it and show what they bring.
+COOLDOWN_NS = 5_000_000_000
+#: A look later than this after the one before is a gap.
+GAP_NS = 5_000_000_000
+
+
+class Load(NamedTuple):
+    """What a look finds of one model version."""
+
+    num_instances: int  # that serve; those that start or make way do not count
+    busy_share: float  # of their time since the last look, from 0 to 1, that they spent with executions
+    queue_age_ns: int  # how long the oldest waiting request has waited; 0 where none waits
+
+
+class Autoscaler:
+    """Keeps the number of instances that one model version should have between its bounds."""
+
+    def __init__(self, bounds: tuple[int, int], queue_age_ns: int, wanted: int) -> None:
+        """`queue_age_ns`: a request that has waited longer says that there are too few; `wanted`: the number now."""
+        self._least, self._most = bounds
+        self._queue_age_ns = queue_age_ns
+        # Changed by observe; `wanted` also by whoever scales by hand.
+        self.wanted = min(max(wanted, self._least), self._most)
+        self._num_instances = 0  # at the last look
+        self._looked_ns: int | None = None
+        self._overloaded_since_ns: int | None = None
+        self._idle_since_ns: int | None = None
+        self._raised_ns: int | None = None
+
+    def observe(self, now_ns: int, load: Load) -> int:
+        """The number of instances wanted now. Call it at least once a second."""
+        has_gap = self._looked_ns is None or now_ns - self._looked_ns > GAP_NS
+        has_changed = load.num_instances != self._num_instances
+        self._looked_ns, self._num_instances = now_ns, load.num_instances
+        if has_gap:
+            self._overloaded_since_ns = self._idle_since_ns = None
+            return self.wanted
+        # Those that have just come must have had the time to bring something.
+        is_overloaded = self._is_overloaded(load) and not has_changed
+        self._overloaded_since_ns = _since(self._overloaded_since_ns, is_overloaded, now_ns)
+        self._idle_since_ns = _since(self._idle_since_ns, self._is_idle(load), now_ns)
+        if _has_lasted(self._overloaded_since_ns, OVERLOADED_NS, now_ns):
+            if self._raised_ns is None or now_ns - self._raised_ns >= COOLDOWN_NS:
+                self._raise(now_ns, load.num_instances)
+        elif _has_lasted(self._idle_since_ns, IDLE_NS, now_ns):
+            self._idle_since_ns = now_ns
+            self.wanted = max(min(self.wanted, load.num_instances) - 1, self._least)
+        return self.wanted
+
+    def _is_overloaded(self, load: Load) -> bool:
+        return load.queue_age_ns > self._queue_age_ns or load.busy_share > BUSY_ABOVE
+
+    def _is_idle(self, load: Load) -> bool:
+        work = load.busy_share * load.num_instances
+        return load.queue_age_ns <= self._queue_age_ns and work < BUSY_BELOW * (load.num_instances - 1)
+
+    def _raise(self, now_ns: int, num_instances: int) -> None:
+        """From those that serve: what was wanted before and is still on its way is not asked for twice."""
+        wanted = min(num_instances + max(1, num_instances // 2), self._most)
+        if wanted > self.wanted:
+            self.wanted = wanted
+            self._raised_ns = now_ns
+
+
+def _since(before_ns: int | None, holds: bool, now_ns: int) -> int | None:
+    """Since when something has held at every look."""
+    if not holds:
+        return None
+    return now_ns if before_ns is None else before_ns
+
+
+def _has_lasted(since_ns: int | None, duration_ns: int, now_ns: int) -> bool:
+    return since_ns is not None and now_ns - since_ns >= duration_ns
