@@ -46,12 +46,17 @@ class Doors:
         if not self._is_open and self._listeners:
             self.open()
 
-    def close(self) -> None:
-        """Let none in any more."""
+    def close(self) -> list[Arrival]:
+        """Let none in any more but those that the kernel has let in already, which it would reset."""
+        last = []
+        for fd in self._listeners:
+            while arrivals := self.enter(fd):
+                last += arrivals
         self.shut()
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()
+        return last
 
     def leads_outside(self, fd: int) -> bool:
         """Whether this descriptor is a listening socket's."""

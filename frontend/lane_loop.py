@@ -104,7 +104,8 @@ class Lane:
         if not self._stops_at_s:
             self._stops_at_s = self._now_s + graceful_timeout_s
             self._outgoing.idle_s = LINGER_S
-            self._doors.close()
+            for accepted, data in self._doors.close():
+                self._add(accepted, data, LINGER_S)
             for connection in self._connections.values():
                 if connection.stage is READING:
                     connection.deadline_s = min(connection.deadline_s, self._now_s + LINGER_S)

@@ -1,4 +1,4 @@
-"""Scaling: how many instances a version has while it serves, as somebody asks for or, with `autoscale`, as the load does.
+"""Scaling: how many instances a version has while it serves, as somebody wants or, with `autoscale`, as the load does.
 
 Runs in the supervisor. Who goes finishes what it has; who comes is up before anybody hears of it: no request is dropped
 or waits for either.
@@ -154,10 +154,11 @@ class Scaling:
         wanted = autoscaler.observe(now_ns, load)
         if wanted == version.num_instances or self._models.models[version.name].is_loading:
             return
+        waited_ms = load.queue_age_ns / 1e6
         _log.info(
             "model '%s' version %d goes from %d to %d instances: they are busy for %.0f %% of the time, the oldest "
             "request has waited for %.0f ms",
-            version.name, version.version, version.num_instances, wanted, 100 * load.busy_share, load.queue_age_ns / 1e6,
+            version.name, version.version, version.num_instances, wanted, 100 * load.busy_share, waited_ms,
         )  # fmt: skip
 
         def followed(error: ShoalError | None) -> None:

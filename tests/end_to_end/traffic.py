@@ -63,6 +63,8 @@ class Outcome:
 
     num_right: int = 0
     faults: list[str] = field(default_factory=list)
+    #: When those were sent whose connection ended without an answer; each is a fault as well.
+    lost_s: list[float] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
 
     def latency_s(self, share: float) -> float:
@@ -106,6 +108,8 @@ class Traffic:
             writer.close()
 
     async def _one(self, number: int, due_s: float) -> None:
+        sent_s = time.monotonic()
+        writer: asyncio.StreamWriter | None = None
         try:
             if not self._idle:
                 self._idle.append(await asyncio.open_connection("127.0.0.1", self._port))
@@ -113,6 +117,9 @@ class Traffic:
             fields = b"Accept-Encoding: deflate;q=0.1, identity\r\n" if number % ROAD_EVERY == 0 else b""
             answer = await ask(reader, writer, number, self._model, fields)
         except (OSError, asyncio.IncompleteReadError) as error:
+            if writer is not None:
+                writer.close()
+            self.outcome.lost_s.append(sent_s)
             self.outcome.faults.append(f"connection: {error!r}")
             return
         self._idle.append(connection)

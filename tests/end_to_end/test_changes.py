@@ -1,0 +1,52 @@
+"""The short form of scripts/changes: no request fails, whatever becomes of its model; how fast, it does not ask."""
+
+import signal
+import time
+from pathlib import Path
+
+from tests.end_to_end.changes import add_versions, explicit, reload, scale, write_model
+from tests.end_to_end.server import imbalances, serving
+from tests.end_to_end.traffic import Traffic
+
+
+def test_a_model_is_reloaded_and_nobody_notices(tmp_path: Path) -> None:
+    with explicit(write_model(tmp_path)) as server:
+        with Traffic(server, 200) as outcome:
+            reload(server, tmp_path, 10)
+        assert not outcome.faults
+        assert outcome.num_right > 0
+        server.ledger_once(lambda ledger: not imbalances(ledger))
+        assert server.stop() == 0
+
+
+def test_new_versions_are_polled_and_nobody_notices(tmp_path: Path) -> None:
+    flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
+    with serving(write_model(tmp_path), *flags) as server:
+        with Traffic(server, 200) as outcome:
+            add_versions(server, tmp_path, 2)
+        assert not outcome.faults
+        assert outcome.num_right > 0
+        assert server.stop() == 0
+
+
+def test_instances_come_and_go_and_nobody_notices(tmp_path: Path) -> None:
+    with explicit(write_model(tmp_path)) as server:
+        with Traffic(server, 200) as outcome:
+            scale(server, 3)
+        assert not outcome.faults
+        assert outcome.num_right > 0
+        server.ledger_once(lambda ledger: not imbalances(ledger))
+        assert server.stop() == 0
+
+
+def test_what_was_accepted_before_the_end_is_answered(tmp_path: Path) -> None:
+    with explicit(write_model(tmp_path)) as server:
+        with Traffic(server, 200) as outcome:
+            while outcome.num_right < 100:
+                assert not outcome.faults
+            asked_s = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+        # What was sent later may have met a connection that was just being closed; nothing else is lost, or wrong.
+        assert len(outcome.faults) == len(outcome.lost_s)
+        assert all(sent_s > asked_s for sent_s in outcome.lost_s)
