@@ -54,6 +54,17 @@ def share_of_cores(number: int, count: int, cores: Sequence[int]) -> tuple[int, 
     return tuple(cores[number * available // count : (number + 1) * available // count])
 
 
+def format_cores(cores: Sequence[int]) -> str:
+    """Core numbers as taskset writes them: 0-3,6."""
+    ranges: list[list[int]] = []
+    for core in sorted(cores):
+        if ranges and core == ranges[-1][1] + 1:
+            ranges[-1][1] = core
+        else:
+            ranges.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
 def thread_environment(num_cores: int) -> dict[str, str]:
     """What a worker pinned to `num_cores` cores needs in its environment before it imports numerical libraries."""
     return dict.fromkeys(_THREAD_VARIABLES, str(num_cores))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InvalidArgumentError
-from shoal.placement import Placement, place, share_of_cores, thread_environment
+from shoal.placement import Placement, format_cores, place, share_of_cores, thread_environment
 
 
 def group(name: str, kind: str = "KIND_CPU", count: int = 1, gpus: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -109,3 +109,8 @@ def test_the_remainder_is_spread() -> None:
 
 def test_thread_counts_match_the_cores() -> None:
     assert thread_environment(3) == {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
+
+
+@pytest.mark.parametrize(("cores", "text"), [((0,), "0"), ((0, 1, 2), "0-2"), ((5, 1, 0, 3), "0-1,3,5"), ((), "")])
+def test_cores_are_written_as_taskset_does(cores: tuple[int, ...], text: str) -> None:
+    assert format_cores(cores) == text

@@ -14,6 +14,7 @@ from shoal import control, fault, log
 from shoal.control import Channel, Message
 from shoal.errors import InternalError, ShoalError
 from shoal.model_config.signature import Signature
+from shoal.placement import format_cores
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.segment import Segment, SegmentView
@@ -73,17 +74,6 @@ def pin(instance_name: str, device: Device) -> None:
         "worker %s (%s) is pinned to cores %s and runs %d threads",
         instance_name, where, format_cores(device.cores), len(device.cores),
     )  # fmt: skip
-
-
-def format_cores(cores: Sequence[int]) -> str:
-    """Core numbers as taskset writes them: 0-3,6."""
-    ranges: list[list[int]] = []
-    for core in sorted(cores):
-        if ranges and core == ranges[-1][1] + 1:
-            ranges[-1][1] = core
-        else:
-            ranges.append([core, core])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Signature] | None:

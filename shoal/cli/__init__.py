@@ -5,14 +5,28 @@ is used.
 """
 
 import os
+import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from shoal import __version__
 
+
+class _Verb(NamedTuple):
+    text: str
+    entry: str  # module:function, called with the arguments and `environ`
+
+
 _VERBS = {
-    "serve": "serve the models of a repository over HTTP",
-    "install-systemd": "write the unit that runs this server as a service of systemd",
+    "serve": _Verb("serve the models of a repository over HTTP", "shoal.cli:_serve_locally"),
+    "models": _Verb("list the models of a running server, or the instances of one", "shoal.cli.models:models"),
+    "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),
+    "unload": _Verb("unload a model once it has answered what it accepted", "shoal.cli.unload:unload"),
+    "scale": _Verb("give a model more or fewer instances while it serves", "shoal.cli.scale:scale"),
+    "install-systemd": _Verb(
+        "write the unit that runs this server as a service of systemd", "shoal.cli.install_systemd:install"
+    ),
 }
 
 _HELP = """Usage: shoal <verb> [options]
@@ -35,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `shoal`: its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
-        verbs = "\n".join(f"  {verb:<16} {text}" for verb, text in _VERBS.items())
+        verbs = "\n".join(f"  {name:<16} {verb.text}" for name, verb in _VERBS.items())
         print(_HELP.format(verbs=verbs), end="")
         return 0
     if arguments[0] == "--version":
@@ -45,21 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"'{arguments[0]}' is not a verb of shoal.\nUsage: shoal <verb> [options]", file=sys.stderr)
         print(f"Verbs: {', '.join(_VERBS)}. 'shoal --help' explains them.", file=sys.stderr)
         return 1
-    if arguments[0] == "install-systemd":
-        from shoal.cli.install_systemd import install
-
-        return install(arguments[1:], environ=os.environ)
-    # Ours: a server that nobody has configured answers to its own machine only.
-    return _serve(arguments[1:], prog="shoal serve", http_address="127.0.0.1")
+    entry: Callable[..., int] = pkgutil.resolve_name(_VERBS[arguments[0]].entry)
+    return entry(arguments[1:], environ=os.environ)
 
 
 def tritonserver(argv: Sequence[str] | None = None) -> int:
     """The command `tritonserver`: its exit code. Start scripts written for Triton work unedited."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return _serve(arguments, prog="tritonserver", http_address="0.0.0.0")
+    return _serve(arguments, prog="tritonserver", http_address="0.0.0.0", environ=os.environ)
 
 
-def _serve(arguments: Sequence[str], *, prog: str, http_address: str) -> int:
+def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    # Ours: a server that nobody has configured answers to its own machine only.
+    return _serve(arguments, prog="shoal serve", http_address="127.0.0.1", environ=environ)
+
+
+def _serve(arguments: Sequence[str], *, prog: str, http_address: str, environ: Mapping[str, str]) -> int:
     from shoal.cli.serve import serve
 
-    return serve(arguments, prog=prog, http_address=http_address, environ=os.environ)
+    return serve(arguments, prog=prog, http_address=http_address, environ=environ)

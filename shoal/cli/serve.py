@@ -92,7 +92,7 @@ def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for flag in flags:
             names = [f"--{name}" for name in (flag.name, flag.alias) if name]
-            text = _help(flag, defaults).replace("%", "%%")
+            text = help_text(flag, defaults).replace("%", "%%")
             if not flag.value.metavar:
                 group.add_argument(*names, dest=flag.name, action="append_const", const=flag.value.bare, help=text)
                 continue
@@ -109,7 +109,8 @@ def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
     return parser
 
 
-def _help(flag: Flag, defaults: ServerOptions) -> str:
+def help_text(flag: Flag, defaults: ServerOptions) -> str:
+    """What --help says of a flag: what it does, or what becomes of it."""
     if flag.deprecated_for:
         return f"deprecated: use {flag.deprecated_for}"
     if flag.fate is Fate.REFUSED:

@@ -14,6 +14,7 @@ def test_help_names_the_verbs(arguments: list[str], capsys: pytest.CaptureFixtur
     printed = capsys.readouterr()
     assert printed.out.startswith("Usage: shoal <verb> [options]\n")
     assert "\n  serve            serve the models of a repository over HTTP\n" in printed.out
+    assert "\n  scale            give a model more or fewer instances while it serves\n" in printed.out
     assert "\n  install-systemd  write the unit" in printed.out
     assert printed.err == ""
 
@@ -29,8 +30,17 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.out == ""
     assert printed.err == (
         "'server' is not a verb of shoal.\nUsage: shoal <verb> [options]\n"
-        "Verbs: serve, install-systemd. 'shoal --help' explains them.\n"
+        "Verbs: serve, models, load, unload, scale, install-systemd. 'shoal --help' explains them.\n"
     )
+
+
+def test_a_verb_that_asks_a_server_imports_none() -> None:
+    script = (
+        "import sys; from shoal.cli import main; code = main(['models', '--url', 'http://127.0.0.1:1']);"
+        "print(code, sorted({'numpy', 'google', 'flask', 'shoal.supervisor'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "3 []\n"
 
 
 def test_mistakes_are_answered_without_the_server_s_imports() -> None:

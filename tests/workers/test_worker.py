@@ -14,7 +14,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from shoal.control import Channel, Listener
-from shoal.workers.worker import format_cores
 from tests.workers.surroundings import Batcher, model_config, tensor_config
 
 ROOT = Path(__file__).parents[2]
@@ -168,8 +167,3 @@ def test_the_supervisors_end_is_the_workers(worker: Supervised) -> None:
     worker.channel.close()
     status, _, complaints = worker.end()
     assert (status, complaints) == (1, "")
-
-
-@pytest.mark.parametrize(("cores", "text"), [((0,), "0"), ((0, 1, 2), "0-2"), ((5, 1, 0, 3), "0-1,3,5"), ((), "")])
-def test_cores_are_written_as_taskset_does(cores: tuple[int, ...], text: str) -> None:
-    assert format_cores(cores) == text

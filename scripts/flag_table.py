@@ -1,0 +1,69 @@
+"""The tables of flags in docs/migrate-from-triton.md, written from shoal/cli/flags.py.
+
+`python scripts/flag_table.py` writes the page anew where a flag has moved; a test tells when that is due.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from shoal.cli.flags import GROUPS, Fate, Flag
+from shoal.cli.serve import help_text
+from shoal.options import ServerOptions
+
+PAGE = Path(__file__).parents[1] / "docs" / "migrate-from-triton.md"
+BEGIN, END = "<!-- flags: begin -->\n", "<!-- flags: end -->\n"
+
+#: Flags that Triton does not have.
+OWN = frozenset({
+    "shm-client-slab-mib", "shm-worker-slab-mib", "shm-oversize-mib", "max-in-flight", "default-max-queue-size",
+    "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs", "max-request-bytes",
+    "listen-backlog", "http-process-count",
+})  # fmt: skip
+
+#: The beginning of a refused flag's name → what to do instead; without a line here: leave it out.
+_INSTEAD = {
+    "reuse": "give each server its own port, behind a load balancer",
+    "cache": "cache in the client, or in a proxy",
+    "rate-limit": "set the `count` of instance groups",
+    "host-policy": "start the server under `numactl` or `taskset`; instances share the cores it may run on",
+    "allow-client-shm": "send tensors in binary",
+    "log-file": "redirect stdout and stderr",
+}
+
+_FATES = {Fate.HONOURED: "honoured", Fate.IGNORED: "no effect", Fate.REFUSED: "refused"}
+_TRITONSERVER = ServerOptions(http_address="0.0.0.0")
+
+
+def tables() -> str:
+    """Triton's flags, group by group in the order of --help, then Shoal's own."""
+    parts = []
+    for title, flags in GROUPS.items():
+        if tritons := [flag for flag in flags if flag.name not in OWN]:
+            parts.append(f"### {title}\n\n{_table(tritons)}")
+    own = [flag for flags in GROUPS.values() for flag in flags if flag.name in OWN]
+    return "\n".join([*parts, f"### Shoal's own\n\n{_table(own)}"])
+
+
+def page(text: str) -> str:
+    """The page with its tables written anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+
+
+def _table(flags: Iterable[Flag]) -> str:
+    return "| flag | | what becomes of it |\n| --- | --- | --- |\n" + "".join(map(_row, flags))
+
+
+def _row(flag: Flag) -> str:
+    names = ", ".join(f"`--{name}`" for name in (flag.name, flag.alias) if name)
+    if flag.fate is Fate.REFUSED:
+        text = help_text(flag._replace(deprecated_for=""), _TRITONSERVER)
+        text += "".join(f". Instead: {advice}" for start, advice in _INSTEAD.items() if flag.name.startswith(start))
+    else:
+        text = help_text(flag, _TRITONSERVER).removeprefix("ignored: ")
+    return f"| {names} | {_FATES[flag.fate]} | {text} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

@@ -1,0 +1,108 @@
+"""The verb `models`: what a running server has, as a table. Other verbs end by showing the same."""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from shoal.cli.operate import OperatingParser, operate
+from shoal.cli.remote import RefusedError, RemoteServer, Row
+from shoal.placement import format_cores
+
+_EXAMPLES = """\
+  shoal models                     # every model: its versions, their states, how many instances are up
+  shoal models digits              # the instances of one model: process, device, cores, how busy
+  shoal models --json | jq -r '.[] | select(.state != "READY") | .name'
+  shoal models --url http://gpu-1:8000
+"""
+
+_MIB = 1024 * 1024
+
+
+def models(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """List models, or the instances of one; the exit code."""
+    description = "List the models of a running server, or the instances of one model."
+    parser = OperatingParser("models", "[<model>] [options]", description, _EXAMPLES, timeout_s=10)
+    parser.add_argument("model", nargs="?", help=argparse.SUPPRESS)
+    return operate(parser, argv, environ, _models)
+
+
+def _models(arguments: argparse.Namespace, server: RemoteServer) -> str:
+    if arguments.model is None:
+        return show_models(server, server.index(), as_json=arguments.json)
+    return show_instances(server.instances(arguments.model), as_json=arguments.json)
+
+
+def show_models(server: RemoteServer, rows: Iterable[Row], *, as_json: bool) -> str:
+    """Rows of the repository index, with how many instances of each version are up."""
+    known = _with_instances(server, list(rows))
+    if as_json:
+        return json.dumps(known, indent=2)
+    if not known:
+        return "The server has no models."
+    cells = [[*(str(row.get(key) or "-") for key in ("name", "version", "state")), _share(row), row.get("reason") or ""]
+             for row in known]  # fmt: skip
+    return _table(["NAME", "VERSION", "STATE", "INSTANCES", "REASON"], cells)
+
+
+def show_instances(model: Row, *, as_json: bool) -> str:
+    """What the server says of a model's instances: a line about each version, then a line for each instance."""
+    if as_json:
+        return json.dumps(model, indent=2)
+    lines = []
+    for version in model["versions"]:
+        automatic = "scaled automatically " if version["autoscale"] else ""
+        lines.append(
+            f"{model['model']}, version {version['version']}: {version['state']}, {_count(version['instances'])}, "
+            f"{automatic}between {version['min_instances']} and {version['max_instances']}"
+        )
+    head = ["INSTANCE", "VERSION", "STATE", "PID", "DEVICE", "CORES", "BUSY", "BATCHES", "RESTARTS", "RSS"]
+    cells = [_instance(each, version) for version in model["versions"] for each in version["instances"]]
+    return "\n".join([*lines, *([_table(head, cells)] if cells else [])])
+
+
+def _with_instances(server: RemoteServer, rows: list[Row]) -> list[Row]:
+    """The rows, with `instances_up` of `instances` where the server tells, as in /v2/health/reasons."""
+    counts: dict[tuple[str, str], Row] = {}
+    for name in dict.fromkeys(row["name"] for row in rows if "version" in row):
+        try:
+            versions = server.instances(name)["versions"]
+        except RefusedError:
+            continue  # a server without that endpoint, as Triton is, or the model is gone meanwhile
+        for each in versions:
+            up = sum(instance["state"] == "up" for instance in each["instances"])
+            counts[name, each["version"]] = {"instances_up": up, "instances": len(each["instances"])}
+    return [{**row, **counts.get((row["name"], row.get("version", "")), {})} for row in rows]
+
+
+def _share(row: Row) -> str:
+    return f"{row['instances_up']}/{row['instances']}" if "instances" in row else "-"
+
+
+def _count(instances: Sequence[Any]) -> str:
+    return f"{len(instances)} instance" + "s" * (len(instances) != 1)
+
+
+def _instance(instance: Row, version: Row) -> list[str]:
+    """One line of cells; an instance that is not up has neither a process nor what goes with one."""
+    share, rss = instance.get("busy_share"), instance.get("rss_bytes")
+    return [
+        instance["name"],
+        version["version"],
+        instance["state"],
+        str(instance.get("pid") or "-"),
+        instance["device"],
+        format_cores(instance["cores"]) or "-",
+        "-" if share is None else f"{share:.0%}",
+        str(instance["batches"]),
+        str(instance["restarts"]),
+        f"{rss // _MIB} MiB" if rss else "-",
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they must be, two spaces between them, none at the end of a line."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+                     for line in lines)  # fmt: skip

@@ -1,0 +1,48 @@
+"""The verb `unload`: a running server stops serving a model, once what the model has accepted is answered."""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from shoal.cli.models import show_models
+from shoal.cli.operate import OperatingParser, operate
+from shoal.cli.remote import NoAnswerError, RemoteServer, Row
+
+_DESCRIPTION = """\
+Unload a model. Requests that it has accepted are still answered, new ones are refused; the command ends when the model
+is gone. Needs --model-control-mode=explicit of the server."""
+
+_EXAMPLES = """\
+  shoal unload digits && rm -r models/digits
+  shoal unload pipeline --dependents         # and the models that an ensemble is composed of
+
+Options:
+  --dependents           also unload what was loaded only because this model needs it
+"""
+
+#: How often the server is asked whether the model is gone (ours).
+INTERVAL_S = 0.1
+
+
+def unload(argv: Sequence[str], *, environ: Mapping[str, str], pause: Callable[[float], None] = time.sleep) -> int:
+    """Unload a model; the exit code. `pause` waits between two looks."""
+
+    def work(arguments: argparse.Namespace, server: RemoteServer) -> str:
+        server.unload(arguments.model, unload_dependents=arguments.dependents)
+        rows = _settled(server, arguments.model, arguments.timeout, pause)
+        return show_models(server, rows, as_json=arguments.json)
+
+    parser = OperatingParser("unload", "<model> [options]", _DESCRIPTION, _EXAMPLES, timeout_s=600)
+    parser.add_argument("model", help=argparse.SUPPRESS)
+    parser.add_argument("--dependents", action="store_true", help=argparse.SUPPRESS)
+    return operate(parser, argv, environ, work)
+
+
+def _settled(server: RemoteServer, model: str, timeout_s: float, pause: Callable[[float], None]) -> list[Row]:
+    """The model's rows of the index when none is UNLOADING any more: the server answers as soon as it has begun."""
+    for _ in range(int(timeout_s / INTERVAL_S) + 1):
+        rows = [row for row in server.index() if row["name"] == model]
+        if all(row.get("state") != "UNLOADING" for row in rows):
+            return rows
+        pause(INTERVAL_S)
+    raise NoAnswerError(f"'{model}' still answers what it has accepted, after {timeout_s:g} s.")

@@ -1,0 +1,97 @@
+"""A running server seen from outside: its connection, deadlines, and answers that are none."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from shoal.cli.remote import NoAnswerError, RefusedError, RemoteServer, UnreachableError
+from tests.cli.answering import Answering
+
+
+@contextmanager
+def saying(answer: bytes) -> Iterator[str]:
+    """The URL of a server that reads one request, says these bytes and hangs up; where there are none, it is silent."""
+    done = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer)
+            if not answer:
+                done.wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join()
+
+
+@contextmanager
+def remote(url: str, timeout_s: float = 10.0) -> Iterator[RemoteServer]:
+    with closing(RemoteServer(url, timeout_s=timeout_s, headers={})) as server:
+        yield server
+
+
+def test_one_connection_serves_all_requests(server: Answering) -> None:
+    server.answer("POST /v2/repository/index", [])
+    with remote(server.url) as asking:
+        assert asking.index() == asking.index() == []
+    first, second = server.requests
+    assert first.port == second.port
+
+
+def test_a_server_that_closes_is_asked_anew() -> None:
+    with saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n[]") as url:
+        asking = RemoteServer(url, timeout_s=10, headers={})
+        assert asking.index() == []
+    with pytest.raises(UnreachableError, match="Connection refused"):
+        asking.index()
+
+
+def test_the_path_of_the_url_comes_first(server: Answering) -> None:
+    server.answer("POST /gpu/v2/repository/index", [])
+    with remote(f"{server.url}/gpu/") as asking:
+        assert asking.index() == []
+
+
+def test_silence_ends_at_the_deadline() -> None:
+    with saying(b"") as url, remote(url, timeout_s=0.05) as asking, pytest.raises(NoAnswerError) as error:
+        asking.load("m")
+    assert str(error.value) == f"No answer from {url} within 0.05 s (--timeout). What was asked may still be done."
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n<html",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",  # an index is a list
+        b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n[]",
+    ],
+)
+def test_what_is_no_model_server(answer: bytes) -> None:
+    with saying(answer) as url, remote(url) as asking, pytest.raises(UnreachableError, match="is not a model server"):
+        asking.index()
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (b"404 Not Found\r\nContent-Length: 3\r\n\r\nno\n", "status 404 Not Found: no"),
+        (b"502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", "status 502 Bad Gateway"),
+        (b"400 Bad Request\r\nContent-Length: 2\r\n\r\n[]", "status 400 Bad Request: []"),
+        (b'400 Bad Request\r\nContent-Length: 13\r\n\r\n{"error":"x"}', "x"),
+    ],
+)
+def test_a_refusal_is_told_whatever_its_body(answer: bytes, sentence: str) -> None:
+    with saying(b"HTTP/1.1 " + answer) as url, remote(url) as asking, pytest.raises(RefusedError) as error:
+        asking.load("m")
+    assert (str(error.value), error.value.status) == (sentence, int(answer[:3]))

@@ -1,0 +1,101 @@
+"""deploy/Containerfile, as far as it can be checked without a container engine."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shoal.cli.serve import parse
+from shoal.options import ServerOptions
+
+ROOT = Path(__file__).parents[2]
+DEFAULTS = ServerOptions(http_address="0.0.0.0")
+Instruction = tuple[str, str]
+
+
+def stages() -> list[list[Instruction]]:
+    """Each stage's instructions: the word, and the rest with its continued lines joined."""
+    lines = [line for line in (ROOT / "deploy" / "Containerfile").read_text().splitlines() if line[:1] != "#"]
+    text = "\n".join(lines).replace("\\\n", "")
+    found: list[list[Instruction]] = []
+    for line in filter(None, text.splitlines()):
+        word, rest = line.split(maxsplit=1)
+        if word == "FROM":
+            found.append([])
+        found[-1].append((word, rest))
+    return found
+
+
+BUILD, IMAGE = stages()
+
+
+def values(stage: list[Instruction], word: str) -> list[str]:
+    return [rest for each, rest in stage if each == word]
+
+
+def pyproject() -> str:
+    return (ROOT / "pyproject.toml").read_text()
+
+
+def test_only_known_instructions_are_used() -> None:
+    assert [word for word, _ in BUILD] == ["FROM", "ARG", "RUN", "WORKDIR", *["COPY"] * 7, "RUN"]
+    assert [word for word, _ in IMAGE] == ["FROM", "COPY", "RUN", "ENV", "WORKDIR", "USER", "EXPOSE", "CMD"]
+
+
+def test_both_stages_have_the_same_base_since_the_environment_is_copied() -> None:
+    [build], [image] = values(BUILD, "FROM"), values(IMAGE, "FROM")
+    assert build == f"{image} AS build"
+    version = re.fullmatch(r"docker\.io/library/python:(3\.\d+)-slim", image)
+    assert version
+    assert int(version[1].split(".")[1]) >= 10  # what pyproject.toml requires
+    assert values(IMAGE, "COPY") == ["--from=build /opt/shoal /opt/shoal"]
+    assert "python -m venv /opt/shoal" in values(BUILD, "RUN")
+
+
+def test_what_the_package_is_built_of_is_copied_and_nothing_else() -> None:
+    copied = [source for line in values(BUILD, "COPY") for source in shlex.split(line)[:-1]]
+    folders = re.findall(r'^"shoal\.\w+" = "(\w+)"$', pyproject(), re.MULTILINE)
+    assert sorted(copied) == sorted(["pyproject.toml", "README.md", "LICENSE", "shoal", *folders])
+    for line in values(BUILD, "COPY"):
+        *sources, target = shlex.split(line)
+        assert [target] == sources or target == "./"  # the links in shoal/ lead to ../frontend and so on
+
+
+def test_what_is_installed_is_what_the_readme_installs() -> None:
+    [default] = values(BUILD, "ARG")
+    assert values(BUILD, "RUN")[-1] == '/opt/shoal/bin/pip install --no-cache-dir ".[${EXTRAS}]"'
+    extras = default.removeprefix("EXTRAS=")
+    assert f"pip install 'shoal[{extras}]'" in (ROOT / "README.md").read_text()
+    assert re.search(rf"^{extras} = \[", pyproject(), re.MULTILINE)
+
+
+def test_the_command_is_a_server_on_the_mounted_repository() -> None:
+    [command] = values(IMAGE, "CMD")
+    name, *arguments = json.loads(command)
+    assert re.search(rf'^{name} = "shoal\.cli:\w+"$', pyproject(), re.MULTILINE)
+    assert values(IMAGE, "ENV") == ["PATH=/opt/shoal/bin:$PATH"]
+    assert values(IMAGE, "ENTRYPOINT") == []  # manifests say `args: [tritonserver, …]`
+    options, warnings = parse(arguments, prog=name, defaults=DEFAULTS, environ={})
+    assert (options.model_repository, warnings) == ((Path("/models"),), ())
+
+
+def test_the_ports_are_the_server_s() -> None:
+    assert values(IMAGE, "EXPOSE") == [f"{DEFAULTS.http_port} {DEFAULTS.metrics_port}"]
+
+
+def test_it_runs_as_the_user_that_the_manifests_name() -> None:
+    deployment = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "cpu" / "deployment.yaml").read_text())
+    context = deployment["spec"]["template"]["spec"]["securityContext"]
+    assert values(IMAGE, "USER") == [f"{context['runAsUser']}:{context['runAsGroup']}"]
+    [run] = values(IMAGE, "RUN")
+    assert f"useradd --uid {context['runAsUser']} " in run
+
+
+@pytest.mark.parametrize("path", ["/opt/tritonserver/bin/tritonserver", "bin/tritonserver"])
+def test_scripts_find_the_server_where_triton_has_it(path: str) -> None:
+    [folder] = values(IMAGE, "WORKDIR")
+    [run] = values(IMAGE, "RUN")
+    assert f"ln -s /opt/shoal/bin/tritonserver {Path(folder) / path}" in " ".join(run.split())

@@ -1,0 +1,93 @@
+"""A running server operated from the shell: `shoal models`, `load`, `unload` and `scale`."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.server import SAMPLES, Server, serving
+
+
+@pytest.fixture(scope="module")
+def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two of the samples under explicit control, one of them loaded."""
+    repository = tmp_path_factory.mktemp("repository")
+    for model in ("digits", "simple"):
+        shutil.copytree(SAMPLES / model, repository / model)
+    with serving(repository, "--model-control-mode=explicit", "--load-model=digits") as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+def shoal(server: Server, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", *arguments]
+    done = subprocess.run(
+        [*command, "--url", server.url], capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def rows(server: Server) -> list[list[str]]:
+    """The lines of `shoal models`, without the heading."""
+    code, printed, complaint = shoal(server, "models")
+    assert (code, complaint) == (0, "")
+    heading, *lines = printed.splitlines()
+    assert heading.split() == ["NAME", "VERSION", "STATE", "INSTANCES", "REASON"]
+    return [line.split() for line in lines]
+
+
+def test_models_are_listed_loaded_and_unloaded(operated: Server) -> None:
+    assert rows(operated) == [["digits", "1", "READY", "1/1"], ["simple", "-", "-", "-"]]
+    code, printed, complaint = shoal(operated, "load", "simple")
+    assert (code, printed.splitlines()[1].split(), complaint) == (0, ["simple", "1", "READY", "1/1"], "")
+    assert ["simple", "1", "READY", "1/1"] in rows(operated)
+    code, printed, complaint = shoal(operated, "unload", "simple")
+    assert (code, complaint) == (0, "")
+    assert printed.splitlines()[1].split()[:3] == ["simple", "1", "UNAVAILABLE"]
+
+
+def test_a_model_that_is_not_there_is_refused(operated: Server) -> None:
+    code, printed, complaint = shoal(operated, "load", "whale")
+    assert (code, printed) == (2, "")
+    assert complaint.startswith("failed to load 'whale', failed to poll from model repository\n")
+
+
+def test_a_configuration_takes_the_file_s_place(operated: Server, tmp_path: Path) -> None:
+    (tmp_path / "simple.json").write_text(json.dumps({"backend": "onnxruntime", "max_batch_size": 2}))
+    code, _, complaint = shoal(operated, "load", "simple", f"--config={tmp_path}/simple.json")
+    assert (code, complaint) == (0, "")
+    assert shoal(operated, "unload", "simple")[0] == 0
+
+
+def test_a_model_is_scaled_up_and_down(operated: Server) -> None:
+    for count in (3, 1):
+        code, printed, complaint = shoal(operated, "scale", f"digits={count}", "--json")
+        assert (code, complaint) == (0, "")
+        [version] = json.loads(printed)["versions"]
+        assert [instance["state"] for instance in version["instances"]] == ["up"] * count
+        assert ["digits", "1", "READY", f"{count}/{count}"] in rows(operated)
+    code, printed, _ = shoal(operated, "models", "digits")
+    assert code == 0
+    summary, heading, instance = printed.splitlines()
+    assert summary.startswith("digits, version 1: READY, 1 instance, between ")
+    assert heading.startswith("INSTANCE ")
+    assert instance.split()[2] == "up"
+
+
+def test_more_than_it_may_have_is_refused(operated: Server) -> None:
+    before = rows(operated)
+    code, printed, complaint = shoal(operated, "scale", "digits=1000000")
+    assert (code, printed) == (2, "")
+    assert complaint
+    assert rows(operated) == before
+
+
+def test_without_explicit_control_it_says_how_to_have_it(samples: Server) -> None:
+    code, _, complaint = shoal(samples, "load", "digits")
+    assert code == 2
+    assert "--model-control-mode=explicit" in complaint
