@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from tests.end_to_end.changes import add_versions, explicit, reload, scale, write_model
-from tests.end_to_end.server import imbalances, serving
+from tests.end_to_end.server import DEADLINE_S, imbalances, serving
 from tests.end_to_end.traffic import Traffic
 
 
@@ -42,8 +42,7 @@ def test_instances_come_and_go_and_nobody_notices(tmp_path: Path) -> None:
 def test_what_was_accepted_before_the_end_is_answered(tmp_path: Path) -> None:
     with explicit(write_model(tmp_path)) as server:
         with Traffic(server, 200) as outcome:
-            while outcome.num_right < 100:
-                assert not outcome.faults
+            assert outcome.is_steady.wait(DEADLINE_S), outcome.faults
             asked_s = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             assert server.wait() == 0

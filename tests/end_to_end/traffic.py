@@ -25,6 +25,8 @@ dynamic_batching { }
 """
 #: Every so often a request asks for a compressed answer, which takes it down the road.
 ROAD_EVERY = 10
+#: As many right answers show that it flows.
+STEADY_AFTER = 100
 
 
 class Answer(NamedTuple):
@@ -63,9 +65,10 @@ class Outcome:
 
     num_right: int = 0
     faults: list[str] = field(default_factory=list)
-    #: When those were sent whose connection ended without an answer; each is a fault as well.
+    #: When those were sent whose connection ended without an answer, or never began; each is a fault as well.
     lost_s: list[float] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
+    is_steady: threading.Event = field(default_factory=threading.Event)
 
     def latency_s(self, share: float) -> float:
         """A quantile of what requests took, from when they were due."""
@@ -108,12 +111,13 @@ class Traffic:
             writer.close()
 
     async def _one(self, number: int, due_s: float) -> None:
-        sent_s = time.monotonic()
+        sent_s = float("inf")
         writer: asyncio.StreamWriter | None = None
         try:
             if not self._idle:
                 self._idle.append(await asyncio.open_connection("127.0.0.1", self._port))
             reader, writer = connection = self._idle.pop()
+            sent_s = time.monotonic()
             fields = b"Accept-Encoding: deflate;q=0.1, identity\r\n" if number % ROAD_EVERY == 0 else b""
             answer = await ask(reader, writer, number, self._model, fields)
         except (OSError, asyncio.IncompleteReadError) as error:
@@ -126,5 +130,7 @@ class Traffic:
         self.outcome.latencies_s.append(time.monotonic() - due_s)
         if answer.is_right:
             self.outcome.num_right += 1
+            if self.outcome.num_right == STEADY_AFTER:
+                self.outcome.is_steady.set()
         else:
             self.outcome.faults.append(f"{answer.status} {answer.body[:300]!r} to {answer.data}")
