@@ -36,7 +36,7 @@ class Doors:
 
     def shut(self) -> None:
         """Let none in for now; they wait in the kernel."""
-        if self._is_open:
+        if self._is_open and self._listeners:
             self._is_open = False
             for fd in (*self._listeners, self._returns.fileno()):
                 self._poller.unregister(fd)
@@ -47,13 +47,17 @@ class Doors:
             self.open()
 
     def close(self) -> list[Arrival]:
-        """Let none in any more but those that the kernel has let in already, which it would reset."""
+        """Let none in any more but those that the kernel has let in already, which it would reset.
+
+        What the road gives back still comes in; what comes later, when no lane is left, the road takes up again.
+        """
         last = []
         for fd in self._listeners:
             while arrivals := self.enter(fd):
                 last += arrivals
-        self.shut()
-        for listener in self._listeners.values():
+        for fd, listener in self._listeners.items():
+            if self._is_open:
+                self._poller.unregister(fd)
             listener.close()
         self._listeners.clear()
         return last

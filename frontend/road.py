@@ -11,6 +11,7 @@ What gunicorn does differently from what clients of Triton rely on is mended her
 
 import logging
 import os
+import select
 import selectors
 import socket
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self.log.error_log.addFilter(_is_worth_a_line)
         self._incoming = socket.socket(fileno=int(os.environ["SHOAL_RECEIVE_FD"]))
         self._lanes = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
+        self._returned = socket.socket(fileno=int(os.environ["SHOAL_RETURNED_FD"]))
         super().init_process()
 
     def run(self) -> None:
@@ -70,17 +72,19 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         received = handover.receive(incoming)
         if received is None:
             return False
-        accepted, data = received
+        self._serve_lent(*received)
+        return True
+
+    def _serve_lent(self, accepted: socket.socket, data: bytes) -> None:
         try:
             connection = LentConnection(self.cfg, accepted, accepted.getpeername(), accepted.getsockname())
         except OSError:  # it was hung up on the way
             accepted.close()
-            return True
+            return
         connection.init()
         connection.parser.unreader.unread(data)
         self.nr_conns += 1
         self.enqueue_req(connection)
-        return True
 
     def _flush_lanes(self, fd: int) -> None:
         self._lanes.flush()
@@ -103,6 +107,12 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         super()._cap_keepalive(deadline)
         while self._take_over(self._incoming):
             """What lanes handed over before they ended is still answered."""
+        while (returned := handover.receive(self._returned)) is not None:
+            # Given back to lanes that had ended: it may have asked something meanwhile.
+            if select.select([returned[0]], [], [], 0)[0]:
+                self._serve_lent(*returned)
+            else:
+                returned[0].close()
         for connection in self.pending_conns:
             connection.timeout = min(connection.timeout, deadline)
 

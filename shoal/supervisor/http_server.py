@@ -97,10 +97,11 @@ class HttpServer:
             "SHOAL_PROCESSES": "1",
             "SHOAL_SEND_FD": str(to_lanes),
             "SHOAL_RECEIVE_FD": str(road_in),
+            "SHOAL_RETURNED_FD": str(returns),  # what no lane has taken when the last has ended
         }
         self._road = Arbiter(
             loop, "road", environment | road_sockets,
-            [*_filenos(metrics or http), to_lanes, road_in], on_ended,
+            [*_filenos(metrics or http), to_lanes, road_in, returns], on_ended,
         )  # fmt: skip
         self._lanes = Arbiter(
             loop, "http", environment | lane_sockets, [*_filenos(http), to_road, returns], self._road.stop
