@@ -55,6 +55,7 @@ class Batcher:
             "worker_gone": self._on_worker_gone,
             "worker_retire": self._on_worker_retire,
             "ledger": self._on_ledger,
+            "log": lambda message, _fds: log.configure(**message["log"]),
         }
         # Changed by control messages: workers that are mapped but not ready yet; whether a dead batcher's place is
         # still being taken.

@@ -13,9 +13,10 @@ from flask import Flask, request
 from flask import Response as FlaskResponse
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
+from shoal.frontend.header_forwarding import forwarded
 from shoal.frontend.metrics import metrics_dispatch
 from shoal.frontend.response import CLOSE, Response, body_cut_short, error_json, error_response
-from shoal.frontend.router import answer, path_of, resolve
+from shoal.frontend.router import answer, path_of, resolve, restricted
 from shoal.frontend.state import ServerState
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal")
 
+#: A variable of the server's for the head as it came: WSGI's have lost how the names were spelled.
+HEAD_VARIABLE = "shoal.head"
 #: WSGI wants bytes, so a view of a worker's block is copied; a piece at a time bounds what a slow reader costs.
 _PIECE_BYTES = 1 << 20
 _NO_BODY = memoryview(b"")
@@ -68,7 +71,8 @@ def _serve(
         return metrics_dispatch(state, method, path)
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
         return error_json(400, "the request has no Host header, which HTTP/1.1 requires", CLOSE)
-    found = resolve(method, path)
+    headers = _headers(environ)
+    found = restricted(state, path, headers) or resolve(method, path)
     if isinstance(found, Response):
         # Refused without reading: what is left of the body cannot be told from the next request.
         return found._replace(headers=found.headers + CLOSE) if _has_body(environ) else found
@@ -76,7 +80,8 @@ def _serve(
         body = _read_body(environ, state.max_request_bytes, unreadable)
     except ShoalError as error:
         return error_response(error, CLOSE)
-    return answer(found, state, transport, _headers(environ), body)
+    fields = forwarded(state.header_forward_pattern, environ.get(HEAD_VARIABLE, b""))
+    return answer(found, state, transport, headers, body, fields)
 
 
 def _path(environ: Environ) -> str:

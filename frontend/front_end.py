@@ -48,6 +48,9 @@ class FrontEnd:
             self.state.started = True
         elif op == "exiting":
             self.state.exiting = True
+        elif op == "log":
+            log.configure(**message["log"])
+            self.state.log_settings = message["log"]
         elif op == "ledger":
             self.channel.send(ledger_message(**self.port.counts))
         elif op != "ping":  # its acknowledgement, from this process's own loop, is the answer
@@ -65,7 +68,8 @@ def join(name: str) -> FrontEnd:
     channel = control.join("client", name=name)
     message, (own, link, bell, batcher_bell, counters) = channel.receive()
     log.configure(**message["log"])
-    state = ServerState(**message["state"], counters=CounterTableView(SegmentView.attach(counters)))
+    table = CounterTableView(SegmentView.attach(counters))
+    state = ServerState(**message["state"], log_settings=message["log"], counters=table)
     port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), message["max_in_flight"])
     front_end = FrontEnd(
         state, port, Doorbell(bell), channel, message["request_timeout_s"], message["answer_timeout_s"]

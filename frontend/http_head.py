@@ -39,6 +39,8 @@ class Head(NamedTuple):
     json_length: int | None  # Inference-Header-Content-Length, where it is a plain number
     is_infer: bool
     keep_alive: bool
+    path: str  # without its query
+    raw: bytes  # as it came, to the empty line
 
 
 def parse_head(raw: bytes) -> Head | None:
@@ -63,7 +65,8 @@ def _parse(raw: bytes) -> Head | None:
     json_length = headers.get("inference-header-content-length")
     if json_length is not None and not _is_number(json_length):
         return None
-    found = resolve(match["method"].decode("ascii"), path_of(match["target"].decode("ascii")))
+    path = path_of(match["target"].decode("ascii"))
+    found = resolve(match["method"].decode("ascii"), path)
     if isinstance(found, Found) and found.is_blocking:
         return None
     return Head(
@@ -73,6 +76,8 @@ def _parse(raw: bytes) -> Head | None:
         None if json_length is None else int(json_length),
         isinstance(found, Found) and found.is_inference,
         connection == "keep-alive",
+        path,
+        raw,
     )
 
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import gunicorn.util
 from gunicorn.http.errors import ParseException
+from gunicorn.http.message import Request
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from shoal.errors import InvalidArgumentError
 from shoal.frontend import handover
-from shoal.frontend.app import create_app
+from shoal.frontend.app import HEAD_VARIABLE, create_app
 from shoal.frontend.front_end import join
 from shoal.frontend.response import error_json
 from shoal.frontend.transport import PortTransport
@@ -40,8 +41,35 @@ MAX_CHUNKS = 65536
 MAX_CHUNK_EXTENSION_BYTES = 256
 
 
+class SpelledRequest(Request):  # type: ignore[misc]  # gunicorn has no type hints
+    """gunicorn's request, and its head as the client spelled it: gunicorn has the names of fields in capitals."""
+
+    def parse(self, unreader: Any) -> bytes:
+        """As gunicorn's, which reads until the head is there; `head` is what it used of that."""
+        read = unreader.read
+        pieces: list[bytes] = []
+
+        def keeping(*arguments: Any) -> bytes:
+            piece: bytes = read(*arguments)
+            pieces.append(piece)
+            return piece
+
+        unreader.read = keeping
+        try:
+            unused: bytes = super().parse(unreader)
+        finally:
+            del unreader.read
+        self.head = b"".join(pieces).removesuffix(unused)
+        return unused
+
+
 class LentConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
     """A connection that a lane has handed over."""
+
+    def init(self) -> None:
+        """With gunicorn's parser, making requests of our class."""
+        super().init()
+        self.parser.mesg_class = SpelledRequest
 
 
 class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
@@ -139,6 +167,8 @@ def mend(application: "WSGIApplication", max_request_bytes: int) -> "WSGIApplica
     def mended(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
         if "HTTP_TRANSFER_ENCODING" in environ:
             bound_chunks(environ["wsgi.input"].reader, max_request_bytes)
+        # gunicorn's own object for the response knows its request.
+        environ[HEAD_VARIABLE] = getattr(start_response.__self__.req, "head", b"")  # type: ignore[attr-defined]
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             if ("Connection", "close") in headers:

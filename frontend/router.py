@@ -1,7 +1,8 @@
 """Which handler answers which path: one table, and the order in which a request is refused.
 
-Path, then method (404, 405), then the handler's own order: model and version first, the body last. Pure: the road, the
-lane and the tests call `dispatch` alike. Paths are matched as they came, so an escaped slash never splits a name.
+Path, then restriction, then method (404, 403, 405), then the handler's own order: model and version first, the body
+last. Pure: the road, the lane and the tests go through the same steps. Paths are matched as they came, so an escaped
+slash never splits a name.
 """
 
 import re
@@ -11,11 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
+from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.response import Response, error_json, error_response
+from shoal.frontend.restrictions import refusal
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError, compress, decompress
+from shoal.frontend.v2.generate import generate, generate_stream
+from shoal.frontend.v2.generate import prepare as prepare_generate
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
-from shoal.frontend.v2.infer import prepare, render
+from shoal.frontend.v2.infer import PreparedRequest, prepare, render
+from shoal.frontend.v2.log_settings import change_log_settings, log_settings
 from shoal.frontend.v2.metadata import model_metadata, server_metadata
 from shoal.frontend.v2.model_configuration import model_config
 from shoal.frontend.v2.statistics import all_statistics, model_statistics
@@ -37,6 +43,7 @@ class Call(NamedTuple):
     body: memoryview
     name: str
     version: str | None
+    forwarded: Forwarded = NOTHING
 
 
 Handler = Callable[[Call], Response]
@@ -44,7 +51,7 @@ _BLOCKING: set[Handler] = set()
 
 
 def blocking(handler: Handler) -> Handler:
-    """Mark a handler that asks the supervisor: a lane hands its requests over."""
+    """Mark a handler that waits, for the supervisor or for a model: a lane hands its requests over."""
     _BLOCKING.add(handler)
     return handler
 
@@ -72,7 +79,7 @@ class Found(NamedTuple):
 
     @property
     def is_blocking(self) -> bool:
-        """Whether it waits for the supervisor, which only the road can do."""
+        """Whether it waits in a way that only the road can."""
         return self.handler in _BLOCKING
 
 
@@ -85,8 +92,16 @@ def dispatch(
     body: memoryview,
 ) -> Response:
     """Answer one request. `raw_path` is as it came, without its query; whoever sends the response calls its `close`."""
-    found = resolve(method, raw_path)
+    found = restricted(state, raw_path, headers) or resolve(method, raw_path)
     return found if isinstance(found, Response) else answer(found, state, transport, headers, body)
+
+
+def restricted(state: ServerState, raw_path: str, headers: Mapping[str, str]) -> Response | None:
+    """The refusal of a request that lacks the header its path needs; before its method is looked at, as in Triton."""
+    if not state.restrictions:
+        return None
+    matched = _match(raw_path)
+    return None if matched is None else refusal(state.restrictions, matched[0].group, headers)
 
 
 def resolve(method: str, raw_path: str) -> Found | Response:
@@ -94,33 +109,38 @@ def resolve(method: str, raw_path: str) -> Found | Response:
     matched = _match(raw_path)
     if matched is None:
         return error_json(404, "Not Found")
-    methods, name, version = matched
-    handler = methods.get(method)
+    route, name, version = matched
+    handler = route.methods.get(method)
     if handler is None:
-        return error_json(405, "Method Not Allowed", (("Allow", ", ".join(methods)),))
+        return error_json(405, "Method Not Allowed", (("Allow", ", ".join(route.methods)),))
     try:
         return Found(handler, decode_name(name), version)
     except InvalidArgumentError as error:
         return error_response(error)
 
 
-def _match(raw_path: str) -> tuple[dict[str, Handler], str, str | None] | None:
-    methods = _FIXED.get(raw_path)
-    if methods is not None:
-        return methods, "", None
-    for pattern, methods in _VARIABLE:
+def _match(raw_path: str) -> tuple[Route, str, str | None] | None:
+    route = _FIXED.get(raw_path)
+    if route is not None:
+        return route, "", None
+    for pattern, route in _VARIABLE:
         match = pattern.fullmatch(raw_path)
         if match is not None:
-            return methods, match["name"] or "", match["version"]
+            return route, match["name"] or "", match["version"]
     return None
 
 
 def answer(
-    found: Found, state: ServerState, transport: "Transport | None", headers: Mapping[str, str], body: memoryview
+    found: Found,
+    state: ServerState,
+    transport: "Transport | None",
+    headers: Mapping[str, str],
+    body: memoryview,
+    forwarded: Forwarded = NOTHING,
 ) -> Response:
     """Run the handler; what it raises for the client becomes the error response."""
     try:
-        return found.handler(Call(state, transport, headers, body, found.name, found.version))
+        return found.handler(Call(state, transport, headers, body, found.name, found.version, forwarded))
     except UnsupportedEncodingError as error:
         return error_response(error, error.headers)
     except ShoalError as error:
@@ -159,7 +179,7 @@ def _infer(call: Call) -> Response:
     if entry.is_decoupled:
         raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
     body = decompress(headers, call.body, state.http_max_input_size)
-    prepared = prepare(entry, headers, body, state.http_max_input_size)
+    prepared = prepare(entry, headers, body, state.http_max_input_size, call.forwarded)
     assert call.transport is not None, "the lane submits without waiting"
     reply = call.transport.infer(prepared)
     try:
@@ -168,6 +188,23 @@ def _infer(call: Call) -> Response:
     except BaseException:
         reply.release()
         raise
+
+
+def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> Handler:
+    def handle(call: Call) -> Response:
+        state = call.state
+        entry = state.models.lookup(call.name, call.version)
+        prepared = prepare_generate(entry, call.headers, call.body, state.http_max_input_size, call.forwarded)
+        assert call.transport is not None, "a lane hands it over"
+        return answer(prepared, call.transport)
+
+    return blocking(handle)
+
+
+@blocking
+def _change_log_settings(call: Call) -> Response:
+    assert call.transport is not None, "a lane hands it over"
+    return change_log_settings(call.state, call.transport, call.body)
 
 
 def _later(endpoint: str) -> Handler:
@@ -191,18 +228,14 @@ ROUTES = (
     Route("/v2", {"GET": lambda call: server_metadata(call.state)}, "metadata"),
     Route("/v2/models/stats", {"GET": lambda call: all_statistics(call.state)}, "statistics"),
     Route("/v2/trace/setting", _TRACE, "trace"),
-    Route(
-        "/v2/logging",
-        {"GET": _later("the logging endpoint"), "POST": _later("the logging endpoint")},
-        "logging",
-    ),
+    Route("/v2/logging", {"GET": lambda call: log_settings(call.state), "POST": _change_log_settings}, "logging"),
     Route(_MODEL + "/infer", {"POST": _infer}, "inference"),
     Route(_MODEL + "/ready", {"GET": lambda call: model_ready(call.state, call.name, call.version)}, "health"),
     Route(_MODEL, {"GET": lambda call: model_metadata(call.state, call.name, call.version)}, "metadata"),
     Route(_MODEL + "/config", {"GET": lambda call: model_config(call.state, call.name, call.version)}, "model-config"),
     Route(_MODEL + "/stats", {"GET": lambda call: model_statistics(call.state, call.name, call.version)}, "statistics"),
-    Route(_MODEL + "/generate", {"POST": _later("the generate endpoint")}, "inference"),
-    Route(_MODEL + "/generate_stream", {"POST": _later("the generate_stream endpoint")}, "inference"),
+    Route(_MODEL + "/generate", {"POST": _generating(generate)}, "inference"),
+    Route(_MODEL + "/generate_stream", {"POST": _generating(generate_stream)}, "inference"),
     Route("/v2/models/(?P<name>[^/]+)(?P<version>)/trace/setting", _TRACE, "trace"),
     Route(_REPOSITORY + "/index", {"POST": _later("the repository index")}, "model-repository"),
     Route(
@@ -235,5 +268,5 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern if "(?P<name>" in pattern else pattern + "(?P<name>)?(?P<version>)?")
 
 
-_FIXED = {route.pattern: route.methods for route in ROUTES if re.fullmatch("[a-z0-9/]+", route.pattern)}
-_VARIABLE = tuple((_compiled(route.pattern), route.methods) for route in ROUTES if route.pattern not in _FIXED)
+_FIXED = {route.pattern: route for route in ROUTES if re.fullmatch("[a-z0-9/]+", route.pattern)}
+_VARIABLE = tuple((_compiled(route.pattern), route) for route in ROUTES if route.pattern not in _FIXED)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from shoal.frontend.restrictions import Restrictions
 from shoal.model_config.signature import Signature
 from shoal.reasons import ALL_FAILED
 from shoal.shm.counters import CELLS, RowView
@@ -140,7 +141,7 @@ class ModelTable:
 
 @dataclass(slots=True)
 class ServerState:
-    """The settings, and what changes while the server runs: `started`, `exiting`, `counters`, `models`."""
+    """The settings, and what changes while the server runs: from `log_settings` on."""
 
     server_id: str = "triton"  # Triton's default
     version: str = PROTOCOL_VERSION
@@ -148,6 +149,10 @@ class ServerState:
     http_max_input_size: int = 64 << 20  # Triton's default
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
     metrics_port: int | None = None
+    header_forward_pattern: str = ""  # "" = none is forwarded
+    restrictions: Restrictions = field(default_factory=dict)
+    log_file: str = ""
+    log_settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of log.configure
     started: bool = False
     exiting: bool = False
     counters: "CounterTableView | None" = None

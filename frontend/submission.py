@@ -17,6 +17,7 @@ from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend import json_form
 from shoal.frontend.connection import Chunks
+from shoal.frontend.header_forwarding import NOTHING, forwarded
 from shoal.frontend.http_head import Head
 from shoal.frontend.json_form import JsonForm
 from shoal.frontend.refusal import refusal
@@ -133,17 +134,14 @@ class Submission:
         start_ns = time.monotonic_ns()
         try:
             entry = self._entry(head)
-            longest = min(json_form.MAX_BODY_BYTES, self._state.http_max_input_size)
-            if block is None and head.json_length is None and len(body) <= longest:
-                self._remember(raw, head, entry, None)
-                return self._submit_json(entry, head, bytes(body), start_ns)
-            form = self._forms.get(_key(entry, head, body)) if 0 < (head.json_length or 0) <= len(body) else None
-            if form is not None:
-                if raw:
-                    self._remember(raw + body[: head.json_length], head, entry, form)
-                return self._submit_form(form, head, body, block, start_ns), form
-            prepared = prepare(entry, head.headers, body, self._state.http_max_input_size)
-            self._keep_form(entry, head, body, prepared)
+            pattern = self._state.header_forward_pattern
+            fields = forwarded(pattern, head.raw) if pattern else NOTHING
+            submitted = None if fields else self._submit_as_known(entry, head, body, block, raw, start_ns)
+            if submitted is not None:
+                return submitted
+            prepared = prepare(entry, head.headers, body, self._state.http_max_input_size, fields)
+            if not fields:  # forms are by the JSON alone: the next client's headers are others
+                self._keep_form(entry, head, body, prepared)
             number = self._submit_prepared(prepared, start_ns)
         except ShoalError:
             if block is not None:
@@ -152,6 +150,21 @@ class Submission:
         if block is not None:
             self._port.slab.free(block.ref)
         return number, prepared
+
+    def _submit_as_known(
+        self, entry: ModelEntry, head: Head, body: memoryview, block: Block | None, raw: bytes, start_ns: int
+    ) -> tuple[int, Asked] | None:
+        """The short ways; None where the request must take the long one."""
+        longest = min(json_form.MAX_BODY_BYTES, self._state.http_max_input_size)
+        if block is None and head.json_length is None and len(body) <= longest:
+            self._remember(raw, head, entry, None)
+            return self._submit_json(entry, head, bytes(body), start_ns)
+        form = self._forms.get(_key(entry, head, body)) if 0 < (head.json_length or 0) <= len(body) else None
+        if form is None:
+            return None
+        if raw:
+            self._remember(raw + body[: head.json_length], head, entry, form)
+        return self._submit_form(form, head, body, block, start_ns), form
 
     def _submit_json(self, entry: ModelEntry, head: Head, body: bytes, start_ns: int) -> tuple[int, Asked]:
         """A small body that is all JSON."""

@@ -3,9 +3,10 @@
     default   I0520 20:03:25.829575 3355 server.cc:441] "loading: simple:1"
     ISO8601   2024-05-20T20:03:25Z I 3355 server.cc:441] "loading: simple:1"
 
-Times are UTC. A message is one line, quoted and escaped as a JSON string, since it may carry what a client sent; only
-`table` prints several, and a traceback, indented. Every process calls `configure` once, then logs to `logger` or its
-children. Must not be used on the path of a request. Imports nothing of Shoal.
+Times are UTC. With `to_file` both go to the end of a file. A message is one line, quoted and escaped as a JSON string,
+since it may carry what a client sent; only `table` prints several, and a traceback, indented. Every process calls
+`configure`, once and whenever the settings change, then logs to `logger` or its children. Must not be used on the path
+of a request. Imports nothing of Shoal.
 """
 
 import json
@@ -126,6 +127,19 @@ class _Switches(logging.Filter):
         if level >= logging.INFO:
             return self._log_info
         return level >= verbose(self._log_verbose)  # independent of log_info, as in Triton
+
+
+def to_file(path: str) -> None:
+    """Have this process, and those it will start, write to a file what would go to stdout and stderr.
+
+    Raises OSError. The log's lines go there, and what models and frameworks print. Every write lands at the end of the
+    file as it is then, so processes share it, and `copytruncate` of logrotate may empty it. The mode 0640 is that of
+    a file that is not there yet.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    for stream in (1, 2):
+        os.dup2(fd, stream)
+    os.close(fd)
 
 
 def configure(

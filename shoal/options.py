@@ -19,6 +19,12 @@ SLAB_PARTS = 4
 #: The largest payload: references and spans in shared memory count less than 4 GiB.
 MAX_OVERSIZE_BYTES = (1 << 32) - 4096
 
+#: The parts of the HTTP API that can be restricted to callers with a header; Triton's words.
+RESTRICTED_APIS = (
+    "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
+    "logging",
+)  # fmt: skip
+
 #: An address that listens on every interface, and so collides with every other one.
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 
@@ -37,6 +43,7 @@ class ServerOptions:
     log_warning: bool = True  # Triton's
     log_error: bool = True  # Triton's
     log_format: str = "default"  # "default" or "ISO8601"; Triton's
+    log_file: str = ""  # everything that is printed goes there; "": to stdout and stderr; Triton's
 
     # Models.
     model_repository: tuple[Path, ...] = ()  # directories of models, at least one
@@ -59,6 +66,8 @@ class ServerOptions:
     http_thread_count: int = 8  # threads as Triton counts them, each standing for 8 requests at once here; Triton's
     http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
+    http_header_forward_pattern: str = ""  # headers whose names it finds become request parameters; "": none; Triton's
+    http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
     listen_backlog: int = 256  # connections the kernel keeps for us; measured: at 2200 accepts/s 2048 would hide 0.9 s
 
     # Metrics.

@@ -1,8 +1,10 @@
 """The lines scripts and log shippers parse, byte by byte, and which of them goes where."""
 
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -154,6 +156,48 @@ def test_configure_takes_the_format_and_triton_s_variable(
     assert line[10] == "T"
     assert line.endswith("] ready\n")
     assert " test_log.py:" in line
+
+
+#: Writes by every way there is: the log, print, a child, and a descriptor.
+WRITER = """
+import os, subprocess, sys
+from shoal import log
+log.to_file(sys.argv[1])
+log.configure()
+log.logger.info("info")
+log.logger.error("error")
+print("printed", flush=True)
+subprocess.run([sys.executable, "-c", "import sys; print('child'); print('child', file=sys.stderr)"])
+if len(sys.argv) > 2:
+    os.truncate(sys.argv[1], 0)  # as logrotate's copytruncate
+os.write(2, b"last\\n")
+"""
+
+
+def write(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WRITER, *arguments], capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_a_log_file_takes_everything_behind_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    write(str(path))
+    lines = [line.split('"')[1] if '"' in line else line for line in path.read_text().splitlines()]
+    assert lines == ["before", "info", "error", "printed", "child", "child", "last"]
+
+
+def test_a_log_file_that_is_truncated_has_no_hole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    write(str(path), "truncate")
+    assert path.read_bytes() == b"last\n"
+    assert path.stat().st_mode & 0o137 == 0
+
+
+def test_a_log_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    for path, error in ((tmp_path / "none" / "log", FileNotFoundError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(error):
+            log.to_file(str(path))
 
 
 def test_a_block_quotes_lines_below_its_heading_and_nothing_in_them_moves_the_cursor() -> None:

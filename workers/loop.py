@@ -10,6 +10,7 @@ import select
 import time
 from collections.abc import Sequence
 
+from shoal import log
 from shoal.control import Channel, Message
 from shoal.errors import InternalError, ShoalError
 from shoal.ledger import ledger_message
@@ -72,6 +73,8 @@ class Loop:
             self._memory.tell_blocks()
         elif op == "ledger":
             channel.send(ledger_message(**self._memory.count()))
+        elif op == "log":
+            log.configure(**message["log"])
         elif op == "stop":
             self._is_stopping = True
         else:

@@ -59,6 +59,7 @@ def serve(channel: Channel) -> None:
     backend, signature = loaded
     received = _receive(channel, "memory")
     if received is not None:
+        log.configure(**received[0]["log"])
         memory = map_memory(received[1], OversizeBlocks(channel))
         channel.send({"op": "mapped"})
         Loop(backend, signature, instance_name, memory).run(channel)

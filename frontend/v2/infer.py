@@ -16,6 +16,7 @@ import orjson
 from shoal.datatypes import BY_NAME, BY_WIRE, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 from shoal.frontend import read_json as door
+from shoal.frontend.header_forwarding import NOTHING, Forwarded, check_forwarded
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response
 from shoal.frontend.state import ModelEntry
@@ -74,7 +75,13 @@ class _Settings(NamedTuple):
 _NO_SETTINGS = _Settings()
 
 
-def prepare(entry: ModelEntry, headers: Mapping[str, str], body: memoryview, max_input_size: int) -> PreparedRequest:
+def prepare(
+    entry: ModelEntry,
+    headers: Mapping[str, str],
+    body: memoryview,
+    max_input_size: int,
+    forwarded: Forwarded = NOTHING,
+) -> PreparedRequest:
     """Parses and validates the body of an infer request; `headers` have lower-case keys.
 
     The inputs are views of `body` where they were sent in binary. Raises ShoalErrors with Triton's sentences.
@@ -83,33 +90,46 @@ def prepare(entry: ModelEntry, headers: Mapping[str, str], body: memoryview, max
     header_length = len(body) if text is None else parse_header_length(text, len(body))
     if text is not None and header_length == 0:
         raw = parse_raw_request(entry.signature, body, max_input_size)
-        return _validated(entry, "", [raw], (), _Settings(binary_data_output=True))
+        return _validated(entry, "", [raw], (), _Settings(binary_data_output=True), forwarded)
     request = read_json(body[:header_length], max_input_size)
+    id_ = parse_id(request)
+    settings = _parse_settings(request["parameters"]) if door.has(request, "parameters") else _NO_SETTINGS
+    tail = None if text is None else body[header_length:]
+    inputs = _parse_inputs(entry.name, id_, door.member(request, "inputs"), tail, max_input_size)
+    outputs = _parse_outputs(id_, request["outputs"]) if "outputs" in request else ()
+    return _validated(entry, id_, inputs, outputs, settings, forwarded)
+
+
+def _validated(
+    entry: ModelEntry,
+    id_: str,
+    inputs: list[ParsedInput],
+    outputs: tuple[RequestedOutput, ...],
+    settings: _Settings,
+    forwarded: Forwarded,
+) -> PreparedRequest:
+    check_forwarded(forwarded)
+    valid, rows, shape_key = validate(entry.signature, id_, inputs, [output.name for output in outputs])
+    bdo, own, priority, timeout_us, correlation_id, flags = settings
+    parameters = {**(own or {}), **forwarded}
+    return PreparedRequest(
+        entry, id_, valid, outputs, bdo, parameters, rows, shape_key, priority, timeout_us, correlation_id, flags
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Parsing
+
+
+def parse_id(request: Any) -> str:
+    """The request's id, or ""."""
     id_ = door.as_string(request["id"], "id") if door.has(request, "id") else ""
     if len(id_) > _MAX_ID_LENGTH:
         raise InvalidArgumentError(
             f"the request's 'id' has {len(id_)} characters, more than the maximum of {_MAX_ID_LENGTH}; "
             "send what is longer as a request parameter"
         )
-    settings = _parse_settings(request["parameters"]) if door.has(request, "parameters") else _NO_SETTINGS
-    tail = None if text is None else body[header_length:]
-    inputs = _parse_inputs(entry.name, id_, door.member(request, "inputs"), tail, max_input_size)
-    outputs = _parse_outputs(id_, request["outputs"]) if "outputs" in request else ()
-    return _validated(entry, id_, inputs, outputs, settings)
-
-
-def _validated(
-    entry: ModelEntry, id_: str, inputs: list[ParsedInput], outputs: tuple[RequestedOutput, ...], settings: _Settings
-) -> PreparedRequest:
-    valid, rows, shape_key = validate(entry.signature, id_, inputs, [output.name for output in outputs])
-    bdo, parameters, priority, timeout_us, correlation_id, flags = settings
-    return PreparedRequest(
-        entry, id_, valid, outputs, bdo, parameters or {}, rows, shape_key, priority, timeout_us, correlation_id, flags
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Parsing
+    return id_
 
 
 def _parse_settings(members: Any) -> _Settings:
@@ -135,14 +155,14 @@ def _parse_settings(members: Any) -> _Settings:
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
         else:
-            parameters[key] = _parameter(key, value)
+            parameters[key] = parse_parameter(key, value)
     return _Settings(parameters=parameters, flags=flags, **found)
 
 
 _FIELDS = {"priority": "priority", "timeout": "timeout_us"}
 
 
-def _parameter(key: str, value: Any) -> str | int | float | bool:
+def parse_parameter(key: str, value: Any) -> str | int | float | bool:
     """A parameter for the model. An integer beyond int64 becomes a double, as in Triton."""
     if type(value) is int:
         return value if ~door.MAX_INT64 <= value <= door.MAX_INT64 else float(value)
@@ -303,7 +323,7 @@ def render(prepared: PreparedRequest, response: InferResponse, block: memoryview
                 continue
             _, binary, num_classes = requested[ref.name]
         datatype = BY_WIRE[ref.datatype]
-        shape = _client_shape(prepared.entry, ref)
+        shape = client_shape(prepared.entry, ref)
         view = block[ref.offset : ref.offset + ref.nbytes]
         if num_classes:
             datatype, shape, view = _classified(prepared.entry, ref, shape, view, num_classes)
@@ -347,7 +367,7 @@ def _model_members(name: str, version: int) -> bytes:
     return orjson.dumps({"model_name": name, "model_version": str(version)})[1:-1] + b","
 
 
-def _client_shape(entry: ModelEntry, ref: TensorRef) -> tuple[int, ...]:
+def client_shape(entry: ModelEntry, ref: TensorRef) -> tuple[int, ...]:
     """The shape clients see: an output's `reshape` is undone."""
     spec = entry.signature.outputs.get(ref.name)
     if spec is None or spec.reshape is None:

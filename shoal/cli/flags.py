@@ -15,8 +15,10 @@ from shoal.cli.values import (
     BOOLEAN,
     INTEGER,
     NUMBER,
+    PATTERN,
     PORT,
     REPOSITORY,
+    RESTRICTION,
     SWITCH,
     TEXT,
     VERBOSITY,
@@ -92,7 +94,7 @@ LOGGING = (
     honour("log-warning", BOOLEAN, "print warnings (stderr)"),
     honour("log-error", BOOLEAN, "print errors (stderr)"),
     honour("log-format", choice("default", "ISO8601"), "how a line begins; both are Triton's, in UTC"),
-    refuse("log-file", ANY_TEXT, "", "writing the log to a file is"),
+    honour("log-file", ANY_TEXT, "append everything that is printed to this file instead; logrotate: copytruncate"),
 )
 MODELS = (
     honour("model-repository", REPOSITORY, "directory of models; repeat it for several; required", alias="model-store"),
@@ -129,7 +131,7 @@ HTTP = (
     honour("http-address", TEXT, "address to listen on; 0.0.0.0 for all"),
     honour("http-port", PORT, "port to listen on; 0 for any free one"),
     refuse("reuse-http-port", BOOLEAN, False, _REUSE),
-    refuse("http-header-forward-pattern", ANY_TEXT, "", _FORWARDING),
+    honour("http-header-forward-pattern", PATTERN, "request headers whose names match go to the model as parameters"),
     honour("http-process-count", integer(1, 64), "lanes, the HTTP processes; each has its own slab of shared memory"),
     honour(
         "http-thread-count", integer(1, 1024), "HTTP threads as Triton counts them; each stands for 8 requests at once"
@@ -137,7 +139,7 @@ HTTP = (
     honour("http-max-input-size", integer(1), "bytes of a request's JSON, or of one tensor made from it"),
     honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
     honour("listen-backlog", integer(1, 65535), "connections that may wait to be accepted"),
-    refuse("http-restricted-api", TEXT, None, _RESTRICTION),
+    honour("http-restricted-api", RESTRICTION, "these parts of the API need this header; repeat it for several"),
 )
 GRPC = (
     ignore("allow-grpc", BOOLEAN, True, _NO_GRPC, in_force=False),

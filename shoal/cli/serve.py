@@ -194,6 +194,18 @@ def _by_backend(settings: Sequence[tuple[str, str, str]]) -> dict[str, dict[str,
     return backends
 
 
+def _by_api(restrictions: Sequence[tuple[Sequence[str], str, str]]) -> dict[str, tuple[str, str]]:
+    """Each part of the API → the header it needs. Raises CommandLineError for one that is named twice."""
+    needed: dict[str, tuple[str, str]] = {}
+    for apis, key, value in restrictions:
+        for api in apis:
+            if api in needed:
+                sentence = f"restricted api '{api}' can not be specified in multiple config groups"  # Triton's
+                raise CommandLineError(f'Bad option: "--http-restricted-api".\n{sentence}')
+            needed[api] = (key, value)
+    return needed
+
+
 def _without_repeats(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
@@ -207,4 +219,5 @@ _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model-repository": _without_repeats,
     "load-model": _without_repeats,
     "backend-config": _by_backend,
+    "http-restricted-api": _by_api,
 }

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoal.options import RESTRICTED_APIS
+
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
+# A header's name (RFC 9110, 5.1) without underscores: servers drop what WSGI could not tell from a hyphen.
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^`|~0-9A-Za-z]+")
 _CLOUD = ("gs://", "s3://", "as://")
 
 
@@ -78,6 +82,31 @@ def _backend_setting(text: str) -> tuple[str, str, str]:
     return backend, setting, value
 
 
+def _restriction(text: str) -> tuple[tuple[str, ...], str, str]:
+    """`trace,logging:admin-key=secret` → (("trace", "logging"), "admin-key", "secret")."""
+    names, colon, header = text.partition(":")
+    key, equals, value = header.partition("=")
+    if not (names and colon and key and equals and value):
+        raise ValueError(f"--http-restricted-api option format is '<config name>:<setting>=<value>'. Got {text}")
+    apis = tuple(names.split(","))
+    for api in apis:
+        if api not in RESTRICTED_APIS:  # Triton's sentence, and what may stand there
+            raise ValueError(f"unknown restricted api '{api}'; there are {', '.join(RESTRICTED_APIS)}")
+    if not _HEADER_NAME.fullmatch(key):
+        raise ValueError(f"'{key}' cannot be a header's name: letters, digits and hyphens are, underscores are not")
+    if not value.isprintable() or value != value.strip():
+        raise ValueError(f"the value of header '{key}' must be printable and not begin or end with a space")
+    return apis, key, value
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"'{text}' is no regular expression: {error}") from None
+    return text
+
+
 def integer(low: int, high: int | None = None) -> ValueKind:
     """A kind for integers within bounds, both included."""
     bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
@@ -112,4 +141,6 @@ ANY_TEXT = ValueKind("<string>", str)  # may be empty: often Triton's default
 VERBOSITY = ValueKind("<integer>", _verbosity, bare="1")
 REPOSITORY = ValueKind("<directory>", _repository)
 BACKEND_SETTING = ValueKind("[<backend>,]<key>=<value>", _backend_setting)
+RESTRICTION = ValueKind("<api>[,<api>]:<header>=<value>", _restriction)
+PATTERN = ValueKind("<regex>", _pattern)  # may be empty: nothing is to match
 PORT = integer(0, 65535)

@@ -7,6 +7,7 @@ refused until every model has loaded, as Triton's are.
 import logging
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from shoal.control import ADDRESS_VARIABLE, Message
 from shoal.options import ServerOptions
@@ -65,12 +66,14 @@ class HttpServer:
         self,
         loop: EventLoop,
         options: ServerOptions,
+        log_settings: dict[str, Any],
         control_address: str,
         listeners: list[socket.socket],
         on_started: Callable[[], None],
         on_ended: Callable[[], None],
     ) -> None:
         self._options = options
+        self._log_settings = log_settings
         self._listeners = listeners
         self._on_started = on_started
         self._on_ended = on_ended
@@ -138,19 +141,16 @@ class HttpServer:
         """What a front end is told when it joins, beside its memory."""
         options = self._options
         return {
-            "log": {
-                "log_verbose": options.log_verbose,
-                "log_info": options.log_info,
-                "log_warning": options.log_warning,
-                "log_error": options.log_error,
-                "log_format": options.log_format,
-            },
+            "log": self._log_settings,
             "state": {
                 "server_id": options.id,
                 "strict_readiness": options.strict_readiness,
                 "http_max_input_size": options.http_max_input_size,
                 "max_request_bytes": options.max_request_bytes,
                 "metrics_port": self._metrics_port,
+                "log_file": options.log_file,
+                "header_forward_pattern": options.http_header_forward_pattern,
+                "restrictions": options.http_restricted_api,
             },
             "max_in_flight": options.max_in_flight,
             "request_timeout_s": options.request_timeout_secs,

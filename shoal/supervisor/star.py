@@ -182,7 +182,8 @@ class Star:
         self.workers[worker.owner] = worker
         link_fd = segment.read_only(worker.link_fd)
         fds = [worker.segment_fd, link_fd, worker.bell.fd, self._batcher_bell.fd]
-        member.send({"op": "memory", "owner": worker.owner, "epoch": 1}, fds)
+        # The log's settings again: they may have changed while it loaded, when it heard nothing.
+        member.send({"op": "memory", "owner": worker.owner, "epoch": 1, "log": self.log_settings}, fds)
         os.close(link_fd)
         return worker
 

@@ -26,6 +26,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.host import Host
 from shoal.supervisor.http_server import HttpServer, bind
 from shoal.supervisor.ledger import Ledger
+from shoal.supervisor.log_settings import LogSettings
 from shoal.supervisor.members import Member
 from shoal.supervisor.model_control import ModelControl
 from shoal.supervisor.models import Models, no_models_error
@@ -54,6 +55,12 @@ def run(options: ServerOptions) -> int:
         "log_format": options.log_format,
     }
     log.configure(**log_settings)
+    if options.log_file:
+        try:
+            log.to_file(options.log_file)
+        except OSError as error:
+            _log.error("cannot write the log to '%s': %s. Give another --log-file", options.log_file, error.strerror)
+            return EXIT_FAILED
     set_title("supervisor")
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: its journal then says where it stood
     notifier = Notifier.take(os.environ, os.getpid())
@@ -77,7 +84,6 @@ class Supervisor:
         notifier: Notifier,
     ) -> None:
         self._options = options
-        self._log_settings = log_settings
         self._loop = EventLoop()
         self._control = Listener.create()
         self._star = Star(options, log_settings)
@@ -92,7 +98,13 @@ class Supervisor:
         self._models = Models(host, self._on_models_changed, self._repository.discard)
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
         self._http = HttpServer(
-            self._loop, options, self._control.address, listeners, self._on_http_started, self._on_http_ended
+            self._loop,
+            options,
+            log_settings,
+            self._control.address,
+            listeners,
+            self._on_http_started,
+            self._on_http_ended,
         )
         self._batchers = Batchers(
             self._loop,
@@ -103,7 +115,8 @@ class Supervisor:
             on_inactive=self._leave_batcher,
             on_hopeless=self._give_up,
         )
-        self._questions = Questions(self._model_control.verbs)
+        log_verbs = {"log_settings": LogSettings(log_settings, self._star).change}
+        self._questions = Questions({**self._model_control.verbs, **log_verbs})
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         # Changed by signals and as phases end.
         self._signals: list[int] = []

@@ -62,6 +62,16 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
             "--backend-config=onnxruntime,a=1 --backend-config=b=2 --backend-config onnxruntime,c=3",
             {"backend_config": {"onnxruntime": {"a": "1", "c": "3"}, "": {"b": "2"}}},
         ),
+        ("--log-file=/var/log/shoal.log", {"log_file": "/var/log/shoal.log"}),
+        ("--http-header-forward-pattern=^x-|id", {"http_header_forward_pattern": "^x-|id"}),
+        (
+            "--http-restricted-api=trace,logging:admin-key=a=b --http-restricted-api health:Key=v:w",
+            {
+                "http_restricted_api": {
+                    "trace": ("admin-key", "a=b"), "logging": ("admin-key", "a=b"), "health": ("Key", "v:w"),
+                }
+            },
+        ),
     ],
 )  # fmt: skip
 def test_what_is_honoured(arguments: str, changes: dict[str, object]) -> None:
@@ -128,14 +138,14 @@ def test_what_is_deprecated_earns_one_warning() -> None:
     [
         "--grpc-use-ssl=true",
         "--grpc-use-ssl-mutual", "--grpc-server-cert=a", "--grpc-server-key=a", "--grpc-root-cert=a",
-        "--grpc-restricted-protocol=a:b=c", "--http-restricted-api=a:b=c", "--trace-config=level=TIMESTAMPS",
+        "--grpc-restricted-protocol=a:b=c", "--trace-config=level=TIMESTAMPS",
         "--trace-file=a", "--trace-level=TIMESTAMPS", "--trace-rate=1", "--trace-count=1", "--trace-log-frequency=1",
         "--cache-config=local,size=1048576", "--cache-directory=a", "--response-cache-byte-size=1024",
         "--rate-limit=execution_count", "--rate-limit-resource=R:1", "--model-namespacing=true",
         "--allow-sagemaker=true", "--sagemaker-port=8081", "--sagemaker-safe-port-range=1-2",
         "--sagemaker-thread-count=1", "--allow-vertex-ai", "--vertex-ai-port=1", "--vertex-ai-thread-count=1",
-        "--vertex-ai-default-model=m", "--allow-client-shm=true", "--http-header-forward-pattern=x",
-        "--grpc-header-forward-pattern=x", "--reuse-http-port", "--reuse-grpc-port=true", "--log-file=a",
+        "--vertex-ai-default-model=m", "--allow-client-shm=true",
+        "--grpc-header-forward-pattern=x", "--reuse-http-port", "--reuse-grpc-port=true",
         "--host-policy=cpu,numa-node=0", "--model-config-name=a",
         "--metrics-config=summary_latencies=true",
     ],
@@ -173,6 +183,16 @@ def test_the_successor_of_a_deprecated_flag_wins() -> None:
         ("--exit-on-error=maybe", 'Bad option: "--exit-on-error".\ninvalid value for bool option: maybe'),
         ("--grpc-port=x", "Bad option: \"--grpc-port\".\nexpected an integer, got 'x'"),
         ("--http-thread-count=0", 'Bad option: "--http-thread-count".\nexpected an integer from 1 to 1024, got 0'),
+        (
+            "--http-restricted-api=trace,health:k=v --http-restricted-api=logging,health:l=w",
+            'Bad option: "--http-restricted-api".\n'
+            "restricted api 'health' can not be specified in multiple config groups",
+        ),
+        (
+            "--http-restricted-api=trace,trace:k=v",
+            'Bad option: "--http-restricted-api".\n'
+            "restricted api 'trace' can not be specified in multiple config groups",
+        ),
         (
             "--http-port=9000 --metrics-port=9000",
             "The server cannot listen to HTTP requests and metrics requests at the same address and port 10.0.0.1:9000",

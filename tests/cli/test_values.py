@@ -27,6 +27,10 @@ MODES = values.choice("none", "poll", "ISO8601")
         (values.REPOSITORY, "models/a b", Path("models/a b")),
         (values.BACKEND_SETTING, "onnxruntime,threads=2", ("onnxruntime", "threads", "2")),
         (values.BACKEND_SETTING, "default-max-batch-size=8", ("", "default-max-batch-size", "8")),
+        (values.PATTERN, "", ""),
+        (values.PATTERN, "^x-|(id)", "^x-|(id)"),
+        (values.RESTRICTION, "trace:Admin-Key=v", (("trace",), "Admin-Key", "v")),
+        (values.RESTRICTION, "trace,model-config:k=a:b=c d", (("trace", "model-config"), "k", "a:b=c d")),
         (values.BACKEND_SETTING, "python,path=/a=b,c", ("python", "path", "/a=b,c")),
     ],
 )
@@ -67,8 +71,32 @@ def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
             )
             for text in ("onnxruntime", "onnxruntime,threads", ",threads=2", "onnxruntime,=2", "threads=", "=2")
         ),
+        *(
+            (
+                values.RESTRICTION,
+                text,
+                f"--http-restricted-api option format is '<config name>:<setting>=<value>'. Got {text}",
+            )
+            for text in ("trace", "trace:k", "trace=k:v", ":k=v", "trace:=v", "trace:k=")
+        ),
+        *(
+            (values.RESTRICTION, f"{apis}:k=v", f"unknown restricted api '{wrong}'; there are health, metadata, "
+             "inference, shared-memory, model-config, model-repository, statistics, trace, logging")
+            for apis, wrong in (("model-reposit,health", "model-reposit"), ("health,", ""), ("Health", "Health"))
+        ),
+        *(
+            (values.RESTRICTION, f"trace:{key}=v", f"'{key}' cannot be a header's name: letters, digits and hyphens "
+             "are, underscores are not")
+            for key in ("a_b", "a b", "é", "a:b")
+        ),
+        *(
+            (values.RESTRICTION, f"trace:k={value}", "the value of header 'k' must be printable and not begin or end "
+             "with a space")
+            for value in (" v", "v ", "a\nb", "\udcff")
+        ),
+        (values.PATTERN, "a(", "'a(' is no regular expression: missing ), unterminated subpattern at position 1"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not(kind: ValueKind, text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=r"^") as refusal:
         kind.parse(text)

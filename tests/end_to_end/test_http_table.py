@@ -5,11 +5,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.end_to_end.http_cases import against_the_model, answered, refused, routes
+from tests.end_to_end.http_cases import against_the_model, answered, generate, refused, routes, settings
 from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.server import DEADLINE_S, Server
 
-CASES = [*routes.CASES, *answered.CASES, *refused.CASES, *against_the_model.CASES]
+CASES = [
+    *routes.CASES,
+    *answered.CASES,
+    *refused.CASES,
+    *against_the_model.CASES,
+    *generate.CASES,
+    *settings.CASES,
+]
 
 
 @pytest.fixture(scope="module")

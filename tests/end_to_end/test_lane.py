@@ -7,6 +7,7 @@ import gzip
 import http.client
 import json
 import os
+import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -321,6 +322,19 @@ def test_one_connection_takes_the_road_and_comes_back(client: Client) -> None:
             assert (reply.status, gzip.decompress(reply.body) if packed else reply.body) == expected[::2], name
         assert client.ask(plain) == expected, name
         assert client.ask(LIVE) == (200, {"content-length": "0"}, b""), name
+
+
+@pytest.mark.parametrize("data", [FLOATS, LARGE], ids=len)
+def test_a_body_that_waits_for_its_expectation(client: Client, data: bytes) -> None:
+    """As curl does with what is large."""
+    head, blank, body = tensor(data, b"Expect: 100-continue").partition(b"\r\n\r\n")
+    go_on = b"HTTP/1.1 100 Continue\r\n\r\n"
+    for _ in range(2):
+        client.send(head + blank)
+        assert client.socket.recv(len(go_on), socket.MSG_WAITALL) == go_on
+        reply = client.ask(body)
+        assert (tensor_in(reply), reply.took_the_road) == (data, True)
+        assert not client.ask(LIVE).took_the_road
 
 
 def test_two_hundred_connections_at_once(server: Server) -> None:

@@ -40,6 +40,7 @@ ECHO = {
     "output": [tensor("TEXT", "TYPE_STRING", [-1, 2])],
     "metric_tags": {"team": 'a"b\\c\nd'},
 }
+LOG_SETTINGS = {"log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
 STREAM = {**ECHO, "name": "stream", "metric_tags": {}, "model_transaction_policy": {"decoupled": True}}
 
 
@@ -92,6 +93,7 @@ def state(_memory: tuple[Segment, SegmentView], counters: CounterTable) -> Serve
         started=True,
         max_request_bytes=1000,
         metrics_port=8002,
+        log_settings=LOG_SETTINGS,
         counters=CounterTableView(_memory[1]),
     )
     for message in (

@@ -174,6 +174,31 @@ def test_the_raw_path_counts_where_the_server_tells_it(post: Any, key: str) -> N
     assert post(method="GET", **environ)[0] == 200
 
 
+def test_headers_are_forwarded_as_the_server_says_they_were_spelled(post: Any, state: ServerState) -> None:
+    state.header_forward_pattern = "user|priority"
+    head = b"POST / HTTP/1.1\r\nX-User: 1\r\n%s: 2\r\n\r\n"
+    body = b'{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,2],"data":["a","b"]}]}'
+    for kind, text in (("infer", body), ("generate", b'{"TEXT":["a","b"]}')):
+        environ = {"stream": Stream(text), "CONTENT_LENGTH": str(len(text)), "HTTP_PRIORITY": "2"}
+        for name, sentence in ((b"priority", b"Header 'priority' is reserved"), (b"Priority", b"TEXT")):
+            environ |= {"stream": Stream(text), "shoal.head": head % name}
+            assert sentence in post(f"/v2/models/%C3%A9cho%20b/{kind}", **environ)[2]
+
+
+def test_what_is_restricted_is_not_read_and_the_connection_ends(post: Any, state: ServerState) -> None:
+    state.restrictions = {"inference": ("Key", "sécret")}
+    stream = Stream(b"{}")
+    sentence = b'{"error":"This API is restricted, expecting header \'Key\'"}'
+    status, headers, body = post(stream=stream, CONTENT_LENGTH="2", HTTP_KEY="wrong")
+    assert (status, headers["Connection"], body, stream.num_asked) == (403, "close", sentence, 0)
+    sent = "sécret".encode().decode("latin-1")  # as WSGI has it
+    assert post(stream=stream, CONTENT_LENGTH="2", HTTP_KEY=sent)[0] == 500
+    assert stream.num_asked == 2
+    # The metrics port is not restricted.
+    state.restrictions = {"statistics": ("Key", "sécret"), "health": ("Key", "sécret")}
+    assert post("/metrics", method="GET", SERVER_PORT="8002")[0] == 200
+
+
 def test_a_fault_of_ours_is_logged_and_told_as_json(
     state: ServerState, transport: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

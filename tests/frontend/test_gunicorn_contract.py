@@ -17,6 +17,8 @@ from gunicorn.config import KNOWN_SETTINGS, Config
 from gunicorn.http import errors
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.errors import ParseException
+from gunicorn.http.message import Request
+from gunicorn.http.parser import RequestParser
 from gunicorn.http.unreader import SocketUnreader
 from gunicorn.workers.base import Worker
 from gunicorn.workers.gthread import TConn, ThreadWorker
@@ -49,6 +51,7 @@ def test_it_is_the_major_version_that_was_read() -> None:
         (ThreadWorker.set_accept_enabled, ["self", "enabled"]),
         (ThreadWorker.enqueue_req, ["self", "conn"]),
         (ThreadWorker.finish_request, ["self", "conn", "fs"]),
+        (Request.parse, ["self", "unreader"]),
         (ThreadWorker._cap_keepalive, ["self", "deadline"]),
         (TConn.__init__, ["self", "cfg", "sock", "client", "server"]),
         (TConn.init, ["self"]),
@@ -69,6 +72,11 @@ def test_bytes_can_be_given_back_and_looked_at() -> None:
         unreader = SocketUnreader(left)
         unreader.unread(b"GET ")
         assert unreader.buf.getvalue() == b"GET "
+
+
+def test_a_parser_s_requests_are_of_the_class_it_names() -> None:
+    assert RequestParser.mesg_class is Request
+    assert "self.mesg_class(" in inspect.getsource(RequestParser.__next__)
 
 
 def test_broken_bodies_raise_one_family_of_errors() -> None:

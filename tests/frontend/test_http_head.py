@@ -107,7 +107,7 @@ ACCEPTED = [
 def test_accepted(case: Accepted) -> None:
     head = parse_head(case.raw)
     assert head is not None
-    assert head[1:] == case[2:]
+    assert (head[1:-2], head.raw) == (case[2:], case.raw)
 
 
 def test_paths_are_resolved_with_the_head() -> None:
@@ -120,6 +120,9 @@ def test_paths_are_resolved_with_the_head() -> None:
         ready = found(target)
         assert isinstance(ready, Found)
         assert ready[1:] == ("a b", "3")
+        head = parse_head(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert head is not None
+        assert head.path == "/v2/models/a%20b/versions/3/ready"
     missing, not_allowed, bad_name = found(b"/"), found(b"/v2", b"POST"), found(b"/v2/models/%2e%2e")
     assert [each.status for each in (missing, not_allowed, bad_name) if isinstance(each, Response)] == [404, 405, 400]
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError, UnavailableError
-from shoal.frontend.router import ROUTES, decode_name, path_of
+from shoal.frontend.router import ROUTES, Found, decode_name, path_of, resolve
 from shoal.frontend.state import ServerState
+from shoal.options import RESTRICTED_APIS
 
 JSON = [("Content-Type", "application/json")]
 
@@ -62,7 +63,8 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
         200,
         JSON,
         b'{"name":"triton","version":"2.73.0",'
-        b'"extensions":["classification","model_configuration","binary_tensor_data","parameters","statistics"]}',
+        b'"extensions":["classification","model_configuration","binary_tensor_data","parameters","statistics",'
+        b'"logging"]}',
     ),
     (
         "GET",
@@ -129,6 +131,24 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
     ("GET", "/v2/models/simple%31", 404, JSON, error(UNKNOWN + "'simple1' is not found")),
     ("GET", "/v2/models/a+b", 404, JSON, error(UNKNOWN + "'a+b' is not found")),
     ("GET", "/v2/models/versions", 404, JSON, error(UNKNOWN + "'versions' is not found")),
+    # logging, generate
+    (
+        "GET",
+        "/v2/logging",
+        200,
+        JSON,
+        b'{"log_file":"","log_info":true,"log_warning":true,"log_error":true,"log_verbose_level":0,'
+        b'"log_format":"default"}',
+    ),
+    ("GET", "/v2/models/simple/generate", 405, allow("POST"), NOT_ALLOWED),
+    ("POST", "/v2/models/none/generate", 404, JSON, error(UNKNOWN + "'none' is not found")),
+    (
+        "POST",
+        "/v2/models/stream/generate_stream",
+        501,
+        JSON,
+        later("generating with a decoupled model"),
+    ),
     # infer, as far as it comes without a body
     ("POST", "/v2/models/none/infer", 404, JSON, error(UNKNOWN + "'none' is not found")),
     (
@@ -146,11 +166,8 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
         error("HTTP end point doesn't support models with decoupled transaction policy"),
     ),
     # endpoints that are not there yet
-    ("POST", "/v2/models/simple/generate", 501, JSON, later("the generate endpoint")),
-    ("POST", "/v2/models/simple/versions/1/generate_stream", 501, JSON, later("the generate_stream endpoint")),
     ("GET", "/v2/models/simple/trace/setting", 501, JSON, later("the trace setting endpoint")),
     ("POST", "/v2/trace/setting", 501, JSON, later("the trace setting endpoint")),
-    ("GET", "/v2/logging", 501, JSON, later("the logging endpoint")),
     ("POST", "/v2/repository/index", 501, JSON, later("the repository index")),
     ("POST", "/v2/repository/mine/index", 501, JSON, later("the repository index")),
     (
@@ -345,6 +362,12 @@ def test_a_long_name_is_measured_in_bytes() -> None:
 
 
 def test_every_route_has_a_group_by_which_it_can_be_restricted() -> None:
-    groups = {"health", "metadata", "inference", "shared-memory", "model-config"}
-    groups |= {"model-repository", "statistics", "trace", "logging"}
-    assert {route.group for route in ROUTES} == groups
+    assert {route.group for route in ROUTES} == set(RESTRICTED_APIS)
+
+
+def test_who_waits_takes_the_road() -> None:
+    waits = [("POST", "/v2/logging"), ("POST", "/v2/models/m/generate"), ("POST", "/v2/models/m/generate_stream")]
+    for method, path in [*waits, ("GET", "/v2/logging"), ("POST", "/v2/models/m/infer")]:
+        found = resolve(method, path)
+        assert isinstance(found, Found)
+        assert found.is_blocking == ((method, path) in waits)

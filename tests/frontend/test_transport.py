@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from shoal import log
 from shoal.control import Channel
 from shoal.datatypes import BY_NAME
 from shoal.errors import UnavailableError
@@ -162,3 +163,17 @@ def test_a_refused_question_raises_what_the_supervisor_said(
 def test_a_question_that_nobody_answers_is_given_up(surroundings: Surroundings) -> None:
     with pytest.raises(UnavailableError, match=r"^no answer from the supervisor within 0\.01 s"):
         surroundings.transport.ask("load", {}, timeout_s=0.01)
+
+
+def test_log_settings_are_in_force_and_told_before_they_are_acknowledged(
+    surroundings: Surroundings, state: ServerState
+) -> None:
+    before = (log.logger.handlers[:], log.logger.level, log.logger.propagate)
+    settings = {"log_verbose": 3, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
+    try:
+        surroundings.supervisor.send({"op": "log", "log": settings, "seq": 4})
+        surroundings.transport.receive()
+        assert (log.logger.level, state.log_settings) == (log.verbose(3), settings)
+        assert surroundings.supervisor.receive() == ({"op": "ack", "seq": 4}, [])
+    finally:
+        log.logger.handlers[:], log.logger.level, log.logger.propagate = before

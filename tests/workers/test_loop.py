@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from shoal import log
 from shoal.control import Channel
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.identity import IdentityBackend
@@ -94,6 +95,17 @@ def test_the_loop_ends_when_the_supervisor_is_gone(batcher: Batcher, channels: t
     supervisor.close()
     with pytest.raises(EOFError):
         loop_of(batcher).run(worker)
+
+
+def test_log_settings_are_in_force_before_the_next_batch(batcher: Batcher, channels: tuple[Channel, Channel]) -> None:
+    supervisor, worker = channels
+    before = (log.logger.handlers[:], log.logger.level, log.logger.propagate)
+    try:
+        supervisor.send({"op": "log", "log": {"log_verbose": 2}})
+        loop_of(batcher).obey(worker, *worker.receive())
+        assert log.logger.level == log.verbose(2)
+    finally:
+        log.logger.handlers[:], log.logger.level, log.logger.propagate = before
 
 
 def test_descriptors_of_unknown_messages_are_closed(batcher: Batcher, channels: tuple[Channel, Channel]) -> None:

@@ -115,7 +115,9 @@ def test_a_whole_life(worker: Supervised, relu: str, batcher: Batcher) -> None:
     worker.channel.send({"op": "config", "config": {**identity(), "backend": "onnxruntime"}})
     assert worker.receive() == {"op": "loaded"}
     own, link = batcher.descriptors
-    worker.channel.send({"op": "memory", "owner": 3, "epoch": 1}, [own, link, batcher.worker_bell.fd, batcher.bell.fd])
+    worker.channel.send(
+        {"op": "memory", "owner": 3, "epoch": 1, "log": {}}, [own, link, batcher.worker_bell.fd, batcher.bell.fd]
+    )
     assert worker.receive() == {"op": "mapped"}
     worker.channel.send({"op": "segment", "owner": 7, "seq": 1}, [batcher.client_fd])
     assert worker.receive() == {"op": "ack", "seq": 1}

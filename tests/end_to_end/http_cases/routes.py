@@ -103,9 +103,6 @@ NOT_YET = [
         "/v2/repository/models/fixed/unload",
         later("unloading a model through the repository endpoint"),
     ),
-    Case("generate", "POST", "/v2/models/fixed/generate", later("the generate endpoint"), b"{}"),
-    Case("generate-stream", "POST", "/v2/models/fixed/generate_stream", later("the generate_stream endpoint"), b"{}"),
-    get("logging", "/v2/logging", later("the logging endpoint")),
     get("trace", "/v2/trace/setting", later("the trace setting endpoint")),
     get("model-trace", "/v2/models/fixed/trace/setting", later("the trace setting endpoint")),
 ]
@@ -201,6 +198,7 @@ METADATA = [
                     "binary_tensor_data",
                     "parameters",
                     "statistics",
+                    "logging",
                 ],
             }
         ),

@@ -1,0 +1,43 @@
+"""Header forwarding: request headers whose names match a pattern become request parameters. Pure; front-end processes.
+
+The model sees a name as the client spelled it, so it is read from the head as it came: what servers make of a head has
+lower case or capitals.
+"""
+
+import re
+from collections.abc import Mapping
+
+from shoal.errors import InvalidArgumentError
+
+#: Triton's: parameters that are the server's own.
+RESERVED = frozenset(
+    {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
+)
+
+#: Names as they were spelled → values; those of one name are joined by a comma.
+Forwarded = Mapping[str, str]
+NOTHING: Forwarded = {}
+
+
+def forwarded(pattern: str, head: bytes) -> Forwarded:
+    """The fields of `head`, a request up to its empty line or further, in whose names the pattern is found.
+
+    Case does not matter, and the pattern need not match all of a name. An empty one finds nothing.
+    """
+    if not pattern:
+        return NOTHING
+    found: dict[str, str] = {}
+    lines = head.lstrip(b"\r\n").partition(b"\r\n\r\n")[0].split(b"\r\n")
+    for line in lines[1:]:
+        field, _, rest = line.decode("utf-8", "replace").partition(":")
+        if re.search(pattern, field, re.IGNORECASE):  # re keeps what it has compiled
+            value = rest.strip(" \t")
+            found[field] = f"{found[field]},{value}" if field in found else value
+    return found
+
+
+def check_forwarded(fields: Forwarded) -> None:
+    """Raise InvalidArgumentError for a field that would pass for one of the server's own parameters."""
+    for name in fields:
+        if name in RESERVED or name.startswith("triton_"):
+            raise InvalidArgumentError(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")

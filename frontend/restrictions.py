@@ -1,0 +1,29 @@
+"""Restricted APIs: who may ask what is told by a header. Pure; front-end processes.
+
+A restriction is for a group of paths (`--http-restricted-api`), and is looked at before anything else about a request,
+its method included. The metrics port has none.
+"""
+
+from collections.abc import Mapping, Sequence
+from hmac import compare_digest
+
+from shoal.frontend.response import Response, error_json
+
+#: Group → the name of the header and the value it must have.
+Restrictions = Mapping[str, Sequence[str]]
+
+
+def refusal(restrictions: Restrictions, group: str, headers: Mapping[str, str]) -> Response | None:
+    """403 where the group is restricted and the header is not there, or has another value; else None.
+
+    `headers` have names in lower case. How long it takes tells nothing about the value but its length.
+    """
+    restriction = restrictions.get(group)
+    if restriction is None:
+        return None
+    name, value = restriction
+    sent = headers.get(name.lower())
+    # Servers hand over values as latin-1, so this gives back the bytes that were sent.
+    if sent is not None and compare_digest(sent.encode("latin-1", "replace"), value.encode()):
+        return None
+    return error_json(403, f"This API is restricted, expecting header '{name}'")

@@ -1,0 +1,65 @@
+"""`/v2/logging`: what is logged and how, told and changed. Handlers of front-end processes.
+
+The supervisor keeps the settings and has told every process of a change before it answers, so whoever reads back at
+once reads what was changed, whichever process answers.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InternalError, UnavailableError, UnsupportedError
+from shoal.frontend import read_json as door
+from shoal.frontend.response import Response, json_response
+from shoal.frontend.state import ServerState
+
+if TYPE_CHECKING:
+    from shoal.frontend.transport import Transport
+
+#: How long the supervisor may take: every front end and the batcher must have acknowledged by then.
+ANSWER_S = 10.0
+_FORMATS = ("default", "ISO8601")
+
+#: The protocol's names → log.configure's, type, what Triton calls it; in the order in which Triton looks at them.
+_SETTINGS: dict[str, tuple[str, Any, str]] = {
+    "log_info": ("log_info", bool, "boolean"),
+    "log_warning": ("log_warning", bool, "boolean"),
+    "log_error": ("log_error", bool, "boolean"),
+    "log_verbose_level": ("log_verbose", int, "unsigned-integer"),
+    "log_format": ("log_format", str, "string"),
+}
+
+
+def log_settings(state: ServerState) -> Response:
+    """All settings."""
+    return _told(state, state.log_settings)
+
+
+def change_log_settings(state: ServerState, transport: "Transport", body: memoryview) -> Response:
+    """Change those that the body names; the answer has all of them."""
+    changes = parse_changes(door.read_json(body, state.http_max_input_size))
+    return _told(state, transport.ask("log_settings", {"changes": changes}, ANSWER_S))
+
+
+def parse_changes(request: Any) -> dict[str, Any]:
+    """The settings that a request names, as arguments of log.configure; null changes nothing.
+
+    All or none: of a request that is refused nothing is in force, where Triton keeps what stood before the mistake.
+    """
+    if door.find(request, "log_file") is not None:
+        raise UnsupportedError("log file location can not be updated through network protocol")
+    changes: dict[str, Any] = {}
+    for name, (argument, kind, called) in _SETTINGS.items():
+        value = door.find(request, name)
+        if value is None:
+            continue
+        if type(value) is not kind or (kind is int and not 0 <= value <= door.MAX_UINT64):
+            raise InternalError(door.wrong_type(called))
+        if name == "log_format" and value not in _FORMATS:
+            raise UnavailableError(f"invalid argument for --log_format, got: {value}")
+        changes[argument] = value
+    return changes
+
+
+def _told(state: ServerState, settings: Mapping[str, Any]) -> Response:
+    told = {name: settings[argument] for name, (argument, _, _) in _SETTINGS.items()}
+    return json_response(200, {"log_file": state.log_file, **told})

@@ -1,0 +1,38 @@
+"""What is logged, changed while the server runs: in force here and in every process before the client hears so.
+
+There is one dict of these settings in the supervisor, and every process is sent it as it joins. It is changed in place,
+so who joins later, or is sent its memory later, has what is in force then. Whether a change makes sense has been
+judged by the front end that asks.
+"""
+
+from typing import Any
+
+from shoal import log
+from shoal.supervisor.questions import Question
+from shoal.supervisor.star import Star
+
+
+class LogSettings:
+    """`settings` are the arguments of log.configure."""
+
+    def __init__(self, settings: dict[str, Any], star: Star) -> None:
+        self._settings = settings
+        self._star = star
+
+    def change(self, question: Question) -> None:
+        """Put `changes` in force, then answer with all settings.
+
+        Front ends and batcher acknowledge it. Workers, which may execute for a minute, are told and not waited for:
+        they read what they are told before the next batch.
+        """
+        self._settings.update(question.arguments["changes"])
+        log.configure(**self._settings)
+        now = dict(self._settings)
+        message = {"op": "log", "log": now}
+        star = self._star
+        for worker in star.workers.values():
+            worker.member.send(message)
+        listening = [client.member for client in star.clients.values() if client.is_joined]
+        if star.batcher is not None:
+            listening.append(star.batcher)
+        star.acknowledgements.announce([(member, message, ()) for member in listening], lambda: question.answer(now))
