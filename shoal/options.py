@@ -2,13 +2,14 @@
 
 `ServerOptions` is built once, by the command line, and passed whole; nobody parses a flag again. A field's name is its
 flag's name. Sources of the defaults: *Triton's* (its command line), *measured* (with the figure), or *ours*.
-Used in the supervisor; other processes are sent the few values they need. Imports only errors.
+Used in the supervisor; other processes are sent the few values they need. Imports only errors and cloud_url.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
 
 MIB = 1024 * 1024
@@ -46,7 +47,7 @@ class ServerOptions:
     log_file: str = ""  # everything that is printed goes there; "": to stdout and stderr; Triton's
 
     # Models.
-    model_repository: tuple[Path, ...] = ()  # directories of models, at least one
+    model_repository: tuple[Path | CloudUrl, ...] = ()  # directories of models, here or in the cloud, at least one
     exit_on_error: bool = True  # exit 1 where a model fails to load at start; Triton's
     disable_auto_complete_config: bool = False  # True: config.pbtxt must be complete; Triton's
     strict_readiness: bool = True  # ready only when every model is; Triton's

@@ -97,7 +97,12 @@ LOGGING = (
     honour("log-file", ANY_TEXT, "append everything that is printed to this file instead; logrotate: copytruncate"),
 )
 MODELS = (
-    honour("model-repository", REPOSITORY, "directory of models; repeat it for several; required", alias="model-store"),
+    honour(
+        "model-repository",
+        REPOSITORY,
+        "directory of models, or s3://, gs:// or as:// and where it lies; repeat it for several; required",
+        alias="model-store",
+    ),
     honour("exit-on-error", BOOLEAN, "exit with code 1 where a model fails to load at start"),
     # Before its successor: of two flags for one field the later in this table wins, as in Triton.
     honour(

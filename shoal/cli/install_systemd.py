@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from shoal.cli.serve import CommandLineError, Parser, parse
+from shoal.cloud_url import is_cloud
 from shoal.options import ServerOptions
 
 PROG = "shoal install-systemd"
@@ -53,7 +54,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=PROG,
-        usage=f"{PROG} --model-repository <directory> [options] [-- serve flags]",
+        usage=f"{PROG} --model-repository <directory or URL> [options] [-- serve flags]",
         description="Write the unit that runs this server as a service of systemd. What follows -- is given to "
         "`shoal serve` as it stands.",
         add_help=False,
@@ -62,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         "--model-repository",
         action="append",
         required=True,
-        metavar="<directory>",
-        help="directory of models; repeat it for several",
+        metavar="<directory or URL>",
+        help="directory of models, or where in cloud storage it lies; repeat it for several",
     )
     parser.add_argument("--user", metavar="<name>", help="who the service runs as (default: you, also under sudo)")
     parser.add_argument(
@@ -76,11 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def render(arguments: argparse.Namespace, serve_flags: Sequence[str], environ: Mapping[str, str]) -> str:
     """The unit's text. Raises CommandLineError for what could not be served."""
-    repositories = [Path(each).absolute() for each in arguments.model_repository]
-    for each in repositories:
-        if not each.is_dir():
-            raise CommandLineError(f"--model-repository: {each} is not a directory")
-    served = [f"--model-repository={each}" for each in repositories] + list(serve_flags)
+    served = [f"--model-repository={_repository(each)}" for each in arguments.model_repository] + list(serve_flags)
     defaults = ServerOptions(http_address="127.0.0.1")
     options, _ = parse(served, prog="shoal serve", defaults=defaults, environ={})
     command = [str(_command()), "serve", *served]
@@ -93,6 +90,16 @@ def render(arguments: argparse.Namespace, serve_flags: Sequence[str], environ: M
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text
+
+
+def _repository(text: str) -> str:
+    """A service starts in another directory than the one where the paths were typed."""
+    if is_cloud(text):
+        return text
+    directory = Path(text).absolute()
+    if not directory.is_dir():
+        raise CommandLineError(f"--model-repository: {directory} is not a directory")
+    return str(directory)
 
 
 def quote(word: str) -> str:

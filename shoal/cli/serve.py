@@ -83,7 +83,7 @@ def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
     """Argparse for what getopt_long does, and for --help; values stay texts."""
     parser = Parser(
         prog=prog,
-        usage=f"{prog} --model-repository <directory> [options]",
+        usage=f"{prog} --model-repository <directory or URL> [options]",
         description="Serve the models of a repository over HTTP, as Triton does. Boolean flags take true, 1, on and "
         "false, 0, off; alone they mean true. Flags may be shortened as long as they are unambiguous.",
         add_help=False,

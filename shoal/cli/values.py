@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoal.cloud_url import CloudUrl, is_cloud
+from shoal.errors import InvalidArgumentError
 from shoal.options import RESTRICTED_APIS
 
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
 # A header's name (RFC 9110, 5.1) without underscores: servers drop what WSGI could not tell from a hyphen.
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^`|~0-9A-Za-z]+")
-_CLOUD = ("gs://", "s3://", "as://")
 
 
 class ValueKind(NamedTuple):
@@ -63,12 +64,13 @@ def _number(text: str) -> float:
         raise ValueError(f"expected a number, got '{text}'") from None
 
 
-def _repository(text: str) -> Path:
-    if text.startswith(_CLOUD):
-        raise ValueError(
-            f"model repositories in cloud storage are not there yet; copy '{text}' to a local directory and give that"
-        )
-    return Path(_text(text))
+def _repository(text: str) -> Path | CloudUrl:
+    if not is_cloud(text):
+        return Path(_text(text))
+    try:
+        return CloudUrl.parse(text)
+    except InvalidArgumentError as error:
+        raise ValueError(str(error)) from None
 
 
 def _backend_setting(text: str) -> tuple[str, str, str]:
@@ -139,7 +141,7 @@ NUMBER = ValueKind("<number>", _number)
 TEXT = ValueKind("<string>", _text)
 ANY_TEXT = ValueKind("<string>", str)  # may be empty: often Triton's default
 VERBOSITY = ValueKind("<integer>", _verbosity, bare="1")
-REPOSITORY = ValueKind("<directory>", _repository)
+REPOSITORY = ValueKind("<directory or URL>", _repository)
 BACKEND_SETTING = ValueKind("[<backend>,]<key>=<value>", _backend_setting)
 RESTRICTION = ValueKind("<api>[,<api>]:<header>=<value>", _restriction)
 PATTERN = ValueKind("<regex>", _pattern)  # may be empty: nothing is to match

@@ -49,6 +49,14 @@ def test_the_unit_has_the_paths_the_user_and_the_flags(
     assert not [value for value in unit.values() if "@" in value]
 
 
+def test_a_repository_in_cloud_storage_keeps_its_address(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--model-repository", "s3://minio:9000/bucket/models", "--user", ME, "--output", "-") == 0
+    unit = settings(capsys.readouterr().out)
+    assert unit["ExecStart"].endswith("serve --model-repository=s3://minio:9000/bucket/models")
+    assert run("--model-repository", "s3://", "--user", ME, "--output", "-") == 1
+    assert "it names no bucket" in capsys.readouterr().err
+
+
 def test_what_follows_from_how_the_server_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("--model-repository", str(tmp_path), "--user", ME, "--output", "-")
     unit = settings(capsys.readouterr().out)

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.cli import main, tritonserver
 from shoal.cli.serve import CommandLine, CommandLineError, parse
+from shoal.cloud_url import CloudUrl
 from shoal.options import ServerOptions
 
 DEFAULTS = ServerOptions(http_address="10.0.0.1")
@@ -214,7 +215,9 @@ def test_vertex_ai_configures_by_environment() -> None:
     line = parse(["--allow-vertex-ai=false"], prog="tritonserver", defaults=DEFAULTS, environ=environ)
     assert line.options.model_repository == (Path("mounted"),)
     assert understood("--allow-vertex-ai=false", environ=environ).options.model_repository == (Path("models"),)
-    assert "cloud storage" in refusal("--model-repository=gs://bucket/models")
+    environ["AIP_STORAGE_URI"] = "gs://bucket/models/"
+    line = parse(["--allow-vertex-ai=false"], prog="tritonserver", defaults=DEFAULTS, environ=environ)
+    assert line.options.model_repository == (CloudUrl("gs", "bucket", "models"),)
 
 
 def test_a_repository_must_be_given() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from shoal.cli import values
 from shoal.cli.values import ValueKind
+from shoal.cloud_url import CloudUrl
 
 MODES = values.choice("none", "poll", "ISO8601")
 
@@ -25,6 +26,7 @@ MODES = values.choice("none", "poll", "ISO8601")
         (MODES, "iso8601", "ISO8601"),
         (values.ANY_TEXT, "", ""),
         (values.REPOSITORY, "models/a b", Path("models/a b")),
+        (values.REPOSITORY, "s3://bucket/a//b", CloudUrl("s3", "bucket", "a/b")),
         (values.BACKEND_SETTING, "onnxruntime,threads=2", ("onnxruntime", "threads", "2")),
         (values.BACKEND_SETTING, "default-max-batch-size=8", ("", "default-max-batch-size", "8")),
         (values.PATTERN, "", ""),
@@ -58,9 +60,8 @@ def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
         (values.REPOSITORY, "", "expected a value, got nothing"),
         (
             values.REPOSITORY,
-            "s3://bucket/models",
-            "model repositories in cloud storage are not there yet; copy 's3://bucket/models' to a local directory "
-            "and give that",
+            "gs://",
+            "'gs://' is no address of a model repository: it names no bucket; write gs://bucket/path",
         ),
         *(
             (

@@ -1,0 +1,301 @@
+"""A model repository in cloud storage: what it holds, and copies of its models on the local disk, through fsspec.
+
+Talks to networks and waits for them: runs in the process that reads repositories, never in the supervisor. fsspec has a
+thread there, so that process must not fork afterwards. The only file that knows fsspec and the clouds' libraries.
+"""
+
+import asyncio
+import contextlib
+import errno
+import importlib
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.cloud_url import CloudUrl
+from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError, UnavailableError, UnsupportedError
+from shoal.repository import cloud_credentials
+from shoal.repository.cloud_cache import ROOT_VARIABLES, CopyCache
+from shoal.repository.cloud_credentials import FILE_VARIABLE, ManagedIdentity
+from shoal.repository.cloud_listing import MAX_OBJECTS, CloudListing, CloudModel, CloudObject, sort_out
+from shoal.repository.cloud_progress import Progress
+
+_log = logging.getLogger(__name__)
+
+#: Objects of one model, and models, on their way at once (ours): one stream fills no network, a hundred win nothing.
+OBJECTS_AT_ONCE = 8
+MODELS_AT_ONCE = 4
+#: How often a model is copied whose objects change meanwhile.
+ATTEMPTS = 3
+
+
+class _Library(NamedTuple):
+    module: str
+    filesystem: str  # its class, an fsspec.asyn.AsyncFileSystem
+    extra: str  # of Shoal's package
+
+
+_LIBRARIES = {
+    "s3": _Library("s3fs", "S3FileSystem", "s3"),
+    "gs": _Library("gcsfs.core", "GCSFileSystem", "gs"),  # gcsfs itself has an experimental one that waits for gRPC
+    "as": _Library("adlfs", "AzureBlobFileSystem", "azure"),
+}
+#: Failures of the network in the clouds' libraries, by the names of the classes: they have no base in common.
+_NETWORK_ERRORS = frozenset(
+    {
+        "ClientConnectionError",
+        "ConnectionError",
+        "HTTPClientError",
+        "ServiceRequestError",
+        "TimeoutError",
+        "TransportError",
+    }
+)
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the network may take (ours)."""
+
+    connect_s: float = 5.0
+    read_s: float = 30.0  # without a byte on one connection; then it is tried again
+    listing_s: float = 60.0  # for all of a listing: some hundred thousand objects
+    stall_s: float = 60.0  # without a byte on all connections together
+
+
+class CloudRepository:
+    """One repository. `fetch` and `fetch_all` may be called by several threads."""
+
+    def __init__(
+        self, url: CloudUrl, cache_dir: Path, environ: Mapping[str, str], patience: Patience | None = None
+    ) -> None:
+        self.url = url
+        self._environ = environ
+        self._patience = patience or Patience()
+        self._cache = CopyCache(cache_dir)
+        # Changed by looks and fetches. Made anew after a failure: credentials may have been renewed.
+        self._filesystem: Any = None
+        self._latest: dict[str, Path] = {}
+
+    def listing(self) -> CloudListing:
+        """What lies there now, in one listing of all objects. Raises ShoalError, also where there is nothing at all."""
+        objects = self._objects(self.url.path)
+        if not objects:
+            raise InvalidArgumentError(f"there is nothing in {self.url}; upload models, or correct --model-repository")
+        listing = sort_out(objects, self.url)
+        for sentence in listing.strays:
+            _log.warning("%s", sentence)
+        return listing
+
+    def fetch(self, name: str, model: CloudModel | None = None) -> Path:
+        """The directory of a complete copy of the model as it is now. Equal paths have equal contents.
+
+        `model` is what a listing has just told of it; without it, another is made. Raises NotFoundError where there is
+        no such model, and ShoalError for all that can go wrong.
+        """
+        for _ in range(ATTEMPTS):
+            copy = self._copy(model or self._model(name))
+            if copy is not None:
+                self._latest[name] = copy
+                return copy
+            model = None
+        raise UnavailableError(
+            f"model '{name}' in {self.url} changed while it was copied, {ATTEMPTS} times in a row; "
+            "it is copied when it stays as it is"
+        )
+
+    def fetch_all(self, models: Collection[CloudModel]) -> Iterator[tuple[str, Path | ShoalError]]:
+        """Fetch several at once; each comes with its copy, or with what went wrong, as soon as it is there."""
+        with ThreadPoolExecutor(MODELS_AT_ONCE) as threads:
+            fetches = {threads.submit(self.fetch, model.name, model): model.name for model in models}
+            for done in as_completed(fetches):
+                try:
+                    yield fetches[done], done.result()
+                except ShoalError as error:
+                    yield fetches[done], error
+
+    def forget(self, keep: Collection[Path]) -> None:
+        """Remove the copies that have none of the paths in `keep`. Not while something is fetched.
+
+        The latest copy of each model stays: somebody may be about to load it.
+        """
+        self._cache.forget({*keep, *self._latest.values()})
+
+    def _copy(self, model: CloudModel) -> Path | None:
+        """The copy that is there or can be made; None where the model changed in the meantime."""
+        found = self._cache.find(model)
+        if found is not None:
+            return found
+        with self._told(f"the copy of model '{model.name}' from {self.url}"), self._cache.workplace() as workplace:
+            downloads = self._download(model, workplace)
+            after = self._model(model.name)
+            for path, download in downloads.items():
+                if path in after.files and after.files[path].tag == model.files[path].tag:
+                    self._cache.keep_object(download, model, path)
+            return self._cache.assemble(model, workplace) if after.tag == model.tag else None
+
+    def _model(self, name: str) -> CloudModel:
+        path = f"{self.url.path}/{name}"
+        # A name may come from a request: what is no name of a directory is no model either.
+        listing = sort_out(self._objects(path), self.url) if "/" not in name and name not in ("", ".", "..") else None
+        if listing is not None and name in listing.problems:
+            raise InvalidArgumentError(listing.problems[name])
+        if listing is None or name not in listing.models:
+            raise NotFoundError(f"there is no model '{name}' in {self.url}")
+        return listing.models[name]
+
+    def _objects(self, path: str) -> list[CloudObject]:
+        with self._told(f"the listing of {self.url}"):
+            has_directories = self.url.scheme == "as"  # elsewhere only the names of objects make them
+            found = self._connect().find(path, withdirs=has_directories, detail=True, timeout=self._patience.listing_s)
+        if len(found) > MAX_OBJECTS:
+            raise InvalidArgumentError(
+                f"there are {len(found)} objects in {self.url}, and a model repository has at most {MAX_OBJECTS}; "
+                "give the models a bucket or a path of their own"
+            )
+        start = f"{self.url.path}/"
+        names = {name: info for name, info in found.items() if name.startswith(start) and name != start}
+        return [_object(name.removeprefix(start), info) for name, info in names.items()]
+
+    def _download(self, model: CloudModel, workplace: Path) -> dict[str, Path]:
+        """Fetch what is not on the disk yet: path in the model → file in `workplace`."""
+        from fsspec.asyn import sync
+
+        missing = self._cache.missing(model)
+        nbytes, free_nbytes = sum(each.size for each in missing.values()), self._cache.free_nbytes()
+        if nbytes > free_nbytes:
+            raise UnavailableError(
+                f"model '{model.name}' in {self.url} needs {nbytes} bytes on the disk, and there are {free_nbytes}; "
+                f"make room, or set {ROOT_VARIABLES[self.url.scheme]} to a directory on a larger disk"
+            )
+        filesystem = self._connect()
+        progress = Progress(f"model '{model.name}' from {self.url}", nbytes, self._patience.stall_s, time.monotonic())
+        downloads = {path: workplace / str(number) for number, path in enumerate(missing)}
+        sync(filesystem.loop, self._get, filesystem, model, downloads, progress)
+        _log.info("%s", progress.summary(time.monotonic()))
+        return downloads
+
+    async def _get(self, filesystem: Any, model: CloudModel, downloads: Mapping[str, Path], progress: Progress) -> None:
+        """All of `downloads`; where it raises, nothing is under way any more."""
+        from fsspec.callbacks import Callback
+
+        gate = asyncio.Semaphore(OBJECTS_AT_ONCE)
+
+        async def get(path: str, target: Path) -> None:
+            async with gate:
+                callback = progress.watch(Callback())
+                remote = f"{self.url.path}/{model.name}/{path}"
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as the next listing will tell
+                    await filesystem._get_file(remote, str(target), callback=callback)
+                callback.absolute_update(model.files[path].size)  # adlfs tells of chunks only
+
+        tasks = [asyncio.ensure_future(get(path, target)) for path, target in downloads.items()]
+        pending = set(tasks)
+        try:
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending, timeout=progress.look_s, return_when=asyncio.FIRST_EXCEPTION
+                )
+                for task in done:
+                    task.result()
+                progress.look(time.monotonic())
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- the cloud's library ---
+
+    def _connect(self) -> Any:
+        if self._filesystem is None:
+            module, filesystem, extra = _LIBRARIES[self.url.scheme]
+            try:
+                create = getattr(importlib.import_module(module), filesystem)
+            except ImportError as error:
+                package = module.partition(".")[0]
+                raise UnsupportedError(
+                    f"{self.url} needs the package {package}: pip install 'shoal[{extra}]' ({error})"
+                ) from error
+            self._filesystem = create(skip_instance_cache=True, use_listings_cache=False, **self._options())
+        return self._filesystem
+
+    def _options(self) -> dict[str, Any]:
+        file = self._environ.get(FILE_VARIABLE)
+        try:
+            text = Path(file).read_text(encoding="utf-8") if file else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgumentError(
+                f"the file '{file}' named by ${FILE_VARIABLE} cannot be read: {error}"
+            ) from error
+        options = cloud_credentials.options(self.url, self._environ, text)
+        return {"s3": self._s3, "gs": self._gs, "as": self._azure}[self.url.scheme](options)
+
+    def _s3(self, options: dict[str, Any]) -> dict[str, Any]:
+        import botocore.session
+
+        patience = {
+            "connect_timeout": self._patience.connect_s,
+            "read_timeout": self._patience.read_s,
+            "retries": {"mode": "standard", "total_max_attempts": 2},  # each of which s3fs tries five times
+        }
+        options["config_kwargs"] = {**patience, **options.get("config_kwargs", {})}
+        options["max_concurrency"] = 1  # one stream for an object goes on where it broke off; ten keep 500 MB in memory
+        if "key" not in options:
+            session = botocore.session.Session(profile=options.get("profile"))
+            options["anon"] = session.get_credentials() is None  # as Amazon's own library does for Triton
+        return options
+
+    def _gs(self, options: dict[str, Any]) -> dict[str, Any]:
+        from aiohttp import ClientTimeout
+
+        key_file = options.get("token")
+        if key_file and not Path(key_file).is_file():  # gcsfs would send the path to Google as a password
+            raise InvalidArgumentError(f"there is no key file '{key_file}', which the file in ${FILE_VARIABLE} names")
+        patience = ClientTimeout(None, sock_connect=self._patience.connect_s, sock_read=self._patience.read_s)
+        return options | {"requests_timeout": patience}
+
+    def _azure(self, options: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(options.get("credential"), ManagedIdentity):
+            from azure.identity.aio import ManagedIdentityCredential  # pyright: ignore[reportMissingImports] - an extra
+
+            options["credential"] = ManagedIdentityCredential(client_id=options["credential"].client_id)
+        return options | {"connection_timeout": self._patience.connect_s, "read_timeout": self._patience.read_s}
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Whatever a cloud's library raises becomes a sentence."""
+        try:
+            yield
+        except ShoalError:
+            raise
+        except Exception as error:  # the rim: three clouds' libraries, with no class of errors in common
+            self._filesystem = None
+            raise UnavailableError(f"{what} failed: {_reason(error)}; {self._remedy(error)}") from error
+
+    def _remedy(self, error: Exception) -> str:
+        if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            return f"make room, or set {ROOT_VARIABLES[self.url.scheme]} to a directory on another disk"
+        if isinstance(error, FileNotFoundError):
+            return f"check that '{self.url.bucket}' is there and that --model-repository names it"
+        if any(each.__name__ in _NETWORK_ERRORS for each in type(error).__mro__):
+            return "check the address, and the network between here and there"
+        return cloud_credentials.remedy(self.url, self._environ)
+
+
+def _object(key: str, info: dict[str, Any]) -> CloudObject:
+    """An entry of a listing, in the words of the three libraries."""
+    if info["type"] == "directory":
+        return CloudObject(key, is_directory=True)
+    modified: datetime | None = info.get("LastModified") or info.get("mtime") or info.get("last_modified")
+    tag = info.get("ETag") or info.get("generation") or info.get("etag") or modified or ""
+    return CloudObject(key, int(info["size"] or 0), str(tag), int(modified.timestamp()) if modified else 0)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or f"no answer in time ({type(error).__name__})"

@@ -1,0 +1,195 @@
+"""Copies of models from cloud storage on the local disk: complete or absent, one directory for each content.
+
+    <root>/<bucket>-<digest of the address>/<slot>/
+    ├── lock                    held by the server that uses this slot; the next server takes the next slot
+    ├── objects/<digest>        every object that was ever whole, hard-linked into the copies that have it
+    ├── <tag>/<model>/…         a copy; its tag changes with its content, so equal paths mean equal contents
+    └── .<anything>             in the making, or on its way out: what a killed process leaves
+
+Everything gets its name by a rename, after it is complete. What is in `objects` already is not fetched again: neither
+after a restart, nor the old versions of a model that got a new one. Knows no network.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.cloud_url import CloudUrl
+from shoal.errors import UnavailableError
+from shoal.repository.cloud_listing import CloudModel, CloudObject
+
+#: Scheme → where copies lie, if somebody says so. Triton's variables.
+ROOT_VARIABLES = {
+    "s3": "TRITON_AWS_MOUNT_DIRECTORY",
+    "gs": "TRITON_GCS_MOUNT_DIRECTORY",
+    "as": "TRITON_AZURE_MOUNT_DIRECTORY",
+}
+#: Servers of one repository on one machine, each with copies of its own (ours).
+MAX_SLOTS = 64
+
+
+class Slot(NamedTuple):
+    """A place for copies. It belongs to this process until `lock` is closed, at the latest when the process ends."""
+
+    directory: Path
+    lock: int
+
+
+def take_slot(url: CloudUrl, environ: Mapping[str, str]) -> Slot:
+    """The first place for copies of this repository that no running server has; a stopped one's copies are in it still.
+
+    Without Triton's variable copies lie in the directory for temporary files, as Triton's do, open to this user only.
+    Raises UnavailableError where nothing can be written.
+    """
+    variable = ROOT_VARIABLES[url.scheme]
+    root = Path(environ.get(variable) or Path(tempfile.gettempdir(), f"shoal-{os.getuid()}"))
+    home = root / f"{url.bucket}-{hashlib.sha256(str(url).encode()).hexdigest()[:12]}"
+    try:
+        if not environ.get(variable):
+            _make_private(root)
+        home.mkdir(parents=True, exist_ok=True)
+        for number in range(MAX_SLOTS):
+            directory = home / str(number)
+            directory.mkdir(exist_ok=True)
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return Slot(directory, lock)
+            os.close(lock)
+    except OSError as error:
+        raise UnavailableError(
+            f"copies of models from {url} cannot be kept in '{root}': {error.strerror}; "
+            f"set {variable} to a directory that the server's user can write to"
+        ) from error
+    raise UnavailableError(
+        f"{MAX_SLOTS} servers keep copies of {url} in '{root}' already; set {variable} to another directory"
+    )
+
+
+def _make_private(root: Path) -> None:
+    """Everybody may write where temporary files are: the name may be somebody else's. Raises PermissionError then."""
+    root.mkdir(mode=0o700, exist_ok=True)
+    status = root.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "it is another user's, or no directory", str(root))
+
+
+class CopyCache:
+    """The copies in one slot."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._objects = directory / "objects"
+
+    def find(self, model: CloudModel) -> Path | None:
+        """The copy with exactly this content. One that a power failure has cut short counts as none."""
+        copy = self._directory / model.tag / model.name
+        return (
+            copy if all(_is_whole(copy / path, each) for path, each in model.files.items()) and copy.is_dir() else None
+        )
+
+    def missing(self, model: CloudModel) -> dict[str, CloudObject]:
+        """What of it has to be fetched."""
+        return {
+            path: each for path, each in model.files.items() if not _is_whole(self._object(model, path, each), each)
+        }
+
+    def free_nbytes(self) -> int:
+        """What the disk has room for."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(self._directory).free
+
+    @contextlib.contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """A fresh directory for downloads, gone afterwards with all that was not kept."""
+        self._objects.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=self._directory) as directory:
+            yield Path(directory)
+
+    def keep_object(self, download: Path, model: CloudModel, path: str) -> None:
+        """Take over a download, if it is complete."""
+        each = model.files[path]
+        if not _is_whole(download, each):
+            return
+        stamp_ns = _stamp_ns(each.modified_s, each.tag, is_directory=False)
+        os.utime(download, ns=(stamp_ns, stamp_ns))
+        download.replace(self._object(model, path, each))  # publishes: an object that later fetches rely on
+
+    def assemble(self, model: CloudModel, workplace: Path) -> Path:
+        """The copy, made of the objects that were kept; its modification times are explained at `_stamp_ns`.
+
+        Raises UnavailableError where an object is missing.
+        """
+        for path, each in self.missing(model).items():
+            raise UnavailableError(
+                f"object '{model.name}/{path}' did not come with the {each.size} bytes it should have"
+            )
+        top = workplace / "copy" / model.name
+        for directory in ("", *sorted(model.directories)):
+            (top / directory).mkdir(parents=True)
+        for path, each in model.files.items():
+            _link(self._object(model, path, each), top / path)
+        for directory in ("", *model.directories):
+            below = f"{directory}/" if directory else ""
+            newest_s = max((each.modified_s for path, each in model.files.items() if path.startswith(below)), default=0)
+            stamp_ns = _stamp_ns(newest_s, model.subtree_tag(directory), is_directory=True)
+            os.utime(top / directory, ns=(stamp_ns, stamp_ns))
+        copy = self._directory / model.tag
+        if copy.exists():  # cut short, or another thread was faster
+            copy.rename(workplace / "old")
+        top.parent.rename(copy)  # publishes: the copy
+        return copy / model.name
+
+    def forget(self, keep: Collection[Path]) -> None:
+        """Remove the copies that have none of `keep` in them, and what killed processes left. Not during a fetch."""
+        for entry in self._entries():
+            if entry.name[0] == ".":
+                shutil.rmtree(entry, ignore_errors=True)
+            elif not any(entry in path.parents for path in keep):
+                with self.workplace() as workplace:
+                    entry.rename(workplace / entry.name)  # a kill from here on leaves no half of a copy
+        if self._objects.is_dir():
+            for each in self._objects.iterdir():
+                if each.stat().st_nlink == 1:
+                    each.unlink()
+
+    def _entries(self) -> list[Path]:
+        if not self._directory.is_dir():
+            return []
+        return [entry for entry in self._directory.iterdir() if entry.is_dir() and entry != self._objects]
+
+    def _object(self, model: CloudModel, path: str, each: CloudObject) -> Path:
+        facts = "\0".join([model.name, path, str(each.size), each.tag])
+        return self._objects / hashlib.sha256(facts.encode()).hexdigest()[:32]
+
+
+def _stamp_ns(modified_s: int, tag: str, *, is_directory: bool) -> int:
+    """The second is the cloud's; its fraction is made from the tag.
+
+    So whoever compares modification times sees what was replaced within a second and, by the stamp of a directory,
+    which is later than those of its files, what was removed.
+    """
+    fraction_ns = int(hashlib.sha256(tag.encode()).hexdigest()[:12], 16) % 500_000_000
+    return modified_s * 1_000_000_000 + fraction_ns + is_directory * 500_000_000
+
+
+def _is_whole(file: Path, each: CloudObject) -> bool:
+    try:
+        return file.stat().st_size == each.size
+    except OSError:
+        return False
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links: the object is fetched again when another copy needs it
+        source.rename(target)

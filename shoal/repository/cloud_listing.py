@@ -1,0 +1,130 @@
+"""From the objects in a bucket to models: which there are, what each consists of, and a tag that changes with it.
+
+Pure. Names of objects come from a network and become paths: whatever could lead out of a model's directory, or cannot
+be a path at all, is refused with a sentence that names bucket and key.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shoal.cloud_url import CloudUrl
+
+#: Ours. A repository of 200 models has some thousand; a bucket of millions of images is none.
+MAX_OBJECTS = 100_000
+#: The kernel's, for one name of a path; all of a key has at most 1024 in every cloud.
+_MAX_NAME_BYTES = 255
+_MAX_KEY_BYTES = 1024
+
+
+class CloudObject(NamedTuple):
+    """An object, or a directory that follows from the names of objects."""
+
+    key: str  # below the repository, as the cloud tells it
+    size: int = 0
+    tag: str = ""  # changes with the content: S3's and Azure's ETag, Google's generation
+    modified_s: int = 0
+    is_directory: bool = False  # no object, but told by the cloud's library
+
+
+@dataclass(frozen=True, slots=True)
+class CloudModel:
+    """One model in the cloud; all paths are relative to the model's directory, and safe."""
+
+    name: str
+    files: Mapping[str, CloudObject] = field(default_factory=dict)
+    directories: frozenset[str] = frozenset()
+
+    @property
+    def tag(self) -> str:
+        """Changes when any object of the model changes, comes or goes. Safe as a directory's name."""
+        return self.subtree_tag("")
+
+    def subtree_tag(self, directory: str) -> str:
+        """The same for what lies below one directory of the model, "" for all of it."""
+        top = f"{directory}/" if directory else ""
+        facts = [f"{path}\0{each.size}\0{each.tag}" for path, each in self.files.items() if path.startswith(top)]
+        facts += [path for path in self.directories if path.startswith(top)]
+        return hashlib.sha256("\0\0".join([self.name, *sorted(facts)]).encode()).hexdigest()[:32]
+
+    @property
+    def nbytes(self) -> int:
+        """All its objects together."""
+        return sum(each.size for each in self.files.values())
+
+
+class CloudListing(NamedTuple):
+    """What a repository holds. Each name is in one of the first two."""
+
+    models: dict[str, CloudModel]
+    problems: dict[str, str]  # name → why it is no model
+    strays: tuple[str, ...]  # sentences about objects that belong to no model
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Model → its tag."""
+        return {name: model.tag for name, model in self.models.items()}
+
+
+def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:
+    """The models among `objects`, sorted by name. Files beside them and hidden directories are none, as on a disk."""
+    files: dict[str, dict[str, CloudObject]] = {}
+    directories: dict[str, set[str]] = {}
+    problems: dict[str, str] = {}
+    strays: list[str] = []
+    for each in objects:
+        # Consoles make an empty object whose key ends with a slash when somebody asks them for a directory.
+        is_directory = each.is_directory or (each.key.endswith("/") and not each.size)
+        key = each.key.removesuffix("/") if is_directory else each.key
+        name, _, path = key.partition("/")
+        if not path and not is_directory:
+            continue
+        fault = _fault(key)
+        if fault:
+            sentence = f"object {each.key!r} in bucket '{url.bucket}' of {url} cannot be copied: {fault}; rename it"
+            if _fault(name):
+                strays.append(sentence)
+            else:
+                problems[name] = sentence
+        elif name[0] != ".":
+            directories.setdefault(name, set()).update(_parents(path), {path} if path and is_directory else ())
+            if not is_directory:
+                files.setdefault(name, {})[path] = each
+    models = {}
+    for name in sorted(directories.keys() - problems.keys()):
+        try:
+            models[name] = _model(name, files.get(name, {}), frozenset(directories[name]), url)
+        except ValueError as error:
+            problems[name] = str(error)
+    return CloudListing(models, problems, tuple(strays))
+
+
+def _model(name: str, files: dict[str, CloudObject], directories: frozenset[str], url: CloudUrl) -> CloudModel:
+    """Raises ValueError where an object is in the place of a directory. An empty one there is how Azure marks it."""
+    for path in files.keys() & directories:
+        if files[path].size:
+            raise ValueError(
+                f"object '{name}/{path}' in bucket '{url.bucket}' of {url} cannot be copied: "
+                "other objects lie below it as below a directory; rename it"
+            )
+    return CloudModel(name, {path: files[path] for path in sorted(files) if path not in directories}, directories)
+
+
+def _parents(path: str) -> Iterable[str]:
+    parts = path.split("/")
+    return ("/".join(parts[:length]) for length in range(1, len(parts)))
+
+
+def _fault(key: str) -> str:
+    """Why `key` is no relative path inside of a directory; "" if it is one."""
+    parts = key.split("/")
+    if "" in parts:
+        return "a name in it is empty"
+    if "." in parts or ".." in parts:
+        return "it goes through '.' or '..'"
+    if "\\" in key or not key.isprintable():  # neither NUL nor what UTF-8 cannot say is printable
+        return "it has a backslash or a control character"
+    if len(key.encode()) > _MAX_KEY_BYTES or any(len(part.encode()) > _MAX_NAME_BYTES for part in parts):
+        return f"a name in it is longer than {_MAX_NAME_BYTES} bytes, or all of it longer than {_MAX_KEY_BYTES}"
+    return ""

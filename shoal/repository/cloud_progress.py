@@ -1,0 +1,59 @@
+"""How far a download has come: a line in the log from time to time, and the end of one that stands still. Pure."""
+
+import logging
+from typing import Any
+
+from shoal.errors import UnavailableError
+
+_log = logging.getLogger(__name__)
+
+#: Of the log (ours).
+REPORT_EVERY_S = 10.0
+_MB = 1_000_000
+
+
+class Progress:
+    """Of one model's objects together. Told the time, in seconds of the monotonic clock."""
+
+    def __init__(self, what: str, nbytes: int, stall_s: float, now_s: float) -> None:
+        self._what = what
+        self._nbytes = nbytes
+        self._stall_s = stall_s
+        self._started_s = now_s
+        # Changed by watch and look.
+        self._callbacks: list[Any] = []
+        self._done_nbytes = 0
+        self._grown_s = now_s
+        self._reported_s = now_s
+
+    @property
+    def look_s(self) -> float:
+        """How often `look` wants to be called."""
+        return min(REPORT_EVERY_S, self._stall_s) / 4
+
+    def watch(self, callback: Any) -> Any:
+        """Count the bytes that an fsspec callback is told of."""
+        self._callbacks.append(callback)
+        return callback
+
+    def look(self, now_s: float) -> None:
+        """Log how far it has come, if it is time. Raises UnavailableError where no byte has come for too long."""
+        done_nbytes = sum(callback.value for callback in self._callbacks)
+        if done_nbytes != self._done_nbytes:
+            self._done_nbytes, self._grown_s = done_nbytes, now_s
+        elif now_s - self._grown_s > self._stall_s:
+            raise UnavailableError(
+                f"the copy of {self._what} stands still: no byte for {self._stall_s:g} s after "
+                f"{done_nbytes / _MB:.1f} of {self._nbytes / _MB:.1f} MB; check the network, it is tried again"
+            )
+        if now_s - self._reported_s >= REPORT_EVERY_S:
+            self._reported_s = now_s
+            _log.info("copying %s", self._figures(now_s))
+
+    def summary(self, now_s: float) -> str:
+        """The line at the end."""
+        return f"copied {self._figures(now_s)} in {now_s - self._started_s:.1f} s"
+
+    def _figures(self, now_s: float) -> str:
+        rate = self._done_nbytes / _MB / max(now_s - self._started_s, 0.001)
+        return f"{self._what}: {self._done_nbytes / _MB:.1f} of {self._nbytes / _MB:.1f} MB, {rate:.1f} MB/s"

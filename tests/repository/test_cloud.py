@@ -1,0 +1,337 @@
+"""Repositories on a real S3 server: what is listed, what is copied, and what is said when something is wrong."""
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from shoal.cloud_url import CloudUrl
+from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from shoal.repository.cloud import CloudRepository, Patience
+from shoal.repository.cloud_listing import CloudModel
+from shoal.repository.scan import version_directories
+from tests.repository.s3_server import DEADLINE_S, HaltingProxy, S3Server, credential_file
+
+MODELS = {
+    "models/digits/config.pbtxt": b"max_batch_size: 8",
+    "models/digits/1/model.onnx": b"weights",
+    "models/digits/1/data/external.bin": b"more weights",
+    "models/identity/": b"",
+    "models/identity/1/": b"",
+    "models/README.md": b"beside the models",
+    "models/.git/HEAD": b"hidden",
+    "other/model/1/model.onnx": b"of another repository",
+}
+#: A server that is gone is found out soon in a test.
+IMPATIENT = Patience(connect_s=1, read_s=1, listing_s=10, stall_s=2)
+
+
+@pytest.fixture
+def bucket(s3: S3Server, request: pytest.FixtureRequest) -> str:
+    """The models in a bucket with a name like the test's."""
+    name: str = request.node.name.replace("_", "-")[:60].strip("-")
+    s3.upload(name, MODELS)
+    return name
+
+
+def repository(
+    s3: S3Server, bucket: str, directory: Path, *, host: str = "", path: str = "/models", **keys: str
+) -> CloudRepository:
+    url = CloudUrl.parse(f"s3://{host or s3.host}/{bucket}{path}")
+    return CloudRepository(url, directory / "cache", credential_file(directory, **keys), IMPATIENT)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def copies(directory: Path) -> list[str]:
+    """What lies in the cache beside single objects."""
+    return sorted(entry.name for entry in (directory / "cache").iterdir() if entry.name != "objects")
+
+
+# --- listing ---
+
+
+def test_directories_are_models_and_nothing_else_is(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    listing = repository(s3, bucket, tmp_path).listing()
+    assert (list(listing.models), listing.problems, listing.strays) == (["digits", "identity"], {}, ())
+    assert set(listing.models["digits"].files) == {"config.pbtxt", "1/model.onnx", "1/data/external.bin"}
+    assert listing.models["identity"].directories == {"1"}
+
+
+def test_the_whole_bucket_can_be_a_repository(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    assert set(repository(s3, bucket, tmp_path, path="").listing().models) == {"models", "other"}
+
+
+def test_a_tag_changes_with_its_model_and_no_other(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    models = repository(s3, bucket, tmp_path)
+    before = models.listing().tags
+    assert models.listing().tags == before
+    s3.upload(bucket, {"models/digits/1/model.onnx": b"weightZ"})  # of the same length, within the same second
+    after = models.listing().tags
+    assert (after["identity"], after["digits"] != before["digits"]) == (before["identity"], True)
+    s3.upload(bucket, {"models/identity/2/": b""})
+    assert models.listing().tags["identity"] != before["identity"]
+    s3.remove(bucket, "models/digits/1/data/external.bin")
+    assert models.listing().tags["digits"] not in (before["digits"], after["digits"])
+
+
+def test_bad_keys_make_their_model_a_problem_and_leave_the_others_alone(
+    s3: S3Server, bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.upload(
+        bucket, {"models/evil/../../x": b"", "models/back\\slash/1/m": b"", "models//x/1": b"", "models/digits/1": b"!"}
+    )
+    models = repository(s3, bucket, tmp_path)
+    with caplog.at_level(logging.WARNING, "shoal"):
+        listing = models.listing()
+    assert list(listing.models) == ["identity"]
+    assert listing.problems == {
+        "evil": f"object 'evil/../../x' in bucket '{bucket}' of {models.url} cannot be copied: "
+        "it goes through '.' or '..'; rename it",
+        "digits": f"object 'digits/1' in bucket '{bucket}' of {models.url} cannot be copied: "
+        "other objects lie below it as below a directory; rename it",
+    }
+    assert [sentence.partition("cannot be copied: ")[2] for sentence in listing.strays] == [
+        "a name in it is empty; rename it",
+        "it has a backslash or a control character; rename it",
+    ]
+    assert set(listing.strays) == {record.getMessage() for record in caplog.records}
+    with pytest.raises(InvalidArgumentError, match="goes through"):
+        models.fetch("evil")
+
+
+# --- copies ---
+
+
+def test_a_copy_is_complete_and_used_again(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    models = repository(s3, bucket, tmp_path)
+    copy = models.fetch("digits")
+    assert copy.name == "digits"
+    assert contents(copy) == {
+        "config.pbtxt": b"max_batch_size: 8",
+        "1/model.onnx": b"weights",
+        "1/data/external.bin": b"more weights",
+    }
+    assert copies(tmp_path) == [models.listing().tags["digits"]]
+    inode = copy.stat().st_ino
+    again = repository(s3, bucket, tmp_path).fetch("digits")
+    assert (again, again.stat().st_ino) == (copy, inode)
+
+
+def test_a_directory_without_objects_is_a_version(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    copy = repository(s3, bucket, tmp_path).fetch("identity")
+    assert version_directories(copy) == {1: copy / "1"}
+
+
+def test_a_new_version_leaves_the_old_ones_files_as_they_are(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    models = repository(s3, bucket, tmp_path)
+    old = models.fetch("digits")
+    s3.upload(bucket, {"models/digits/2/model.onnx": b"new weights"})
+    new = models.fetch("digits")
+    assert new != old
+    assert sorted(version_directories(new)) == [1, 2]
+    assert (new / "1/model.onnx").stat().st_ino == (old / "1/model.onnx").stat().st_ino  # not fetched again
+    assert (new / "1").stat().st_mtime_ns == (old / "1").stat().st_mtime_ns
+    models.forget({old / "1"})
+    assert (old.exists(), new.exists()) == (True, True)
+    models.forget(())
+    assert (old.exists(), new.exists()) == (False, True)  # the latest one: it may be about to be loaded
+
+
+def test_a_model_that_changed_after_the_listing_is_copied_as_it_is_now(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    models = repository(s3, bucket, tmp_path)
+    listed = models.listing().models["digits"]
+    s3.upload(bucket, {"models/digits/1/model.onnx": b"WEIGHTS"})
+    s3.remove(bucket, "models/digits/1/data/external.bin")
+    copy = models.fetch("digits", listed)
+    assert contents(copy) == {"config.pbtxt": b"max_batch_size: 8", "1/model.onnx": b"WEIGHTS"}
+    assert copies(tmp_path) == [models.listing().tags["digits"]]
+
+
+def test_several_are_fetched_at_once_and_one_failure_is_told_beside_them(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    models = repository(s3, bucket, tmp_path)
+    fetched = dict(models.fetch_all([*models.listing().models.values(), CloudModel("missing")]))
+    digits, identity, missing = (fetched[name] for name in ("digits", "identity", "missing"))
+    assert isinstance(digits, Path)
+    assert isinstance(identity, Path)
+    assert (digits.name, identity.name, type(missing)) == ("digits", "identity", NotFoundError)
+
+
+def test_what_is_no_model_is_not_found(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    models = repository(s3, bucket, tmp_path)
+    for name in ("missing", "README.md", "..", ".", "", "digits/1", "../other/model", "/etc", ".git"):
+        with pytest.raises(NotFoundError) as refusal:
+            models.fetch(name)
+        assert str(refusal.value) == f"there is no model '{name}' in {models.url}"
+    assert not (tmp_path / "cache").exists()
+
+
+_FETCH = """
+import sys
+from pathlib import Path
+from shoal.cloud_url import CloudUrl
+from shoal.repository.cloud import CloudRepository
+url, cache, credentials = sys.argv[1:]
+environ = {"TRITON_CLOUD_CREDENTIAL_PATH": credentials}
+print(CloudRepository(CloudUrl.parse(url), Path(cache), environ).fetch("large"))
+"""
+
+
+def test_who_is_killed_while_copying_leaves_nothing_that_looks_whole(s3: S3Server, tmp_path: Path) -> None:
+    weights = os.urandom(1 << 20)
+    s3.upload("killed", {"models/large/config.pbtxt": b"", "models/large/1/model.onnx": weights})
+    environ = credential_file(tmp_path)
+    proxy = HaltingProxy(s3.host, halt_after_nbytes=1 << 19)
+    with proxy.running() as host:
+        command = [sys.executable, "-c", _FETCH, f"s3://{host}/killed/models", str(tmp_path / "cache")]
+        with subprocess.Popen([*command, environ["TRITON_CLOUD_CREDENTIAL_PATH"]]) as process:
+            assert proxy.halted.wait(DEADLINE_S)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+    [left] = copies(tmp_path)
+    assert left.startswith(".")
+    models = repository(s3, "killed", tmp_path)
+    copy = models.fetch("large")
+    assert (copy / "1/model.onnx").read_bytes() == weights
+    models.forget({copy})
+    assert copies(tmp_path) == [copy.parent.name]
+
+
+# --- what goes wrong ---
+
+
+def test_a_download_that_stands_still_is_given_up(s3: S3Server, tmp_path: Path) -> None:
+    s3.upload("stalled", {"models/large/1/model.onnx": os.urandom(1 << 20)})
+    patience = Patience(connect_s=5, read_s=30, listing_s=30, stall_s=0.5)
+    with HaltingProxy(s3.host, halt_after_nbytes=1 << 19).running() as host:
+        url = CloudUrl.parse(f"s3://{host}/stalled/models")
+        models = CloudRepository(url, tmp_path / "cache", credential_file(tmp_path), patience)
+        with pytest.raises(UnavailableError, match=r"model 'large' from .* stands still: no byte for 0\.5 s after 0\."):
+            models.fetch("large")
+    assert copies(tmp_path) == []
+
+
+def test_a_server_that_is_gone_is_told_and_found_again(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    with HaltingProxy(s3.host, 1 << 30).running() as host:
+        models = repository(s3, bucket, tmp_path, host=host)
+        assert models.listing().models
+    with pytest.raises(UnavailableError) as refusal:
+        models.listing()
+    assert str(refusal.value).startswith(f"the listing of s3://{host}/{bucket}/models failed: Could not connect to ")
+    assert str(refusal.value).endswith("; check the address, and the network between here and there")
+
+
+def test_a_server_that_does_not_answer_is_given_up(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    with HaltingProxy(s3.host, 0).running() as host:
+        models = CloudRepository(
+            CloudUrl.parse(f"s3://{host}/{bucket}"),
+            tmp_path / "cache",
+            credential_file(tmp_path),
+            Patience(connect_s=1, read_s=30, listing_s=0.5),
+        )
+        with pytest.raises(UnavailableError, match=r"failed: no answer in time .*; check the address, and the network"):
+            models.listing()
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("no-such-bucket/models", "the listing of {url} failed: The specified bucket does not exist; "
+         "check that 'no-such-bucket' is there and that --model-repository names it"),
+        ("an-empty-path/nothing", "there is nothing in {url}; upload models, or correct --model-repository"),
+    ],
+)  # fmt: skip
+def test_where_there_is_nothing(s3: S3Server, tmp_path: Path, path: str, sentence: str) -> None:
+    s3.upload("an-empty-path", MODELS)
+    bucket, _, rest = path.partition("/")
+    models = repository(s3, bucket, tmp_path, path=f"/{rest}")
+    with pytest.raises((InvalidArgumentError, UnavailableError)) as refusal:
+        models.listing()
+    assert str(refusal.value) == sentence.format(url=models.url)
+
+
+@pytest.fixture
+def guarded(s3: S3Server) -> Iterator[dict[str, str]]:
+    """The server looks at credentials; these are good."""
+    iam = s3.client("iam")
+    iam.create_user(UserName="reader")
+    policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+    iam.put_user_policy(UserName="reader", PolicyName="read", PolicyDocument=json.dumps(policy))
+    key = iam.create_access_key(UserName="reader")["AccessKey"]
+    s3.check_credentials_after(0)
+    yield {"key_id": key["AccessKeyId"], "secret_key": key["SecretAccessKey"]}
+    s3.check_credentials_after(math.inf)
+
+
+def test_wrong_credentials_are_told_and_better_ones_taken_without_a_new_start(
+    s3: S3Server, bucket: str, guarded: dict[str, str], tmp_path: Path
+) -> None:
+    models = repository(s3, bucket, tmp_path)  # keys that nobody has heard of
+    with pytest.raises(UnavailableError) as refusal:
+        models.listing()
+    assert str(refusal.value) == (
+        f"the listing of {models.url} failed: The AWS Access Key Id you provided does not exist in our records.; "
+        f"check the entry for it in '{tmp_path}/credentials.json' ($TRITON_CLOUD_CREDENTIAL_PATH)"
+    )
+    credential_file(tmp_path, **guarded)
+    assert set(models.listing().models) == {"digits", "identity"}
+
+
+def test_without_credentials_it_asks_anonymously(
+    s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    url = CloudUrl.parse(f"s3://{s3.host}/{bucket}/models")
+    assert set(CloudRepository(url, tmp_path / "cache", {}).listing().models) == {"digits", "identity"}
+
+
+def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['adlfs'] = None\n"
+        "from pathlib import Path\n"
+        "from shoal.cloud_url import CloudUrl\n"
+        "from shoal.repository.cloud import CloudRepository\n"
+        "from shoal.errors import UnsupportedError\n"
+        "try: CloudRepository(CloudUrl.parse('as://account/container'), Path('cache'), {}).listing()\n"
+        "except UnsupportedError as error: print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert told.stdout.startswith("as://account/container needs the package adlfs: pip install 'shoal[azure]' (")
+
+
+def test_a_credential_file_that_is_not_there(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.json"
+    models = CloudRepository(CloudUrl.parse("s3://bucket"), tmp_path, {"TRITON_CLOUD_CREDENTIAL_PATH": str(missing)})
+    with pytest.raises(InvalidArgumentError, match=r"missing\.json' named by \$TRITON_CLOUD_CREDENTIAL_PATH cannot be"):
+        models.listing()
+
+
+def test_a_disk_without_room_is_refused_before_the_download(
+    s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = repository(s3, bucket, tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=7))
+    with pytest.raises(UnavailableError) as refusal:
+        models.fetch("digits")
+    assert str(refusal.value) == (
+        f"model 'digits' in {models.url} needs 36 bytes on the disk, and there are 7; "
+        "make room, or set TRITON_AWS_MOUNT_DIRECTORY to a directory on a larger disk"
+    )
