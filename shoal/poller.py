@@ -8,15 +8,18 @@ supervisor hangs up. Also the only process that imports protobuf.
 
 import faulthandler
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from shoal import control, log
+from shoal.cloud_url import CloudUrl
 from shoal.control import Channel, Message
 from shoal.errors import ShoalError
 from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.repository.cloud import CloudRepository
 from shoal.repository.poll import Override, Repositories
 
 # Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
@@ -33,6 +36,7 @@ class Poller:
             "poll": self._poll,
             "look": self._look,
             "discard": self._discard,
+            "forget": self._forget,
         }
 
     def run(self) -> None:
@@ -48,9 +52,9 @@ class Poller:
         """Every model; where "names" are given, only those are looked into."""
         models, problems = self._repositories.scan()
         wanted = order["names"]
-        for name, directory in models.items():
-            if wanted is None or name in wanted:
-                self._answer(order, "found", model=self._repositories.look_at(name, directory).message())
+        places = {name: place for name, place in models.items() if wanted is None or name in wanted}
+        for found in self._repositories.look_at_each(places):
+            self._answer(order, "found", model=found.message())
         self._answer(order, "polled", names=[*models, *problems], problems=problems)
 
     def _look(self, order: Message) -> None:
@@ -62,6 +66,9 @@ class Poller:
 
     def _discard(self, order: Message) -> None:
         shutil.rmtree(order["directory"], ignore_errors=True)
+
+    def _forget(self, order: Message) -> None:
+        self._repositories.forget([Path(directory) for directory in order["keep"]])
 
     def _answer(self, order: Message, op: str, **facts: object) -> None:
         self._channel.send({"op": op, "order": order["order"], **facts})
@@ -77,8 +84,11 @@ def main() -> int:
         set_title("repository poller")
         message, _ = channel.receive()
         log.configure(**message["log"])
-        directories = [Path(directory) for directory in message["repositories"]]
-        Poller(channel, Repositories(directories, strict=message["strict"])).run()
+        sources = [
+            Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)
+            for place, slot in message["repositories"]
+        ]
+        Poller(channel, Repositories(sources, strict=message["strict"])).run()
     except (EOFError, BrokenPipeError):
         return 0
     return 0

@@ -30,6 +30,8 @@ class FoundModel:
     #: The newest modification time of what lies beside configuration and versions.
     others_ns: int
     error: ShoalError | None = None
+    #: Where it lies, if `directory` is only a copy: the same for every copy.
+    origin: str = ""
 
     def message(self) -> dict[str, Any]:
         """For the control connection."""
@@ -42,6 +44,7 @@ class FoundModel:
             "others_ns": self.others_ns,
             "wire": 0 if self.error is None else self.error.wire,
             "sentence": "" if self.error is None else str(self.error),
+            "origin": self.origin,
         }
 
     @classmethod
@@ -55,6 +58,7 @@ class FoundModel:
             {number: FoundVersion(Path(path), modified_ns) for number, path, modified_ns in message["versions"]},
             message["others_ns"],
             errors.from_wire(message["wire"], message["sentence"]) if message["wire"] else None,
+            message["origin"],
         )
 
 

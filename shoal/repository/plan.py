@@ -5,7 +5,6 @@ modification time, so a roll-back to older files is noticed, too.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from shoal.model_config.messages import Config
@@ -18,7 +17,7 @@ _IN_PLACE = ("instance_group", "version_policy")
 class Source(NamedTuple):
     """What a version was loaded from."""
 
-    directory: Path
+    place: str  # not that of a copy
     modified_ns: int
     others_ns: int
     config: Config  # as it was read, before anything was taken from the model file
@@ -51,7 +50,7 @@ def plan(serving: Mapping[int, Source], found: FoundModel) -> Plan:
 def source_of(found: FoundModel, number: int) -> Source:
     """What a version is loaded from if it is loaded now."""
     version = found.versions[number]
-    return Source(version.directory, version.modified_ns, found.others_ns, found.config)
+    return Source(found.origin or str(version.directory), version.modified_ns, found.others_ns, found.config)
 
 
 def _fixed(source: Source) -> Source:

@@ -5,17 +5,26 @@ Reads directories, configurations and label files, and changes nothing. Runs in 
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import ShoalError
 from shoal.model_config.load import CONFIG_FILENAME, read_config
 from shoal.model_config.messages import Config
+from shoal.repository.cloud import CloudRepository
+from shoal.repository.cloud_listing import CloudModel
 from shoal.repository.found import FoundModel, FoundVersion
 from shoal.repository.labels import read_labels
-from shoal.repository.scan import RepositoryScan, is_version_name, scan, version_directories, wanted_versions
+from shoal.repository.scan import (
+    CloudPlace,
+    RepositoryScan,
+    is_version_name,
+    scan,
+    version_directories,
+    wanted_versions,
+)
 
 #: Beside config.pbtxt: configurations of other names.
 CONFIGS_DIRECTORY = "configs"
@@ -35,17 +44,42 @@ NO_OVERRIDE = Override(None, None)
 class Repositories:
     """The repositories and how their configurations are read."""
 
-    directories: Sequence[Path]
+    sources: Sequence[Path | CloudRepository]
     strict: bool = False  # --disable-auto-complete-config
 
     def scan(self) -> RepositoryScan:
         """Which models there are. Raises InvalidArgumentError for a repository that cannot be read."""
-        return scan(self.directories)
+        return scan(self.sources)
 
     def look(self, name: str, override: Override = NO_OVERRIDE) -> FoundModel | None:
         """What is found of one model by its name; None where there is none, or two."""
-        directory = override.directory or self.scan().models.get(name)
-        return None if directory is None else self.look_at(name, directory, override.config)
+        place = override.directory or self.scan().models.get(name)
+        if place is None:
+            return None
+        return next(self.look_at_each({name: place}, override.config))
+
+    def look_at_each(
+        self, places: Mapping[str, Path | CloudPlace], override: str | None = None
+    ) -> Iterator[FoundModel]:
+        """What is found of several models; those in cloud storage as soon as there are copies of them."""
+        clouds: dict[CloudRepository, list[CloudModel]] = {}
+        for name, place in places.items():
+            if isinstance(place, Path):
+                yield self.look_at(name, place, override)
+            else:
+                clouds.setdefault(place.repository, []).append(place.model)
+        for repository, models in clouds.items():
+            for name, copy in repository.fetch_all(models):
+                if isinstance(copy, Path):
+                    yield replace(self.look_at(name, copy, override), origin=f"{repository.url}/{name}")
+                else:
+                    yield FoundModel(name, Path(), {}, {}, {}, 0, copy)
+
+    def forget(self, keep: Collection[Path]) -> None:
+        """Remove the copies from cloud storage that have none of `keep` in them."""
+        for source in self.sources:
+            if isinstance(source, CloudRepository):
+                source.forget(keep)
 
     def look_at(self, name: str, directory: Path, override: str | None = None) -> FoundModel:
         """What is found in a model's directory; what is wrong with it becomes its error."""

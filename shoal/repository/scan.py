@@ -8,10 +8,14 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.model_config.checks import is_inside
+
+if TYPE_CHECKING:  # the supervisor imports this module, and shall not import asyncio
+    from shoal.repository.cloud import CloudRepository
+    from shoal.repository.cloud_listing import CloudModel
 
 _log = logging.getLogger(__name__)
 
@@ -22,26 +26,39 @@ _NO_VERSIONS = frozenset({"configs", "initial_state", "warmup"})
 _MAX_VERSION = 2**63 - 1
 
 
+class CloudPlace(NamedTuple):
+    """A model in cloud storage, of which there is a copy when it is fetched."""
+
+    repository: "CloudRepository"
+    model: "CloudModel"
+
+
 class RepositoryScan(NamedTuple):
     """What the repositories hold: each name is in one of the two."""
 
-    models: dict[str, Path]  # name → model directory
+    models: dict[str, Path | CloudPlace]  # name → model directory
     problems: dict[str, str]  # name → why it is no model
 
 
-def scan(repositories: Sequence[Path]) -> RepositoryScan:
+def scan(repositories: Sequence["Path | CloudRepository"]) -> RepositoryScan:
     """The models in `repositories`, sorted by name; links to directories count as directories.
 
-    Raises InvalidArgumentError for a repository that cannot be read. Triton would take `.git` for a model; here hidden
-    directories are skipped.
+    Raises InvalidArgumentError for a repository that cannot be read, UnavailableError for one in a cloud that does not
+    answer. Triton would take `.git` for a model; here hidden directories are skipped.
     """
-    found: dict[str, list[Path]] = {}
-    for repository in repositories:
-        for directory in _directories(repository):
-            if directory.name not in _NO_MODELS:
-                found.setdefault(directory.name, []).append(directory)
-    models: dict[str, Path] = {}
+    found: dict[str, list[Path | CloudPlace]] = {}
     problems: dict[str, str] = {}
+    for repository in repositories:
+        if isinstance(repository, Path):
+            for directory in _directories(repository):
+                if directory.name not in _NO_MODELS:
+                    found.setdefault(directory.name, []).append(directory)
+        else:
+            listing = repository.listing()
+            problems |= listing.problems
+            for name, model in listing.models.items():
+                found.setdefault(name, []).append(CloudPlace(repository, model))
+    models: dict[str, Path | CloudPlace] = {}
     for name in sorted(found):
         if len(found[name]) > 1:
             problems[name] = "model appears in two or more repositories"

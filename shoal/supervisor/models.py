@@ -6,7 +6,7 @@ Runs in the supervisor. One model that fails to load leaves the others alone; th
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from shoal import errors
@@ -26,10 +26,17 @@ _log = logging.getLogger(__name__)
 class Models:
     """Every model that has ever been asked for, and every version that has not ended yet."""
 
-    def __init__(self, host: Host, on_changed: Callable[[], None], discard: Callable[[Path], None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        on_changed: Callable[[], None],
+        discard: Callable[[Path], None],
+        forget: Callable[[Collection[Path]], None],
+    ) -> None:
         self._host = host
         self._on_changed = on_changed
         self._discard = discard
+        self._forget = forget
         self._ids = itertools.count(1)
         # Changed while models load, change and end.
         self.models: dict[str, Model] = {}
@@ -134,6 +141,7 @@ class Models:
         self._served.pop(version.model_id, None)
         self._free_rows.append(version.row)
         self._give_back(version.version_dir.parent)
+        self._forget([each.version.version_dir for each in self._served.values()])
         if self._on_stopped is not None and not self._served:
             done, self._on_stopped = self._on_stopped, None
             done()

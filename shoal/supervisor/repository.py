@@ -7,15 +7,17 @@ may take to load, whatever was asked fails, and the next question starts another
 import itertools
 import logging
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal import errors
+from shoal.cloud_url import CloudUrl
 from shoal.control import ADDRESS_VARIABLE, Message
 from shoal.errors import InternalError, ShoalError
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
+from shoal.repository.cloud_cache import Slot
 from shoal.repository.found import FoundModel, Poll
 from shoal.supervisor.children import Child, spawn
 from shoal.supervisor.event_loop import EventLoop
@@ -42,8 +44,14 @@ class Repository:
     """All repositories of the server together."""
 
     def __init__(
-        self, loop: EventLoop, options: ServerOptions, control_address: str, log_settings: dict[str, Any]
+        self,
+        loop: EventLoop,
+        options: ServerOptions,
+        control_address: str,
+        log_settings: dict[str, Any],
+        slots: Mapping[CloudUrl, Slot],
     ) -> None:
+        self._slots = slots  # held for as long as we live, whatever happens to the process
         self._loop = loop
         self._options = options
         self._control_address = control_address
@@ -70,12 +78,21 @@ class Repository:
             {
                 "op": "joined",
                 "log": self._log_settings,
-                "repositories": [str(repository) for repository in options.model_repository],
+                "repositories": [
+                    [str(place), None if isinstance(place, Path) else str(self._slots[place].directory)]
+                    for place in options.model_repository
+                ],
                 "strict": options.disable_auto_complete_config,
             }
         )
         for order in self._orders.values():
             member.send(order.message)
+
+    def forget(self, keep: Collection[Path]) -> None:
+        """Have the copies from cloud storage removed that nobody needs any more."""
+        if self._slots and self._member is not None:
+            directories = [str(directory) for directory in keep]
+            self._member.send({"op": "forget", "order": next(self._numbers), "keep": directories})
 
     def stop(self) -> None:
         """End the process; nobody asks any more."""

@@ -11,13 +11,16 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from shoal import log
+from shoal.cloud_url import CloudUrl
 from shoal.control import Listener, Message
 from shoal.errors import ShoalError, index_reason
 from shoal.options import ServerOptions
 from shoal.process import adopt_orphans, set_title
+from shoal.repository.cloud_cache import Slot, take_slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.available_memory import available_nbytes
 from shoal.supervisor.batchers import Batchers
@@ -66,10 +69,13 @@ def run(options: ServerOptions) -> int:
     notifier = Notifier.take(os.environ, os.getpid())
     try:
         listeners = bind(options)
-    except OSError as error:
+        slots = {
+            place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)
+        }
+    except (OSError, ShoalError) as error:
         _log.error("%s", error)
         return EXIT_FAILED
-    supervisor = Supervisor(options, log_settings, listeners, notifier)
+    supervisor = Supervisor(options, log_settings, listeners, notifier, slots)
     return supervisor.run()
 
 
@@ -82,6 +88,7 @@ class Supervisor:
         log_settings: dict[str, Any],
         listeners: list[socket.socket],
         notifier: Notifier,
+        slots: Mapping[CloudUrl, Slot],
     ) -> None:
         self._options = options
         self._loop = EventLoop()
@@ -89,13 +96,13 @@ class Supervisor:
         self._star = Star(options, log_settings)
         self._ledger = Ledger(self._loop, self._star)
         self._zygotes = Zygotes(self._loop, self._control.address)
-        self._repository = Repository(self._loop, options, self._control.address, log_settings)
+        self._repository = Repository(self._loop, options, self._control.address, log_settings, slots)
         self._roster = Roster(self._loop)
         cores = tuple(sorted(os.sched_getaffinity(0)))
         host = Host(
             self._loop, self._zygotes, self._star, options, self._control.address, log_settings, cores, self._roster
         )
-        self._models = Models(host, self._on_models_changed, self._repository.discard)
+        self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
         self._http = HttpServer(
             self._loop,

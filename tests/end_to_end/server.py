@@ -79,9 +79,11 @@ class Server:
         return self.wait()
 
 
-def launch(repository: Path | Sequence[Path], *flags: str, environment: Mapping[str, str] | None = None) -> Server:
+def launch(
+    repository: Path | str | Sequence[Path], *flags: str, environment: Mapping[str, str] | None = None
+) -> Server:
     """Exec a server on free ports, with `environment` added to ours; it may still be loading, or fail."""
-    repositories = [repository] if isinstance(repository, Path) else repository
+    repositories = [repository] if isinstance(repository, (Path, str)) else repository
     command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
     command += [f"--model-repository={each}" for each in repositories]
     command += ["--http-port=0", "--metrics-port=0", *flags]
@@ -91,7 +93,7 @@ def launch(repository: Path | Sequence[Path], *flags: str, environment: Mapping[
 
 @contextmanager
 def serving(
-    repository: Path | Sequence[Path], *flags: str, environment: Mapping[str, str] | None = None
+    repository: Path | str | Sequence[Path], *flags: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
     """A server that answers; killed afterwards if the test did not stop it."""
     server = launch(repository, *flags, environment=environment)

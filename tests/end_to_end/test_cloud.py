@@ -1,0 +1,60 @@
+"""A server whose models lie in a bucket: it copies them, notices new versions, and says why where it cannot."""
+
+import json
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving
+from tests.repository.s3_server import S3Server, credential_file
+
+
+def upload(s3: S3Server, bucket: str, *models: str) -> None:
+    """Samples, as they lie on the disk."""
+    for model in models:
+        files = {path.relative_to(SAMPLES): path for path in (SAMPLES / model).rglob("*") if path.is_file()}
+        s3.upload(bucket, {f"models/{key}": path.read_bytes() for key, path in files.items()})
+
+
+def ask(server: Server, path: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(f"http://{server.url}{path}", data, timeout=30) as response:
+        return json.load(response)
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**credential_file(tmp_path), "TRITON_AWS_MOUNT_DIRECTORY": str(tmp_path / "cache")}
+
+
+def copies(tmp_path: Path, model: str) -> list[Path]:
+    return list((tmp_path / "cache").glob(f"*/0/*/{model}"))
+
+
+def test_models_are_served_from_a_bucket_and_a_new_version_replaces_the_old(s3: S3Server, tmp_path: Path) -> None:
+    upload(s3, "served", "simple", "digits")
+    flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
+    with serving(f"s3://{s3.host}/served/models", *flags, environment=environment(tmp_path)) as server:
+        digits = json.loads((SAMPLES / "digits" / "request.json").read_text())
+        assert ask(server, "/v2/models/digits/infer", digits)["model_version"] == "1"
+        [old] = copies(tmp_path, "digits")
+        weights = (SAMPLES / "digits" / "1" / "model.onnx").read_bytes()
+        s3.upload("served", {"models/digits/2/model.onnx": weights})
+        end = time.monotonic() + DEADLINE_S
+        while ask(server, "/v2/models/digits/infer", digits)["model_version"] == "1":
+            assert time.monotonic() < end, server.log.decode()
+        start = len(server.log)
+        s3.remove("served", "models/simple/config.pbtxt")
+        s3.remove("served", "models/simple/1/model.onnx")
+        assert server.read_log(b"model 'simple' is gone from the repository", start=start)
+        while old in copies(tmp_path, "digits"):  # gone when version 1 has ended
+            assert time.monotonic() < end, server.log.decode()
+        assert server.stop() == 0
+
+
+def test_a_bucket_that_is_not_there_is_told_and_ends_the_server(s3: S3Server, tmp_path: Path) -> None:
+    server = launch(f"s3://{s3.host}/no-such-bucket", environment=environment(tmp_path))
+    assert server.wait() == 1
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    assert b"The specified bucket does not exist; check that 'no-such-bucket' is there" in server.log, server.log
