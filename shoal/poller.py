@@ -3,7 +3,7 @@
 Exec'd as `python -m shoal.poller` when it is first needed. It answers one order after the other, and exits 0 when the
 supervisor hangs up. Also the only process that imports protobuf.
 
-    poll ─► found, found, … polled        look ─► found, or unknown        discard: a directory made for one load goes
+    poll ─► found, found, … polled        look ─► looked        discard (a directory made for one load) ─► discarded
 """
 
 import faulthandler
@@ -37,6 +37,7 @@ class Poller:
             "look": self._look,
             "discard": self._discard,
             "forget": self._forget,
+            "log": lambda order: log.configure(**order["log"]),
         }
 
     def run(self) -> None:
@@ -66,6 +67,7 @@ class Poller:
 
     def _discard(self, order: Message) -> None:
         shutil.rmtree(order["directory"], ignore_errors=True)
+        self._answer(order, "discarded")
 
     def _forget(self, order: Message) -> None:
         self._repositories.forget([Path(directory) for directory in order["keep"]])

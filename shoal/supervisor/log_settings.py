@@ -9,24 +9,27 @@ from typing import Any
 
 from shoal import log
 from shoal.supervisor.questions import Question
+from shoal.supervisor.repository import Repository
 from shoal.supervisor.star import Star
 
 
 class LogSettings:
     """`settings` are the arguments of log.configure."""
 
-    def __init__(self, settings: dict[str, Any], star: Star) -> None:
+    def __init__(self, settings: dict[str, Any], star: Star, repository: Repository) -> None:
         self._settings = settings
         self._star = star
+        self._repository = repository
 
     def change(self, question: Question) -> None:
         """Put `changes` in force, then answer with all settings.
 
-        Front ends and batcher acknowledge it. Workers, which may execute for a minute, are told and not waited for:
-        they read what they are told before the next batch.
+        Front ends and batcher acknowledge it. Workers, which may execute for a minute, and the reader of repositories,
+        which may download for an hour, are told and not waited for: they hear it before what they do next.
         """
         self._settings.update(question.arguments["changes"])
         log.configure(**self._settings)
+        self._repository.configure_log()
         now = dict(self._settings)
         message = {"op": "log", "log": now}
         star = self._star

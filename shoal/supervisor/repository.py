@@ -61,6 +61,7 @@ class Repository:
         self._child: Child | None = None
         self._member: Member | None = None
         self._orders: dict[int, Order] = {}
+        self._heard_s = 0.0
 
     def start(self) -> None:
         """Have the process begin its imports."""
@@ -72,6 +73,7 @@ class Repository:
     def join(self, member: Member) -> None:
         """The process has connected: it gets what has been asked meanwhile."""
         self._member = member
+        self._heard_s = self._loop.now_s()
         member.on_message = lambda message, _fds: self._on_answer(message)
         options = self._options
         member.send(
@@ -127,10 +129,12 @@ class Repository:
 
     def discard(self, directory: Path) -> None:
         """Have a directory removed that was made for one load."""
-        self.start()
-        order = {"op": "discard", "order": next(self._numbers), "directory": str(directory)}
+        self._order("discard", {"directory": str(directory)}, lambda _answer, _found: None, _log_failure)
+
+    def configure_log(self) -> None:
+        """The settings of the log have changed."""
         if self._member is not None:
-            self._member.send(order)
+            self._member.send({"op": "log", "log": self._log_settings})
 
     def _order(
         self, op: str, facts: Message, on_done: Callable[[Message, list[FoundModel]], None], on_failed: Failed
@@ -141,11 +145,12 @@ class Repository:
         self.start()
         if self._member is not None:
             self._member.send(order.message)
-        self._loop.call_after(self._options.model_load_timeout_secs, lambda: self._check_answered(number))
+        self._check_answered(number, self._loop.now_s())
 
     # --- answers ---
 
     def _on_answer(self, answer: Message) -> None:
+        self._heard_s = self._loop.now_s()
         order = self._orders.get(answer["order"])
         if order is None:
             return
@@ -158,13 +163,19 @@ class Repository:
         else:
             order.on_done(answer, order.found)
 
-    def _check_answered(self, number: int) -> None:
-        if number in self._orders and self._child is not None:
-            _log.error(
-                "model repositories were not read within %d s (--model-load-timeout-secs); their reader is killed",
-                self._options.model_load_timeout_secs,
-            )
-            self._child.signal(signal.SIGKILL)
+    def _check_answered(self, number: int, asked_s: float) -> None:
+        """Whoever is silent for too long is killed; each model that was found is a sign of life."""
+        if number not in self._orders or self._child is None:
+            return
+        patience_s = max(asked_s, self._heard_s) + self._options.model_load_timeout_secs - self._loop.now_s()
+        if patience_s > 0:
+            self._loop.call_after(patience_s, lambda: self._check_answered(number, asked_s))
+            return
+        _log.error(
+            "the reader of model repositories was silent for %d s (--model-load-timeout-secs); it is killed",
+            self._options.model_load_timeout_secs,
+        )
+        self._child.signal(signal.SIGKILL)
 
     def _exited(self, child: Child, code: int) -> None:
         if self._member is not None:
@@ -174,3 +185,7 @@ class Repository:
         for order in orders.values():
             sentence = f"the process that reads model repositories (pid {child.pid}) {describe_exit(code)}"
             order.on_failed(InternalError(sentence))
+
+
+def _log_failure(error: ShoalError) -> None:
+    _log.error("%s", error)

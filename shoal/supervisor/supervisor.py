@@ -122,7 +122,7 @@ class Supervisor:
             on_inactive=self._leave_batcher,
             on_hopeless=self._give_up,
         )
-        log_verbs = {"log_settings": LogSettings(log_settings, self._star).change}
+        log_verbs = {"log_settings": LogSettings(log_settings, self._star, self._repository).change}
         self._questions = Questions({**self._model_control.verbs, **log_verbs})
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         # Changed by signals and as phases end.

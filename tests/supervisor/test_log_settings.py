@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from shoal import log
+from shoal.options import ServerOptions
 from shoal.supervisor.log_settings import LogSettings
 from shoal.supervisor.questions import Questions
+from shoal.supervisor.repository import Repository
 from tests.supervisor.test_star import Process, Sky
 
 SETTINGS = {"log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
@@ -21,7 +23,8 @@ class Office(Sky):
         super().__init__()
         self.settings: dict[str, Any] = dict(SETTINGS)
         self.star.log_settings = self.settings
-        self._questions = Questions({"log_settings": LogSettings(self.settings, self.star).change})
+        repository = Repository(self.loop, ServerOptions(), "@nowhere", self.settings, {})
+        self._questions = Questions({"log_settings": LogSettings(self.settings, self.star, repository).change})
 
     def change(self, **changes: Any) -> None:
         arguments = {"changes": changes}
