@@ -14,6 +14,7 @@ from flask import Response as FlaskResponse
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
 from shoal.frontend.header_forwarding import forwarded
+from shoal.frontend.local_callers import REFUSAL, may_administer
 from shoal.frontend.metrics import metrics_dispatch
 from shoal.frontend.response import CLOSE, Response, body_cut_short, error_json, error_response
 from shoal.frontend.router import answer, path_of, resolve, restricted
@@ -55,7 +56,7 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
         try:
             return _to_wsgi(_serve(state, transport, environ, unreadable))
         except Exception as error:  # noqa: BLE001  the rim: a fault of ours is logged and told as JSON
-            _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], _path(environ))
+            _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], path_of(_target(environ)))
             sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
             return _to_wsgi(error_json(500, sentence, CLOSE))
 
@@ -66,13 +67,15 @@ def _serve(
     state: ServerState, transport: "Transport", environ: Environ, unreadable: tuple[type[Exception], ...]
 ) -> Response:
     method = environ["REQUEST_METHOD"]
-    path = _path(environ)
+    target = _target(environ)
     if state.metrics_port is not None and environ["SERVER_PORT"] == str(state.metrics_port):
-        return metrics_dispatch(state, method, path)
+        return metrics_dispatch(state, method, path_of(target))
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
         return error_json(400, "the request has no Host header, which HTTP/1.1 requires", CLOSE)
     headers = _headers(environ)
-    found = restricted(state, path, headers) or resolve(method, path)
+    found = restricted(state, path_of(target), headers) or resolve(method, target)
+    if not isinstance(found, Response) and found.is_administrative:
+        found = found if may_administer(state, environ.get("REMOTE_ADDR", ""), headers) else error_json(403, REFUSAL)
     if isinstance(found, Response):
         # Refused without reading: what is left of the body cannot be told from the next request.
         return found._replace(headers=found.headers + CLOSE) if _has_body(environ) else found
@@ -84,9 +87,11 @@ def _serve(
     return answer(found, state, transport, headers, body, fields)
 
 
-def _path(environ: Environ) -> str:
-    """The path as the client wrote it. Without the server's own variables for it, escapes are already undone."""
-    return path_of(environ.get("RAW_URI") or environ.get("REQUEST_URI") or environ["PATH_INFO"])
+def _target(environ: Environ) -> str:
+    """What the client asks for, as it wrote it. Without the server's own variables for it, escapes are already
+    undone."""
+    written: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
+    return written or f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
 
 
 def _has_body(environ: Environ) -> bool:

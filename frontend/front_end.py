@@ -56,6 +56,10 @@ class FrontEnd:
         elif op != "ping":  # its acknowledgement, from this process's own loop, is the answer
             raise ValueError(f"a front end does not know the message '{op}'")
         if "seq" in message:
+            # What a lane has pushed by the table as it was is seen before this is: whoever hears that a reload is in
+            # force here, and then has the batcher look at the rings, finds no request for the old version later. The
+            # road's requests may have been looked up long before they are pushed; those are looked up again.
+            self.port.flush()
             self.channel.acknowledge(message)
 
 

@@ -65,8 +65,9 @@ def _parse(raw: bytes) -> Head | None:
     json_length = headers.get("inference-header-content-length")
     if json_length is not None and not _is_number(json_length):
         return None
-    path = path_of(match["target"].decode("ascii"))
-    found = resolve(match["method"].decode("ascii"), path)
+    target = match["target"].decode("ascii")
+    path = path_of(target)
+    found = resolve(match["method"].decode("ascii"), target)
     if isinstance(found, Found) and found.is_blocking:
         return None
     return Head(

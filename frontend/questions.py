@@ -14,6 +14,13 @@ from shoal import errors
 from shoal.control import Message
 from shoal.errors import UnavailableError
 
+#: How handlers ask: a verb and its arguments, of what msgpack can carry, become the answer.
+Ask = Callable[[str, dict[str, Any]], Any]
+
+
+class NoAnswerError(UnavailableError):
+    """The supervisor has said nothing in time: what was asked for may still happen."""
+
 
 class Questions:
     """This process's. `send` sends the supervisor a message, from any thread."""
@@ -28,8 +35,7 @@ class Questions:
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float) -> Any:
         """The supervisor's answer, of what msgpack can carry.
 
-        Raises the ShoalError it refuses with, UnavailableError where it says nothing in time: what was asked for may
-        still happen then.
+        Raises the ShoalError it refuses with, NoAnswerError where it says nothing in time.
         """
         answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         with self._lock:
@@ -39,7 +45,7 @@ class Questions:
             self._send({"op": "ask", "question": number, "verb": verb, "arguments": arguments})
             answer = answers.get(timeout=timeout_s)
         except queue.Empty:
-            raise UnavailableError(f"no answer from the supervisor within {timeout_s:g} s; it may still come") from None
+            raise NoAnswerError(f"no answer from the supervisor within {timeout_s:g} s; it may still come") from None
         finally:
             with self._lock:
                 self._waiting.pop(number, None)

@@ -153,6 +153,8 @@ class ServerState:
     restrictions: Restrictions = field(default_factory=dict)
     log_file: str = ""
     log_settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of log.configure
+    model_control_mode: str = "none"  # Triton's default
+    allow_remote_admin: bool = False
     started: bool = False
     exiting: bool = False
     counters: "CounterTableView | None" = None

@@ -69,6 +69,7 @@ class ServerOptions:
     max_request_bytes: int = 2048 * MIB  # bytes of a request's body; ours: what shared memory could hold at most
     http_header_forward_pattern: str = ""  # headers whose names it finds become request parameters; "": none; Triton's
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
+    allow_remote_admin: bool = False  # load, unload, scale from other machines; ours, the safe one; tritonserver: yes
     listen_backlog: int = 256  # connections the kernel keeps for us; measured: at 2200 accepts/s 2048 would hide 0.9 s
 
     # Metrics.

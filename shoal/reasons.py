@@ -31,6 +31,10 @@ class Reason(IntEnum):
     MODEL_FAILED = 11
 
 
+class ModelGoneError(errors.UnavailableError):
+    """The batcher knows no such model any more: unloaded, or another version has taken its place."""
+
+
 class DeathDetail(NamedTuple):
     """The DETAIL word of a REPLY whose REASON is the end of a worker.
 
@@ -73,7 +77,7 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         "[request id: {id}] Server is stopping, scheduler for model has stopped accepting new inference requests",
     ),
     Reason.NOT_READY: (
-        errors.UnavailableError,
+        ModelGoneError,
         "Request for unknown model: '{model}' version {version} is not at ready state",
     ),
     Reason.CANCELLED: (errors.CancelledError, "[request id: {id}] Request was cancelled"),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal.errors import ShoalError
-from shoal.reasons import DeathDetail, Reason, describe_exit, error_for
+from shoal.reasons import DeathDetail, ModelGoneError, Reason, describe_exit, error_for
 
 #: pid 4242, instance 3 of the second group, signal 11.
 DETAIL = 0x00001092_01_03_FFF5
@@ -18,7 +18,7 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
         errors.UnavailableError,
         "[request id: r7] Server is stopping, scheduler for model has stopped accepting new inference requests",
     ),
-    (3, errors.UnavailableError, "Request for unknown model: 'simple' version 3 is not at ready state"),
+    (3, ModelGoneError, "Request for unknown model: 'simple' version 3 is not at ready state"),
     (4, errors.CancelledError, "[request id: r7] Request was cancelled"),
     (
         5,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from shoal.datatypes import BY_NAME, BY_WIRE, BYTES, Datatype
-from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
+from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend import read_json as door
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, check_forwarded
 from shoal.frontend.read_json import read_json
@@ -24,6 +24,7 @@ from shoal.frontend.v2.binary_data import HEADER, parse_header_length, take
 from shoal.frontend.v2.classification import classify
 from shoal.frontend.v2.json_tensors import checked_num_elements, decode_data, encode_data
 from shoal.frontend.v2.raw_request import parse_raw_request
+from shoal.frontend.v2.shared_memory import client_shm_disabled
 from shoal.frontend.v2.validation import ParsedInput, PreparedInput, log_prefix, reshaped, validate
 from shoal.request import InferRequest, InferResponse, Parameters, TensorRef, pack_request
 from shoal.shm.layout import pack_span
@@ -218,17 +219,11 @@ def _check_one_source(each: Any, parameters: Any) -> bool:
     if has_data + has_binary + has_region == 1 and not has_region:
         return has_binary
     if has_region and not has_data and not has_binary:
-        raise _client_shm_disabled()
+        raise client_shm_disabled()
     found = "set" + " 'data'" * has_data + " 'binary_data_size'" * has_binary + " 'shared_memory_region'" * has_region
     raise InvalidArgumentError(
         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
         f"'shared_memory_region' in 'parameters'. But {'no field is set' if found == 'set' else found}"
-    )
-
-
-def _client_shm_disabled() -> UnsupportedError:
-    return UnsupportedError(
-        "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
     )
 
 
@@ -262,7 +257,7 @@ def _parse_outputs(id_: str, members: Any) -> tuple[RequestedOutput, ...]:
         if door.has(parameters, "classification"):
             classification = _parse_classification(parameters["classification"])
         if has_region:
-            raise _client_shm_disabled()
+            raise client_shm_disabled()
         outputs[name] = RequestedOutput(name, binary, classification)
     return tuple(outputs.values())
 

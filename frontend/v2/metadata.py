@@ -7,7 +7,16 @@ from shoal.frontend.state import ServerState
 from shoal.model_config.signature import TensorSpec
 
 #: What this server can do, in Triton's order. Clients and perf_analyzer decide by this list what they may ask for.
-EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics", "logging")
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "logging",
+)
 
 
 def server_metadata(state: ServerState) -> Response:

@@ -8,7 +8,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal import __version__
 
@@ -66,15 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def tritonserver(argv: Sequence[str] | None = None) -> int:
     """The command `tritonserver`: its exit code. Start scripts written for Triton work unedited."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return _serve(arguments, prog="tritonserver", http_address="0.0.0.0", environ=os.environ)
+    return _serve(arguments, prog="tritonserver", environ=os.environ, http_address="0.0.0.0", allow_remote_admin=True)
 
 
 def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    # Ours: a server that nobody has configured answers to its own machine only.
-    return _serve(arguments, prog="shoal serve", http_address="127.0.0.1", environ=environ)
+    # With the options' own defaults: a server that nobody has configured answers to its own machine only.
+    return _serve(arguments, prog="shoal serve", environ=environ)
 
 
-def _serve(arguments: Sequence[str], *, prog: str, http_address: str, environ: Mapping[str, str]) -> int:
+def _serve(arguments: Sequence[str], *, prog: str, environ: Mapping[str, str], **defaults: Any) -> int:
     from shoal.cli.serve import serve
+    from shoal.options import ServerOptions
 
-    return serve(arguments, prog=prog, http_address=http_address, environ=environ)
+    return serve(arguments, prog=prog, defaults=ServerOptions(**defaults), environ=environ)

@@ -34,9 +34,8 @@ class CommandLine(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def serve(argv: Sequence[str], *, prog: str, http_address: str, environ: Mapping[str, str]) -> int:
+def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> int:
     """Run a server until it ends; its exit code, or 1 at once where the command line is wrong."""
-    defaults = ServerOptions(http_address=http_address)
     try:
         options, warnings = parse(argv, prog=prog, defaults=defaults, environ=environ)
     except CommandLineError as error:

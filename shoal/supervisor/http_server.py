@@ -151,6 +151,8 @@ class HttpServer:
                 "log_file": options.log_file,
                 "header_forward_pattern": options.http_header_forward_pattern,
                 "restrictions": options.http_restricted_api,
+                "model_control_mode": options.model_control_mode,
+                "allow_remote_admin": options.allow_remote_admin,
             },
             "max_in_flight": options.max_in_flight,
             "request_timeout_s": options.request_timeout_secs,

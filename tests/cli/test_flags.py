@@ -33,6 +33,7 @@ TRITON = """
 SHOAL = """
     shm-client-slab-mib shm-worker-slab-mib shm-oversize-mib max-in-flight default-max-queue-size request-timeout-secs
     model-load-timeout-secs model-execution-timeout-secs max-request-bytes listen-backlog http-process-count
+    allow-remote-admin
 """.split()  # noqa: SIM905 - to be compared with a page
 
 

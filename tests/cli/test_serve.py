@@ -242,14 +242,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
     return calls
 
 
-def test_the_two_commands_differ_in_the_address_only(
+def test_the_two_commands_differ_in_who_is_let_in(
     started: list[ServerOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--model-repository=models"]) == 7
     assert tritonserver(["--model-repository=models", "--grpc-port=8001"]) == 7
     shoal, triton = started
     assert (shoal.http_address, shoal.metrics_address) == ("127.0.0.1", "127.0.0.1")
-    assert triton == replace(shoal, http_address="0.0.0.0", metrics_address="0.0.0.0")
+    assert not shoal.allow_remote_admin
+    assert triton == replace(shoal, http_address="0.0.0.0", metrics_address="0.0.0.0", allow_remote_admin=True)
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", f"Warning: --grpc-port is ignored: {NO_GRPC}\n")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.end_to_end.http_cases import against_the_model, answered, generate, refused, routes, settings
+from tests.end_to_end.http_cases import against_the_model, answered, generate, refused, repository, routes, settings
 from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.server import DEADLINE_S, Server
 
@@ -16,6 +16,7 @@ CASES = [
     *against_the_model.CASES,
     *generate.CASES,
     *settings.CASES,
+    *repository.CASES,
 ]
 
 
@@ -38,8 +39,8 @@ def send(connection: http.client.HTTPConnection, case: Case) -> http.client.HTTP
     return connection.getresponse()
 
 
-def test_the_table_has_two_hundred_cases() -> None:
-    assert len(CASES) >= 200
+def test_the_table_has_three_hundred_cases() -> None:
+    assert len(CASES) >= 300
     assert len({case.id for case in CASES}) == len(CASES)
 
 

@@ -43,6 +43,7 @@ class ChunkError(Exception):
 
 @pytest.fixture
 def post(state: ServerState, transport: Any) -> Callable[..., Reply]:
+    transport.answers = {"scale": {}, "instances": {}, "index": []}
     app = create_app(state, transport, body_errors=(ChunkError,))
 
     def call(path: str = INFER, stream: Stream | None = None, method: str = "POST", **environ: Any) -> Reply:
@@ -164,6 +165,47 @@ def test_the_metrics_port_has_its_own_paths(post: Any, state: ServerState) -> No
     )
     assert post("/metrics", SERVER_PORT="8002")[0] == 405
     assert post("/metrics", method="GET", SERVER_PORT="8000")[0] == 404
+
+
+SCALE = "/v2/repository/models/simple/instances"
+REMOTE = (
+    b'{"error":"models are loaded, unloaded and scaled by callers on the server\'s own machine only. '
+    b"Start the server with '--allow-remote-admin=true' to let in others\"}"
+)
+
+
+@pytest.mark.parametrize("caller", [{"REMOTE_ADDR": "192.0.2.1"}, {"HTTP_X_FORWARDED_FOR": "192.0.2.1"}, {}])
+def test_who_is_not_local_changes_nothing_and_its_body_is_not_read(
+    post: Any, transport: Any, caller: dict[str, str]
+) -> None:
+    stream = Stream(b'{"count":2}')
+    status, headers, body = post(SCALE, stream, CONTENT_LENGTH="11", **({"REMOTE_ADDR": "127.0.0.1"} | caller))
+    if caller:
+        assert (status, headers["Connection"], body, stream.num_asked) == (403, "close", REMOTE, 0)
+        assert transport.asked == []
+    else:
+        assert (status, transport.asked[0][0]) == (200, "scale")
+
+
+def test_a_refusal_without_a_body_keeps_the_connection(post: Any) -> None:
+    for environ in ({"REMOTE_ADDR": "192.0.2.1"}, {}):
+        status, headers, body = post("/models/simple?min_worker=2", method="PUT", **environ)
+        assert (status, "Connection" in headers, body) == (403, False, REMOTE)
+
+
+def test_everybody_may_look_and_everybody_is_let_in_where_the_operator_says_so(
+    post: Any, transport: Any, state: ServerState
+) -> None:
+    remote = {"REMOTE_ADDR": "192.0.2.1"}
+    assert post(SCALE, method="GET", **remote)[0] == 200
+    assert post("/v2/repository/index", **remote)[0] == 200
+    state.allow_remote_admin = True
+    assert (
+        post("/models/simple", method="PUT", QUERY_STRING="min_worker=3", RAW_URI="", REQUEST_URI="", **remote)[0]
+        == 202
+    )
+    assert [verb for verb, _ in transport.asked] == ["instances", "index", "scale"]
+    assert transport.asked[-1][1]["count"] == 3
 
 
 @pytest.mark.parametrize("key", ["RAW_URI", "REQUEST_URI"])

@@ -119,7 +119,7 @@ def test_paths_are_resolved_with_the_head() -> None:
     for target in (b"/v2/models/a%20b/versions/3/ready", b"/v2/models/a%20b/versions/3/ready?x=/infer"):
         ready = found(target)
         assert isinstance(ready, Found)
-        assert ready[1:] == ("a b", "3")
+        assert ready[1:3] == ("a b", "3")
         head = parse_head(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
         assert head is not None
         assert head.path == "/v2/models/a%20b/versions/3/ready"

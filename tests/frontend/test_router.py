@@ -1,12 +1,13 @@
 """frontend/router.py: every path, method and refusal, asked of the handlers straight and through Flask."""
 
-import gzip
 from typing import Any
 
 import pytest
 
-from shoal.errors import InvalidArgumentError, UnavailableError
-from shoal.frontend.router import ROUTES, Found, decode_name, path_of, resolve
+from shoal.errors import InvalidArgumentError
+from shoal.frontend.response import Response
+from shoal.frontend.router import Found, decode_name, path_of, resolve
+from shoal.frontend.routes import ROUTES
 from shoal.frontend.state import ServerState
 from shoal.options import RESTRICTED_APIS
 
@@ -30,6 +31,10 @@ STOL = (
     "version should be an integral value > 0"
 )
 EMPTY: list[tuple[str, str]] = []
+NO_CONTROL = error("explicit model load / unload is not allowed if polling is enabled")
+NO_REPOSITORY = error("'repository_name' specification is not supported")
+NO_CLIENT_SHM = error("Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.")
+UNABLE = "Unable to find {} shared memory region: 'r 1'"
 
 
 def later(endpoint: str) -> bytes:
@@ -63,8 +68,8 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
         200,
         JSON,
         b'{"name":"triton","version":"2.73.0",'
-        b'"extensions":["classification","model_configuration","binary_tensor_data","parameters","statistics",'
-        b'"logging"]}',
+        b'"extensions":["classification","model_repository","model_repository(unload_dependents)",'
+        b'"model_configuration","binary_tensor_data","parameters","statistics","logging"]}',
     ),
     (
         "GET",
@@ -168,26 +173,34 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
     # endpoints that are not there yet
     ("GET", "/v2/models/simple/trace/setting", 501, JSON, later("the trace setting endpoint")),
     ("POST", "/v2/trace/setting", 501, JSON, later("the trace setting endpoint")),
-    ("POST", "/v2/repository/index", 501, JSON, later("the repository index")),
-    ("POST", "/v2/repository/mine/index", 501, JSON, later("the repository index")),
-    (
-        "POST",
-        "/v2/repository/models/simple/load",
-        501,
-        JSON,
-        later("loading a model through the repository endpoint"),
-    ),
-    (
-        "POST",
-        "/v2/repository/mine/models/simple/unload",
-        501,
-        JSON,
-        later("unloading a model through the repository endpoint"),
-    ),
-    ("GET", "/v2/systemsharedmemory/region/r/status", 501, JSON, later("system shared memory status")),
-    ("POST", "/v2/systemsharedmemory/unregister", 501, JSON, later("system shared memory registration")),
-    ("GET", "/v2/cudasharedmemory/status", 501, JSON, later("CUDA shared memory status")),
-    ("POST", "/v2/cudasharedmemory/region/r/register", 501, JSON, later("CUDA shared memory registration")),
+    # the model repository, which is nobody's to change here
+    ("POST", "/v2/repository/models/simple/load", 503, JSON, NO_CONTROL),
+    ("POST", "/v2/repository/models/simple/unload", 503, JSON, NO_CONTROL),
+    ("POST", "/v2/repository/models/models/load", 503, JSON, NO_CONTROL),
+    ("POST", "/v2/repository/models/%2e%2e/load", 400, JSON, error(TRAVERSAL.format(".."))),
+    ("POST", "/v2/repository/models/a%2fb/unload", 400, JSON, error(TRAVERSAL.format("a/b"))),
+    ("POST", "/v2/repository/mine/models/simple/load", 501, JSON, NO_REPOSITORY),
+    ("POST", "/v2/repository/mine/models/../unload", 501, JSON, NO_REPOSITORY),
+    ("GET", "/v2/repository/models/simple/load", 405, allow("POST"), NOT_ALLOWED),
+    ("GET", "/v2/repository/mine/models/simple/load", 405, allow("POST"), NOT_ALLOWED),
+    ("PUT", "/v2/repository/models/simple/instances", 405, allow("GET, POST"), NOT_ALLOWED),
+    ("GET", "/models/simple", 405, allow("PUT"), NOT_ALLOWED),
+    ("POST", "/v2/repository/models//load", 404, JSON, NOT_FOUND),
+    ("POST", "/v2/repository/models/simple/reload", 404, JSON, NOT_FOUND),
+    ("POST", "/v2/repository/models/simple/versions/1/load", 404, JSON, NOT_FOUND),
+    ("GET", "/v2/repository/models/simple/versions/x/instances", 404, JSON, NOT_FOUND),
+    ("PUT", "/models/simple/1/set-default", 404, JSON, NOT_FOUND),
+    # shared memory of clients, which is disabled
+    ("GET", "/v2/systemsharedmemory/status", 200, JSON, b"[]"),
+    ("GET", "/v2/cudasharedmemory/status", 200, JSON, b"[]"),
+    ("GET", "/v2/systemsharedmemory/region/r%201/status", 404, JSON, error(UNABLE.format("system"))),
+    ("GET", "/v2/cudasharedmemory/region/r%201/status", 404, JSON, error(UNABLE.format("cuda"))),
+    ("POST", "/v2/systemsharedmemory/region/r/register", 501, JSON, NO_CLIENT_SHM),
+    ("POST", "/v2/systemsharedmemory/unregister", 501, JSON, NO_CLIENT_SHM),
+    ("POST", "/v2/cudasharedmemory/region/r/unregister", 501, JSON, NO_CLIENT_SHM),
+    ("POST", "/v2/cudasharedmemory/register", 501, JSON, NO_CLIENT_SHM),
+    ("GET", "/v2/cudasharedmemory/region/r/register", 405, allow("POST"), NOT_ALLOWED),
+    ("GET", "/v2/systemsharedmemory/region//status", 404, JSON, NOT_FOUND),
 ]
 
 
@@ -231,98 +244,6 @@ def test_while_exiting(client: Any, state: ServerState) -> None:
     ):
         assert client.ask("GET", path) == (503, JSON, error(sentence))
     assert client.ask("GET", "/v2")[0] == 200
-    # What a running sequence still needs is let through; the scheduler decides.
-    assert client.ask("POST", "/v2/models/simple/infer", INFER)[0] == 200
-
-
-def _input(name: str, first: int) -> bytes:
-    data = ",".join(str(first + index) for index in range(16))
-    return f'{{"name":"{name}","datatype":"INT32","shape":[1,16],"data":[{data}]}}'.encode()
-
-
-INFER = b'{"id":"q","inputs":[' + _input("INPUT0", 0) + b"," + _input("INPUT1", 100) + b"]}"
-INFERRED = (
-    b'{"id":"q","model_name":"simple","model_version":"3","outputs":['
-    b'{"name":"OUTPUT0","datatype":"INT32","shape":[1,16],"data":[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]},'
-    b'{"name":"OUTPUT1","datatype":"INT32","shape":[1,16],'
-    b'"data":[100,101,102,103,104,105,106,107,108,109,110,111,112,113,114,115]}]}'
-)
-
-
-def test_infer_answers_and_releases_the_block_once(client: Any, transport: Any) -> None:
-    assert client.ask("POST", "/v2/models/simple/infer", INFER) == (200, JSON, INFERRED)
-    assert (transport.num_asked, transport.num_released) == (1, 1)
-
-
-def test_infer_in_binary(client: Any, transport: Any) -> None:
-    text = (
-        b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}},'
-        + _input("INPUT1", 0)
-        + b'],"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":true}}]}'
-    )
-    tensor = bytes(range(64))
-    status, headers, body = client.ask(
-        "POST", "/v2/models/simple/infer", text + tensor, {"Inference-Header-Content-Length": str(len(text))}
-    )
-    sent = dict(headers)
-    assert (status, sent["Content-Type"]) == (200, "application/octet-stream")
-    assert body[int(sent["Inference-Header-Content-Length"]) :] == tensor
-    assert transport.num_released == 1
-
-
-def test_bodies_are_inflated_and_deflated_on_request(client: Any, transport: Any) -> None:
-    status, headers, body = client.ask(
-        "POST",
-        "/v2/models/simple/infer",
-        gzip.compress(INFER),
-        {"Content-Encoding": "gzip", "Accept-Encoding": "deflate;q=0.5, gzip"},
-    )
-    assert (status, dict(headers)["Content-Encoding"]) == (200, "gzip")
-    assert gzip.decompress(body) == INFERRED
-    assert transport.num_released == 1
-
-
-def test_an_encoding_nobody_reads_is_refused_before_the_body_is_parsed(client: Any, transport: Any) -> None:
-    refused = client.ask("POST", "/v2/models/simple/infer", b"not json", {"Content-Encoding": "br"})
-    assert refused == (501, [*JSON, ("Accept-Encoding", "gzip, deflate")], error("Unsupported compression type"))
-    assert transport.num_asked == 0
-
-
-def test_the_model_is_looked_up_before_the_body_is_parsed(client: Any) -> None:
-    headers = {"Content-Encoding": "br", "Inference-Header-Content-Length": "x"}
-    assert client.ask("POST", "/v2/models/none/infer", b"not json", headers)[0] == 404
-    assert client.ask("POST", "/v2/models/stream/infer", b"not json", headers)[2].startswith(b'{"error":"HTTP end')
-
-
-def test_an_invalid_request_is_never_submitted(client: Any, transport: Any) -> None:
-    status, _, body = client.ask("POST", "/v2/models/simple/infer", b"{}")
-    assert (status, body) == (
-        500,
-        error("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
-    )
-    assert transport.num_asked == 0
-
-
-def test_what_the_batcher_refuses_is_the_answer(client: Any, transport: Any) -> None:
-    transport.error = UnavailableError("[request id: q] Exceeds maximum queue size")
-    assert client.ask("POST", "/v2/models/simple/infer", INFER) == (
-        503,
-        JSON,
-        error("[request id: q] Exceeds maximum queue size"),
-    )
-
-
-def test_an_answer_that_cannot_be_shown_is_released_too(
-    client: Any, transport: Any, state: ServerState, make_message: Any
-) -> None:
-    half = {"name": "X", "data_type": "TYPE_FP16", "dims": [2]}
-    config = {"name": "half", "max_batch_size": 0, "input": [half], "output": [half]}
-    state.models.apply(make_message("half", 1, 1, config))
-    text = b'{"inputs":[{"name":"X","datatype":"FP16","shape":[2],"parameters":{"binary_data_size":4}}]}'
-    headers = {"Inference-Header-Content-Length": str(len(text))}
-    status, _, body = client.ask("POST", "/v2/models/half/infer", text + b"1234", headers)
-    assert (status, body[:50]) == (400, b'{"error":"sending FP16 data via JSON is not suppor')
-    assert (transport.num_asked, transport.num_released) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -359,6 +280,48 @@ def test_a_long_name_is_measured_in_bytes() -> None:
     assert decode_name("%C3%A9" * 127) == "é" * 127
     with pytest.raises(InvalidArgumentError, match=r"\(256 bytes\)"):
         decode_name("%C3%A9" * 128)
+
+
+M = "/v2/repository/models/m"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "name", "version", "query"),
+    [
+        ("GET", "/v2/models/m?a=/b?c", "m", None, "a=/b?c"),
+        ("GET", f"{M}/versions/2/instances", "m", "2", ""),
+        ("POST", "/v2/repository/models/index", "", "", ""),
+        ("PUT", "/models/m/1.0?min_worker=2", "m", "1.0", "min_worker=2"),
+        ("PUT", "http://host/models/m?min_worker=2", "m", None, "min_worker=2"),
+    ],
+)
+def test_what_a_target_names(method: str, target: str, name: str, version: str | None, query: str) -> None:
+    found = resolve(method, target)
+    assert isinstance(found, Found)
+    assert (found.name, found.version, found.query) == (name, version, query)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "is_blocking", "is_administrative"),
+    [
+        ("GET", "/v2/health/live", False, False),
+        ("POST", "/v2/models/m/infer", False, False),
+        ("GET", "/v2/systemsharedmemory/status", False, False),
+        ("POST", "/v2/repository/index", True, False),
+        ("GET", f"{M}/instances", True, False),
+        ("POST", f"{M}/instances", True, True),
+        ("POST", f"{M}/versions/1/instances", True, True),
+        ("POST", f"{M}/load", True, True),
+        ("POST", f"{M}/unload", True, True),
+        ("PUT", "/models/m", True, True),
+    ],
+)
+def test_who_waits_for_the_supervisor_and_who_changes_what_is_served(
+    method: str, target: str, is_blocking: bool, is_administrative: bool
+) -> None:
+    found = resolve(method, target)
+    assert not isinstance(found, Response)
+    assert (found.is_blocking, found.is_administrative) == (is_blocking, is_administrative)
 
 
 def test_every_route_has_a_group_by_which_it_can_be_restricted() -> None:

@@ -4,14 +4,16 @@ import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from shoal import log
-from shoal.control import Channel
+from shoal.control import Channel, Message
 from shoal.datatypes import BY_NAME
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.questions import NoAnswerError
 from shoal.frontend.state import ServerState
 from shoal.frontend.transport import Answer, PortTransport
 from shoal.frontend.v2.infer import PreparedRequest
@@ -126,6 +128,21 @@ def test_the_ledger_is_told_before_it_is_acknowledged(surroundings: Surroundings
     assert told["counts"]["blocks_acquired"] == told["counts"]["requests_open"] == 1
 
 
+def test_what_was_pushed_is_shown_before_a_reload_is_acknowledged(
+    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, make_message: Any
+) -> None:
+    shown: list[list[int]] = []
+
+    def acknowledge(_channel: Channel, _message: Message) -> None:
+        shown.append([record[2] for record in surroundings.reader.drain()])
+
+    monkeypatch.setattr(Channel, "acknowledge", acknowledge)
+    surroundings.port.submit(3, surroundings.port.allocate(1), 0, 1, 0, 0)
+    surroundings.supervisor.send({**make_message("simple", 3, 10, None), "seq": 1})
+    surroundings.transport.receive()
+    assert shown == [[3]]
+
+
 def test_no_segment_is_asked_for_where_too_much_is_in_flight(surroundings: Surroundings) -> None:
     for _ in range(2):
         surroundings.port.submit(3, surroundings.port.allocate(1), 0, 1, 0, 0)
@@ -161,7 +178,7 @@ def test_a_refused_question_raises_what_the_supervisor_said(
 
 
 def test_a_question_that_nobody_answers_is_given_up(surroundings: Surroundings) -> None:
-    with pytest.raises(UnavailableError, match=r"^no answer from the supervisor within 0\.01 s"):
+    with pytest.raises(NoAnswerError, match=r"^no answer from the supervisor within 0\.01 s"):
         surroundings.transport.ask("load", {}, timeout_s=0.01)
 
 

@@ -95,14 +95,6 @@ WRONG_METHOD = [
 ]
 
 NOT_YET = [
-    Case("index", "POST", "/v2/repository/index", later("the repository index")),
-    Case("load", "POST", "/v2/repository/models/fixed/load", later("loading a model through the repository endpoint")),
-    Case(
-        "unload",
-        "POST",
-        "/v2/repository/models/fixed/unload",
-        later("unloading a model through the repository endpoint"),
-    ),
     get("trace", "/v2/trace/setting", later("the trace setting endpoint")),
     get("model-trace", "/v2/models/fixed/trace/setting", later("the trace setting endpoint")),
 ]
@@ -194,6 +186,8 @@ METADATA = [
                 "version": "2.73.0",
                 "extensions": [
                     "classification",
+                    "model_repository",
+                    "model_repository(unload_dependents)",
                     "model_configuration",
                     "binary_tensor_data",
                     "parameters",

@@ -1,0 +1,75 @@
+"""Inference as the road does it: prepare, submit, wait, render. Lanes have a way of their own (submission.py).
+
+A request whose model is reloaded while it is being parsed is prepared again for the version that took its place.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shoal.errors import UnsupportedError
+from shoal.frontend.call import Call, Handler, blocking
+from shoal.frontend.response import Response
+from shoal.frontend.state import ModelEntry
+from shoal.frontend.v2 import generate as flat
+from shoal.frontend.v2.compression import compress, decompress
+from shoal.frontend.v2.infer import PreparedRequest, prepare, render
+from shoal.reasons import ModelGoneError
+
+if TYPE_CHECKING:
+    from shoal.frontend.transport import Transport
+
+#: Reloads of a model that one request may meet while it is parsed; after one more it is refused.
+_MAX_RELOADS = 3
+
+
+def infer(call: Call) -> Response:
+    """POST …/infer."""
+    entry = call.state.models.lookup(call.name, call.version)
+    if entry.is_decoupled:
+        raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
+    body = decompress(call.headers, call.body, call.state.http_max_input_size)
+    return _with_model(entry, call, lambda current: _infer_with(current, call, body))
+
+
+def _infer_with(entry: ModelEntry, call: Call, body: memoryview) -> Response:
+    prepared = prepare(entry, call.headers, body, call.state.http_max_input_size, call.forwarded)
+    reply = _transport(call).infer(prepared)
+    try:
+        response = render(prepared, reply.response, reply.block)
+        return compress(response._replace(close=reply.release), call.headers.get("accept-encoding", ""))
+    except BaseException:
+        reply.release()
+        raise
+
+
+def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> Handler:
+    def attempt(entry: ModelEntry, call: Call) -> Response:
+        limit = call.state.http_max_input_size
+        return answer(flat.prepare(entry, call.headers, call.body, limit, call.forwarded), _transport(call))
+
+    def handle(call: Call) -> Response:
+        entry = call.state.models.lookup(call.name, call.version)
+        return _with_model(entry, call, lambda current: attempt(current, call))
+
+    return blocking(handle)
+
+
+#: POST …/generate and …/generate_stream.
+generate, generate_stream = _generating(flat.generate), _generating(flat.generate_stream)
+
+
+def _with_model(entry: ModelEntry, call: Call, attempt: Callable[[ModelEntry], Response]) -> Response:
+    """`attempt` with the model as it was looked up, and again with what has taken its place since."""
+    for _ in range(_MAX_RELOADS):
+        try:
+            return attempt(entry)
+        except ModelGoneError:
+            gone, entry = entry, call.state.models.lookup(call.name, call.version)
+            if entry.model_id == gone.model_id:
+                raise
+    return attempt(entry)
+
+
+def _transport(call: Call) -> "Transport":
+    assert call.transport is not None, "a lane submits in its own way, or hands over"
+    return call.transport

@@ -1,0 +1,29 @@
+"""Who may change what is served: callers on this machine, unless the operator lets in others too. Pure; for the road,
+where every such request is answered."""
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from shoal.frontend.state import ServerState
+
+REFUSAL = (
+    "models are loaded, unloaded and scaled by callers on the server's own machine only. "
+    "Start the server with '--allow-remote-admin=true' to let in others"
+)
+#: Whoever sends one of these speaks for somebody else: a proxy for its client, a browser for a page from anywhere.
+_SPEAKS_FOR_OTHERS = ("forwarded", "x-forwarded-for", "via", "origin")
+
+
+def may_administer(state: ServerState, address: str, headers: Mapping[str, str]) -> bool:
+    """Whether whoever sends this request may change what is served. Arguments as of `is_local`."""
+    return state.allow_remote_admin or is_local(address, headers)
+
+
+def is_local(address: str, headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from this machine. `address` is its peer's, names in `headers` are in lower case."""
+    try:
+        peer = ip_address(address)
+    except ValueError:
+        return False
+    mapped = getattr(peer, "ipv4_mapped", None)  # ::ffff:127.0.0.1, on a socket for both protocols
+    return (mapped or peer).is_loopback and not any(name in headers for name in _SPEAKS_FOR_OTHERS)

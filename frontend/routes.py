@@ -1,0 +1,73 @@
+"""Which handler answers which path and method: one table. Pure."""
+
+from shoal.errors import UnsupportedError
+from shoal.frontend.call import Call, Handler, Route, administrative, blocking
+from shoal.frontend.inference import generate, generate_stream, infer
+from shoal.frontend.response import Response
+from shoal.frontend.torchserve.management import scale_workers
+from shoal.frontend.v2.health import live, model_ready, ready, reasons
+from shoal.frontend.v2.log_settings import change_log_settings, log_settings
+from shoal.frontend.v2.metadata import model_metadata, server_metadata
+from shoal.frontend.v2.model_configuration import model_config
+from shoal.frontend.v2.model_instances import instances, scale
+from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
+from shoal.frontend.v2.shared_memory import refuse_client_shm, regions
+from shoal.frontend.v2.statistics import all_statistics, model_statistics
+
+
+@blocking
+def _change_log_settings(call: Call) -> Response:
+    assert call.transport is not None, "a lane hands it over"
+    return change_log_settings(call.state, call.transport, call.body)
+
+
+def _later(endpoint: str) -> Handler:
+    def refuse(_call: Call) -> Response:
+        raise UnsupportedError(f"{endpoint} is not available in this version of Shoal")
+
+    return refuse
+
+
+_VERSION = "(?:/versions/(?P<version>[0-9]+))?"
+_MODEL = "/v2/models/(?P<name>[^/]+)" + _VERSION
+_REPOSITORY_MODEL = "/v2/repository/models/(?P<name>[^/]+)"
+_REGION = "(?:/region/(?P<name>[^/]+))?"
+_INDEX = {"POST": blocking(lambda call: index(call.state, call.ask, call.body))}
+_LOAD = {"POST": administrative(lambda call: load(call.state, call.ask, call.name, call.body))}
+_UNLOAD = {"POST": administrative(lambda call: unload(call.state, call.ask, call.name, call.body))}
+_INSTANCES = {
+    "GET": blocking(lambda call: instances(call.ask, call.name, call.version)),
+    "POST": administrative(lambda call: scale(call.state, call.ask, call.name, call.version, call.body)),
+}
+_WORKERS = {"PUT": administrative(lambda call: scale_workers(call.ask, call.name, call.version, call.query))}
+_SYSTEM_REGIONS = {"GET": lambda call: regions("system", call.name)}
+_CUDA_REGIONS = {"GET": lambda call: regions("cuda", call.name)}
+_TRACE = {"GET": _later("the trace setting endpoint"), "POST": _later("the trace setting endpoint")}
+
+#: In the order they are tried: the path that is asked for most stands first, `/v2/models/stats` before any model.
+ROUTES = (
+    Route("/v2/health/live", {"GET": lambda call: live(call.state)}, "health"),
+    Route("/v2/health/ready", {"GET": lambda call: ready(call.state)}, "health"),
+    Route("/v2/health/reasons", {"GET": lambda call: reasons(call.state)}, "health"),  # ours
+    Route("/v2", {"GET": lambda call: server_metadata(call.state)}, "metadata"),
+    Route("/v2/models/stats", {"GET": lambda call: all_statistics(call.state)}, "statistics"),
+    Route("/v2/trace/setting", _TRACE, "trace"),
+    Route("/v2/logging", {"GET": lambda call: log_settings(call.state), "POST": _change_log_settings}, "logging"),
+    Route(_MODEL + "/infer", {"POST": infer}, "inference"),
+    Route(_MODEL + "/ready", {"GET": lambda call: model_ready(call.state, call.name, call.version)}, "health"),
+    Route(_MODEL, {"GET": lambda call: model_metadata(call.state, call.name, call.version)}, "metadata"),
+    Route(_MODEL + "/config", {"GET": lambda call: model_config(call.state, call.name, call.version)}, "model-config"),
+    Route(_MODEL + "/stats", {"GET": lambda call: model_statistics(call.state, call.name, call.version)}, "statistics"),
+    Route(_MODEL + "/generate", {"POST": generate}, "inference"),
+    Route(_MODEL + "/generate_stream", {"POST": generate_stream}, "inference"),
+    Route("/v2/models/(?P<name>[^/]+)/trace/setting", _TRACE, "trace"),
+    Route("/v2/repository(?:/[^/]+)?/index", _INDEX, "model-repository"),
+    Route(_REPOSITORY_MODEL + "/load", _LOAD, "model-repository"),
+    Route(_REPOSITORY_MODEL + "/unload", _UNLOAD, "model-repository"),
+    Route("/v2/repository/[^/]+/models/[^/]+/(?:un)?load", {"POST": refuse_repository_name}, "model-repository"),
+    Route(_REPOSITORY_MODEL + _VERSION + "/instances", _INSTANCES, "model-repository"),  # ours
+    Route("/models/(?P<name>[^/]+)(?:/(?P<version>[^/]+))?", _WORKERS, "model-repository"),  # TorchServe's
+    Route(f"/v2/systemsharedmemory{_REGION}/status", _SYSTEM_REGIONS, "shared-memory"),
+    Route(f"/v2/cudasharedmemory{_REGION}/status", _CUDA_REGIONS, "shared-memory"),
+    Route(f"/v2/(?:system|cuda)sharedmemory{_REGION}/(?:un)?register", {"POST": refuse_client_shm}, "shared-memory"),
+)

@@ -1,0 +1,96 @@
+"""Files that come with a load request, in place of the model's directory: `file:1/model.onnx` and its bytes in base64.
+
+`place` is pure and decides where each file goes: nowhere but inside the directory, whatever the client calls it.
+`write` makes that directory, private and fresh. Runs on the road.
+"""
+
+import base64
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from shoal.errors import InternalError, InvalidArgumentError
+
+PREFIX = "file:"
+MAX_FILES = 1024  # ours: a model has a handful for each version
+MAX_PATH_BYTES = 1024  # ours: with the directory's own path in front, the system takes 4096
+_MAX_PART_BYTES = 255  # of most file systems
+
+
+def place(parameters: Iterable[str]) -> dict[str, str]:
+    """Relative path → parameter; of two parameters with one path the last, as in Triton.
+
+    Raises InvalidArgumentError for a path that leads outside, and for what can be no file.
+    """
+    places: dict[str, str] = {}
+    directories: set[str] = set()
+    for parameter in parameters:
+        path = _path(parameter)
+        parents = [path[:end] for end, character in enumerate(path) if character == "/"]
+        if any(parent in places for parent in parents):
+            raise InvalidArgumentError(f"Invalid file parameter '{parameter}', directory has been created as a file")
+        if path in directories:
+            raise InvalidArgumentError(f"Invalid file parameter '{parameter}', file has been created as a directory")
+        places[path] = parameter
+        directories.update(parents)
+    if len(places) > MAX_FILES:
+        raise InvalidArgumentError(f"{len(places)} files override the model's, expected at most {MAX_FILES}")
+    return places
+
+
+def _path(parameter: str) -> str:
+    """Normalised, without a slash in front: as in Triton, every path counts from the model's directory."""
+    name = parameter.removeprefix(PREFIX).lstrip("/")
+    path = posixpath.normpath(name)
+    if path.split("/")[0] == "..":
+        raise InvalidArgumentError(
+            f"Invalid file parameter '{parameter}' with normalized path '{path}' must stay within model directory."
+        )
+    encoded = path.encode("utf-8", "backslashreplace")
+    is_possible = "\0" not in path and max(map(len, encoded.split(b"/"))) <= _MAX_PART_BYTES
+    if path == "." or name.endswith("/") or not is_possible or len(encoded) > MAX_PATH_BYTES:
+        raise InvalidArgumentError(
+            f"Invalid file parameter '{parameter[:80]}': expected the path of a file below the model's directory, "
+            f"like '{PREFIX}1/model.onnx', of at most {MAX_PATH_BYTES} bytes, each part at most {_MAX_PART_BYTES}"
+        )
+    return path
+
+
+def write(places: Mapping[str, str], contents: Mapping[str, str]) -> str:
+    """A fresh directory that only this user can enter, with each file at its place; `contents` by parameter.
+
+    It is the caller's to `remove`. Raises InvalidArgumentError for what is no base64, InternalError where the system
+    refuses to write.
+    """
+    try:
+        directory = tempfile.mkdtemp(prefix="shoal-override-")
+        try:
+            for path, parameter in places.items():
+                target = Path(directory, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(_decode(parameter, contents[parameter]))
+        except BaseException:
+            remove(directory)
+            raise
+    except OSError as error:
+        raise InternalError(
+            f"the files that override the model's cannot be written: {os.strerror(error.errno or 0)}. Make room in the "
+            "directory for temporary files, or name another one by $TMPDIR"
+        ) from error
+    return directory
+
+
+def _decode(parameter: str, text: str) -> bytes:
+    try:
+        # Line breaks are base64's own; anything else that Triton skips would load a damaged file.
+        return base64.b64decode("".join(text.split()), validate=True)
+    except ValueError as error:
+        raise InvalidArgumentError(f"Invalid file parameter '{parameter}': expected base64, {error}") from error
+
+
+def remove(directory: str) -> None:
+    """The directory and all that is in it."""
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,49 @@
+"""A model's instances, and how many there shall be: an extension of ours. Runs on the road; the supervisor scales.
+
+`GET` tells of each instance. `POST {"count": 2, "wait": true}` scales each version of the model, or the one in the
+path, and tells the same: once all instances are there, or with `"wait": false` at once.
+"""
+
+import json
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
+from shoal.frontend.questions import Ask
+from shoal.frontend.read_json import read_json
+from shoal.frontend.response import Response, json_response
+from shoal.frontend.state import ServerState, parse_version
+
+#: What the message to the supervisor can hold; the model's own bounds are far below.
+_MAX_COUNT = 2**31 - 1
+_MAX_SHOWN = 40
+
+
+def instances(ask: Ask, name: str, version: str | None) -> Response:
+    """State, process, device, load and memory of each instance."""
+    return json_response(200, ask("instances", {"model": name, "version": number_of(version)}))
+
+
+def scale(state: ServerState, ask: Ask, name: str, version: str | None, body: memoryview) -> Response:
+    """As `instances`, after starting instances or retiring some."""
+    number = number_of(version)
+    request = read_json(body, state.http_max_input_size) if body else {}
+    if type(request) is not dict or "count" not in request:
+        raise _wrong(name, 'an object with the number of instances, like {"count": 2}', request)
+    count, wait = request["count"], request.get("wait", True)
+    if type(count) is not int or not 0 <= count <= _MAX_COUNT:
+        raise _wrong(name, "'count' to be a number of instances", count)
+    if type(wait) is not bool:
+        raise _wrong(name, "'wait' to be true or false", wait)
+    arguments = {"model": name, "version": number, "count": count, "wait": wait}
+    return json_response(200, ask("scale", arguments))
+
+
+def number_of(version: str | None) -> int | None:
+    """The version in a path, or None where there is none. Raises InvalidArgumentError."""
+    return parse_version(version) if version else None
+
+
+def _wrong(name: str, expected: str, got: Any) -> InvalidArgumentError:
+    shown = json.dumps(got, ensure_ascii=False)
+    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+    return InvalidArgumentError(f"cannot scale model '{name}': expected {expected}, got: {shown}")
