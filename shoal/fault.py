@@ -50,7 +50,7 @@ STEPS = {
         "taken": "shoal.workers.memory:Memory.take",
         "begun": "shoal.workers.memory:Memory.begin",
         "opened": "shoal.workers.loop:Loop._open",
-        "written": "shoal.workers.answers:Answers.write",
+        "written": "shoal.workers.answers:WrittenAnswers.write",
         "pushed": "shoal.shm.ring:RingWriter.push",
         "published": "shoal.shm.ring:RingWriter.publish",
         "rung": "shoal.shm.doorbell:Doorbell.ring",

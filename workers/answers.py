@@ -5,7 +5,8 @@
     …        the same again for each request that a backend answers by itself, as it must where there are strings
     …        sentences of errors
 
-A backend adds outputs; the loop writes the block and publishes. Runs in a worker; every array is copied once at most.
+A backend adds outputs; the loop writes the block and publishes. Those of a warm-up are never written. Runs in a worker;
+every array is copied once at most.
 """
 
 import math
@@ -37,12 +38,10 @@ _SMALL_NBYTES = 4096
 class Answers:
     """The answers to the requests of one batch, success until `fail` says otherwise."""
 
-    def __init__(self, num_requests: int, plans: Plans, instance: str, memory: Memory) -> None:
+    def __init__(self, num_requests: int, plans: Plans) -> None:
         self._num_requests = num_requests
         self._plans = plans
-        self._instance = instance
-        self._memory = memory
-        # Changed by the backend, the times directly; `statuses` and `spans` are complete after `write`.
+        # Changed by the backend, the times directly; `statuses` and `spans` are complete when they are written.
         self.input_end_ns = 0
         self.output_start_ns = 0
         #: Of the requests that failed: position → the error's wire number.
@@ -52,7 +51,11 @@ class Answers:
         self._errors: dict[int, ShoalError] = {}
         self._added: list[tuple[Plan, Sequence[Column], Sequence[Array | bytes]]] = []
         self._nbytes = 0
-        self._block: Block | None = None
+
+    @property
+    def errors(self) -> tuple[ShoalError, ...]:
+        """Why requests failed, in the order in which they did."""
+        return tuple(self._errors.values())
 
     def fail(self, position: int, error: ShoalError) -> None:
         """This request fails, the others do not."""
@@ -90,10 +93,126 @@ class Answers:
             start = end
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-        """Room in the block for whole outputs of the batch, to be filled before `write`: arrays of undefined contents.
+        """Whole outputs of the batch, added before they are there: arrays of undefined contents, to be filled.
 
-        `shapes` are those of batched, non-BYTES outputs with all rows. May wait for a block; raises like `write`.
+        `shapes` are those of batched, non-BYTES outputs with all rows.
         """
+        specs = self._plans.signature.outputs
+        outputs: dict[str, Array] = {
+            name: np.empty(shape, specs[name].datatype.dtype) for name, shape in shapes.items()
+        }
+        self.add_batch(requests, outputs)
+        return outputs
+
+    def _add(
+        self, requests: Sequence[Request], outputs: Mapping[str, Array], parameters: Parameters | None = None
+    ) -> None:
+        """Outputs that have the rows of all `requests` and no others, or are those of a single one."""
+        columns: list[Column] = []
+        pieces: list[Array | bytes] = []
+        is_all_wanted = not requests[0].form.share[1]
+        for name, spec in self._plans.outputs:
+            array = outputs.get(name)
+            if array is None or not (is_all_wanted or _is_wanted(name, requests)):
+                continue
+            datatype = spec.datatype
+            if datatype is BYTES:
+                data = self._encoded(spec, array)
+                pieces.append(data)
+                columns.append((name, datatype.wire, array.shape, len(data)))
+                continue
+            if array.dtype is not datatype.dtype and array.dtype != datatype.dtype:
+                raise InternalError(
+                    f"model '{self._plans.signature.name}' returned output '{name}' as {array.dtype}, expected "
+                    f"{datatype.name}"
+                )
+            pieces.append(array)
+            columns.append((name, datatype.wire, array.shape, array.nbytes))
+        self._plan(requests, columns, pieces, parameters)
+
+    def _plan(
+        self,
+        requests: Sequence[Request],
+        columns: Sequence[Column],
+        pieces: Sequence[Array | bytes],
+        parameters: Parameters | None = None,
+    ) -> Plan:
+        """Reserve memory for these columns; point each request at its rows of them."""
+        if len(requests) == 1:
+            shares: tuple[Share, ...] = (requests[0].form.share,)
+        else:
+            shares = tuple([request.form.share for request in requests])
+        plan = self._plans.plan(self._nbytes, shares, tuple(columns), parameters)
+        self._added.append((plan, columns, pieces))
+        self._nbytes = plan.end
+        if len(requests) == self._num_requests:
+            self.spans = plan.spans
+        else:
+            self.spans = spans = self._some_spans()
+            for request, span in zip(requests, plan.spans, strict=True):
+                spans[request.position] = span
+        return plan
+
+    def _some_spans(self) -> list[int]:
+        return list(self.spans or [0] * self._num_requests)
+
+    def _encoded(self, spec: TensorSpec, array: Array) -> bytes:
+        try:
+            return encode_strings(array)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InternalError(
+                f"model '{self._plans.signature.name}' returned output '{spec.name}' that is no BYTES tensor: {error}"
+            ) from error
+
+    def _fit(
+        self, requests: Sequence[Request], outputs: Mapping[str, Array]
+    ) -> tuple[Sequence[Request], dict[str, Array]]:
+        """The requests whose rows all wanted outputs have, and these outputs cut to them; the others fail."""
+        wanted = {}
+        total = sum([request.form.rows for request in requests])
+        is_all_wanted = not requests[0].form.share[1]
+        for name, _ in self._plans.outputs:
+            array = outputs.get(name)
+            if array is None or not (is_all_wanted or _is_wanted(name, requests)):
+                continue
+            got = len(array) if array.ndim else 0
+            if got < total:
+                requests = self._fail_lacking(requests, name, got)
+                if not requests:
+                    return requests, {}
+                total = sum([request.form.rows for request in requests])
+            wanted[name] = array
+        for name, array in wanted.items():
+            if len(array) != total:
+                wanted[name] = array[:total]
+        return requests, wanted
+
+    def _fail_lacking(self, requests: Sequence[Request], output: str, got: int) -> list[Request]:
+        fitting, end = [], 0
+        for request in requests:
+            end += request.form.rows
+            if end <= got:
+                fitting.append(request)
+                continue
+            self._errors[request.position] = UnsupportedError(
+                f"{log_prefix(request.id)}failed to split the output tensor '{output}' in responses: expected batch "
+                f"size of at least {end} in model output, got {got}"
+            )
+        return fitting
+
+
+class WrittenAnswers(Answers):
+    """Answers on their way to clients, through a block of the worker's slab."""
+
+    def __init__(self, num_requests: int, plans: Plans, instance: str, memory: Memory) -> None:
+        super().__init__(num_requests, plans)
+        self._instance = instance
+        self._memory = memory
+        # Changed by place and write.
+        self._block: Block | None = None
+
+    def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+        """The same, in the block itself, so that nothing is copied. May wait for a block; raises like `write`."""
         specs = self._plans.signature.outputs
         columns: list[Column] = []
         for name, shape in shapes.items():
@@ -204,104 +323,6 @@ class Answers:
         if self._block is not None:
             self._memory.free(self._block.ref)
             self._block = None
-
-    # -- adding -----------------------------------------------------------------------------------------------------
-
-    def _add(
-        self, requests: Sequence[Request], outputs: Mapping[str, Array], parameters: Parameters | None = None
-    ) -> None:
-        """Outputs that have the rows of all `requests` and no others, or are those of a single one."""
-        columns: list[Column] = []
-        pieces: list[Array | bytes] = []
-        is_all_wanted = not requests[0].form.share[1]
-        for name, spec in self._plans.outputs:
-            array = outputs.get(name)
-            if array is None or not (is_all_wanted or _is_wanted(name, requests)):
-                continue
-            datatype = spec.datatype
-            if datatype is BYTES:
-                data = self._encoded(spec, array)
-                pieces.append(data)
-                columns.append((name, datatype.wire, array.shape, len(data)))
-                continue
-            if array.dtype is not datatype.dtype and array.dtype != datatype.dtype:
-                raise InternalError(
-                    f"model '{self._plans.signature.name}' returned output '{name}' as {array.dtype}, expected "
-                    f"{datatype.name}"
-                )
-            pieces.append(array)
-            columns.append((name, datatype.wire, array.shape, array.nbytes))
-        self._plan(requests, columns, pieces, parameters)
-
-    def _plan(
-        self,
-        requests: Sequence[Request],
-        columns: Sequence[Column],
-        pieces: Sequence[Array | bytes],
-        parameters: Parameters | None = None,
-    ) -> Plan:
-        """Reserve memory for these columns; point each request at its rows of them."""
-        if len(requests) == 1:
-            shares: tuple[Share, ...] = (requests[0].form.share,)
-        else:
-            shares = tuple([request.form.share for request in requests])
-        plan = self._plans.plan(self._nbytes, shares, tuple(columns), parameters)
-        self._added.append((plan, columns, pieces))
-        self._nbytes = plan.end
-        if len(requests) == self._num_requests:
-            self.spans = plan.spans
-        else:
-            self.spans = spans = self._some_spans()
-            for request, span in zip(requests, plan.spans, strict=True):
-                spans[request.position] = span
-        return plan
-
-    def _some_spans(self) -> list[int]:
-        return list(self.spans or [0] * self._num_requests)
-
-    def _encoded(self, spec: TensorSpec, array: Array) -> bytes:
-        try:
-            return encode_strings(array)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InternalError(
-                f"model '{self._plans.signature.name}' returned output '{spec.name}' that is no BYTES tensor: {error}"
-            ) from error
-
-    def _fit(
-        self, requests: Sequence[Request], outputs: Mapping[str, Array]
-    ) -> tuple[Sequence[Request], dict[str, Array]]:
-        """The requests whose rows all wanted outputs have, and these outputs cut to them; the others fail."""
-        wanted = {}
-        total = sum([request.form.rows for request in requests])
-        is_all_wanted = not requests[0].form.share[1]
-        for name, _ in self._plans.outputs:
-            array = outputs.get(name)
-            if array is None or not (is_all_wanted or _is_wanted(name, requests)):
-                continue
-            got = len(array) if array.ndim else 0
-            if got < total:
-                requests = self._fail_lacking(requests, name, got)
-                if not requests:
-                    return requests, {}
-                total = sum([request.form.rows for request in requests])
-            wanted[name] = array
-        for name, array in wanted.items():
-            if len(array) != total:
-                wanted[name] = array[:total]
-        return requests, wanted
-
-    def _fail_lacking(self, requests: Sequence[Request], output: str, got: int) -> list[Request]:
-        fitting, end = [], 0
-        for request in requests:
-            end += request.form.rows
-            if end <= got:
-                fitting.append(request)
-                continue
-            self._errors[request.position] = UnsupportedError(
-                f"{log_prefix(request.id)}failed to split the output tensor '{output}' in responses: expected batch "
-                f"size of at least {end} in model output, got {got}"
-            )
-        return fitting
 
 
 def _is_wanted(output: str, requests: Sequence[Request]) -> bool:

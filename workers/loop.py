@@ -17,7 +17,7 @@ from shoal.ledger import ledger_message
 from shoal.model_config.signature import Signature
 from shoal.shm.layout import DONE, B, unpack_span
 from shoal.shm.segment import SegmentView
-from shoal.workers.answers import Answers
+from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.memory import Memory, Record
 from shoal.workers.plans import Plans
@@ -106,14 +106,14 @@ class Loop:
         start_ns = time.monotonic_ns()
         memory = self._memory
         memory.begin(records[0][B.BATCH], start_ns)
-        answers = Answers(len(records), self._plans, self._instance, memory)
+        answers = WrittenAnswers(len(records), self._plans, self._instance, memory)
         try:
             requests = self._open(records, answers)
             if requests:
                 self._backend.execute(requests, answers)
             ref = answers.write()
         except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
-            answers.fail_all(self._as_shoal_error(error))
+            answers.fail_all(as_shoal_error(error, self._signature.name, self._instance))
             ref = answers.write_errors()
         end_ns = time.monotonic_ns()
         input_end_ns, output_start_ns = answers.input_end_ns or start_ns, answers.output_start_ns or end_ns
@@ -149,10 +149,10 @@ class Loop:
             raise InternalError(f"batch size {rows} for '{self._instance}', max allowed is {most}")
         return requests
 
-    def _as_shoal_error(self, error: Exception) -> ShoalError:
-        if isinstance(error, ShoalError):
-            return error
-        _log.error("model '%s', instance '%s' failed", self._signature.name, self._instance, exc_info=error)
-        return InternalError(
-            f"model '{self._signature.name}', instance '{self._instance}' failed: {type(error).__name__}: {error}"
-        )
+
+def as_shoal_error(error: Exception, model: str, instance: str) -> ShoalError:
+    """What a backend raised, as clients are told of it; what no backend of ours means to raise is logged, too."""
+    if isinstance(error, ShoalError):
+        return error
+    _log.error("model '%s', instance '%s' failed", model, instance, exc_info=error)
+    return InternalError(f"model '{model}', instance '{instance}' failed: {type(error).__name__}: {error}")

@@ -1,14 +1,135 @@
-"""The first run, before an instance is called ready: zeros of the smallest legal shape.
+"""What an instance runs before it is called ready: the samples of model_warmup, or else zeros of the smallest shape.
 
-It pays for what frameworks do at their first run (memory, kernels). Whether zeros suit the model nobody knows, so its
-failure is logged and no more. Runs in a worker, while it loads.
+A sample runs as a client's batch would, through the backend's `execute`; no scheduler sees it, nobody counts it, its
+answers are dropped. One that fails fails the load, since it was asked for. The zeros only pay for what frameworks do at
+their first run (memory, kernels); whether they suit the model nobody knows, so their failure is logged and no more.
+Runs in a worker, while it loads.
 """
+
+import logging
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from shoal.datatypes import BYTES
-from shoal.model_config.signature import Signature, TensorSpec
+from shoal import log
+from shoal.datatypes import BOOL, BYTES
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError
+from shoal.model_config import files
+from shoal.model_config.messages import Config
+from shoal.model_config.signature import Signature, TensorSpec, reshaped
+from shoal.model_config.warmup import INPUT_DATA_FILE, NO_ID, RANDOM_DATA, samples
+from shoal.request import InferRequest, TensorRef, pack_request
+from shoal.workers.answers import Answers
+from shoal.workers.backends.backend import Backend, Model
+from shoal.workers.loop import as_shoal_error
+from shoal.workers.plans import Plans
+from shoal.workers.requests import Request, RequestReader
 from shoal.workers.tensors import Array
+
+_log = logging.getLogger(__name__)
+
+#: In a model's directory; Triton's.
+DIRECTORY = "warmup"
+#: Largest file of strings, whose size no shape tells (ours: what --http-max-input-size allows in a request by default).
+MAX_STRINGS_BYTES = 64 << 20
+
+
+def warm_up(backend: Backend, model: Model, signature: Signature) -> None:
+    """Run all samples of a model that is loaded; they have passed the checks of `shoal.model_config.warmup`.
+
+    Raises InvalidArgumentError with Triton's sentences, InternalError for a file that cannot be read.
+    """
+    plans = Plans(signature)
+    for sample in samples(model.config):
+        name, batch_size = sample["name"], sample["batch_size"]
+        # Before there are any: a number in a file must not decide how many are made.
+        if batch_size > max(1, signature.max_batch_size):
+            raise _failed(
+                name,
+                [f"batch size {batch_size} for '{model.instance_name}', max allowed is {signature.max_batch_size}"],
+            )
+        requests = _requests(sample, model, signature)
+        for iteration in range(1, max(1, sample["count"]) + 1):
+            _log.log(
+                log.verbose(1), "model '%s' instance %s is running warmup sample '%s' for iteration %d",
+                model.name, model.instance_name, name, iteration,
+            )  # fmt: skip
+            errors = _run(backend, requests, Answers(len(requests), plans), model)
+            if errors:
+                raise _failed(name, list(dict.fromkeys(map(str, errors))))
+
+
+def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: Model) -> Sequence[ShoalError]:
+    try:
+        backend.execute(requests, answers)
+    except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is why it cannot be loaded
+        answers.fail_all(as_shoal_error(error, model.name, model.instance_name))
+    return answers.errors
+
+
+def _failed(sample: str, sentences: Sequence[str]) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"failed to run warmup sample '{sample}': " + "".join(f"{each}; " for each in sentences)
+    )
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def _requests(sample: Config, model: Model, signature: Signature) -> list[Request]:
+    """One batch: `batch_size` requests of one row each, all of the same data."""
+    body, tensors = bytearray(), list[TensorRef]()
+    leading = (1,) if signature.max_batch_size > 0 else ()
+    for name, given in sample["inputs"].items():
+        spec = signature.inputs[name]
+        shape = tuple(given["dims"]) if spec.reshape is None else reshaped(given["dims"], spec.dims, spec.reshape)
+        data = _data(given, spec, model)
+        body += bytes(-len(body) % 64)
+        tensors.append(TensorRef(name, spec.datatype.wire, leading + shape, len(body), len(data)))
+        body += data
+    block, header = memoryview(body).toreadonly(), pack_request(InferRequest("", tuple(tensors), (), {}))
+    reader = RequestReader(signature)
+    return [reader.open(position, block, header) for position in range(sample["batch_size"])]
+
+
+def _data(given: Config, spec: TensorSpec, model: Model) -> bytes:
+    # Zeros of a string are the four bytes of its length: it is empty.
+    nbytes = math.prod(given["dims"]) * (spec.datatype.itemsize or 4)
+    if INPUT_DATA_FILE in given:
+        return _read(given[INPUT_DATA_FILE], spec, nbytes, model)
+    if RANDOM_DATA not in given or spec.datatype is BYTES:
+        return bytes(nbytes)
+    # The same numbers at every load, so that a sample which fails does so again.
+    data = np.random.default_rng(0).bytes(nbytes)
+    return bytes(np.frombuffer(data, np.uint8) & 1) if spec.datatype is BOOL else data
+
+
+def _read(filename: str, spec: TensorSpec, nbytes: int, model: Model) -> bytes:
+    """The data of one input; what a file has beyond its `nbytes` is left alone, as in Triton."""
+    directory = Path(os.path.realpath(Path(model.version_dir).parent / DIRECTORY))
+    path = Path(os.path.realpath(directory / filename))
+    what = f"warmup data file '{filename}' for input '{spec.name}' in model '{model.name}'"
+    if directory not in path.parents:
+        raise InvalidArgumentError(f"{what} is outside directory '{DIRECTORY}' of the model")
+    is_strings = spec.datatype is BYTES
+    try:
+        data = files.read(path, MAX_STRINGS_BYTES + 1 if is_strings else nbytes)
+    except OSError as error:
+        raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from error
+    if is_strings and len(data) > MAX_STRINGS_BYTES:
+        raise InvalidArgumentError(f"{what} is larger than {MAX_STRINGS_BYTES} bytes; a sample needs fewer strings")
+    if not is_strings and len(data) < nbytes:  # the missing blank is Triton's
+        raise InvalidArgumentError(
+            f"{NO_ID}warmup setting expects {nbytes} bytes, but the data provided from {filename}only has {len(data)} "
+            "bytes"
+        )
+    return data
+
+
+# -- zeros ------------------------------------------------------------------------------------------------------------
 
 
 def smallest_inputs(signature: Signature) -> dict[str, Array] | None:

@@ -1,4 +1,4 @@
-"""Entry of a worker process, one model instance: join, pin, load, map the memory, loop.
+"""Entry of a worker process, one model instance: join, pin, load, warm up, map the memory, loop.
 
 Forked by a zygote, or exec'd as `python -m shoal.workers.worker`; everything it needs comes over the control socket.
 It exits 0 when it is told to stop or has told why it cannot load, and at once when the supervisor is gone.
@@ -23,6 +23,7 @@ from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
 from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.warmup import warm_up
 
 # Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
 _log = logging.getLogger("shoal.workers.worker")
@@ -78,7 +79,7 @@ def pin(instance_name: str, device: Device) -> None:
 
 
 def load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Signature] | None:
-    """Load what `order` says; None where the supervisor says stop meanwhile. Raises what goes wrong."""
+    """Load and warm up what `order` says; None where the supervisor says stop meanwhile. Raises what goes wrong."""
     config = order["config"]
     backend = backends.create(config["backend"])
     if not order["final"]:
@@ -88,8 +89,11 @@ def load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Sig
         if final is None:
             return None
         config = final[0]["config"]
-    backend.load(_model(order, config), device)
-    return backend, Signature.from_config(config)
+    model = _model(order, config)
+    backend.load(model, device)
+    signature = Signature.from_config(config)
+    warm_up(backend, model, signature)
+    return backend, signature
 
 
 def _load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Signature] | None:

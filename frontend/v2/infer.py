@@ -25,7 +25,8 @@ from shoal.frontend.v2.classification import classify
 from shoal.frontend.v2.json_tensors import checked_num_elements, decode_data, encode_data
 from shoal.frontend.v2.raw_request import parse_raw_request
 from shoal.frontend.v2.shared_memory import client_shm_disabled
-from shoal.frontend.v2.validation import ParsedInput, PreparedInput, log_prefix, reshaped, validate
+from shoal.frontend.v2.validation import ParsedInput, PreparedInput, log_prefix, validate
+from shoal.model_config.signature import reshaped
 from shoal.request import InferRequest, InferResponse, Parameters, TensorRef, pack_request
 from shoal.shm.layout import pack_span
 

@@ -12,7 +12,7 @@ from shoal.datatypes import BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.read_json import MAX_INT64
 from shoal.frontend.v2.binary_data import check_bytes_elements
-from shoal.model_config.signature import Signature, TensorSpec
+from shoal.model_config.signature import Signature, TensorSpec, reshaped
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -173,12 +173,6 @@ def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Data
         problem = check_bytes_elements(each.data, num_elements, each.name, model)
         if problem is not None:
             raise InvalidArgumentError(log_prefix(request_id) + problem)
-
-
-def reshaped(shape: Sequence[int], dims: Sequence[int], reshape: Sequence[int]) -> tuple[int, ...]:
-    """`shape`, which fits `dims`, as `reshape` has it: its -1 take the sizes of those of `dims`, in order."""
-    variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
-    return tuple(next(variable) if dim == -1 else dim for dim in reshape)
 
 
 def _shape_key(signature: Signature, inputs: Sequence[ParsedInput], variable: dict[str, tuple[int, ...]]) -> int:

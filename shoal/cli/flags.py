@@ -121,7 +121,7 @@ MODELS = (
     ),
     honour("repository-poll-secs", integer(1), "seconds between two looks at the repositories in mode poll"),
     honour("load-model", TEXT, "model loaded at start in mode explicit; repeat it for several, * for all"),
-    refuse("model-config-name", ANY_TEXT, "", "choosing among several configurations of a model is"),
+    honour("model-config-name", ANY_TEXT, "a model's configuration is its configs/NAME.pbtxt, where it has one"),
     honour("model-load-thread-count", integer(1), "models loaded at once"),
     honour("model-load-timeout-secs", integer(1), "seconds for one instance to load and warm up"),
     honour(

@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Callable, Iterator
 
 from shoal.errors import InvalidArgumentError
-from shoal.model_config import execution_timeout, scaling
+from shoal.model_config import execution_timeout, scaling, warmup
 from shoal.model_config.backends import disagreements
 from shoal.model_config.messages import Config
 from shoal.model_config.scaling import MAX_INSTANCES
@@ -48,6 +48,18 @@ def labels(config: Config) -> Iterator[str]:
                 f"label file path '{path}' for output '{output['name']}' in model '{config['name']}' "
                 "is outside model directory"
             )
+
+
+def warmup_files(config: Config) -> Iterator[str]:
+    """input_data_file names something inside the model's directory of such files."""
+    for sample in config["model_warmup"]:
+        for name, given in sample["inputs"].items():
+            path = given.get(warmup.INPUT_DATA_FILE)
+            if path is not None and not is_inside(path):
+                yield (
+                    f"warmup data file '{path}' for input '{name}' in model '{config['name']}' is outside directory "
+                    "'warmup' of the model"
+                )
 
 
 def is_inside(path: str) -> bool:
@@ -105,6 +117,9 @@ def instance_groups(config: Config) -> Iterator[str]:
             yield f"{which} has count {group['count']}, must be a positive number of instances"
         if group["kind"] in ("KIND_CPU", "KIND_MODEL") and group["gpus"]:
             yield f"{which} has kind {group['kind']} but specifies one or more GPUs"
+        which += f" and platform {config['platform']}"
+        if group["profile"] and config["platform"] != "tensorrt_plan":  # the missing blank is Triton's
+            yield f"{which}specifies profile field which is only supported for TensorRT models"
         for profile in group["profile"]:
             if not (profile.isascii() and profile.isdigit()):
                 yield (
@@ -127,10 +142,10 @@ def _too_long(name: str, field: str, microseconds: int) -> Iterator[str]:
 
 #: What needs no auto-complete, and must hold before a process is started for the model.
 _UNFINISHED: tuple[Rule, ...] = (
-    disagreements, file_names, delay_and_order, queue_policies, instance_groups, execution_timeout.faults,
+    disagreements, file_names, warmup_files, delay_and_order, queue_policies, instance_groups, execution_timeout.faults,
     scaling.faults,
 )  # fmt: skip
-_FINISHED: tuple[Rule, ...] = (*_UNFINISHED, batch_size, tensors, labels, preferred_sizes)
+_FINISHED: tuple[Rule, ...] = (*_UNFINISHED, batch_size, tensors, labels, preferred_sizes, warmup.faults)
 
 
 def check_unfinished(config: Config) -> None:

@@ -1,7 +1,8 @@
 """The front door: a model directory to the configuration everything else works with, in two steps.
 
-`read_config` first; where `needs_autocomplete` says so, a worker looks into the model file; then `finish_config`.
-Runs in the supervisor only. A configuration that fails leaves nothing behind and touches no other model.
+`read_config` first, or, where the configuration comes with a request, `parse_override` and `prepare_config`. Where
+`needs_autocomplete` says so, a worker looks into the model file; then `finish_config`. Runs in the supervisor only. A
+configuration that fails leaves nothing behind and touches no other model.
 """
 
 import os
@@ -17,24 +18,40 @@ from shoal.model_config.normalise import normalise, place
 from shoal.model_config.support import check_support
 
 CONFIG_FILENAME = "config.pbtxt"
+#: Where --model-config-name looks first.
+CONFIGS_DIRECTORY = "configs"
 
 
-def read_config(model_dir: Path, *, strict: bool = False) -> Config:
-    """The configuration in `model_dir`, or an empty one, with the defaults that need no look into the model.
+def read_config(model_dir: Path, *, name: str = "", strict: bool = False, config_name: str = "") -> Config:
+    """The configuration in `model_dir`, or an empty one, as `prepare_config` has it.
+
+    `name` is the model's, where the directory bears another. `config_name` is Triton's --model-config-name:
+    configs/NAME.pbtxt is the configuration where it is there, and config.pbtxt where not. Raises like `prepare_config`.
+    """
+    path = _config_path(model_dir, config_name)
+    # lexists: a link that points nowhere is a mistake to report, not a model without a configuration.
+    text = pbtxt.read(path) if os.path.lexists(path) else ""
+    return prepare_config(_named(pbtxt.parse(text, path), name or model_dir.name), model_dir, strict=strict)
+
+
+def parse_override(text: str, model_name: str) -> Config:
+    """The configuration that came with a request to load a model, a ModelConfig in JSON; for `prepare_config`.
+
+    Raises InvalidArgumentError with Triton's beginning.
+    """
+    try:
+        config = pbtxt.parse_json(text)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"Invalid config override: {error}") from error
+    return _named(config, model_name)
+
+
+def prepare_config(config: Config, model_dir: Path, *, strict: bool = False) -> Config:
+    """A configuration as written, its name settled, with the defaults that need no look into the model's file.
 
     `strict` is Triton's --disable-auto-complete-config: the backend is not guessed. Raises InvalidArgumentError and
     UnsupportedError for what is wrong already, before any process is started for the model.
     """
-    path = model_dir / CONFIG_FILENAME
-    # lexists: a link that points nowhere is a mistake to report, not a model without a configuration.
-    text = pbtxt.read(path) if os.path.lexists(path) else ""
-    config = pbtxt.parse(text, path)
-    config["name"] = config["name"] or model_dir.name
-    if config["name"] != model_dir.name:
-        raise InvalidArgumentError(
-            f"unexpected directory name '{model_dir.name}' for model '{config['name']}', "
-            "directory name must equal model name"
-        )
     if not strict and not backends.has_backend(config):
         config = backends.detect(config, _first_directory(model_dir))
     config = normalise(config)
@@ -50,7 +67,7 @@ def finish_config(
     gpus: Sequence[int] = (),
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
 ) -> Config:
-    """What `read_config` returned, complete and checked; `model_io` is None where nothing was to be completed.
+    """What `prepare_config` returned, complete and checked; `model_io` is None where nothing was to be completed.
 
     `gpus` are the server's: they decide KIND_AUTO and the default counts. Raises InvalidArgumentError.
     """
@@ -58,6 +75,20 @@ def finish_config(
         config = complete_onnxruntime(config, model_io, default_max_batch_size)
     config = place(normalise(config), gpus)
     check(config)
+    return pbtxt.in_order(config)
+
+
+def _config_path(model_dir: Path, config_name: str) -> Path:
+    named = model_dir / CONFIGS_DIRECTORY / f"{config_name}.pbtxt"
+    return named if config_name and os.path.lexists(named) else model_dir / CONFIG_FILENAME
+
+
+def _named(config: Config, name: str) -> Config:
+    config["name"] = config["name"] or name
+    if config["name"] != name:
+        raise InvalidArgumentError(
+            f"unexpected directory name '{name}' for model '{config['name']}', directory name must equal model name"
+        )
     return config
 
 

@@ -1,4 +1,4 @@
-"""config.pbtxt: the bounded read, protobuf's text format, and the ModelConfig message as Triton's JSON prints it.
+"""config.pbtxt and its JSON form: read into the ModelConfig message, and that message as Triton's JSON prints it.
 
 The only module that imports protobuf (0.1 s), and only the supervisor imports it. The message is the one tritonclient
 ships, loaded by its file: `import tritonclient.grpc` would need grpcio, which Shoal's base installation lacks. Both
@@ -8,20 +8,20 @@ ways of loading share protobuf's one descriptor pool, so either may come first.
 import difflib
 import functools
 import importlib.util
-import os
+import json
 import re
-import stat
 import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from google.protobuf import descriptor_pool, text_format
+from google.protobuf import descriptor_pool, json_format, text_format
 from google.protobuf.message import Message
 
 from shoal.errors import InternalError, InvalidArgumentError
+from shoal.model_config import files
 from shoal.model_config.messages import Config
 
-#: Largest config.pbtxt that is read (ours: the largest of Triton's examples has 20 KiB).
+#: Largest configuration that is read (ours: the largest of Triton's examples has 20 KiB).
 MAX_BYTES = 1 << 20
 
 #: A FieldDescriptor: protobuf's C and Python implementations have one each, and no class in common.
@@ -34,14 +34,10 @@ _UNKNOWN = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) (?
 def read(path: Path) -> str:
     """The text of a config.pbtxt.
 
-    Raises InvalidArgumentError for all that is no regular file of at most MAX_BYTES in UTF-8: a FIFO would block the
-    supervisor for good, and a link to a device would never end.
+    Raises InvalidArgumentError for all that is no regular file of at most MAX_BYTES in UTF-8.
     """
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _unreadable(path, "it is not a regular file; put a text file in its place")
-            data = file.read(MAX_BYTES + 1)
+        data = files.read(path, MAX_BYTES + 1)
     except OSError as error:
         raise _unreadable(path, f"{error.strerror}; put a text file there that the server's user can read") from error
     if len(data) > MAX_BYTES:
@@ -73,6 +69,25 @@ def parse(text: str, path: Path) -> Config:
         raise _unreadable(path, str(error)) from error
 
 
+def parse_json(text: str) -> Config:
+    """`text`, a ModelConfig in JSON, as a configuration.
+
+    As Triton reads it: names in snake_case or camelCase, unknown ones refused, 64-bit integers as numbers or strings,
+    enums by name in any case or by number. Raises InvalidArgumentError; its sentence is the reason alone.
+    """
+    if len(text) > MAX_BYTES:
+        raise InvalidArgumentError(f"it is larger than {MAX_BYTES} bytes; a model configuration is a short text")
+    message = new_message()
+    try:
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise InvalidArgumentError("it is not a JSON object")
+        json_format.ParseDict(_spelled(fields, message.DESCRIPTOR), message)
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(str(error)) from error
+    return to_config(message)
+
+
 def to_config(message: Message) -> Config:
     """The JSON form of `message`, with 64-bit integers as numbers and maps sorted by key.
 
@@ -84,6 +99,16 @@ def to_config(message: Message) -> Config:
         for field in message.DESCRIPTOR.fields
         if not field.has_presence or message.HasField(field.name)
     }
+
+
+def in_order(config: Config) -> Config:
+    """`config` with its fields, and those of its optimization, in the messages' order: so Triton prints them."""
+    fields: dict[str, _Field] = dict(new_message().DESCRIPTOR.fields_by_name)
+    ordered = {name: config[name] for name in fields if name in config}
+    if "optimization" in config:
+        given, known = config["optimization"], fields["optimization"].message_type.fields_by_name
+        ordered["optimization"] = {name: given[name] for name in known if name in given}
+    return ordered
 
 
 def new_message() -> Message:
@@ -114,6 +139,26 @@ def _single(value: Any, field: _Field) -> Any:
     return value
 
 
+def _spelled(fields: dict[str, Any], descriptor: Any) -> dict[str, Any]:
+    """JSON `fields` with the names of enums as the message has them: KIND_CPU for kind_cpu and kind-cpu."""
+    known = {**descriptor.fields_by_camelcase_name, **descriptor.fields_by_name}
+    # What is not known is left to the parser, which refuses it with a better sentence.
+    return {name: _spelled_value(value, known[name]) if name in known else value for name, value in fields.items()}
+
+
+def _spelled_value(value: Any, field: _Field) -> Any:
+    kind = field.message_type
+    if isinstance(value, list):
+        return [_spelled_value(element, field) for element in value]
+    if field.enum_type is not None and isinstance(value, str):
+        return value.upper().replace("-", "_")
+    if kind is None or not isinstance(value, dict):
+        return value
+    if kind.GetOptions().map_entry:
+        return {key: _spelled_value(element, kind.fields_by_name["value"]) for key, element in value.items()}
+    return _spelled(value, kind)
+
+
 @functools.cache
 def _messages() -> Any:
     """tritonclient's generated module, under a private name so that nobody takes it for the package's own."""
@@ -128,10 +173,6 @@ def _messages() -> Any:
     spec.loader.exec_module(module)
     sys.modules[_MESSAGES] = module
     return module
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _advice(reason: str) -> str:

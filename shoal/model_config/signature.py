@@ -44,6 +44,12 @@ class Signature:
         )
 
 
+def reshaped(shape: Sequence[int], dims: Sequence[int], reshape: Sequence[int]) -> tuple[int, ...]:
+    """`shape`, which fits `dims`, as `reshape` has it: its -1 take the sizes of those of `dims`, in order."""
+    variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
+    return tuple(next(variable) if dim == -1 else dim for dim in reshape)
+
+
 def _specs(tensors: Sequence[Config]) -> dict[str, TensorSpec]:
     return {tensor["name"]: _spec(tensor) for tensor in tensors}
 

@@ -1,13 +1,14 @@
 """What Triton's configuration can ask for and this version does not do: refused by the field's name, never ignored.
 
-One table: where the field is, when its value asks for something, and what to do about it. A feature that arrives takes
-its row away. Pure.
+One table says where the field is, when its value asks for something, and what to do about it; a feature that arrives
+takes its row away. A second one says which fields change no answer, and why. All others take effect: a test holds the
+two tables and the effects against every field that there is. Pure.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from shoal.errors import UnsupportedError
+from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config.messages import Config
 
 #: The backends there are, in the order in which they are named to a user.
@@ -39,7 +40,7 @@ _NO_ORDERING = "answers are sent as soon as they are ready; remove the field"
 _NO_RAGGED = "requests of different shapes are not put into one batch; remove the field, they will run one by one"
 _NO_GENERATED = "inputs and outputs made from the batch itself are not served"
 _TENSORRT_ONLY = "shape tensors are only supported for TensorRT platform"
-_NO_SHARING = "instances share nothing that would have to be limited; remove the field"
+_LINEAR_ONLY = "Non-linear IO format is only supported for the TensorRT platform"
 _NO_CUSTOM_CODE = "libraries of C or C++ code are not loaded"
 
 FEATURES = (
@@ -54,16 +55,13 @@ FEATURES = (
     Unsupported("input[].allow_ragged_batch", bool, _NO_RAGGED),
     Unsupported("input[].is_shape_tensor", bool, _TENSORRT_ONLY),
     Unsupported("output[].is_shape_tensor", bool, _TENSORRT_ONLY),
-    Unsupported("input[].is_non_linear_format_io", bool, "only TensorRT has non-linear formats; remove the field"),
-    Unsupported("output[].is_non_linear_format_io", bool, "only TensorRT has non-linear formats; remove the field"),
+    Unsupported("input[].is_non_linear_format_io", bool, _LINEAR_ONLY),
+    Unsupported("output[].is_non_linear_format_io", bool, _LINEAR_ONLY),
     Unsupported("batch_input", bool, _NO_GENERATED),
     Unsupported("batch_output", bool, _NO_GENERATED),
     Unsupported("instance_group[].kind", _is("KIND_MODEL"), "instance_group kind KIND_MODEL not supported"),
-    Unsupported("instance_group[].rate_limiter.resources", bool, _NO_SHARING),
-    Unsupported("instance_group[].host_policy", bool, "instances are pinned to cores by the server; remove the field"),
     Unsupported("instance_group[].passive", bool, "every instance serves requests; remove the group"),
     Unsupported("instance_group[].secondary_devices", bool, "no backend uses a second device; remove the field"),
-    Unsupported("model_warmup", bool, "samples are not run before a model is ready; remove the field"),
     Unsupported("model_transaction_policy.decoupled", bool, "every request gets exactly one response"),
     Unsupported("model_operations.op_library_filename", bool, _NO_CUSTOM_CODE),
     Unsupported("parameters.TRITON_BATCH_STRATEGY_PATH", _is_set, _NO_CUSTOM_CODE),
@@ -73,21 +71,43 @@ FEATURES = (
 )  # fmt: skip
 
 
+_GPU_HINT = "a hint that makes work on a GPU faster; results are the same without it"
+_NO_RATE_LIMIT = "without --rate-limit=execution_count, which is refused, Triton ignores it, too"
+
+#: Fields that are taken as they are and do nothing: where they are, with all that is beneath, and why that is harmless.
+HARMLESS = {
+    "input[].format": "it tells people how an image is laid out; Triton computes nothing from it either",
+    "optimization.priority": "a hint; instances are processes of their own, which the kernel treats alike",
+    "optimization.cuda": _GPU_HINT,
+    "optimization.input_pinned_memory": _GPU_HINT,
+    "optimization.output_pinned_memory": _GPU_HINT,
+    "optimization.gather_kernel_buffer_threshold": _GPU_HINT,
+    "optimization.eager_batching": "a hint; a batch is gathered when it is executed",
+    "dynamic_batching.default_priority_level": "it means nothing without 'priority_levels', which is refused",
+    "instance_group[].rate_limiter": _NO_RATE_LIMIT,
+    "instance_group[].host_policy": "it names a --host-policy, which is refused; Triton ignores a name nobody defined",
+    "cc_model_filenames": "it chooses by the GPU of an instance; without one, the default file is Triton's choice, too",
+}
+
+
 def check_support(config: Config) -> None:
-    """Raises UnsupportedError for the first feature, backend or runtime that `config` asks for in vain."""
+    """Raises UnsupportedError for the first feature, backend or runtime that `config` asks for in vain.
+
+    A backend that nobody has is InvalidArgumentError, as in Triton.
+    """
     name, runtime = config["name"], config["runtime"]
     backend = config["backend"] or config["platform"]
     for feature in FEATURES:
         if any(feature.asks(value) for value in _values(config, feature.path)):
             raise UnsupportedError(f"model '{name}' sets '{feature.path}', which is not supported: {feature.reason}")
     if backend not in BACKENDS:
-        raise UnsupportedError(
-            f"model '{name}' asks for the backend '{backend}', which is not available; available are: "
-            f"{', '.join(BACKENDS)}"
+        raise InvalidArgumentError(
+            f"unable to find backend library for backend '{backend}', try specifying runtime on the model "
+            f"configuration. For model '{name}' there are: {', '.join(BACKENDS)}"
         )
     if runtime not in ("", f"libtriton_{backend}.so"):
         raise UnsupportedError(
-            f"model '{name}' asks for the runtime '{runtime}', but the backend '{backend}' is built in; "
+            f"unable to find backend library '{runtime}' for model '{name}': the backend '{backend}' is built in; "
             "remove 'runtime' from its configuration"
         )
 

@@ -47,6 +47,7 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
         ("--log-format iso8601", {"log_format": "ISO8601"}),
         ("--log-verbose=4", {"log_verbose": 4}),
         ("--disable-auto-complete-config", {"disable_auto_complete_config": True}),
+        ("--model-config-name=large", {"model_config_name": "large"}),
         ("--model-r b --model-s c --model-r=b", {"model_repository": (GOOD.model_repository[0], Path("b"), Path("c"))}),
         (
             "--model-control-mode=explicit --load-model=a --load-model=b --load-model=a",
@@ -147,7 +148,7 @@ def test_what_is_deprecated_earns_one_warning() -> None:
         "--sagemaker-thread-count=1", "--allow-vertex-ai", "--vertex-ai-port=1", "--vertex-ai-thread-count=1",
         "--vertex-ai-default-model=m", "--allow-client-shm=true",
         "--grpc-header-forward-pattern=x", "--reuse-http-port", "--reuse-grpc-port=true",
-        "--host-policy=cpu,numa-node=0", "--model-config-name=a",
+        "--host-policy=cpu,numa-node=0",
         "--metrics-config=summary_latencies=true",
     ],
 )  # fmt: skip

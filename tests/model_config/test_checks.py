@@ -17,7 +17,8 @@ TENSORS = (
 
 
 def unfinished(text: str, *, tensors: str = TENSORS) -> Config:
-    return normalise(pbtxt.parse(f'name: "m" backend: "identity" {tensors} {text}', Path("config.pbtxt")))
+    backend = "" if "backend:" in text else 'backend: "identity"'
+    return normalise(pbtxt.parse(f'name: "m" {backend} {tensors} {text}', Path("config.pbtxt")))
 
 
 def priorities(text: str, levels: int = 2) -> str:
@@ -31,7 +32,7 @@ def priorities(text: str, levels: int = 2) -> str:
         "max_batch_size: 8 dynamic_batching { preferred_batch_size: [1, 8] max_queue_delay_microseconds: 3600000000 }",
         "dynamic_batching { default_queue_policy { max_queue_size: 16 } }",
         "instance_group { kind: KIND_CPU count: 64 }",
-        'instance_group { kind: KIND_GPU gpus: [0, 1] count: 32 profile: "0" }',
+        "instance_group { kind: KIND_GPU gpus: [0, 1] count: 32 }",
         'default_model_filename: "sub/model.onnx" cc_model_filenames { key: "8.0" value: "a..b.onnx" }',
         priorities("priority_queue_policy { key: 2 value { default_timeout_microseconds: 5 } }", levels=64),
     ],
@@ -103,9 +104,18 @@ UNFINISHED = [
         "instance group m_1 of model m has kind KIND_MODEL but specifies one or more GPUs",
     ),
     (
-        'instance_group { profile: [ "0", "-1" ] }',
-        "instance group m_0 of model m specifies invalid profile -1. "
+        'instance_group { profile: "0" }',
+        "instance group m_0 of model m and platform specifies profile field which is only supported for TensorRT "
+        "models",
+    ),
+    (
+        'platform: "tensorrt_plan" backend: "tensorrt" instance_group { profile: [ "0", "-1" ] }',
+        "instance group m_0 of model m and platform tensorrt_plan specifies invalid profile -1. "
         "The field should contain the string representation of a non-negative integer.",
+    ),
+    (
+        'model_warmup { inputs { key: "X" value { input_data_file: "../1/x" } } }',
+        "warmup data file '../1/x' for input 'X' in model 'm' is outside directory 'warmup' of the model",
     ),
     (
         "instance_group [ { kind: KIND_CPU count: 64 }, { kind: KIND_AUTO } ]",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config import pbtxt
 from shoal.model_config.autocomplete import IOTensor, ModelIO, needs_autocomplete
-from shoal.model_config.load import finish_config, read_config
+from shoal.model_config.load import finish_config, parse_override, prepare_config, read_config
 from shoal.model_config.messages import Config
 
 MODEL_IO = ModelIO((IOTensor("X", "TYPE_FP32", (-1, 512)),), (IOTensor("Y", "TYPE_FP32", (-1, 10)),))
@@ -158,8 +158,9 @@ def test_preferred_sizes_may_wait_for_the_batch_size_that_auto_complete_finds(mo
         ),
         (
             'platform: "tensorrt_plan"',
-            UnsupportedError,
-            "model 'm' asks for the backend 'tensorrt', which is not available; available are: identity, onnxruntime",
+            InvalidArgumentError,
+            "unable to find backend library for backend 'tensorrt', try specifying runtime on the model configuration. "
+            "For model 'm' there are: identity, onnxruntime",
         ),
     ],
 )
@@ -193,6 +194,59 @@ def test_the_backend_is_looked_for_in_the_first_directory_by_name(model_dir: Pat
     (model_dir / "2" / "model.py").write_bytes(b"")
     (model_dir / "1" / "model.onnx").mkdir()
     assert read_config(model_dir)["backend"] == "onnxruntime"
+
+
+def test_a_directory_may_bear_another_name_where_the_models_is_told(model_dir: Path) -> None:
+    write(model_dir, 'backend: "identity"')
+    assert read_config(model_dir, name="n")["name"] == "n"
+    write(model_dir, 'name: "n" backend: "identity"')
+    assert read_config(model_dir, name="n")["name"] == "n"
+    with pytest.raises(
+        InvalidArgumentError, match=r"^unexpected directory name 'k' for model 'n', directory name must"
+    ):
+        read_config(model_dir, name="k")
+
+
+def test_a_configuration_may_be_chosen_by_name(model_dir: Path) -> None:
+    write(model_dir, 'backend: "identity" max_batch_size: 1')
+    (model_dir / "configs").mkdir()
+    (model_dir / "configs" / "large.pbtxt").write_text('backend: "identity" max_batch_size: 64')
+    chosen = {name: read_config(model_dir, config_name=name)["max_batch_size"] for name in ("large", "small", "")}
+    assert chosen == {"large": 64, "small": 1, "": 1}
+    (model_dir / "configs" / "small.pbtxt").symlink_to("moved.pbtxt")
+    with pytest.raises(InvalidArgumentError, match=r"small\.pbtxt: No such file or directory; "):
+        read_config(model_dir, config_name="small")
+
+
+def test_an_override_takes_the_place_of_the_file(model_dir: Path) -> None:
+    write(model_dir, "this is not read")
+    override = parse_override(
+        '{"backend": "identity", "maxBatchSize": "4", "instance_group": [{"kind": "kind_cpu"}]}', "n"
+    )
+    config = prepare_config(override, model_dir)
+    assert (config["name"], config["max_batch_size"]) == ("n", 4)
+    assert [(group["name"], group["kind"]) for group in config["instance_group"]] == [("n_0", "KIND_CPU")]
+
+
+def test_an_override_is_completed_from_the_files(model_dir: Path) -> None:
+    (model_dir / "1" / "model.onnx").write_bytes(b"")
+    assert prepare_config(parse_override("{}", "m"), model_dir)["backend"] == "onnxruntime"
+    with pytest.raises(InvalidArgumentError, match=r"^must specify 'platform' or 'backend' for 'm'$"):
+        prepare_config(parse_override("{}", "m"), model_dir, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "Invalid config override: Expecting value: line 1 column 1 (char 0)"),
+        ('{"kind": 1}', 'Invalid config override: Message type "inference.ModelConfig" has no field named "kind"'),
+        ('{"name": "n"}', "unexpected directory name 'm' for model 'n', directory name must equal model name"),
+    ],
+)
+def test_an_override_that_is_none(text: str, sentence: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_override(text, "m")
+    assert str(caught.value).startswith(sentence)
 
 
 def test_a_configuration_that_points_nowhere_is_a_fault_and_not_an_empty_one(model_dir: Path) -> None:

@@ -194,6 +194,81 @@ def test_hostile_text_is_refused(text: str) -> None:
         parse(text)
 
 
+def test_json_means_what_the_same_text_proto_means() -> None:
+    text = """
+        name: "m" platform: "onnxruntime_onnx" max_batch_size: 8
+        version_policy { specific { versions: [ 1, 3 ] } }
+        input { name: "X" data_type: TYPE_FP32 dims: [ -1, 4294967296 ] format: FORMAT_NCHW reshape { shape: [ ] } }
+        dynamic_batching {
+            max_queue_delay_microseconds: 9007199254740993
+            priority_queue_policy { key: 10 value { timeout_action: DELAY } }
+        }
+        instance_group { kind: KIND_CPU count: 2 }
+        parameters { key: "a" value { string_value: "b" } }
+        model_warmup { batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: 4 zero_data: true } } }
+    """
+    given = {
+        "name": "m",
+        "platform": "onnxruntime_onnx",
+        "maxBatchSize": 8,  # camelCase too
+        "version_policy": {"specific": {"versions": ["1", 3]}},  # 64 bits as text or number
+        "input": [
+            {
+                "name": "X",
+                "data_type": "type_fp32",  # enums in any case
+                "dims": [-1, "4294967296"],
+                "format": 2,  # or by number
+                "reshape": {"shape": []},
+            }
+        ],
+        "dynamic_batching": {
+            "max_queue_delay_microseconds": "9007199254740993",
+            "priority_queue_policy": {"10": {"timeout_action": "delay"}},
+        },
+        "instance_group": [{"kind": "kind-cpu", "count": 2}],
+        "parameters": {"a": {"string_value": "b"}},
+        "modelWarmup": [{"batch_size": 1, "inputs": {"X": {"dataType": "TYPE_FP32", "dims": [4], "zero_data": True}}}],
+        "metric_tags": None,
+    }
+    assert pbtxt.parse_json(json.dumps(given)) == parse(text)
+
+
+def test_fields_are_put_into_the_order_of_the_message() -> None:
+    config = parse("optimization { priority: PRIORITY_MAX input_pinned_memory { } } dynamic_batching { }")
+    shuffled = {**dict(reversed(config.items())), "optimization": dict(reversed(config["optimization"].items()))}
+    assert json.dumps(pbtxt.in_order(shuffled)) == json.dumps(config)
+
+
+def test_what_config_prints_is_read_back() -> None:
+    config = parse('name: "m" input { name: "X" dims: 3 } ensemble_scheduling { step { model_version: -1 } }')
+    assert pbtxt.parse_json(json.dumps(config)) == config
+    assert pbtxt.parse_json("{}") == parse("")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "Expecting value: line 1 column 1 (char 0)"),
+        ("[]", "it is not a JSON object"),
+        ('{"name": 7}', "Failed to parse name field: expected string or bytes-like object, got 'int'."),
+        ('{"inptu": []}', 'Message type "inference.ModelConfig" has no field named "inptu"'),
+        ('{"input": [{"data_type": "FP32"}]}', "Invalid enum value FP32 for enum type inference.DataType"),
+        ('{"input": [{"data_type": 99}]}', "'data_type' is 99, must be one of TYPE_BF16"),
+        ('{"max_batch_size": 1.5}', "Couldn't parse integer: 1.5"),
+        ('{"max_batch_size": true}', "Bool value True is not acceptable for integer field"),
+        ('{"input": {"name": "X"}}', "repeated field input must be in [] which is"),
+        ('{"parameters": []}', "Map field parameters must be in a dict which is []"),
+        ('{"dynamic_batching": {}, "sequence_batching": {}}', "should not have multiple"),
+        ("{" + " " * (1 << 20) + "}", "it is larger than 1048576 bytes; a model configuration is a short text"),
+        ('{"input": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
+    ],
+)
+def test_json_that_is_no_configuration_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        pbtxt.parse_json(text)
+    assert sentence in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shoal.datatypes import BYTES, FP32
 from shoal.model_config import pbtxt
-from shoal.model_config.signature import Signature, TensorSpec
+from shoal.model_config.signature import Signature, TensorSpec, reshaped
 
 
 def test_a_configuration_compiled() -> None:
@@ -38,3 +38,9 @@ def test_no_process_on_a_requests_path_pays_for_protobuf() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_reshaped_moves_the_variable_sizes_in_their_order() -> None:
+    assert reshaped((3, 5, 1, 7), (3, -1, 1, -1), (-1, 3, -1)) == (5, 3, 7)
+    assert reshaped((5, 3, 7), (-1, 3, -1), (3, -1, 1, -1)) == (3, 5, 1, 7)
+    assert reshaped((1,), (1,), ()) == ()

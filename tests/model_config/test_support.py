@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import UnsupportedError
+from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config import pbtxt
 from shoal.model_config.messages import Config
 from shoal.model_config.support import FEATURES, check_support
@@ -32,11 +32,8 @@ REFUSED = {
     "batch_input": "batch_input { kind: BATCH_ELEMENT_COUNT }",
     "batch_output": "batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE }",
     "instance_group[].kind": "instance_group { kind: KIND_MODEL }",
-    "instance_group[].rate_limiter.resources": 'instance_group { rate_limiter { resources { name: "R" count: 1 } } }',
-    "instance_group[].host_policy": 'instance_group { host_policy: "numa0" }',
     "instance_group[].passive": "instance_group { passive: true }",
     "instance_group[].secondary_devices": "instance_group { secondary_devices { device_id: 0 } }",
-    "model_warmup": 'model_warmup { name: "zeros" }',
     "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
     "model_operations.op_library_filename": 'model_operations { op_library_filename: "libops.so" }',
     "parameters.TRITON_BATCH_STRATEGY_PATH": (
@@ -69,7 +66,8 @@ def test_every_refused_configuration_has_its_row() -> None:
     [
         "dynamic_batching { default_queue_policy { max_queue_size: 16 } max_queue_delay_microseconds: 100 }",
         'input { name: "X" optional: true } output { name: "Y" label_filename: "labels.txt" }',
-        "instance_group { kind: KIND_CPU count: 2 rate_limiter { priority: 1 } }",
+        'instance_group { rate_limiter { priority: 1 resources { name: "R" count: 1 } } host_policy: "numa0" }',
+        'model_warmup { name: "zeros" batch_size: 1 inputs { key: "X" value { zero_data: true } } }',
         "response_cache {} model_transaction_policy {} model_operations {} model_repository_agents {}",
         'parameters { key: "intra_op_thread_count" value { string_value: "1" } } metric_tags { key: "a" value: "b" }',
         'runtime: "libtriton_identity.so"',
@@ -80,24 +78,29 @@ def test_what_is_served_passes(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "kind", "sentence"),
     [
         (
             'backend: "python"',
-            "model 'm' asks for the backend 'python', which is not available; available are: identity, onnxruntime",
+            InvalidArgumentError,
+            "unable to find backend library for backend 'python', try specifying runtime on the model configuration. "
+            "For model 'm' there are: identity, onnxruntime",
         ),
         (
             'platform: "ensemble"',
-            "model 'm' asks for the backend 'ensemble', which is not available; available are: identity, onnxruntime",
+            InvalidArgumentError,
+            "unable to find backend library for backend 'ensemble', try specifying runtime on the model configuration. "
+            "For model 'm' there are: identity, onnxruntime",
         ),
         (
             'backend: "onnxruntime" runtime: "model.py"',
-            "model 'm' asks for the runtime 'model.py', but the backend 'onnxruntime' is built in; "
+            UnsupportedError,
+            "unable to find backend library 'model.py' for model 'm': the backend 'onnxruntime' is built in; "
             "remove 'runtime' from its configuration",
         ),
     ],
 )
-def test_backends_and_runtimes_that_are_not_there(text: str, sentence: str) -> None:
-    with pytest.raises(UnsupportedError) as caught:
+def test_backends_and_runtimes_that_are_not_there(text: str, kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind) as caught:
         check_support(parsed(text))
     assert str(caught.value) == sentence

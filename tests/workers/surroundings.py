@@ -191,6 +191,7 @@ def model_config(
         "batch_input": [],
         "batch_output": [],
         "parameters": {key: {"string_value": value} for key, value in (parameters or {}).items()},
+        "model_warmup": [],
         **fields,
     }
 

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from shoal.errors import InvalidArgumentError
+from shoal.datatypes import FP32
+from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.model_config.signature import Signature
+from shoal.request import InferRequest, TensorRef, pack_request
+from shoal.workers.answers import Answers
+from shoal.workers.plans import Plans
+from shoal.workers.requests import RequestReader
 from shoal.workers.tensors import Array
 from tests.workers.surroundings import CONFIG, PAIR, STRINGS, Batcher, PerRequest, Returning, loop_of, rows, strings
 
@@ -156,3 +162,19 @@ def test_a_backend_may_answer_request_by_request(batcher: Batcher) -> None:
     assert (bad.status, bad.sentence) == (4, "this one is bad")
     assert last.outputs["OUTPUT0"].tolist() == [[4, 4, 4, 4]]
     assert len({first.ref, bad.ref, last.ref}) == 1
+
+
+def test_what_is_not_written_is_checked_all_the_same() -> None:
+    """As in a warm-up: no memory is at hand."""
+    body = memoryview(rows(1).tobytes())
+    header = pack_request(InferRequest("", (TensorRef("INPUT0", FP32.wire, (1, 4), 0, 16),), (), {}))
+    signature = Signature.from_config(CONFIG)
+    requests = [RequestReader(signature).open(position, body, header) for position in range(2)]
+    answers = Answers(2, Plans(signature))
+    assert answers.place(requests, {"OUTPUT0": (2, 4)})["OUTPUT0"].shape == (2, 4)
+    answers.add_batch(requests, {"OUTPUT0": rows(1, 2)})
+    assert not answers.errors
+    answers.add_batch(requests, {"OUTPUT0": rows(1)})
+    assert [type(error) for error in answers.errors] == [UnsupportedError]
+    answers.fail_all(InvalidArgumentError("all"))
+    assert [str(error)[-3:] for error in answers.errors] == ["t 1", "all"]

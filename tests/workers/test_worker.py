@@ -147,6 +147,18 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_worker_ends(worker: Super
     assert worker.end()[0] == 0
 
 
+def test_a_sample_that_fails_is_told_before_the_worker_says_that_it_has_loaded(worker: Supervised) -> None:
+    worker.receive()
+    samples = [{"name": "s", "batch_size": 9, "count": 1, "inputs": {}}]
+    worker.load({**identity(), "model_warmup": samples})
+    assert worker.receive() == {
+        "op": "failed",
+        "wire": 4,
+        "sentence": "failed to run warmup sample 's': batch size 9 for 'm_0_0', max allowed is 8; ",
+    }
+    assert worker.end()[0] == 0
+
+
 def test_an_unexpected_failure_is_internal_and_its_traceback_in_the_log(worker: Supervised) -> None:
     worker.receive()
     worker.load({"backend": "identity"})

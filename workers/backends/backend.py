@@ -54,7 +54,10 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, model: Model, device: Device) -> None:
-        """Get ready to execute, warm, and check the model against its configuration. Raises ShoalError."""
+        """Get ready to execute, and check the model against its configuration. Raises ShoalError.
+
+        Where the configuration has no samples to warm up with, a backend that profits from a first run has one here.
+        """
 
     @abstractmethod
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:

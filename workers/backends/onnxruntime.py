@@ -92,9 +92,10 @@ class OnnxruntimeBackend(BatchedBackend):
         self._needs_binding = any(spec.datatype is BF16 for spec in specs)
         if device.kind == "KIND_CPU":
             self._find_known_outputs(signature)
-        self._warm_up(model.instance_name)
+        if not model.config["model_warmup"]:
+            self._run_zeros(model.instance_name)
 
-    def _warm_up(self, instance_name: str) -> None:
+    def _run_zeros(self, instance_name: str) -> None:
         inputs = smallest_inputs(self._signature)
         if inputs is None:
             return

@@ -1,6 +1,7 @@
 """What config.pbtxt and --backend-config say about ONNX Runtime, read into one value and checked.
 
-Pure: knows the names of Triton's parameters and of ONNX Runtime's settings, imports neither. Runs in a worker.
+Pure: knows the names of Triton's parameters and of ONNX Runtime's settings, imports neither. Runs in a worker. Of
+--backend-config, enable-global-threadpool asks for nothing here: a process has one session, so its threads are global.
 """
 
 from collections.abc import Collection

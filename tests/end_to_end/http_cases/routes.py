@@ -267,6 +267,13 @@ IDENTITY_CONFIG = compact(
         ],
         "batch_input": [],
         "batch_output": [],
+        "optimization": {
+            "priority": "PRIORITY_DEFAULT",
+            "input_pinned_memory": {"enable": True},
+            "output_pinned_memory": {"enable": True},
+            "gather_kernel_buffer_threshold": 0,
+            "eager_batching": False,
+        },
         "instance_group": [
             {
                 "name": "versions_0",
@@ -284,13 +291,6 @@ IDENTITY_CONFIG = compact(
         "metric_tags": {},
         "parameters": {},
         "model_warmup": [],
-        "optimization": {
-            "input_pinned_memory": {"enable": True},
-            "output_pinned_memory": {"enable": True},
-            "priority": "PRIORITY_DEFAULT",
-            "gather_kernel_buffer_threshold": 0,
-            "eager_batching": False,
-        },
     }
 )
 CONFIG = [

@@ -8,7 +8,7 @@ import pytest
 from shoal.datatypes import BY_NAME, num_elements
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.state import ModelEntry
-from shoal.frontend.v2.validation import ParsedInput, reshaped, validate
+from shoal.frontend.v2.validation import ParsedInput, validate
 
 Make = Callable[..., ModelEntry]
 NOTE = (
@@ -208,7 +208,6 @@ def test_applies_reshape_after_the_batch_dimension(make_entry: Make) -> None:
     scalar: Any = [("A", "TYPE_FP32", [1], {"reshape": {"shape": []}})]
     assert validate(make_entry("m", 8, scalar).signature, "", [tensor("A", 2, 1)], []).inputs[0].shape == (2,)
     assert validate(make_entry("m", 0, scalar).signature, "", [tensor("A", 1)], []).inputs[0].shape == ()
-    assert reshaped((3, 5, 1, 7), (3, -1, 1, -1), (-1, 3, -1)) == (5, 3, 7)
 
 
 def test_the_shape_key_tells_apart_what_may_not_share_a_batch(make_entry: Make) -> None:

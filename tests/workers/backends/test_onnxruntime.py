@@ -15,6 +15,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.onnxruntime import OnnxruntimeBackend
 from shoal.workers.loop import Loop
+from shoal.workers.warmup import warm_up
 from tests.workers.surroundings import Batcher, model, model_config, strings, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))
@@ -194,6 +195,33 @@ def test_a_model_that_zeros_do_not_suit_loads(onnx_file: Any, caplog: pytest.Log
     backend = loaded(file, {**config, "output": [tensor_config("Y", "TYPE_FP32", [7])]})
     assert "the first run, on zeros, failed: onnx runtime error 1" in caplog.text
     assert backend.run({"X": np.zeros((1, 7), np.float32)})["Y"].shape == (1, 7)
+
+
+def test_a_model_with_samples_of_its_own_gets_no_zeros(onnx_file: Any, caplog: pytest.LogCaptureFixture) -> None:
+    file = onnx_file("Reshape", [("X", TensorProto.FLOAT, ["N", None])], [("Y", TensorProto.FLOAT, ["N", None])],
+                     [numpy_helper.from_array(np.array([-1, 7], np.int64), "S")])  # fmt: skip
+    caplog.set_level("INFO")
+    given = {"data_type": "TYPE_FP32", "dims": [7], "zero_data": True}
+    samples = [{"name": "s", "batch_size": 8, "count": 1, "inputs": {"X": given}}]
+    config = {
+        **one_to_one("TYPE_FP32", [-1]), "output": [tensor_config("Y", "TYPE_FP32", [7])], "model_warmup": samples,
+    }  # fmt: skip
+    backend = loaded(file, config)
+    warm_up(backend, model(config, file), Signature.from_config(config))
+    assert caplog.text == ""
+    given["dims"] = [5]
+    with pytest.raises(InvalidArgumentError, match=r"^failed to run warmup sample 's': onnx runtime error 1: .*; $"):
+        warm_up(backend, model(config, file), Signature.from_config(config))
+
+
+def test_samples_warm_what_is_computed_in_place_too(onnx_file: Any) -> None:
+    file = onnx_file("Neg", [("X", TensorProto.FLOAT, ["N", 40000])], [("Y", TensorProto.FLOAT, ["N", 40000])])
+    given = {"data_type": "TYPE_FP32", "dims": [40000], "random_data": True}
+    samples = [{"name": "s", "batch_size": 2, "count": 1, "inputs": {"X": given}}]
+    config = one_to_one("TYPE_FP32", [40000], model_warmup=samples)
+    backend = loaded(file, config)
+    assert backend.known_outputs(2) is not None
+    warm_up(backend, model(config, file), Signature.from_config(config))
 
 
 def test_an_initializer_may_be_left_out_or_given(onnx_file: Any) -> None:

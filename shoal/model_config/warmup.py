@@ -1,0 +1,82 @@
+"""What the samples of model_warmup must fulfil before a worker runs them: one rule of `checks`. Pure.
+
+Triton finds these faults while it makes a sample's requests, which pass the checks that a client's requests pass; hence
+the sentences. What lies in data files, and whether the model can run a sample, `workers/warmup.py` finds out.
+"""
+
+import math
+from collections.abc import Iterator
+
+from shoal.datatypes import BY_CONFIG_NAME, format_shape
+from shoal.model_config.messages import Config
+from shoal.model_config.signature import Signature, TensorSpec
+from shoal.options import MAX_OVERSIZE_BYTES
+
+#: Where the data of an input comes from: of these fields one is set.
+ZERO_DATA, RANDOM_DATA, INPUT_DATA_FILE = "zero_data", "random_data", "input_data_file"
+#: How Triton introduces a sentence about a request that has no id.
+NO_ID = "[request id: <id_unknown>] "
+
+
+def samples(config: Config) -> list[Config]:
+    """The samples that are run; of one whose batch_size is 0 Triton makes nothing."""
+    return [sample for sample in config["model_warmup"] if sample["batch_size"] > 0]
+
+
+def faults(config: Config) -> Iterator[str]:
+    """The rule. The configuration's inputs have been checked."""
+    signature = Signature.from_config(config)
+    for sample in samples(config):
+        yield from _sample(sample, signature)
+
+
+def _sample(sample: Config, signature: Signature) -> Iterator[str]:
+    model, inputs = signature.name, sample["inputs"]
+    for name, given in inputs.items():
+        if -1 in given["dims"]:
+            yield f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
+    for name, given in inputs.items():
+        if not given.keys() & {ZERO_DATA, RANDOM_DATA, INPUT_DATA_FILE}:
+            yield f"{NO_ID}warmup setting expects input '{name}' to have input_data_type set"
+    for name, given in inputs.items():
+        spec = signature.inputs.get(name)
+        if spec is None:
+            yield f"unexpected inference input '{name}' for model '{model}'"
+        else:
+            yield from _input(given, spec, signature)
+    missing = [spec.name for spec in signature.inputs.values() if not spec.optional and spec.name not in inputs]
+    if missing:
+        yield (
+            f"{NO_ID}expected {len(signature.inputs)} inputs but got {len(inputs)} inputs for model '{model}'. "
+            f"Got input(s) {_names(list(inputs))}, but missing required input(s) {_names(missing)}. "
+            "Please provide all required input(s)."
+        )
+
+
+def _input(given: Config, spec: TensorSpec, signature: Signature) -> Iterator[str]:
+    name, model, dims = spec.name, signature.name, tuple(given["dims"])
+    datatype = BY_CONFIG_NAME.get(given["data_type"])
+    if datatype is not spec.datatype:
+        came = "<invalid>" if datatype is None else datatype.name
+        yield (
+            f"{NO_ID}inference input '{name}' data-type is '{came}', but model '{model}' expects '{spec.datatype.name}'"
+        )
+    if len(dims) != len(spec.dims) or any(
+        dim < 0 or want not in (-1, dim) for dim, want in zip(dims, spec.dims, strict=True)
+    ):
+        # A request of one row where the model has a batch dimension.
+        expected, got = ((-1, *spec.dims), (1, *dims)) if signature.max_batch_size else (spec.dims, dims)
+        yield (
+            f"{NO_ID}unexpected shape for input '{name}' for model '{model}'. Expected {format_shape(expected)}, "
+            f"got {format_shape(got)}. "
+        )
+    nbytes = math.prod(dims) * (spec.datatype.itemsize or 4)
+    if nbytes > MAX_OVERSIZE_BYTES:
+        yield (
+            f"warmup sample's input '{name}' for model '{model}' takes {nbytes} bytes, more than the "
+            f"{MAX_OVERSIZE_BYTES} that a request may have; give it smaller dims"
+        )
+
+
+def _names(names: list[str]) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"

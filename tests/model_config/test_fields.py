@@ -1,0 +1,263 @@
+"""Every field of ModelConfig takes effect, is refused by its name, or is known to be harmless: none is just ignored."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.batcher.scheduling.scheduler import QueuedRequest, from_config
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config import pbtxt
+from shoal.model_config.load import finish_config, prepare_config
+from shoal.model_config.messages import Config
+from shoal.model_config.signature import Signature
+from shoal.model_config.support import FEATURES, HARMLESS
+from shoal.placement import place
+from shoal.repository.scan import model_file, wanted_versions
+from shoal.workers.backends.backend import Device
+from shoal.workers.backends.onnxruntime_options import CPU, CUDA, OPENVINO, TENSORRT, session_settings
+from shoal.workers.warmup import warm_up
+from tests.workers.surroundings import Returning, model
+
+#: Refused by `checks` before `support` is asked, since Triton refuses it there.
+CHECKED = {"instance_group[].profile": 'instance_group { profile: "0" }'}
+#: Taken up by a process whose tests hold it to it.
+ELSEWHERE = {"metric_tags.*": "tests/frontend/test_metrics.py"}
+
+BATCHING = "max_batch_size: 8 dynamic_batching"
+GPU = "instance_group { kind: KIND_GPU } optimization { execution_accelerators"
+OUTPUT = 'output { name: "Y" data_type: TYPE_FP32 dims: 2 }'
+
+
+def x(fields: str) -> str:
+    return f"input {{ {fields} }} {OUTPUT}"
+
+
+def y(fields: str) -> str:
+    return f'input {{ name: "X" data_type: TYPE_FP32 dims: 2 }} output {{ {fields} }}'
+
+
+def warm(fields: str, given: str = "data_type: TYPE_FP32 dims: 2 zero_data: true") -> str:
+    return f'max_batch_size: 4 model_warmup {{ {fields} inputs {{ key: "X" value {{ {given} }} }} }}'
+
+
+#: Field → two configurations that differ in it; `observed` must tell them apart.
+EFFECTS: dict[str, tuple[str, str]] = {
+    "name": ('name: "m"', 'name: "n"'),
+    "platform": ("", 'platform: "tensorrt_plan"'),
+    "backend": ('backend: "identity"', 'backend: "onnxruntime"'),
+    "runtime": ("", 'runtime: "model.py"'),
+    "version_policy.latest.num_versions": ("", "version_policy { latest { num_versions: 2 } }"),
+    "version_policy.all": ("", "version_policy { all { } }"),
+    "version_policy.specific.versions": ("", "version_policy { specific { versions: 1 } }"),
+    "max_batch_size": ("", "max_batch_size: 8"),
+    "input[].name": (x('name: "X" data_type: TYPE_FP32 dims: 2'), x('name: "Z" data_type: TYPE_FP32 dims: 2')),
+    "input[].data_type": (x('name: "X" data_type: TYPE_FP32 dims: 2'), x('name: "X" data_type: TYPE_FP16 dims: 2')),
+    "input[].dims": (x('name: "X" data_type: TYPE_FP32 dims: 2'), x('name: "X" data_type: TYPE_FP32 dims: 3')),
+    "input[].reshape.shape": (
+        x('name: "X" data_type: TYPE_FP32 dims: 2'),
+        x('name: "X" data_type: TYPE_FP32 dims: 2 reshape { shape: [ 1, 2 ] }'),
+    ),
+    "input[].optional": (
+        x('name: "X" data_type: TYPE_FP32 dims: 2'),
+        x('name: "X" data_type: TYPE_FP32 dims: 2 optional: true'),
+    ),
+    "output[].name": (y('name: "Y" data_type: TYPE_FP32 dims: 2'), y('name: "Z" data_type: TYPE_FP32 dims: 2')),
+    "output[].data_type": (y('name: "Y" data_type: TYPE_FP32 dims: 2'), y('name: "Y" data_type: TYPE_FP16 dims: 2')),
+    "output[].dims": (y('name: "Y" data_type: TYPE_FP32 dims: 2'), y('name: "Y" data_type: TYPE_FP32 dims: 3')),
+    "output[].reshape.shape": (
+        y('name: "Y" data_type: TYPE_FP32 dims: 2'),
+        y('name: "Y" data_type: TYPE_FP32 dims: 2 reshape { shape: [ 1, 2 ] }'),
+    ),
+    "output[].label_filename": (
+        y('name: "Y" data_type: TYPE_FP32 dims: 2'),
+        y('name: "Y" data_type: TYPE_FP32 dims: 2 label_filename: "labels.txt"'),
+    ),
+    "optimization.graph.level": ("", "optimization { graph { level: 2 } }"),
+    "optimization.execution_accelerators.gpu_execution_accelerator[].name": (
+        f'{GPU} {{ gpu_execution_accelerator {{ name: "cuda" }} }} }}',
+        f'{GPU} {{ gpu_execution_accelerator {{ name: "tensorrt" }} }} }}',
+    ),
+    "optimization.execution_accelerators.gpu_execution_accelerator[].parameters.*": (
+        f'{GPU} {{ gpu_execution_accelerator {{ name: "cuda" }} }} }}',
+        f'{GPU} {{ gpu_execution_accelerator {{ name: "cuda" parameters {{ key: "a" value: "b" }} }} }} }}',
+    ),
+    "optimization.execution_accelerators.cpu_execution_accelerator[].name": (
+        "",
+        'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }',
+    ),
+    "optimization.execution_accelerators.cpu_execution_accelerator[].parameters.*": (
+        'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }',
+        'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" '
+        'parameters { key: "a" value: "b" } } } }',
+    ),
+    "dynamic_batching.preferred_batch_size": (f"{BATCHING} {{ }}", f"{BATCHING} {{ preferred_batch_size: 2 }}"),
+    "dynamic_batching.max_queue_delay_microseconds": (
+        f"{BATCHING} {{ }}",
+        f"{BATCHING} {{ max_queue_delay_microseconds: 100 }}",
+    ),
+    "dynamic_batching.default_queue_policy.max_queue_size": (
+        f"{BATCHING} {{ }}",
+        f"{BATCHING} {{ default_queue_policy {{ max_queue_size: 3 }} }}",
+    ),
+    "instance_group[].name": ("instance_group { }", 'instance_group { name: "g" }'),
+    "instance_group[].kind": ("instance_group { kind: KIND_CPU }", "instance_group { kind: KIND_GPU }"),
+    "instance_group[].count": ("instance_group { count: 1 }", "instance_group { count: 3 }"),
+    "instance_group[].gpus": ("instance_group { kind: KIND_GPU }", "instance_group { kind: KIND_GPU gpus: 1 }"),
+    "default_model_filename": ("", 'default_model_filename: "other.onnx"'),
+    "parameters.*.string_value": ("", 'parameters { key: "intra_op_thread_count" value { string_value: "7" } }'),
+    "model_warmup[].name": (warm('batch_size: 9 name: "a"'), warm('batch_size: 9 name: "b"')),
+    "model_warmup[].batch_size": (warm("batch_size: 1"), warm("batch_size: 2")),
+    "model_warmup[].count": (warm("batch_size: 1"), warm("batch_size: 1 count: 2")),
+    "model_warmup[].inputs.*.data_type": (
+        warm("batch_size: 1"),
+        warm("batch_size: 1", "data_type: TYPE_INT8 dims: 2 zero_data: true"),
+    ),
+    "model_warmup[].inputs.*.dims": (
+        warm("batch_size: 1"),
+        warm("batch_size: 1", "data_type: TYPE_FP32 dims: 3 zero_data: true"),
+    ),
+    "model_warmup[].inputs.*.zero_data": (
+        warm("batch_size: 1"),
+        warm("batch_size: 1", "data_type: TYPE_FP32 dims: 2"),
+    ),
+    "model_warmup[].inputs.*.random_data": (
+        warm("batch_size: 1"),
+        warm("batch_size: 1", "data_type: TYPE_FP32 dims: 2 random_data: true"),
+    ),
+    "model_warmup[].inputs.*.input_data_file": (
+        warm("batch_size: 1"),
+        warm("batch_size: 1", 'data_type: TYPE_FP32 dims: 2 input_data_file: "numbers"'),
+    ),
+}
+
+
+def fields(descriptor: Any, prefix: str = "") -> Iterator[str]:
+    """The paths of all fields that hold a value, in the form of `support`; `*` stands for any key of a map."""
+    for field in descriptor.fields:
+        kind, path = field.message_type, prefix + field.name
+        if kind is not None and kind.GetOptions().map_entry:
+            path, kind = f"{path}.*", kind.fields_by_name["value"].message_type
+        elif kind is not None and field.is_repeated:
+            path += "[]"
+        if kind is None or not kind.fields:
+            yield path
+        else:
+            yield from fields(kind, f"{path}.")
+
+
+FIELDS = tuple(fields(pbtxt.new_message().DESCRIPTOR))
+
+
+def is_beneath(field: str, path: str) -> bool:
+    return field == path or field.startswith((f"{path}.", f"{path}[]"))
+
+
+def test_the_fields_are_found() -> None:
+    assert len(FIELDS) > 100
+    assert {"name", "version_policy.all", "input[].dims", "parameters.*.string_value"} <= set(FIELDS)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_has_one_fate(field: str) -> None:
+    takes_effect = field in EFFECTS or field in ELSEWHERE
+    is_harmless = any(is_beneath(field, path) for path in HARMLESS)
+    is_refused = field in CHECKED or any(is_beneath(field, feature.path) for feature in FEATURES)
+    # Of an enum that takes effect, a value may be refused.
+    assert [takes_effect, is_harmless, is_refused].count(True) == 1 + (field == "instance_group[].kind"), field
+
+
+def test_the_tables_name_only_fields_that_there_are() -> None:
+    keys_of_maps = {"parameters.TRITON_BATCH_STRATEGY_PATH"}
+    paths = {*EFFECTS, *ELSEWHERE, *HARMLESS, *CHECKED, *(feature.path for feature in FEATURES)} - keys_of_maps
+    assert [path for path in paths if not any(is_beneath(field, path) for field in FIELDS)] == []
+
+
+@pytest.mark.parametrize(("path", "test"), ELSEWHERE.items())
+def test_what_is_proved_elsewhere_is(path: str, test: str) -> None:
+    assert path.split(".", maxsplit=1)[0] in (Path(__file__).parents[2] / test).read_text()
+
+
+@pytest.mark.parametrize("text", CHECKED.values(), ids=CHECKED)
+def test_what_checks_refuse(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="profile"):
+        prepared(text, tmp_path)
+
+
+@pytest.mark.parametrize("field", EFFECTS)
+def test_a_field_takes_effect(field: str, tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "warmup").mkdir()
+    (tmp_path / "warmup" / "numbers").write_bytes(b"\1" * 8)
+    without, with_it = (observed(text, tmp_path) for text in EFFECTS[field])
+    assert without != with_it
+
+
+def prepared(text: str, model_dir: Path) -> Config:
+    """The configuration as the supervisor works it out on a machine with two GPUs, tensors and backend added."""
+    if "input {" not in text:
+        text += x('name: "X" data_type: TYPE_FP32 dims: 2')
+    if "backend:" not in text and "platform:" not in text:
+        text += 'backend: "onnxruntime"'
+    config = pbtxt.parse(text, model_dir / "config.pbtxt")
+    config["name"] = config["name"] or "m"
+    return finish_config(prepare_config(config, model_dir, strict=True), gpus=(0, 1))
+
+
+def observed(text: str, model_dir: Path) -> list[Any]:
+    """What the parts of the server make of a configuration; a sentence where it is refused."""
+    try:
+        config = prepared(text, model_dir)
+    except ShoalError as error:
+        return [str(error)]
+    signature = Signature.from_config(config)
+    placements = place(config, cores=(0, 1, 2, 3), num_gpus=2)
+    return [
+        signature,
+        placements,
+        wanted_versions((1, 2, 3), config["version_policy"], "m"),
+        session_settings(model(config), Device(placements[0].kind, 0, (0,)), (CPU, CUDA, TENSORRT, OPENVINO)),
+        file(config, model_dir),
+        scheduled(config),
+        warmed_up(config, signature, model_dir),
+    ]
+
+
+def file(config: Config, model_dir: Path) -> str:
+    try:
+        return str(model_file(model_dir / "1", config, "m_0"))
+    except UnavailableError as error:  # it is not there; which one is what is asked
+        return str(error)
+
+
+def scheduled(config: Config) -> list[object]:
+    """How five requests at once are executed by one instance, and when a sixth one alone."""
+    scheduler = from_config(config, 100)
+    told: list[object] = []
+    for key in range(5):
+        try:
+            scheduler.add(QueuedRequest(key, 1, 0, 0), 0)
+        except UnavailableError:
+            told.append("full")
+    scheduler.add_instance(1)
+    for now_ns in range(5):
+        batch = scheduler.take(now_ns)
+        told.append((batch and [request.key for request in batch.requests], scheduler.next_deadline_ns()))
+        scheduler.complete(1, now_ns, 1_000_000)
+    return told
+
+
+def warmed_up(config: Config, signature: Signature, model_dir: Path) -> list[object]:
+    batches: list[object] = []
+
+    def noted(inputs: dict[str, Any]) -> dict[str, Any]:
+        batches.append(inputs["X"].tobytes())
+        return {"Y": inputs["X"]}
+
+    try:
+        warm_up(Returning(noted), replace(model(config), version_dir=str(model_dir / "1")), signature)
+    except ShoalError as error:
+        batches.append(str(error))
+    return batches
