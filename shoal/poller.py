@@ -90,7 +90,8 @@ def main() -> int:
             Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)
             for place, slot in message["repositories"]
         ]
-        Poller(channel, Repositories(sources, strict=message["strict"])).run()
+        repositories = Repositories(sources, message["strict"], message["config_name"])
+        Poller(channel, repositories).run()
     except (EOFError, BrokenPipeError):
         return 0
     return 0

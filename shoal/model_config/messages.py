@@ -10,6 +10,27 @@ from typing import Any, TypeAlias
 #: A ModelConfig, or a message inside one, in its JSON form.
 Config: TypeAlias = dict[str, Any]
 
+#: The fields of ModelConfig and of its optimization, in the order in which Triton prints them.
+FIELDS = (
+    "name", "platform", "backend", "runtime", "version_policy", "max_batch_size", "input", "output", "batch_input",
+    "batch_output", "optimization", "dynamic_batching", "sequence_batching", "ensemble_scheduling", "instance_group",
+    "default_model_filename", "cc_model_filenames", "metric_tags", "parameters", "model_warmup", "model_operations",
+    "model_transaction_policy", "model_repository_agents", "response_cache", "model_metrics",
+)  # fmt: skip
+OPTIMIZATION_FIELDS = (
+    "graph", "priority", "cuda", "execution_accelerators", "input_pinned_memory", "output_pinned_memory",
+    "gather_kernel_buffer_threshold", "eager_batching",
+)  # fmt: skip
+
+
+def in_order(config: Config) -> Config:
+    """`config` with its fields, and those of its optimization, in the messages' order."""
+    ordered = {field: config[field] for field in FIELDS if field in config}
+    if "optimization" in config:
+        given = config["optimization"]
+        ordered["optimization"] = {field: given[field] for field in OPTIMIZATION_FIELDS if field in given}
+    return ordered
+
 
 def model_input(name: str, data_type: str, dims: Sequence[int]) -> Config:
     """A ModelInput of which only these three fields are set; `dims` is without the batch dimension."""

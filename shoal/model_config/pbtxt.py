@@ -101,16 +101,6 @@ def to_config(message: Message) -> Config:
     }
 
 
-def in_order(config: Config) -> Config:
-    """`config` with its fields, and those of its optimization, in the messages' order: so Triton prints them."""
-    fields: dict[str, _Field] = dict(new_message().DESCRIPTOR.fields_by_name)
-    ordered = {name: config[name] for name in fields if name in config}
-    if "optimization" in config:
-        given, known = config["optimization"], fields["optimization"].message_type.fields_by_name
-        ordered["optimization"] = {name: given[name] for name in known if name in given}
-    return ordered
-
-
 def new_message() -> Message:
     """An empty ModelConfig message."""
     message: Message = _messages().ModelConfig()

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import ShoalError
-from shoal.model_config.load import CONFIG_FILENAME, read_config
+from shoal.model_config.load import (
+    CONFIG_FILENAME,
+    CONFIGS_DIRECTORY,
+    parse_override,
+    prepare_config,
+    read_config,
+)
 from shoal.model_config.messages import Config
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.cloud_listing import CloudModel
@@ -25,9 +31,6 @@ from shoal.repository.scan import (
     version_directories,
     wanted_versions,
 )
-
-#: Beside config.pbtxt: configurations of other names.
-CONFIGS_DIRECTORY = "configs"
 
 
 class Override(NamedTuple):
@@ -46,6 +49,7 @@ class Repositories:
 
     sources: Sequence[Path | CloudRepository]
     strict: bool = False  # --disable-auto-complete-config
+    config_name: str = ""  # --model-config-name
 
     def scan(self) -> RepositoryScan:
         """Which models there are. Raises InvalidArgumentError for a repository that cannot be read."""
@@ -82,14 +86,21 @@ class Repositories:
                 source.forget(keep)
 
     def look_at(self, name: str, directory: Path, override: str | None = None) -> FoundModel:
-        """What is found in a model's directory; what is wrong with it becomes its error."""
+        """What is found in a model's directory; what is wrong with it becomes its error.
+
+        Raises InvalidArgumentError for an `override` that is no configuration of this model.
+        """
+        written = None if override is None else parse_override(override, name)
         versions: dict[int, FoundVersion] = {}
         config: Config = {}
         labels: dict[str, tuple[str, ...]] = {}
         error: ShoalError | None = None
         others_ns = 0
         try:
-            config = self._config(name, directory, override)
+            if written is None:
+                config = read_config(directory, name=name, strict=self.strict, config_name=self.config_name)
+            else:
+                config = prepare_config(written, directory, strict=self.strict)
             available = version_directories(directory)
             for number in wanted_versions(available, config["version_policy"], name):
                 versions[number] = FoundVersion(available[number], newest_ns(available[number]))
@@ -98,9 +109,6 @@ class Repositories:
         except ShoalError as refusal:
             error = refusal
         return FoundModel(name, directory, config, labels, versions, others_ns, error)
-
-    def _config(self, name: str, directory: Path, override: str | None) -> Config:
-        return read_config(directory, strict=self.strict)
 
 
 def newest_ns(path: Path) -> int:

@@ -115,6 +115,9 @@ class ModelControl:
             if model is None:
                 refused(InternalError(f"failed to load '{name}', failed to poll from model repository"))
                 return
+            if model.error is not None and config is not None:
+                refused(model.error)  # the request's fault, of which the model itself knows nothing
+                return
             try:
                 self._models.load(model, lambda error: refused(_in_words(model, error)) if error else question.answer())
             except ShoalError as error:

@@ -85,6 +85,7 @@ class Repository:
                     for place in options.model_repository
                 ],
                 "strict": options.disable_auto_complete_config,
+                "config_name": options.model_config_name,
             }
         )
         for order in self._orders.values():

@@ -16,8 +16,8 @@ from shoal import errors
 from shoal.control import Message
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
+from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
-from shoal.model_config.load import finish_config
 from shoal.model_config.messages import Config
 from shoal.model_config.normalise import place as place_groups
 from shoal.placement import Placement, place

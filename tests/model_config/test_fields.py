@@ -10,7 +10,8 @@ import pytest
 from shoal.batcher.scheduling.scheduler import QueuedRequest, from_config
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config import pbtxt
-from shoal.model_config.load import finish_config, prepare_config
+from shoal.model_config.finish import finish_config
+from shoal.model_config.load import prepare_config
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
 from shoal.model_config.support import FEATURES, HARMLESS

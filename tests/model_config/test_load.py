@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config import pbtxt
 from shoal.model_config.autocomplete import IOTensor, ModelIO, needs_autocomplete
-from shoal.model_config.load import finish_config, parse_override, prepare_config, read_config
+from shoal.model_config.finish import finish_config
+from shoal.model_config.load import parse_override, prepare_config, read_config
 from shoal.model_config.messages import Config
 
 MODEL_IO = ModelIO((IOTensor("X", "TYPE_FP32", (-1, 512)),), (IOTensor("Y", "TYPE_FP32", (-1, 10)),))

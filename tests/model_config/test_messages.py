@@ -1,5 +1,6 @@
-"""messages.py: the forms written by hand are those of the real messages."""
+"""messages.py: the forms written by hand are those of the real messages, and so is the order of their fields."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,13 @@ from shoal.model_config import messages, pbtxt
 )
 def test_a_form_equals_the_real_message(text: str, field: str, written: object) -> None:
     assert pbtxt.parse(text, Path("config.pbtxt"))[field] == written
+
+
+def test_fields_are_put_into_the_order_of_the_message() -> None:
+    fields = pbtxt.new_message().DESCRIPTOR.fields_by_name
+    assert tuple(fields) == messages.FIELDS
+    assert tuple(fields["optimization"].message_type.fields_by_name) == messages.OPTIMIZATION_FIELDS
+    text = "optimization { priority: PRIORITY_MAX input_pinned_memory { } } dynamic_batching { }"
+    config = pbtxt.parse(text, Path("config.pbtxt"))
+    shuffled = {**dict(reversed(config.items())), "optimization": dict(reversed(config["optimization"].items()))}
+    assert json.dumps(messages.in_order(shuffled)) == json.dumps(config)

@@ -233,12 +233,6 @@ def test_json_means_what_the_same_text_proto_means() -> None:
     assert pbtxt.parse_json(json.dumps(given)) == parse(text)
 
 
-def test_fields_are_put_into_the_order_of_the_message() -> None:
-    config = parse("optimization { priority: PRIORITY_MAX input_pinned_memory { } } dynamic_batching { }")
-    shuffled = {**dict(reversed(config.items())), "optimization": dict(reversed(config["optimization"].items()))}
-    assert json.dumps(pbtxt.in_order(shuffled)) == json.dumps(config)
-
-
 def test_what_config_prints_is_read_back() -> None:
     config = parse('name: "m" input { name: "X" dims: 3 } ensemble_scheduling { step { model_version: -1 } }')
     assert pbtxt.parse_json(json.dumps(config)) == config
