@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,8 @@ def test_a_form_equals_the_real_message(text: str, field: str, written: object) 
 
 
 def test_fields_are_put_into_the_order_of_the_message() -> None:
-    fields = pbtxt.new_message().DESCRIPTOR.fields_by_name
+    descriptor: Any = pbtxt.new_message().DESCRIPTOR
+    fields = descriptor.fields_by_name
     assert tuple(fields) == messages.FIELDS
     assert tuple(fields["optimization"].message_type.fields_by_name) == messages.OPTIMIZATION_FIELDS
     text = "optimization { priority: PRIORITY_MAX input_pinned_memory { } } dynamic_batching { }"
