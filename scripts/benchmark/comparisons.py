@@ -14,9 +14,9 @@ from enum import Enum
 
 from scripts.benchmark.company import Bodies, Crowd, raw
 from scripts.benchmark.peers import PEERS, Peer, launch_shoal
-from scripts.benchmark.workloads import IDENTITY_16, IDENTITY_IMAGE, WORKLOADS, Model, Request, v2_request
+from scripts.benchmark.workloads import DIGITS, IDENTITY_16, IDENTITY_IMAGE, WORKLOADS, Model, Request, v2_request
 
-NUM_MODELS, NUM_INSTANCES = 100, 8
+NUM_MODELS, NUM_INSTANCES = 200, 8
 NUM_GUESTS, NUM_LARGE_READERS = 1000, 50
 LARGE_BODY_BYTES = 60_000_000
 WORKLOAD = next(each for each in WORKLOADS if each.name == "binary-c10")
@@ -104,7 +104,7 @@ def _setting(
 
 _PLAIN = _setting("plain", "plain")
 _ALONE = _setting("plain", "plain", ())
-_MODELS = [replace(IDENTITY_16, name=f"{IDENTITY_16.name}_{number}") for number in range(1, NUM_MODELS)]
+_MODELS = [replace(DIGITS, name=f"{DIGITS.name}_{number}") for number in range(1, NUM_MODELS)]
 
 COMPARISONS = (
     Comparison(
@@ -112,7 +112,7 @@ COMPARISONS = (
         _PLAIN, _setting("idle", "with 1,000 idle connections", company=_idle), Figure.RATE, 0.85,
     ),
     Comparison(
-        "models", f"{NUM_MODELS} loaded models instead of 1; one of them is asked",
+        "models", f"{NUM_MODELS} loaded models instead of 1, the others in ONNX; the one is asked",
         _ALONE, _setting("models", f"{NUM_MODELS} models", _MODELS), Figure.RATE, 0.85,
     ),
     Comparison(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.benchmark.workloads import MLP, MLP_512, MLP_THREADS, Model
+from scripts.benchmark.workloads import MLP_THREADS, Model
 
 TRITON_MODEL = Path(__file__).parent / "served" / "triton_model.py"
 
@@ -30,7 +30,7 @@ def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), nu
     """A repository with this model and `others` beside it, each with so many instances; the folder of it."""
     repository = folder / "-".join(["shoal", model.name, str(len(others)), str(num_instances)])
     for each in (model, *others):
-        backend, links = ("onnxruntime", {"model.onnx": MLP}) if each is MLP_512 else ("identity", {})
+        backend, links = ("onnxruntime", {"model.onnx": each.file}) if each.file else ("identity", {})
         _write(repository, each, config_pbtxt(each, backend, num_instances), links)
     return repository
 

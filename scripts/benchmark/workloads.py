@@ -14,13 +14,14 @@ from pathlib import Path
 
 from scripts.benchmark.errors import BenchmarkError
 
-MLP = Path(__file__).parents[2] / "model_repository" / "mlp" / "1" / "model.onnx"
+_SAMPLES = Path(__file__).parents[2] / "model_repository"
+MLP = _SAMPLES / "mlp" / "1" / "model.onnx"
 MLP_THREADS = 1  # of ONNX Runtime, for every server: the cores are shared with the rest of the server and the load
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One FP32 tensor in, one out; identity unless it is the mlp."""
+    """One FP32 tensor in, one out; identity unless it has a file."""
 
     name: str
     input_name: str
@@ -28,6 +29,7 @@ class Model:
     output_name: str
     output_dims: tuple[int, ...]
     max_batch_size: int  # 0: never batched, as in config.pbtxt
+    file: Path | None = None  # in ONNX
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,7 +45,9 @@ class Model:
 
 IDENTITY_16 = Model("identity_16", "INPUT0", (16,), "OUTPUT0", (16,), 0)
 IDENTITY_IMAGE = Model("identity_image", "INPUT0", (3, 224, 224), "OUTPUT0", (3, 224, 224), 0)
-MLP_512 = Model("mlp", "features", (512,), "scores", (10,), 32)
+MLP_512 = Model("mlp", "features", (512,), "scores", (10,), 32, MLP)
+#: Small, and never asked: what one more model costs.
+DIGITS = Model("digits", "image", (64,), "probabilities", (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx")
 MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, MLP_512)}
 
 

@@ -53,9 +53,9 @@ def test_ratios_have_the_range_of_the_single_rounds() -> None:
 
 def test_growth_is_told_per_model() -> None:
     table = flat.summary({MODELS: rows(MODELS, replace(PLAIN, start_s=10.9, pss_bytes=498 * MIB))})
-    assert "|  | 1 model | 100 models | each further one |\n" in table
-    assert "| start, s | 1.00 | 10.90 | 0.10 |\n" in table
-    assert "| memory, MiB | 300 | 498 | 2.00 |\n" in table
+    assert "|  | 1 model | 200 models | each further one |\n" in table
+    assert "| start, s | 1.00 | 10.90 | 0.05 |\n" in table
+    assert "| memory, MiB | 300 | 498 | 0.99 |\n" in table
 
 
 def test_instructions_are_told_by_process() -> None:
