@@ -18,6 +18,7 @@ from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.control import Channel, Message
 from shoal.ledger import ledger_message
+from shoal.model_config.model_metrics import first_response_bounds
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.reasons import Reason
 from shoal.shm.counters import CounterTable
@@ -32,12 +33,20 @@ class Batcher:
     """The loop and the control messages; what they mean for requests is the exchange's business."""
 
     def __init__(
-        self, channel: Channel, bell: Doorbell, counters: CounterTable, max_queue_size: int, *, is_successor: bool
+        self,
+        channel: Channel,
+        bell: Doorbell,
+        counters: CounterTable,
+        max_queue_size: int,
+        *,
+        counts_first_responses: bool,
+        is_successor: bool,
     ) -> None:
         self._channel = channel
         self._bell = bell
         self._counters = counters
         self._max_queue_size = max_queue_size
+        self._counts_first_responses = counts_first_responses
         self._exchange = Exchange(time.time_ns() - time.monotonic_ns())
         self._on: dict[str, Callable[[Message, list[int]], None]] = {
             "resume": self._on_resume,
@@ -115,6 +124,8 @@ class Batcher:
         scheduler = from_config(message["config"], self._max_queue_size)
         row = self._counters.restored_row if self._is_taking_over else self._counters.row
         model = Model(message["model"], scheduler, row(message["row"]), may_run_again=message["may_run_again"])
+        if self._counts_first_responses:
+            model.row.first_response_bounds = first_response_bounds(message["config"])
         self._exchange.models[model.id] = model
 
     def _on_model_failed(self, message: Message, _fds: list[int]) -> None:
@@ -192,6 +203,7 @@ def main() -> None:
             Doorbell(bell),
             CounterTable(Segment.attach(counters)),
             message["max_queue_size"],
+            counts_first_responses=message["counts_first_responses"],
             is_successor=message["is_successor"],
         )
         batcher.run()

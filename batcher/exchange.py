@@ -323,7 +323,7 @@ class Exchange:
         running = worker.missing.pop(key, None)
         if running is None:
             return
-        compute = statistics.compute_times(start, input_end, output_start, end)
+        compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
         if ref and (owner := layout.ref_owner(ref)) != worker.owner and self._segments.get(owner) is not worker:
             self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
         else:

@@ -18,34 +18,59 @@ PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"
 Compute = tuple[int, int, int, int]
 
 
-def compute_times(start: int, input_end: int, output_start: int, end: int) -> Compute:
-    """Time points as a DONE record has them, made monotonic, since a worker could write anything."""
-    if not start <= input_end <= output_start <= end:
-        input_end = max(start, input_end)
-        output_start = max(input_end, output_start)
-        end = max(output_start, end)
+#: No step of the batcher takes as long (ours; it is killed after a second of silence).
+_STEP_NS = 1_000_000_000
+
+
+def compute_times(start: int, input_end: int, output_start: int, end: int, now_ns: int) -> Compute:
+    """Time points as a DONE record has them, made monotonic and past, since a worker could write anything.
+
+    Two of 2^64 would not fit into a cell together. `now_ns` is when the batcher began to look: what ended since is past.
+    """
+    latest = now_ns + _STEP_NS
+    if not start <= input_end <= output_start <= end <= latest:
+        start = min(start, latest)
+        input_end = min(max(start, input_end), latest)
+        output_start = min(max(input_end, output_start), latest)
+        end = min(max(output_start, end), latest)
     return start, input_end - start, output_start - input_end, end - output_start
 
 
 def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns: int, now_ns: int) -> None:
     """A request was answered; `start_ns` is when its client began to receive it, `queue_ns` when it was queued."""
     cells = row.cells
-    cells[_SUCCESS_COUNT] += 1
-    cells[_SUCCESS_NS] += now_ns - start_ns if now_ns > start_ns else 0
     compute_start_ns, input_ns, infer_ns, output_ns = compute
-    cells[_QUEUE_NS] += compute_start_ns - queue_ns if compute_start_ns > queue_ns else 0
+    request_ns = now_ns - start_ns if now_ns > start_ns else 0
+    waited_ns = compute_start_ns - queue_ns if compute_start_ns > queue_ns else 0
+    cells[_SUCCESS_COUNT] += 1
+    cells[_SUCCESS_NS] += request_ns
+    cells[_QUEUE_NS] += waited_ns
     cells[_INPUT_NS] += input_ns
     cells[_INFER_NS] += infer_ns
     cells[_OUTPUT_NS] += output_ns
     cells[_INFERENCE_COUNT] += rows
+    # Buckets are powers of two, and each has its own words: a loop over them would cost half as much again.
+    requests, queued, inputs, infers, outputs = row.histograms
+    requests[request_ns.bit_length()] += 1
+    queued[waited_ns.bit_length()] += 1
+    inputs[input_ns.bit_length()] += 1
+    infers[infer_ns.bit_length()] += 1
+    outputs[output_ns.bit_length()] += 1
+    if row.first_response_bounds:
+        row.count_first_response(request_ns)
+    if row.windows is not None:
+        row.windows.observe(now_ns, (request_ns, waited_ns, input_ns, infer_ns, output_ns))
 
 
 def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:
     """A request failed; `reason` is REJECTED, CANCELED or BACKEND."""
     cells = row.cells
+    request_ns = max(0, now_ns - start_ns)
     cells[_FAIL_COUNT] += 1
-    cells[_FAIL_NS] += max(0, now_ns - start_ns)
+    cells[_FAIL_NS] += request_ns
     cells[reason] += 1
+    if row.first_response_bounds:
+        row.count_first_response(request_ns)
 
 
 def reason_of_status(status: int) -> int:

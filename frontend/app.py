@@ -15,7 +15,7 @@ from flask import Response as FlaskResponse
 from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
 from shoal.frontend.header_forwarding import forwarded
 from shoal.frontend.local_callers import REFUSAL, may_administer
-from shoal.frontend.metrics import metrics_dispatch
+from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.response import CLOSE, Response, body_cut_short, error_json, error_response
 from shoal.frontend.router import answer, path_of, resolve, restricted
 from shoal.frontend.state import ServerState
@@ -49,12 +49,13 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
     """
     app = Flask("shoal", static_folder=None, template_folder=None)
     unreadable = _BODY_ERRORS + body_errors
+    metrics = MetricsListener(state, transport)
 
     @app.before_request
     def serve() -> WsgiResponse:
         environ = request.environ
         try:
-            return _to_wsgi(_serve(state, transport, environ, unreadable))
+            return _to_wsgi(_serve(state, transport, metrics, environ, unreadable))
         except Exception as error:  # noqa: BLE001  the rim: a fault of ours is logged and told as JSON
             _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], path_of(_target(environ)))
             sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
@@ -64,12 +65,16 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
 
 
 def _serve(
-    state: ServerState, transport: "Transport", environ: Environ, unreadable: tuple[type[Exception], ...]
+    state: ServerState,
+    transport: "Transport",
+    metrics: MetricsListener,
+    environ: Environ,
+    unreadable: tuple[type[Exception], ...],
 ) -> Response:
     method = environ["REQUEST_METHOD"]
     target = _target(environ)
     if state.metrics_port is not None and environ["SERVER_PORT"] == str(state.metrics_port):
-        return metrics_dispatch(state, method, path_of(target))
+        return metrics.answer(method, path_of(target))
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
         return error_json(400, "the request has no Host header, which HTTP/1.1 requires", CLOSE)
     headers = _headers(environ)

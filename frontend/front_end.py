@@ -9,6 +9,7 @@ from shoal import control, fault, log
 from shoal.control import Channel, Message
 from shoal.frontend.state import ServerState
 from shoal.ledger import ledger_message
+from shoal.options import MetricsConfig
 from shoal.shm.counters import CounterTableView
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.port import Port
@@ -72,8 +73,10 @@ def join(name: str) -> FrontEnd:
     channel = control.join("client", name=name)
     message, (own, link, bell, batcher_bell, counters) = channel.receive()
     log.configure(**message["log"])
+    settings = message["state"]
+    settings["metrics_config"] = MetricsConfig(**settings["metrics_config"])
     table = CounterTableView(SegmentView.attach(counters))
-    state = ServerState(**message["state"], log_settings=message["log"], counters=table)
+    state = ServerState(**settings, log_settings=message["log"], counters=table)
     port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), message["max_in_flight"])
     front_end = FrontEnd(
         state, port, Doorbell(bell), channel, message["request_timeout_s"], message["answer_timeout_s"]

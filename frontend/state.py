@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from shoal.frontend.restrictions import Restrictions
 from shoal.model_config.signature import Signature
+from shoal.options import MetricsConfig
 from shoal.reasons import ALL_FAILED
-from shoal.shm.counters import CELLS, RowView
+from shoal.shm.counters import ZERO_ROW, RowView
 
 if TYPE_CHECKING:
     from shoal.shm.counters import CounterTableView
@@ -24,7 +25,6 @@ PROTOCOL_VERSION = "2.73.0"
 NO_VERSION = -1
 
 _MAX_INT64 = 2**63 - 1
-_ZERO_ROW = RowView(dict.fromkeys(CELLS, 0), ())
 # As C++'s std::stol reads a number: leading white space and a sign, and whatever follows is ignored.
 _STOL = re.compile(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", re.ASCII)
 
@@ -155,6 +155,10 @@ class ServerState:
     log_settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of log.configure
     model_control_mode: str = "none"  # Triton's default
     allow_remote_admin: bool = False
+    allow_gpu_metrics: bool = True
+    allow_cpu_metrics: bool = True
+    metrics_interval_ms: int = 2000
+    metrics_config: MetricsConfig = field(default_factory=MetricsConfig)
     started: bool = False
     exiting: bool = False
     counters: "CounterTableView | None" = None
@@ -168,8 +172,13 @@ class ServerState:
     def read_counters(self, entry: ModelEntry) -> RowView:
         """A version's figures; zeros for one that has no row."""
         if self.counters is None or entry.row < 0:
-            return _ZERO_ROW
+            return ZERO_ROW
         return self.counters.read(entry.row)
+
+    def read_windows(self, entry: ModelEntry, now_ns: int) -> dict[str, list[int]] | None:
+        """How long a version's requests took in the last minute; None where nobody asked for summaries."""
+        windows = None if self.counters is None or entry.row < 0 else self.counters.windows(entry.row)
+        return None if windows is None else windows.read(now_ns)
 
 
 def parse_version(text: str) -> int:

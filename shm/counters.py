@@ -1,21 +1,32 @@
-"""Statistics in shared memory: one row of u64 cells per model version, written by the batcher, read by front ends.
+"""Statistics in shared memory: one row of u64 words per model version, written by the batcher, read by front ends.
 
-`/v2/models/stats` and `/metrics` are views of these same cells, so they cannot differ. A row is 512 words: the named
-cells below, then 94 entries of five words for statistics by executed batch size, filled in the order sizes first occur
-(a model that executes more distinct sizes than that reports the first 94). Times are nanoseconds.
+`/v2/models/stats` and `/metrics` are views of these same words, so they cannot differ. Times are nanoseconds.
+
+    word   what
+    0      the named cells below
+    40     94 entries of five words, statistics by executed batch size, filled in the order sizes first occur (a model
+           that executes more distinct sizes than that reports the first 94)
+    512    five histograms of 65 words, how long requests took by phase: word n counts times of n bits
+    840    65 words, responses by the bounds that the model or Triton sets for them; the last for what is over all
+
+Where summaries are asked for, the table is followed by the windows of windows.py, as many as there are rows.
 """
 
 from array import array
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.shm.layout import WORD, Geometry
-from shoal.shm.segment import Mapping, Segment
+from shoal.shm.segment import Mapping as MappedSegment
+from shoal.shm.segment import Segment
+from shoal.shm.windows import PHASES, WINDOWS_BYTES, Windows, WindowsView
 
-ROW_WORDS = 512
-#: Model versions that can be loaded at once; a row is 4096 bytes, so this table takes 2 MiB.
+ROW_WORDS = 1024
+#: Model versions that can be loaded at once; a row is 8192 bytes, so this table takes 4 MiB.
 MAX_ROWS = 512
 GEOMETRY = Geometry(ring_capacity=0, slab_nbytes=MAX_ROWS * ROW_WORDS * WORD)
+GEOMETRY_WITH_WINDOWS = GEOMETRY._replace(slab_nbytes=GEOMETRY.slab_nbytes + MAX_ROWS * WINDOWS_BYTES)
 
 CELLS = (
     "success_count",
@@ -41,10 +52,17 @@ CELLS = (
     "oldest_queued_ns",  # the monotonic time at which the oldest waiting request was accepted; 0 where none waits
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
-_EXECUTION_COUNT = CELL["execution_count"]
+_SUCCESS_COUNT, _FAIL_COUNT, _EXECUTION_COUNT = CELL["success_count"], CELL["fail_count"], CELL["execution_count"]
+_PENDING_COUNT, _OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
 _BATCHES_WORD = 40
 _BATCH_WORDS = 5
-_MAX_BATCH_ENTRIES = (ROW_WORDS - _BATCHES_WORD) // _BATCH_WORDS
+_MAX_BATCH_ENTRIES = 94
+_HISTOGRAMS_WORD = 512
+_HISTOGRAM_WORDS = 65  # a u64 has 0 to 64 bits, so whatever a worker claims has its word
+_FIRST_RESPONSE_WORD = 840
+#: Bounds that a histogram of first responses can have.
+MAX_BOUNDS = 64
+_NS_PER_MS = 1_000_000
 
 
 class BatchStatistics(NamedTuple):
@@ -60,15 +78,28 @@ class BatchStatistics(NamedTuple):
 class Row:
     """One model version's cells as the batcher counts: `row.cells[CELL["success_count"]] += 1`, then `publish`.
 
-    The counting is done in private integers, which cost a fifth of words in shared memory.
+    That counting is done in private integers, which cost a third of words in shared memory. The histograms are counted
+    in shared memory all the same: to show all that could have changed would cost more, and a dead batcher's are right
+    but for those of its last step.
     """
 
-    def __init__(self, words: memoryview) -> None:
+    def __init__(self, words: memoryview, windows: Windows | None) -> None:
         self._words = words
+        #: In the order of PHASES, by the bits of a time in ns.
+        self.histograms = tuple(
+            words[start : start + _HISTOGRAM_WORDS]
+            for start in range(_HISTOGRAMS_WORD, _HISTOGRAMS_WORD + len(PHASES) * _HISTOGRAM_WORDS, _HISTOGRAM_WORDS)
+        )
+        #: How long requests took in the last minute; None where nobody asked for summaries.
+        self.windows = windows
+        #: In ms, ascending; empty where nobody asked for the histogram of first responses. Set once.
+        self.first_response_bounds: Sequence[float] = ()
         # Changed by whoever counts; the batches also by count_execution.
         self.cells = [0] * len(CELLS)
         self._batches: dict[int, list[int]] = {}
         self._changed: set[int] = set()
+        #: Requests and batches that had ended when publish was called last.
+        self._num_ended = 0
 
     def clear(self) -> None:
         """All to 0: the row's model was loaded anew."""
@@ -76,12 +107,15 @@ class Row:
         self.cells[:] = [0] * len(CELLS)
         self._batches.clear()
         self._changed.clear()
+        self._num_ended = 0
+        if self.windows is not None:
+            self.windows.clear()
 
     def restore(self) -> None:
         """As a dead batcher published it last. What is pending will be counted anew."""
         words = self._words.tolist()
         self.cells[:] = words[: len(CELLS)]
-        self.cells[CELL["pending_count"]] = 0
+        self.cells[CELL["pending_count"]] = self.cells[CELL["oldest_queued_ns"]] = 0
         for index, found in enumerate(_batches(words)):
             self._batches[found.batch_size] = [_BATCHES_WORD + index * _BATCH_WORDS, *found]
 
@@ -99,12 +133,22 @@ class Row:
         entry[5] += output_ns
         self._changed.add(rows)
 
+    def count_first_response(self, ns: int) -> None:
+        """The first response to a request, `ns` after its client began to send it; in whole ms, as Triton has it."""
+        self._words[_FIRST_RESPONSE_WORD + bisect_left(self.first_response_bounds, ns // _NS_PER_MS)] += 1
+
     def publish(self) -> None:
-        """Show readers what has been counted."""
-        self._words[: len(self.cells)] = array("Q", self.cells)
-        for rows in self._changed:
-            start, *words = self._batches[rows]
-            self._words[start : start + _BATCH_WORDS] = array("Q", words)
+        """Show readers what has been counted; only how the queue stands, where no request or batch has ended since."""
+        words, cells = self._words, self.cells
+        num_ended = cells[_SUCCESS_COUNT] + cells[_FAIL_COUNT] + cells[_EXECUTION_COUNT]
+        if num_ended == self._num_ended:  # two words: a sixth of the instructions
+            words[_PENDING_COUNT], words[_OLDEST_QUEUED_NS] = cells[_PENDING_COUNT], cells[_OLDEST_QUEUED_NS]
+            return
+        self._num_ended = num_ended
+        words[: len(cells)] = array("Q", cells)
+        for rows in self._changed:  # word by word: half of what an array costs
+            start, *batch = self._batches[rows]
+            words[start], words[start + 1], words[start + 2], words[start + 3], words[start + 4] = batch
         self._changed.clear()
 
 
@@ -113,37 +157,63 @@ class RowView(NamedTuple):
 
     cells: dict[str, int]
     batches: tuple[BatchStatistics, ...]
+    #: By phase: how many times had how many bits.
+    histograms: Mapping[str, Sequence[int]]
+    #: By bound; one more for what is over all.
+    first_response: Sequence[int]
+
+
+ZERO_ROW = RowView(dict.fromkeys(CELLS, 0), (), dict.fromkeys(PHASES, (0,) * _HISTOGRAM_WORDS), (0,) * (MAX_BOUNDS + 1))
 
 
 class CounterTable:
     """The batcher's side of the table."""
 
     def __init__(self, segment: Segment) -> None:
-        self._words = _table(segment)
+        self._words = _slab(segment).cast("Q")
+        self._windows = _windows(segment)
 
     def row(self, index: int) -> Row:
         """The row of a newly loaded model version, all zero."""
-        row = Row(self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS])
+        row = self._row(index)
         row.clear()
         return row
 
     def restored_row(self, index: int) -> Row:
         """The row of a model version that another batcher has counted for."""
-        row = Row(self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS])
+        row = self._row(index)
         row.restore()
         return row
+
+    def _row(self, index: int) -> Row:
+        words = self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS]
+        windows = self._windows[index * WINDOWS_BYTES : (index + 1) * WINDOWS_BYTES]
+        return Row(words, Windows(windows) if windows else None)
 
 
 class CounterTableView:
     """A front end's side."""
 
-    def __init__(self, mapping: Mapping) -> None:
-        self._words = _table(mapping)
+    def __init__(self, mapping: MappedSegment) -> None:
+        self._words = _slab(mapping).cast("Q")
+        self._windows = _windows(mapping)
 
     def read(self, index: int) -> RowView:
         """Copy a row out."""
         words = self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS].tolist()
-        return RowView(dict(zip(CELLS, words, strict=False)), tuple(_batches(words)))
+        histograms = {
+            phase: words[start : start + _HISTOGRAM_WORDS]
+            for phase, start in zip(
+                PHASES, range(_HISTOGRAMS_WORD, _FIRST_RESPONSE_WORD, _HISTOGRAM_WORDS), strict=False
+            )
+        }
+        first_response = words[_FIRST_RESPONSE_WORD : _FIRST_RESPONSE_WORD + MAX_BOUNDS + 1]
+        return RowView(dict(zip(CELLS, words, strict=False)), tuple(_batches(words)), histograms, first_response)
+
+    def windows(self, index: int) -> WindowsView | None:
+        """How long a row's requests took in the last minute; None where nobody asked for summaries."""
+        windows = self._windows[index * WINDOWS_BYTES : (index + 1) * WINDOWS_BYTES]
+        return WindowsView(windows) if windows else None
 
 
 def _batches(words: list[int]) -> Iterator[BatchStatistics]:
@@ -153,6 +223,11 @@ def _batches(words: list[int]) -> Iterator[BatchStatistics]:
         yield BatchStatistics(*words[start : start + _BATCH_WORDS])
 
 
-def _table(mapping: Mapping) -> memoryview:
+def _slab(mapping: MappedSegment) -> memoryview:
     header = mapping.header
-    return mapping.words[header.slab_offset // WORD : (header.slab_offset + header.slab_nbytes) // WORD]
+    return mapping.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
+
+
+def _windows(mapping: MappedSegment) -> memoryview:
+    """What follows the rows: empty where nobody asked for summaries."""
+    return _slab(mapping)[GEOMETRY.slab_nbytes :]

@@ -21,6 +21,8 @@ A segment is written by one process, its owner, and mapped read-only by its peer
     256         8          busy since: when the      ns        worker → supervisor
                            batch being executed
                            began, 0 between two
+    320         8          busy for: all batches     ns        worker → supervisor
+                           that have ended
     4096        128 × cap  the ring's records                  owner → the ring's reader
     …           8 × units  generation table                    owner → whoever opens a block
     slab offset slab size  blocks, each 2^n × 4096 bytes       owner → whoever holds a reference
@@ -44,7 +46,7 @@ KIND_NAMES = {CLIENT: "client", LINK: "link", WORKER: "worker", COUNTERS: "count
 
 HEADER = struct.Struct("<8Q")
 # Word indices (byte offset / 8) of what changes after the start; each on its own cache line.
-TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD = 8, 16, 24, 32
+TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD, BUSY_FOR_WORD = 8, 16, 24, 32, 40
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits (DESIGN: "tensors stay").
 RECORD = struct.Struct("<16Q")

@@ -147,6 +147,11 @@ def whole_blocks(num_units: int) -> list[list[int]]:
     return free
 
 
+def taken_nbytes(mapping: Mapping) -> int:
+    """Bytes of a slab that lie in blocks which are handed out: their generations are odd. Walks the whole table."""
+    return sum([UNIT << (word & _ORDER_MASK) for word in _generations(mapping).tolist() if word >> 8 & 1])
+
+
 class SlabView:
     """A peer's side: opens references, read-only."""
 

@@ -31,6 +31,19 @@ _WILDCARDS = frozenset({"0.0.0.0", "::"})
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """What --metrics-config chooses; all defaults are Triton's."""
+
+    counter_latencies: bool = True  # cumulative times as counters
+    histogram_latencies: bool = False  # nv_inference_first_response_histogram_ms
+    summary_latencies: bool = False  # quantiles over the last minute
+    #: (quantile, the error of its rank that Triton would allow): Shoal's error is in the value, see docs/metrics.md.
+    summary_quantiles: tuple[tuple[float, float], ...] = (
+        (0.5, 0.05), (0.9, 0.01), (0.95, 0.001), (0.99, 0.001), (0.999, 0.001),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class ServerOptions:
     """The server's settings. `check` tells whether they fit together."""
 
@@ -77,6 +90,10 @@ class ServerOptions:
     allow_metrics: bool = True  # Triton's
     metrics_address: str = "127.0.0.1"  # the command line puts http_address here unless told otherwise, as Triton does
     metrics_port: int = 8002  # 0 = any free port; Triton's
+    allow_gpu_metrics: bool = True  # Triton's
+    allow_cpu_metrics: bool = True  # Triton's
+    metrics_interval_ms: int = 2000  # ms that a figure read from the system is told again; Triton's
+    metrics_config: MetricsConfig = MetricsConfig()
 
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -124,7 +124,7 @@ class Loop:
             # Joined, not unpacked: half the instructions.
             memory.push((DONE, record[B.KEY], record[B.BATCH], status, ref, spans[position]) + times)  # noqa: RUF005
         memory.publish()
-        memory.end()
+        memory.end(end_ns)
         return end_ns
 
     def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:

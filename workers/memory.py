@@ -10,7 +10,18 @@ from collections import deque
 
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import BATCH_ITEM, BUSY_SINCE_WORD, FREE, HAVE, PROGRESS_WORD, UNIT, WANT, B, LayoutError
+from shoal.shm.layout import (
+    BATCH_ITEM,
+    BUSY_FOR_WORD,
+    BUSY_SINCE_WORD,
+    FREE,
+    HAVE,
+    PROGRESS_WORD,
+    UNIT,
+    WANT,
+    B,
+    LayoutError,
+)
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
@@ -82,9 +93,11 @@ class Memory:
         self._words[PROGRESS_WORD] = batch
         self._words[BUSY_SINCE_WORD] = now_ns
 
-    def end(self) -> None:
+    def end(self, now_ns: int) -> None:
         """The batch is answered."""
-        self._words[BUSY_SINCE_WORD] = 0
+        words = self._words
+        words[BUSY_FOR_WORD] += now_ns - words[BUSY_SINCE_WORD]
+        words[BUSY_SINCE_WORD] = 0
 
     def wait_for_block(self, nbytes: int) -> Block | None:
         """A block of the own slab, which has none now: waits for one to be freed, then gives up with None."""

@@ -14,6 +14,7 @@ from shoal.cli.values import (
     BACKEND_SETTING,
     BOOLEAN,
     INTEGER,
+    METRICS_SETTING,
     NUMBER,
     PATTERN,
     PORT,
@@ -184,12 +185,14 @@ CLOUD_ENDPOINTS = (
 )
 METRICS = (
     honour("allow-metrics", BOOLEAN, "serve GET /metrics for Prometheus"),
-    ignore("allow-gpu-metrics", BOOLEAN, True, "metrics of the GPUs are not there yet", in_force=False),
-    ignore("allow-cpu-metrics", BOOLEAN, True, "metrics of the CPU and memory are not there yet", in_force=False),
+    honour("allow-gpu-metrics", BOOLEAN, "tell of the GPUs, where nvidia-ml-py (the extra gpu-metrics) finds some"),
+    honour("allow-cpu-metrics", BOOLEAN, "tell of the machine's CPU and memory"),
     honour("metrics-address", TEXT, "address to listen on"),
     honour("metrics-port", PORT, "port to listen on; 0 for any free one"),
-    ignore("metrics-interval-ms", INTEGER, 2000, "metrics are read when they are asked for"),
-    refuse("metrics-config", TEXT, None, "histograms and summaries among the metrics are"),
+    honour("metrics-interval-ms", integer(0), "milliseconds for which what was read of CPU and GPUs is told again"),
+    honour(
+        "metrics-config", METRICS_SETTING, "counters, histograms, summaries: docs/metrics.md; repeat it for several"
+    ),
 )
 TRACING = (refuse("trace-config", TEXT, None, _TRACING),)
 BACKENDS = (

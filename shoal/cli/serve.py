@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from shoal.cli.flags import FLAGS, GROUPS, Fate, Flag
 from shoal.errors import InvalidArgumentError
-from shoal.options import ServerOptions, check, largest_request_bytes
+from shoal.options import MetricsConfig, ServerOptions, check, largest_request_bytes
 
 #: The words in --help for defaults that follow another flag.
 _FOLLOWING = {
@@ -219,4 +219,5 @@ _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "load-model": _without_repeats,
     "backend-config": _by_backend,
     "http-restricted-api": _by_api,
+    "metrics-config": lambda settings: MetricsConfig(**dict(settings)),
 }

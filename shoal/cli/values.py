@@ -16,6 +16,7 @@ _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
 # A header's name (RFC 9110, 5.1) without underscores: servers drop what WSGI could not tell from a hyphen.
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^`|~0-9A-Za-z]+")
+_METRICS_SWITCHES = ("counter_latencies", "histogram_latencies", "summary_latencies")
 
 
 class ValueKind(NamedTuple):
@@ -109,6 +110,32 @@ def _pattern(text: str) -> str:
     return text
 
 
+def _metrics_setting(text: str) -> tuple[str, Any]:
+    """`summary_latencies=true` → ("summary_latencies", True). Triton knows no setting of a kind of metrics yet."""
+    setting, equals, value = text.partition("=")
+    if not (equals and setting and value):
+        raise ValueError(
+            "--metrics-config option format is '<setting>=<value>' or '<metric type>,<setting>=<value>'. Got " + text
+        )
+    if setting == "summary_quantiles":
+        return setting, tuple(_quantile(pair) for pair in value.strip("'\"").split(","))
+    if setting not in _METRICS_SWITCHES:
+        raise ValueError(
+            f"there is no setting '{setting}'; there are summary_quantiles, {', '.join(_METRICS_SWITCHES)}"
+        )
+    return setting, _boolean(value)
+
+
+def _quantile(pair: str) -> tuple[float, float]:
+    quantile, colon, error = pair.partition(":")
+    if not colon:  # Triton's sentence
+        raise ValueError(f"Invalid option: [{pair}]. No ':' delimiter found. Expected format is <quantile>:<error>")
+    numbers = _number(quantile), _number(error)
+    if not all(0 <= number <= 1 for number in numbers):
+        raise ValueError(f"a quantile and its error lie between 0 and 1, got '{pair}'")
+    return numbers
+
+
 def integer(low: int, high: int | None = None) -> ValueKind:
     """A kind for integers within bounds, both included."""
     bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
@@ -145,4 +172,5 @@ REPOSITORY = ValueKind("<directory or URL>", _repository)
 BACKEND_SETTING = ValueKind("[<backend>,]<key>=<value>", _backend_setting)
 RESTRICTION = ValueKind("<api>[,<api>]:<header>=<value>", _restriction)
 PATTERN = ValueKind("<regex>", _pattern)  # may be empty: nothing is to match
+METRICS_SETTING = ValueKind("<setting>=<value>", _metrics_setting)
 PORT = integer(0, 65535)

@@ -67,7 +67,6 @@ FEATURES = (
     Unsupported("parameters.TRITON_BATCH_STRATEGY_PATH", _is_set, _NO_CUSTOM_CODE),
     Unsupported("model_repository_agents.agents", bool, "no agent prepares a model; remove the field"),
     Unsupported("response_cache.enable", bool, "responses are not cached; remove the field"),
-    Unsupported("model_metrics", _is_set, "the buckets of histograms are fixed; remove the field"),
 )  # fmt: skip
 
 

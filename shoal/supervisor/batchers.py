@@ -58,6 +58,8 @@ class Batchers:
         self.active: Member | None = None
         self._standby: Member | None = None
         self._num_faults = 0
+        #: How many have been active so far; each but the first took a dead one's place.
+        self.num_active = 0
         self._active_since_s = 0.0
         self._heard_s = 0.0
         self._children: set[Child] = set()
@@ -83,6 +85,7 @@ class Batchers:
 
     def _activate(self, member: Member) -> None:
         self.active = member
+        self.num_active += 1
         self._active_since_s = self._heard_s = self._loop.now_s()
         self._on_active(member)
 

@@ -7,6 +7,7 @@ refused until every model has loaded, as Triton's are.
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from shoal.control import ADDRESS_VARIABLE, Message
@@ -153,6 +154,10 @@ class HttpServer:
                 "restrictions": options.http_restricted_api,
                 "model_control_mode": options.model_control_mode,
                 "allow_remote_admin": options.allow_remote_admin,
+                "allow_gpu_metrics": options.allow_gpu_metrics,
+                "allow_cpu_metrics": options.allow_cpu_metrics,
+                "metrics_interval_ms": options.metrics_interval_ms,
+                "metrics_config": asdict(options.metrics_config),
             },
             "max_in_flight": options.max_in_flight,
             "request_timeout_s": options.request_timeout_secs,

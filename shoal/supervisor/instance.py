@@ -129,6 +129,21 @@ class Instance:
         return self._participant.owner if self._participant else 0
 
     @property
+    def pid(self) -> int:
+        """The process of its worker, 0 where none runs."""
+        return self._child.pid if self._child else 0
+
+    @property
+    def progress(self) -> Progress | None:
+        """What its worker says of its batches; None where it is not up."""
+        return self._progress
+
+    @property
+    def participant(self) -> Participant | None:
+        """Its place in the star; None where it has none."""
+        return self._participant
+
+    @property
     def is_failed(self) -> bool:
         """Whether it died too often and has not come up since, even if it is being tried again."""
         return self._is_failed

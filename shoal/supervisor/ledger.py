@@ -53,7 +53,7 @@ class Ledger:
             return
         for member in members:
             member.counts = None
-            self._asked.append((member, _title(member.pid)))
+            self._asked.append((member, title_of(member.pid)))
         self._loop.call_after(ANSWER_S, lambda: self._go_on(number))
         recipients = [(member, {"op": "ledger"}, ()) for member in members]
         self._star.acknowledgements.announce(recipients, lambda: self._go_on(number))
@@ -100,7 +100,7 @@ def shared_bytes() -> int:
     return sum(sizes.values())
 
 
-def _title(pid: int) -> str:
+def title_of(pid: int) -> str:
     """What `ps` shows."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")

@@ -5,9 +5,11 @@ Read-only. The worker's words stand in memory that a model's code may write; the
 
 import mmap
 import os
+from pathlib import Path
 
 from shoal.shm.layout import (
     BATCH_ITEM,
+    BUSY_FOR_WORD,
     BUSY_SINCE_WORD,
     HEAD_WORD,
     PAGE,
@@ -18,6 +20,8 @@ from shoal.shm.layout import (
     WORD,
 )
 from shoal.shm.segment import SegmentView
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Progress:
@@ -42,9 +46,24 @@ class Progress:
         return self._words[BUSY_SINCE_WORD]
 
     @property
+    def busy_for_ns(self) -> int:
+        """How long all batches took that have ended since the worker started."""
+        return self._words[BUSY_FOR_WORD]
+
+    def busy_ns(self, now_ns: int) -> int:
+        """The same, the batch being executed included; may go back by a batch that ends at this moment."""
+        since_ns = self.busy_since_ns
+        return self.busy_for_ns + (max(0, now_ns - since_ns) if since_ns else 0)
+
+    @property
+    def num_completed(self) -> int:
+        """Batches that have ended since the worker became ready."""
+        return max(0, self.number - (1 if self.busy_since_ns else 0))
+
+    @property
     def has_completed(self) -> bool:
         """Whether a batch was completed since the worker became ready."""
-        return self.number > (1 if self.busy_since_ns else 0)
+        return self.num_completed > 0
 
     @property
     def is_waited_for(self) -> bool:
@@ -55,3 +74,30 @@ class Progress:
 
     def _kind(self, position: int) -> int:
         return self._link_words[(RING_OFFSET + position % self._capacity * RECORD_BYTES) // WORD]
+
+
+class BusyShare:
+    """How much of its time between two looks a worker spent on batches, from 0 to 1."""
+
+    def __init__(self) -> None:
+        # Changed by each look.
+        self.share = 0.0
+        self._progress: Progress | None = None
+        self._then_ns = self._was_ns = 0
+
+    def look(self, now_ns: int, progress: Progress | None) -> None:
+        """Another look; a worker that is not up, or was not the one looked at last, has no share yet."""
+        busy_ns = 0 if progress is None else progress.busy_ns(now_ns)
+        if progress is None or progress is not self._progress:
+            self.share = 0.0
+        else:
+            self.share = min(1.0, max(0.0, (busy_ns - self._was_ns) / max(1, now_ns - self._then_ns)))
+        self._progress, self._then_ns, self._was_ns = progress, now_ns, busy_ns
+
+
+def rss_bytes(pid: int) -> int:
+    """Memory of a process, what it shares with others included; 0 where there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0

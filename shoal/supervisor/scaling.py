@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
 from shoal.model_config import scaling
 from shoal.model_config.messages import Config
-from shoal.shm.counters import CounterTableView
+from shoal.shm.counters import RowView
 from shoal.supervisor.autoscale import Autoscaler, Load
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.instance import Instance
@@ -31,11 +31,11 @@ class Scaling:
     """All versions' instances, and how busy they are."""
 
     def __init__(
-        self, loop: EventLoop, models: Models, counters: Callable[[], CounterTableView], clock_ns: Callable[[], int]
+        self, loop: EventLoop, models: Models, read_counters: Callable[[int], RowView], clock_ns: Callable[[], int]
     ) -> None:
         self._loop = loop
         self._models = models
-        self._counters = counters
+        self._read_counters = read_counters
         self._clock_ns = clock_ns
         # Changed by each look; both by what cannot come again.
         self._busy: dict[int, BusyShare] = {}
@@ -75,7 +75,7 @@ class Scaling:
     def _find(self, name: str) -> Model:
         model = self._models.models.get(name)
         if model is None or not model.versions:
-            raise InvalidArgumentError(f"Request for unknown model: '{name}' is not found")
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
         return model
 
     def _describe(self, model: Model, number: int | None) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Scaling:
 
     def _follow(self, served: Served, now_ns: int) -> None:
         version = served.version
-        oldest_ns = self._counters().read(version.row).cells["oldest_queued_ns"]
+        oldest_ns = self._read_counters(version.row).cells["oldest_queued_ns"]
         up = [self._busy[instance.number] for instance in served.instances if instance.progress is not None]
         load = Load(
             len(up),

@@ -67,6 +67,7 @@ class Star:
     next_owner: int = 1
     _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
     _counters_fd: int = -1
+    _counters: counters.CounterTableView | None = None
     _oversize: OversizeSegments = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,14 +85,23 @@ class Star:
         self.batcher = member
         is_successor = self.has_had_batcher
         if not is_successor:
-            self._counters_fd = self._create(layout.COUNTERS, self.take_owner(), counters.GEOMETRY, sealed=False)
+            has_windows = self.options.metrics_config.summary_latencies
+            geometry = counters.GEOMETRY_WITH_WINDOWS if has_windows else counters.GEOMETRY
+            self._counters_fd = self._create(layout.COUNTERS, self.take_owner(), geometry, sealed=False)
         welcome = {
             "op": "joined",
             "log": self.log_settings,
             "max_queue_size": self.options.default_max_queue_size,
+            "counts_first_responses": self.options.metrics_config.histogram_latencies,
             "is_successor": is_successor,
         }
         member.send(welcome, [self._batcher_bell.fd, self._counters_fd])
+
+    def read_counters(self, row: int) -> counters.RowView:
+        """What the batcher has counted in a row."""
+        if self._counters is None:
+            self._counters = counters.CounterTableView(segment.SegmentView.attach(os.dup(self._counters_fd)))
+        return self._counters.read(row)
 
     def leave_batcher(self, member: Member) -> None:
         """The batcher is dead. What it was asked to acknowledge is void; a successor hears how things stand then."""

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from shoal.supervisor.available_memory import available_nbytes
 from shoal.supervisor.batchers import Batchers
 from shoal.supervisor.children import reap_orphans
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.gauges import gauges
 from shoal.supervisor.host import Host
 from shoal.supervisor.http_server import HttpServer, bind
 from shoal.supervisor.ledger import Ledger
@@ -34,9 +36,10 @@ from shoal.supervisor.members import Member
 from shoal.supervisor.model_control import ModelControl
 from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
-from shoal.supervisor.questions import Questions
+from shoal.supervisor.questions import Question, Questions
 from shoal.supervisor.repository import Repository
 from shoal.supervisor.roster import Roster
+from shoal.supervisor.scaling import Scaling
 from shoal.supervisor.service import Service
 from shoal.supervisor.star import Participant, Star
 from shoal.supervisor.zygotes import Zygotes
@@ -123,7 +126,9 @@ class Supervisor:
             on_hopeless=self._give_up,
         )
         log_verbs = {"log_settings": LogSettings(log_settings, self._star, self._repository).change}
-        self._questions = Questions({**self._model_control.verbs, **log_verbs})
+        self._scaling = Scaling(self._loop, self._models, self._star.read_counters, time.monotonic_ns)
+        verbs = {**self._model_control.verbs, **self._scaling.verbs, **log_verbs, "gauges": self._on_gauges}
+        self._questions = Questions(verbs)
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         # Changed by signals and as phases end.
         self._signals: list[int] = []
@@ -182,6 +187,7 @@ class Supervisor:
             self._models.tell_batcher_again()
         else:
             self._roster.watch()
+            self._scaling.watch()
             self._model_control.start(self._on_models_settled, self._on_no_repository)
 
     def _leave_batcher(self, member: Member) -> None:
@@ -230,6 +236,11 @@ class Supervisor:
             self._questions.take(client.member, message)
         else:
             self._star.on_oversize(client, message)
+
+    def _on_gauges(self, question: Question) -> None:
+        """What /metrics tells beside the batcher's figures."""
+        num_takeovers = max(0, self._batchers.num_active - 1)
+        question.answer(gauges(self._roster, self._star, num_takeovers, time.monotonic_ns()))
 
     def _on_client_joined(self, client: Participant) -> None:
         for message in self._models.messages():

@@ -85,7 +85,8 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     ours.settimeout(10)
     bell = Doorbell.create()
     table = segment.create(COUNTERS, 1, 1, counters.GEOMETRY, sealed=False)
-    batcher = Batcher(Channel(theirs), bell, CounterTable(Segment.attach(table)), 100, is_successor=is_successor)
+    figures = CounterTable(Segment.attach(table))
+    batcher = Batcher(Channel(theirs), bell, figures, 100, counts_first_responses=False, is_successor=is_successor)
 
     def run() -> None:
         with pytest.raises(EOFError):

@@ -124,10 +124,12 @@ def test_figures_go_on_where_they_were() -> None:
     star.exchange.resume(now_ns=800)
     successor = star.model(MODEL)
     assert (cell(successor, "success_count"), cell(successor, "pending_count")) == (1, 1)
+    assert [sum(histogram) for histogram in successor.row.histograms] == [1] * 5
     for item in worker.heard():
         answer(worker, item)
     star.exchange.step(now_ns=900)
     assert cell(successor, "execution_count") == 2
+    assert [sum(histogram) for histogram in successor.row.histograms] == [2] * 5
 
 
 def test_a_queue_that_nobody_says_again_is_seen_to_be_empty() -> None:

@@ -11,7 +11,7 @@ import pytest
 from shoal.cli import main, tritonserver
 from shoal.cli.serve import CommandLine, CommandLineError, parse
 from shoal.cloud_url import CloudUrl
-from shoal.options import ServerOptions
+from shoal.options import MetricsConfig, ServerOptions
 
 DEFAULTS = ServerOptions(http_address="10.0.0.1")
 GOOD = replace(DEFAULTS, model_repository=(Path("models"),), metrics_address="10.0.0.1")
@@ -43,6 +43,15 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
         ("--id=a=b", {"id": "a=b"}),
         ("--exit-on-error=false --strict-readiness OFF", {"exit_on_error": False, "strict_readiness": False}),
         ("--exit-on-error --allow-metrics 0", {"exit_on_error": True, "allow_metrics": False}),
+        (
+            "--allow-gpu-metrics=0 --allow-cpu-metrics=off --metrics-interval-ms=500",
+            {"allow_gpu_metrics": False, "allow_cpu_metrics": False, "metrics_interval_ms": 500},
+        ),
+        (
+            "--metrics-config summary_latencies=true --metrics-config=summary_quantiles=0.5:0.05,0.99:0.001 "
+            "--metrics-config counter_latencies=true --metrics-config=counter_latencies=false",
+            {"metrics_config": MetricsConfig(False, False, True, ((0.5, 0.05), (0.99, 0.001)))},
+        ),
         ("--log-verbose --log-info=0", {"log_verbose": 1, "log_info": False}),
         ("--log-format iso8601", {"log_format": "ISO8601"}),
         ("--log-verbose=4", {"log_verbose": 4}),
@@ -112,9 +121,6 @@ def test_what_the_server_does_anyway_is_taken_without_a_word(arguments: str) -> 
         ("--grpc-http2-max-ping-strikes=1", NO_GRPC),
         ("--grpc-max-connection-age=1", NO_GRPC),
         ("--grpc-max-connection-age-grace=1", NO_GRPC),
-        ("--allow-gpu-metrics=true", "metrics of the GPUs are not there yet"),
-        ("--allow-cpu-metrics=true", "metrics of the CPU and memory are not there yet"),
-        ("--metrics-interval-ms=2000", "metrics are read when they are asked for"),
         ("--backend-directory=/b", "backends are part of the package"),
         ("--pinned-memory-pool-byte-size=0", "Shoal keeps no such memory pool"),
         ("--cuda-memory-pool-byte-size=0:64", "Shoal keeps no such memory pool"),
@@ -149,7 +155,6 @@ def test_what_is_deprecated_earns_one_warning() -> None:
         "--vertex-ai-default-model=m", "--allow-client-shm=true",
         "--grpc-header-forward-pattern=x", "--reuse-http-port", "--reuse-grpc-port=true",
         "--host-policy=cpu,numa-node=0",
-        "--metrics-config=summary_latencies=true",
     ],
 )  # fmt: skip
 def test_what_is_not_there_yet_is_refused(argument: str) -> None:

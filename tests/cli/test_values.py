@@ -34,6 +34,9 @@ MODES = values.choice("none", "poll", "ISO8601")
         (values.RESTRICTION, "trace:Admin-Key=v", (("trace",), "Admin-Key", "v")),
         (values.RESTRICTION, "trace,model-config:k=a:b=c d", (("trace", "model-config"), "k", "a:b=c d")),
         (values.BACKEND_SETTING, "python,path=/a=b,c", ("python", "path", "/a=b,c")),
+        (values.METRICS_SETTING, "histogram_latencies=true", ("histogram_latencies", True)),
+        (values.METRICS_SETTING, "counter_latencies=false", ("counter_latencies", False)),
+        (values.METRICS_SETTING, 'summary_quantiles="0.5:0.05,1:0"', ("summary_quantiles", ((0.5, 0.05), (1.0, 0.0)))),
     ],
 )
 def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
@@ -96,6 +99,33 @@ def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
             for value in (" v", "v ", "a\nb", "\udcff")
         ),
         (values.PATTERN, "a(", "'a(' is no regular expression: missing ), unterminated subpattern at position 1"),
+        *(
+            (
+                values.METRICS_SETTING,
+                text,
+                "--metrics-config option format is '<setting>=<value>' or '<metric type>,<setting>=<value>'. "
+                f"Got {text}",
+            )
+            for text in ("summary_latencies", "summary_latencies=", "=true")
+        ),
+        (
+            values.METRICS_SETTING,
+            "summary,latencies=true",
+            "there is no setting 'summary,latencies'; there are summary_quantiles, counter_latencies, "
+            "histogram_latencies, summary_latencies",
+        ),
+        (values.METRICS_SETTING, "counter_latencies=maybe", "invalid value for bool option: maybe"),
+        (
+            values.METRICS_SETTING,
+            "summary_quantiles=0.5:0.1,0.9",
+            "Invalid option: [0.9]. No ':' delimiter found. Expected format is <quantile>:<error>",
+        ),
+        (
+            values.METRICS_SETTING,
+            "summary_quantiles=99:0.1",
+            "a quantile and its error lie between 0 and 1, got '99:0.1'",
+        ),
+        (values.METRICS_SETTING, "summary_quantiles=x:0.1", "expected a number, got 'x'"),
     ],
 )  # fmt: skip
 def test_what_is_not(kind: ValueKind, text: str, sentence: str) -> None:

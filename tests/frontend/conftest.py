@@ -111,6 +111,10 @@ def state(_memory: tuple[Segment, SegmentView], counters: CounterTable) -> Serve
     return state
 
 
+#: What a supervisor without instances and front ends tells for /metrics.
+NO_GAUGES: dict[str, Any] = {"instances": [], "front_ends": [], "shared_bytes": 4096, "num_takeovers": 0}
+
+
 class EchoTransport:
     """A model that answers each input as the output of the same place, through the real block and header formats.
 
@@ -122,7 +126,7 @@ class EchoTransport:
         self.num_asked = 0
         self.num_released = 0
         self.rename = {"INPUT0": "OUTPUT0", "INPUT1": "OUTPUT1"}
-        self.answers: dict[str, Any] = {}
+        self.answers: dict[str, Any] = {"gauges": NO_GAUGES}
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
     def infer(self, prepared: PreparedRequest) -> Answer:

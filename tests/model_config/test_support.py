@@ -41,7 +41,6 @@ REFUSED = {
     ),
     "model_repository_agents.agents": 'model_repository_agents { agents { name: "checksum" } }',
     "response_cache.enable": "response_cache { enable: true }",
-    "model_metrics": "model_metrics {}",
 }
 
 

@@ -1,0 +1,235 @@
+"""The text of GET /metrics, in Prometheus's format: the families with what is known of each at one moment. Pure.
+
+Written by hand because prometheus-client appends `_total` to the name of every counter, and Triton's have none. Every
+family is printed from the start, a model's series only while the version is loaded; what --metrics-config turns off is
+not printed at all. Labels are sorted by name, `le` and `quantile` last, which is how Triton prints them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from shoal.frontend.metrics import families
+from shoal.frontend.metrics.families import Family, Figure, Latency
+from shoal.frontend.state import ModelEntry, ServerState
+from shoal.model_config.model_metrics import first_response_bounds
+from shoal.shm.counters import RowView
+from shoal.shm.windows import quantile_us
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_NS_PER_US, _NS_PER_MS, _NS_PER_S = 1000, 1e6, 1e9
+#: Bounds of Shoal's histograms, in bits of a time in ns: 16 µs to 137 s.
+_BITS = range(14, 38)
+_SECONDS = tuple((1 << bits) / _NS_PER_S for bits in _BITS)
+_ROWS = tuple(1 << power for power in range(11))
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Surroundings(NamedTuple):
+    """What is not in the counters, each as its source tells it."""
+
+    gauges: Mapping[str, Any] | None  # the supervisor's (shoal/supervisor/gauges.py); None where it did not answer
+    cpu: Mapping[str, float]  # cpu.py's
+    gpus: Sequence[Mapping[str, Any]]  # gpu.py's
+
+
+class _Version(NamedTuple):
+    """A model version's series: its counters are read once, so that its figures belong together."""
+
+    entry: ModelEntry
+    labels: Labels
+    row: RowView
+
+
+def exposition(state: ServerState, surroundings: Surroundings, now_ns: int) -> str:
+    """All families; `now_ns` is the monotonic time."""
+    versions = [_Version(entry, _labels(entry), state.read_counters(entry)) for entry in state.models.ready_entries()]
+    lines = [*_triton(state, versions, now_ns), *_machine(surroundings), *_shoal(versions, surroundings.gauges, now_ns)]
+    return "\n".join(lines) + "\n"
+
+
+# --- Triton's families ---
+
+
+def _triton(state: ServerState, versions: Sequence[_Version], now_ns: int) -> Iterator[str]:
+    config = state.metrics_config
+    yield from _cells(families.COUNTERS, versions)
+    yield from _header(families.FAILURES)
+    for version in versions:
+        for reason, cell in families.FAILURE_CELLS.items():
+            yield _sample(families.FAILURES.name, (*version.labels, ("reason", reason)), version.row.cells[cell])
+    if config.counter_latencies:
+        yield from _cells(families.DURATIONS, versions)
+        yield from _cells(families.MODEL_CACHE, [version for version in versions if _has_cache(version.entry)])
+    if config.summary_latencies:
+        windows = [(version, state.read_windows(version.entry, now_ns)) for version in versions]
+        for latency in families.SUMMARIES:
+            yield from _header(latency.family)
+            for version, bins in windows:
+                if bins is not None:
+                    yield from _summary(latency, version, bins[latency.phase], config.summary_quantiles)
+        for family in families.CACHE_SUMMARIES:
+            yield from _header(family)
+    if config.histogram_latencies:
+        yield from _header(families.FIRST_RESPONSES)
+        for version in versions:
+            yield from _first_responses(version)
+    yield from _cells((families.PENDING,), versions)
+    yield from _plain(families.LOAD_DURATION, ((version.labels, version.entry.load_seconds) for version in versions))
+
+
+def _cells(cells: Iterable[families.Cell], versions: Sequence[_Version]) -> Iterator[str]:
+    for family, cell, divisor in cells:
+        yield from _plain(family, ((version.labels, version.row.cells[cell] // divisor) for version in versions))
+
+
+def _summary(
+    latency: Latency, version: _Version, bins: Sequence[int], quantiles: Sequence[tuple[float, float]]
+) -> Iterator[str]:
+    name, cells = latency.family.name, version.row.cells
+    yield _sample(f"{name}_count", version.labels, cells["success_count"])
+    yield _sample(f"{name}_sum", version.labels, cells[latency.cell] // _NS_PER_US)
+    for quantile, _ in quantiles:
+        yield _sample(name, version.labels, quantile_us(bins, quantile), f'quantile="{_number(quantile)}"')
+
+
+def _first_responses(version: _Version) -> Iterator[str]:
+    bounds, cells = first_response_bounds(version.entry.config), version.row.cells
+    counts = version.row.first_response[: len(bounds) + 1]
+    sum_ms = (cells["success_ns"] + cells["fail_ns"]) / _NS_PER_MS
+    return _histogram(families.FIRST_RESPONSES.name, version.labels, bounds, counts, sum_ms)
+
+
+def _has_cache(entry: ModelEntry) -> bool:
+    return bool(entry.config.get("response_cache", {}).get("enable"))
+
+
+# --- the machine's ---
+
+
+def _machine(surroundings: Surroundings) -> Iterator[str]:
+    for family in (*families.CACHE, *families.PINNED_MEMORY):
+        yield from _plain(family, [((), 0)])
+    for figure in families.GPU_FAMILIES:
+        yield from _figures(figure, [((("gpu_uuid", gpu["uuid"]),), gpu) for gpu in surroundings.gpus])
+    for figure in families.CPU_FAMILIES:
+        yield from _figures(figure, [((), surroundings.cpu)])
+
+
+# --- Shoal's own ---
+
+
+def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_ns: int) -> Iterator[str]:
+    for latency in families.HISTOGRAMS:
+        yield from _header(latency.family)
+        for version in versions:
+            yield from _latencies(latency, version)
+    yield from _header(families.BATCH_ROWS)
+    for version in versions:
+        yield from _batch_rows(version)
+    yield from _plain(families.QUEUE_AGE, ((version.labels, _queue_age_s(version.row, now_ns)) for version in versions))
+    yield from _plain(families.INSTANCES_WANTED, ((each.labels, each.entry.num_instances) for each in versions))
+    yield from _plain(families.INSTANCES_UP, ((each.labels, each.entry.num_instances_up) for each in versions))
+    told = gauges or {"instances": (), "front_ends": ()}
+    instances = [(tuple((label, str(each[label])) for label in families.INSTANCE), each) for each in told["instances"]]
+    for figure in families.INSTANCE_FAMILIES:
+        yield from _figures(figure, instances)
+    yield from _front_ends(told["front_ends"])
+    for figure in families.SERVER_FAMILIES:
+        yield from _figures(figure, [((), told)])
+
+
+def _latencies(latency: Latency, version: _Version) -> Iterator[str]:
+    by_bits = version.row.histograms[latency.phase]
+    # A time of n bits lies below 2^n.
+    counts = [sum(by_bits[: _BITS.start + 1]), *by_bits[_BITS.start + 1 : _BITS.stop], sum(by_bits[_BITS.stop :])]
+    total = version.row.cells[latency.cell] / _NS_PER_S
+    return _histogram(latency.family.name, version.labels, _SECONDS, counts, total)
+
+
+def _batch_rows(version: _Version) -> Iterator[str]:
+    counts = [0] * (len(_ROWS) + 1)
+    for batch in version.row.batches:
+        counts[(batch.batch_size - 1).bit_length() if batch.batch_size <= _ROWS[-1] else -1] += batch.num_executions
+    sum_rows = sum(batch.batch_size * batch.num_executions for batch in version.row.batches)
+    return _histogram(families.BATCH_ROWS.name, version.labels, _ROWS, counts, sum_rows)
+
+
+def _queue_age_s(row: RowView, now_ns: int) -> float:
+    oldest_ns = row.cells["oldest_queued_ns"]
+    return max(0, now_ns - oldest_ns) / _NS_PER_S if oldest_ns else 0
+
+
+def _front_ends(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Together by title, since processes come and go."""
+    groups: dict[Labels, list[Mapping[str, Any]]] = {}
+    for process in processes:
+        groups.setdefault((("process", process["process"]),), []).append(process)
+    yield from _plain(families.FRONT_ENDS, [(labels, len(group)) for labels, group in groups.items()])
+    for family, figure, _ in families.FRONT_END_FAMILIES:
+        sums = [(labels, sum(each.get(figure, 0) for each in group)) for labels, group in groups.items()]
+        yield from _plain(family, sums)
+    ratios = [(labels, max(each.get("ring_used_ratio", 0) for each in group)) for labels, group in groups.items()]
+    yield from _plain(families.FRONT_END_RINGS, ratios)
+
+
+# --- lines ---
+
+
+def _header(family: Family) -> tuple[str, str]:
+    return f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"
+
+
+def _plain(family: Family, samples: Iterable[tuple[Labels, float]]) -> Iterator[str]:
+    """A family of counters or gauges."""
+    yield from _header(family)
+    for labels, value in samples:
+        yield _sample(family.name, labels, value)
+
+
+def _figures(figure: Figure, sources: Iterable[tuple[Labels, Mapping[str, Any]]]) -> Iterator[str]:
+    """A figure of each source that has it."""
+    samples = (
+        (labels, source[figure.figure] / figure.divisor) for labels, source in sources if figure.figure in source
+    )
+    return _plain(figure.family, samples)
+
+
+def _histogram(
+    name: str, labels: Labels, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> Iterator[str]:
+    """`counts` by bucket, one more than there are bounds."""
+    *cumulated, count = accumulate(counts)
+    yield _sample(f"{name}_count", labels, count)
+    yield _sample(f"{name}_sum", labels, total)
+    text = _text(labels)
+    for bound, seen in zip(bounds, cumulated, strict=True):
+        yield f'{name}_bucket{{{text},le="{_number(bound)}"}} {seen}'
+    yield f'{name}_bucket{{{text},le="+Inf"}} {count}'
+
+
+def _sample(name: str, labels: Labels, value: float, last: str = "") -> str:
+    text = ",".join(filter(None, (_text(labels), last)))
+    return f"{name}{{{text}}} {_number(value)}" if text else f"{name} {_number(value)}"
+
+
+@lru_cache(maxsize=1024)  # bounds come again and again
+def _number(value: float) -> str:
+    """Whole numbers without a point, as Triton prints them."""
+    if value != value:
+        return "NaN"
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _labels(entry: ModelEntry) -> Labels:
+    tags: Mapping[str, str] = entry.config.get("metric_tags", {})
+    return (
+        ("model", entry.name), ("version", str(entry.version)), *((f"_{key}", value) for key, value in tags.items()),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)  # and so do labels
+def _text(labels: Labels) -> str:
+    return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(labels))

@@ -1,0 +1,75 @@
+"""The metrics listener: GET /metrics, and nothing else. Runs in the road's threads."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from shoal.errors import ShoalError
+from shoal.frontend.metrics.cpu import Cpu
+from shoal.frontend.metrics.exposition import Surroundings, exposition
+from shoal.frontend.metrics.gpu import Gpus, load_nvml
+from shoal.frontend.response import Response, error_json
+from shoal.frontend.state import ServerState
+
+if TYPE_CHECKING:
+    from shoal.frontend.transport import Transport
+
+_log = logging.getLogger("shoal")
+
+_CONTENT = (("Content-Type", "text/plain; charset=utf-8"),)
+#: A scrape is answered without the supervisor's figures rather than late (ours; Prometheus waits for 10 s).
+GAUGES_TIMEOUT_S = 2.0
+_NS_PER_MS = 1_000_000
+
+T = TypeVar("T")
+
+
+class Reused(Generic[T]):
+    """What `read` returned, told again for a while; for any number of threads."""
+
+    def __init__(self, read: Callable[[], T], interval_ms: int) -> None:
+        self._read = read
+        self._interval_ns = interval_ms * _NS_PER_MS
+        self._lock = threading.Lock()
+        # Changed under the lock.
+        self._last: tuple[int, T] | None = None
+
+    def get(self, now_ns: int) -> T:
+        """The figure of this moment, or of one not longer ago than the interval."""
+        with self._lock:
+            if self._last is None or now_ns - self._last[0] >= self._interval_ns:
+                self._last = now_ns, self._read()
+            return self._last[1]
+
+
+class MetricsListener:
+    """Answers whoever comes to the metrics port."""
+
+    def __init__(self, state: ServerState, transport: "Transport") -> None:
+        self._state = state
+        self._transport = transport
+        read_cpu = Cpu().read if state.allow_cpu_metrics else dict
+        read_gpus = Gpus(load_nvml()).read if state.allow_gpu_metrics else list
+        self._cpu: Reused[dict[str, float]] = Reused(read_cpu, state.metrics_interval_ms)
+        self._gpus: Reused[list[dict[str, Any]]] = Reused(read_gpus, state.metrics_interval_ms)
+
+    def answer(self, method: str, path: str) -> Response:
+        """Any path but /metrics is an empty 200, as Triton has it."""
+        if method != "GET":
+            return error_json(405, "Method Not Allowed", (("Allow", "GET"),))
+        if path != "/metrics":
+            return Response(200, _CONTENT)
+        gauges = self._gauges()
+        now_ns = time.monotonic_ns()
+        surroundings = Surroundings(gauges, self._cpu.get(now_ns), self._gpus.get(now_ns))
+        return Response(200, _CONTENT, (exposition(self._state, surroundings, now_ns).encode(),))
+
+    def _gauges(self) -> dict[str, Any] | None:
+        try:
+            told: dict[str, Any] = self._transport.ask("gauges", {}, GAUGES_TIMEOUT_S)
+        except ShoalError as error:
+            _log.warning("/metrics lacks the supervisor's figures: %s", error)
+            return None
+        return told

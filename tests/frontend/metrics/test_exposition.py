@@ -1,0 +1,277 @@
+"""frontend/metrics/exposition.py: the text, from counters in a real segment and what others tell."""
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shoal.frontend.metrics import families
+from shoal.frontend.metrics.exposition import Surroundings, exposition
+from shoal.frontend.state import ServerState
+from shoal.options import MetricsConfig
+from shoal.shm import counters as layout
+from shoal.shm import segment
+from shoal.shm.counters import CELL, CounterTable, CounterTableView
+from shoal.shm.layout import COUNTERS
+from shoal.shm.segment import Segment, SegmentView
+
+NOW_NS = 100 * 10**9
+NOTHING = Surroundings(None, {}, ())
+#: What --metrics-config turns on.
+OPTIONAL = {family.name for family in (*[each.family for each in families.SUMMARIES], *families.CACHE_SUMMARIES,
+                                       families.FIRST_RESPONSES)}  # fmt: skip
+INSTANCE = {
+    "model": "simple", "version": 3, "model_instance": "simple_0_1", "device": "CPU", "restarts": 2, "rss_bytes": 4096,
+    "is_up": True, "busy_ns": 1_500_000_000, "executing_ns": 0, "batches": 7,
+    "slab_used_bytes": 8192, "slab_total_bytes": 16384, "ring_used_ratio": 0.25,
+}  # fmt: skip
+DOWN = {
+    "model": "simple", "version": 3, "model_instance": "simple_0_0", "device": "CPU", "restarts": 5, "rss_bytes": 0,
+    "is_up": False,
+}  # fmt: skip
+GAUGES: dict[str, Any] = {
+    "instances": [INSTANCE, DOWN],
+    "front_ends": [
+        {"process": "http", "slab_used_bytes": 1, "slab_total_bytes": 10, "ring_used_ratio": 0.5},
+        {"process": "road", "slab_used_bytes": 2, "slab_total_bytes": 10, "ring_used_ratio": 0.0},
+        {"process": "http", "slab_used_bytes": 4, "slab_total_bytes": 10, "ring_used_ratio": 0.125},
+    ],
+    "shared_bytes": 99,
+    "num_takeovers": 3,
+}
+GPU = {
+    "uuid": "GPU-1", "utilization": 0.5, "memory_total_bytes": 8, "memory_used_bytes": 4, "power_usage_w": 70.5,
+    "power_limit_w": 700, "energy_j": 12.25,
+}  # fmt: skip
+
+
+def lines(state: ServerState, surroundings: Surroundings = NOTHING) -> list[str]:
+    return exposition(state, surroundings, NOW_NS).splitlines()
+
+
+def of(name: str, found: list[str]) -> list[str]:
+    """The samples of a family."""
+    return [line for line in found if line.startswith(name) and line[len(name)] in "{ _"]
+
+
+def test_every_family_that_is_on_is_there_without_a_model() -> None:
+    found = lines(ServerState(started=True))
+    always = [family for family in families.ALL if family.name not in OPTIONAL]
+    told = sorted(line.split(" ", 3)[2:] for line in found if line.startswith("# HELP"))
+    assert told == sorted([family.name, family.help] for family in always)
+    kinds = sorted(line.split(" ", 3)[2:] for line in found if line.startswith("# TYPE"))
+    assert kinds == sorted([family.name, family.kind] for family in always)
+    zeros = {family.name for family in (*families.CACHE, *families.PINNED_MEMORY)}
+    assert {line for line in found if not line.startswith("#")} == {f"{name} 0" for name in zeros}
+
+
+def test_what_the_batcher_counted_is_printed(state: ServerState, counters: CounterTable) -> None:
+    row = counters.row(3)
+    for name, count in {"success_count": 5, "success_ns": 1_234_999, "queue_ns": 2_000, "failed_backend": 4}.items():
+        row.cells[CELL[name]] = count
+    row.cells[CELL["pending_count"]], row.cells[CELL["oldest_queued_ns"]] = 2, NOW_NS - 1_500_000_000
+    row.count_execution(8, 0, 0, 0)
+    row.publish()
+    found = lines(state)
+    for line in (
+        'nv_inference_request_success{model="simple",version="1"} 0',
+        'nv_inference_request_success{model="simple",version="3"} 5',
+        'nv_inference_request_duration_us{model="simple",version="3"} 1234',
+        'nv_inference_queue_duration_us{model="simple",version="3"} 2',
+        'nv_inference_exec_count{model="simple",version="3"} 1',
+        'nv_inference_pending_request_count{model="simple",version="3"} 2',
+        'nv_inference_request_failure{model="simple",reason="BACKEND",version="3"} 4',
+        'nv_inference_request_failure{model="simple",reason="REJECTED",version="3"} 0',
+        'nv_inference_request_failure{model="simple",reason="CANCELED",version="3"} 0',
+        'nv_inference_request_failure{model="simple",reason="OTHER",version="3"} 0',
+        'nv_model_load_duration_secs{model="simple",version="3"} 0.25',
+        'shoal_queue_oldest_age_seconds{model="simple",version="3"} 1.5',
+        'shoal_queue_oldest_age_seconds{model="simple",version="1"} 0',
+        'shoal_model_instances{model="simple",version="3"} 2',
+        'shoal_model_instances_up{model="asleep",version="7"} 0',
+    ):
+        assert found.count(line) == 1, line
+
+
+def test_histograms_count_what_is_not_longer_than_their_bounds(state: ServerState, counters: CounterTable) -> None:
+    row = counters.row(3)
+    for ns in (0, 16_383, 16_384, 1_073_741_823, 10**12):
+        row.histograms[0][ns.bit_length()] += 1
+    row.cells[CELL["success_count"]], row.cells[CELL["success_ns"]] = 5, 2_500_000_000
+    row.publish()
+    found = of("shoal_request_duration_seconds", lines(state))
+    found = [line for line in found if 'version="3"' in line]
+    name, labels = "shoal_request_duration_seconds", 'model="simple",version="3"'
+    assert found[:4] == [
+        f"{name}_count{{{labels}}} 5",
+        f"{name}_sum{{{labels}}} 2.5",
+        f'{name}_bucket{{{labels},le="1.6384e-05"}} 2',
+        f'{name}_bucket{{{labels},le="3.2768e-05"}} 3',
+    ]
+    assert f'{name}_bucket{{{labels},le="0.536870912"}} 3' in found
+    assert f'{name}_bucket{{{labels},le="1.073741824"}} 4' in found
+    assert found[-2:] == [f'{name}_bucket{{{labels},le="137.438953472"}} 4', f'{name}_bucket{{{labels},le="+Inf"}} 5']
+
+
+def test_batches_are_told_by_their_rows(state: ServerState, counters: CounterTable) -> None:
+    row = counters.row(3)
+    for rows in (1, 1, 3, 4, 1024, 1025):
+        row.count_execution(rows, 0, 0, 0)
+    row.publish()
+    found = of("shoal_batch_rows", lines(state))
+    samples = [line.rpartition(" ")[2] for line in found if 'version="3"' in line]
+    assert samples == ["6", "2058", "2", "2", "4", *["4"] * 7, "5", "6"]
+
+
+def test_first_responses_are_printed_where_they_are_asked_for(state: ServerState, counters: CounterTable) -> None:
+    family = "nv_inference_first_response_histogram_ms"
+    assert not [line for line in lines(state) if family in line]
+    state.metrics_config = MetricsConfig(histogram_latencies=True)
+    row = counters.row(3)
+    row.first_response_bounds = (100.0, 500.0, 2000.0, 5000.0)
+    for ms in (100, 101, 6000):
+        row.count_first_response(ms * 1_000_000)
+    row.cells[CELL["success_ns"]], row.cells[CELL["fail_ns"]] = 201_000_000, 6_000_500_000
+    row.cells[CELL["success_count"]] = 2
+    row.publish()
+    labels = 'model="simple",version="3"'
+    assert [line for line in of(family, lines(state)) if labels in line] == [
+        f"{family}_count{{{labels}}} 3",
+        f"{family}_sum{{{labels}}} 6201.5",
+        f'{family}_bucket{{{labels},le="100"}} 1',
+        f'{family}_bucket{{{labels},le="500"}} 2',
+        f'{family}_bucket{{{labels},le="2000"}} 2',
+        f'{family}_bucket{{{labels},le="5000"}} 2',
+        f'{family}_bucket{{{labels},le="+Inf"}} 3',
+    ]
+
+
+def test_a_models_own_buckets_are_its_bounds(state: ServerState, make_message: Any) -> None:
+    state.metrics_config = MetricsConfig(histogram_latencies=True)
+    control = {"metric_identifier": {"family": "-"}, "histogram_options": {"buckets": [-1.0, 2.5]}}
+    config = {"name": "own", "max_batch_size": 0, "input": [], "output": []}
+    config["model_metrics"] = {"metric_control": [control]}
+    state.models.apply(make_message("own", 1, 2, config))
+    found = of("nv_inference_first_response_histogram_ms_bucket", lines(state))
+    assert [line.partition('le="')[2] for line in found if '"own"' in line] == ['-1"} 0', '2.5"} 0', '+Inf"} 0']
+
+
+def test_summaries_are_of_the_last_minute(state: ServerState) -> None:
+    assert not [line for line in lines(state) if "_summary" in line]
+    fd = segment.create(COUNTERS, 1, 1, layout.GEOMETRY_WITH_WINDOWS, sealed=True)
+    view = SegmentView.attach(segment.read_only(fd))
+    row = CounterTable(Segment.attach(fd)).row(3)
+    assert row.windows is not None
+    for us in range(1, 101):
+        row.windows.observe(NOW_NS - 10**9, (us * 1000,) * 5)
+    row.cells[CELL["success_count"]], row.cells[CELL["success_ns"]] = 100, 5_050_000
+    row.publish()
+    state.counters = CounterTableView(view)
+    state.metrics_config = MetricsConfig(summary_latencies=True, summary_quantiles=((0.1, 0.0), (1.0, 0.0)))
+    found = of("nv_inference_request_summary_us", lines(state))
+    labels = 'model="simple",version="3"'
+    assert [line for line in found if labels in line] == [
+        f"nv_inference_request_summary_us_count{{{labels}}} 100",
+        f"nv_inference_request_summary_us_sum{{{labels}}} 5050",
+        f'nv_inference_request_summary_us{{{labels},quantile="0.1"}} 10.5',
+        f'nv_inference_request_summary_us{{{labels},quantile="1"}} 102',
+    ]
+    assert 'nv_inference_queue_summary_us{model="simple",version="1",quantile="0.1"} NaN' in lines(state)
+    assert "# TYPE nv_cache_hit_summary_per_model summary" in lines(state)
+
+
+def test_counters_of_latencies_can_be_turned_off_and_the_others_go_on(
+    state: ServerState, counters: CounterTable
+) -> None:
+    row = counters.row(3)
+    row.cells[CELL["success_count"]] = 5
+    row.publish()
+    state.metrics_config = MetricsConfig(counter_latencies=False)
+    found = lines(state)
+    assert not [line for line in found if "_duration_us" in line or "_per_model" in line]
+    assert 'nv_inference_request_success{model="simple",version="3"} 5' in found
+
+
+def test_only_models_with_the_cache_have_its_counters(state: ServerState, make_message: Any) -> None:
+    config = {"name": "cached", "max_batch_size": 0, "input": [], "output": [], "response_cache": {"enable": True}}
+    state.models.apply(make_message("cached", 1, 2, config))
+    assert of("nv_cache_num_hits_per_model", lines(state)) == [
+        'nv_cache_num_hits_per_model{model="cached",version="1"} 0'
+    ]
+
+
+def test_what_the_supervisor_tells_is_printed(state: ServerState) -> None:
+    found = lines(state, Surroundings(GAUGES, {}, ()))
+    labels = 'device="CPU",model="simple",model_instance="simple_0_1",version="3"'
+    for line in (
+        f"shoal_instance_up{{{labels}}} 1",
+        f"shoal_instance_busy_seconds_total{{{labels}}} 1.5",
+        f"shoal_instance_executing_seconds{{{labels}}} 0",
+        f"shoal_instance_batches_total{{{labels}}} 7",
+        f"shoal_instance_restarts_total{{{labels}}} 2",
+        f"shoal_instance_resident_memory_bytes{{{labels}}} 4096",
+        f"shoal_instance_slab_used_bytes{{{labels}}} 8192",
+        f"shoal_instance_slab_total_bytes{{{labels}}} 16384",
+        f"shoal_instance_ring_used_ratio{{{labels}}} 0.25",
+        'shoal_instance_up{device="CPU",model="simple",model_instance="simple_0_0",version="3"} 0',
+        'shoal_instance_restarts_total{device="CPU",model="simple",model_instance="simple_0_0",version="3"} 5',
+        'shoal_front_ends{process="http"} 2',
+        'shoal_front_ends{process="road"} 1',
+        'shoal_front_end_slab_used_bytes{process="http"} 5',
+        'shoal_front_end_slab_total_bytes{process="http"} 20',
+        'shoal_front_end_ring_used_ratio{process="http"} 0.5',
+        "shoal_shared_memory_bytes 99",
+        "shoal_batcher_takeovers_total 3",
+    ):
+        assert found.count(line) == 1, line
+    assert len(of("shoal_instance_busy_seconds_total", found)) == 1
+
+
+def test_the_machine_is_told_of(state: ServerState) -> None:
+    cpu = {"utilization": 0.125, "memory_total_bytes": 1024, "memory_used_bytes": 512}
+    found = lines(state, Surroundings(None, cpu, (GPU, {"uuid": "GPU-2", "utilization": 0.0})))
+    for line in (
+        "nv_cpu_utilization 0.125",
+        "nv_cpu_memory_total_bytes 1024",
+        "nv_cpu_memory_used_bytes 512",
+        'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5',
+        'nv_gpu_utilization{gpu_uuid="GPU-2"} 0',
+        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"} 8',
+        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"} 4',
+        'nv_gpu_power_usage{gpu_uuid="GPU-1"} 70.5',
+        'nv_gpu_power_limit{gpu_uuid="GPU-1"} 700',
+        'nv_energy_consumption{gpu_uuid="GPU-1"} 12.25',
+    ):
+        assert found.count(line) == 1, line
+    assert len(of("nv_energy_consumption", found)) == 1
+
+
+def test_only_loaded_versions_have_series(state: ServerState) -> None:
+    text = exposition(state, NOTHING, NOW_NS)
+    assert 'model="simple",version="2"' not in text
+    assert 'model="gone"' not in text
+    assert 'model="broken"' not in text
+    state.models.apply({"op": "model_removed", "name": "simple", "version": 3})
+    assert 'model="simple",version="3"' not in exposition(state, NOTHING, NOW_NS)
+
+
+def test_metric_tags_are_labels_and_escaped(state: ServerState) -> None:
+    assert 'nv_inference_count{_team="a\\"b\\\\c\\nd",model="écho b",version="1"} 0' in lines(state)
+
+
+@pytest.mark.parametrize("metrics_config", [MetricsConfig(), MetricsConfig(False, True, True)])
+def test_prometheus_reads_it(state: ServerState, counters: CounterTable, metrics_config: MetricsConfig) -> None:
+    row = counters.row(4)
+    row.cells[CELL["inference_count"]] = 9
+    row.cells[CELL["success_count"]] = 1
+    row.publish()
+    state.metrics_config = metrics_config
+    text = exposition(state, Surroundings(GAUGES, {"utilization": 0.5}, (GPU,)), NOW_NS)
+    read = {family.name: family for family in text_string_to_metric_families(text)}
+    samples = [sample for sample in read["nv_inference_count"].samples if sample.labels["model"] == "écho b"]
+    assert [(sample.value, sample.labels["_team"]) for sample in samples] == [(9.0, 'a"b\\c\nd')]
+    for family in families.ALL:
+        if family.name in read:
+            own = {"le", "quantile", "_team"}
+            labels = {frozenset(sample.labels) - own for sample in read[family.name].samples}
+            assert labels <= {frozenset(family.labels)}, family
