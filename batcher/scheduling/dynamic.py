@@ -137,6 +137,7 @@ class DynamicBatchScheduler:
 
     def cancel(self, key: int) -> bool:
         if self._queue.cancel(key):
+            self._wake_rows = 0  # those that are left may need fewer
             return True
         for payload in self._payloads:
             if payload.cancel(key):

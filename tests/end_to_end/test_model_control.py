@@ -19,9 +19,9 @@ from tests.end_to_end.test_one_truth import Way, took_the_road
 INSTANCES = "/v2/repository/models/fixed/instances"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    repository = write_models(tmp_path_factory.mktemp("models"))
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    repository = write_models(tmp_path)
     with serving(repository, *model_control.FLAGS) as server:
         yield server
         assert server.stop() == 0, server.log.decode()

@@ -148,6 +148,13 @@ class TestDelay:
         assert bench.complete(at=D) == []
         assert bench.trickle(1, at=D) == [[3, 4]]
 
+    def test_a_sleep_ends_when_one_that_waits_is_cancelled(self) -> None:
+        # Asleep until the 2 rows have become 4; once they are gone, 1 row is enough.
+        bench = Bench(preferred=(1, 4), delay_us=D_US)
+        assert bench.trickle(2) == []
+        assert bench.scheduler.cancel(0)
+        assert bench.trickle(1) == [[1]]
+
     def test_a_payload_that_lost_its_preferred_size_is_topped_up_at_once(self) -> None:
         bench = busy(preferred=(4, 8), delay_us=D_US)
         bench.trickle(1, 1, 1, 1, 1, at=D)

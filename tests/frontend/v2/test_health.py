@@ -37,7 +37,7 @@ def test_a_stopping_server_says_so(state: ServerState) -> None:
         (1, {}, YES),
         (1, {"num_instances_up": 0}, NO),
         (1, {"state": "LOADING"}, NO),
-        (1, {"state": "UNLOADING"}, NO),
+        (1, {"state": "UNLOADING"}, YES),
         (1, {"state": "UNAVAILABLE", "reason": "unloaded"}, YES),
         (1, {"state": "UNAVAILABLE", "reason": "Internal: no such file"}, NO),
         (1, {"state": "UNAVAILABLE", "reason": ""}, NO),
