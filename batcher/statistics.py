@@ -25,7 +25,7 @@ _STEP_NS = 1_000_000_000
 def compute_times(start: int, input_end: int, output_start: int, end: int, now_ns: int) -> Compute:
     """Time points as a DONE record has them, made monotonic and past, since a worker could write anything.
 
-    Two of 2^64 would not fit into a cell together. `now_ns` is when the batcher began to look: what ended since is past.
+    Two of 2^64 would not fit into a cell together. `now_ns` is when the batcher began to look.
     """
     latest = now_ns + _STEP_NS
     if not start <= input_end <= output_start <= end <= latest:

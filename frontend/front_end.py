@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal import control, fault, log
 from shoal.control import Channel, Message
-from shoal.frontend.state import ServerState
+from shoal.frontend.state import ModelTable, ServerState
 from shoal.ledger import ledger_message
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CounterTableView
@@ -76,7 +76,8 @@ def join(name: str) -> FrontEnd:
     settings = message["state"]
     settings["metrics_config"] = MetricsConfig(**settings["metrics_config"])
     table = CounterTableView(SegmentView.attach(counters))
-    state = ServerState(**settings, log_settings=message["log"], counters=table)
+    models = ModelTable(namespacing=message["model_namespacing"])
+    state = ServerState(**settings, log_settings=message["log"], counters=table, models=models)
     port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), message["max_in_flight"])
     front_end = FrontEnd(
         state, port, Doorbell(bell), channel, message["request_timeout_s"], message["answer_timeout_s"]

@@ -14,6 +14,7 @@ from shoal.frontend.restrictions import Restrictions
 from shoal.model_config.signature import Signature
 from shoal.options import MetricsConfig
 from shoal.reasons import ALL_FAILED
+from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.shm.counters import ZERO_ROW, RowView
 
 if TYPE_CHECKING:
@@ -46,11 +47,17 @@ class ModelEntry:
     signature: Signature
     load_seconds: float
     labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
+    namespace: str = ""  # its repository, with --model-namespacing
 
     @property
     def ready(self) -> bool:
         """Whether an instance is alive."""
         return self.num_instances_up > 0
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether it is not there, or will not be soon, because nobody wants it."""
+        return self.state == "UNLOADING" or (self.state == "UNAVAILABLE" and self.reason == "unloaded")
 
     @property
     def is_decoupled(self) -> bool:
@@ -68,19 +75,21 @@ Versions = dict[int, ModelEntry]
 
 
 class ModelTable:
-    """All model versions by name and number, and for each name the one that answers when no version is asked for."""
+    """All model versions by model and number, and for each name the one that answers when no version is asked for."""
 
-    def __init__(self) -> None:
-        # Both are replaced by apply(), in the process's control thread; never changed in place.
-        self._models: dict[str, Versions] = {}
+    def __init__(self, *, namespacing: bool = False) -> None:
+        self._namespacing = namespacing
+        # All are replaced by apply(), in the process's control thread; never changed in place.
+        self._models: dict[ModelIdentifier, Versions] = {}
+        self._named: dict[str, Versions] = {}  # of the names that mean one model, as _latest
         self._latest: dict[str, ModelEntry] = {}
         #: Counts what apply() took in: while it stays, lookup() finds what it found.
         self.num_changes = 0
 
     def apply(self, message: Mapping[str, Any]) -> None:
         """Take in one message of the supervisor: `model` replaces an entry, `model_removed` drops it."""
-        name, version = message["name"], message["version"]
-        versions = dict(self._models.get(name, {}))
+        identifier, version = ModelIdentifier(message["name"], message["namespace"]), message["version"]
+        versions = dict(self._models.get(identifier, {}))
         if message["op"] == "model":
             previous = versions.get(version)
             if version != NO_VERSION:
@@ -90,32 +99,43 @@ class ModelTable:
             versions.pop(version, None)
         else:
             raise ValueError(f"not a message about a model: {message['op']!r}")
-        self._replace(name, dict(sorted(versions.items())))
+        self._replace(identifier, dict(sorted(versions.items())))
 
-    def _replace(self, name: str, versions: Versions) -> None:
-        models = {**self._models, name: versions}
+    def _replace(self, identifier: ModelIdentifier, versions: Versions) -> None:
+        models = {**self._models, identifier: versions}
         if not versions:
-            del models[name]
+            del models[identifier]
+        name = identifier.name
+        named = {other: each for other, each in self._named.items() if other != name}
         latest = {other: entry for other, entry in self._latest.items() if other != name}
-        ready = [entry for entry in versions.values() if entry.state == "READY"]
-        if ready:
-            latest[name] = ready[-1]
-        self._models, self._latest = models, latest
+        bearers = self._bearers(models, name)
+        if len(bearers) == 1:
+            named[name] = bearers[0]
+            if ready := _ready(bearers[0]):
+                latest[name] = ready[-1]
+        self._models, self._named, self._latest = models, named, latest
         self.num_changes += 1
+
+    def _bearers(self, models: Mapping[ModelIdentifier, Versions], name: str) -> list[Versions]:
+        """The models that a name could mean: with namespacing one that is unloaded makes room for the others."""
+        bearers = [versions for identifier, versions in models.items() if identifier.name == name]
+        return [versions for versions in bearers if _is_wanted(versions)] if self._namespacing else bearers
 
     def lookup(self, name: str, version: str | None) -> ModelEntry:
         """The READY entry a request means; without a version the highest READY one.
 
-        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a version that is no number.
+        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a version that is no number and a name that
+        means several models.
         """
         number = None if not version else parse_version(version)
         if number is None:
             entry = self._latest.get(name)
             if entry is not None:
                 return entry
-        versions = self._models.get(name)
+        versions = self._named.get(name) or meant_by(name, self._bearers(self._models, name))
         if versions is None or versions.keys() == {NO_VERSION}:
-            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+            unknown = InvalidArgumentError if self._namespacing else NotFoundError  # as in Triton
+            raise unknown(f"Request for unknown model: '{name}' is not found")
         if number is None:
             for each in versions.values():
                 each.refuse_if_failed()
@@ -129,10 +149,10 @@ class ModelTable:
         return entry
 
     def ready_entries(self, name: str | None = None) -> list[ModelEntry]:
-        """The READY versions of one model, or of all, by name and ascending version."""
-        models = self._models
-        names = sorted(models) if name is None else [name]
-        return [entry for each in names for entry in models.get(each, {}).values() if entry.state == "READY"]
+        """The READY versions of the model that a name means, or of all models, by name and ascending version."""
+        if name is None:
+            return [entry for _, versions in sorted(self._models.items()) for entry in _ready(versions)]
+        return _ready(self._named.get(name, {}))
 
     def entries(self) -> Iterable[ModelEntry]:
         """Every known version of every model, whatever its state."""
@@ -198,6 +218,14 @@ def parse_version(text: str) -> int:
     return number
 
 
+def _ready(versions: Versions) -> list[ModelEntry]:
+    return [entry for entry in versions.values() if entry.state == "READY"]
+
+
+def _is_wanted(versions: Versions) -> bool:
+    return any(number != NO_VERSION and not entry.is_unloaded for number, entry in versions.items())
+
+
 def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntry:
     config, labels = message["config"], message["labels"]
     if config is None:
@@ -221,6 +249,7 @@ def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntr
         signature=Signature.from_config(config),
         load_seconds=message["load_seconds"],
         labels={output: tuple(lines) for output, lines in labels.items()},
+        namespace=message["namespace"],
     )
 
 

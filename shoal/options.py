@@ -64,6 +64,7 @@ class ServerOptions:
     exit_on_error: bool = True  # exit 1 where a model fails to load at start; Triton's
     disable_auto_complete_config: bool = False  # True: config.pbtxt must be complete; Triton's
     model_config_name: str = ""  # NAME: a model's configs/NAME.pbtxt before its config.pbtxt; Triton's
+    model_namespacing: bool = False  # a model is known by its name and its repository, not by name alone; Triton's
     strict_readiness: bool = True  # ready only when every model is; Triton's
     model_control_mode: str = "none"  # "none", "explicit" or "poll": who decides what is loaded; Triton's
     load_model: tuple[str, ...] = ()  # models loaded at start in control mode "explicit"; Triton's

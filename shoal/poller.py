@@ -53,10 +53,10 @@ class Poller:
         """Every model; where "names" are given, only those are looked into."""
         models, problems = self._repositories.scan()
         wanted = order["names"]
-        places = {name: place for name, place in models.items() if wanted is None or name in wanted}
+        places = {each: place for each, place in models.items() if wanted is None or each.name in wanted}
         for found in self._repositories.look_at_each(places):
             self._answer(order, "found", model=found.message())
-        self._answer(order, "polled", names=[*models, *problems], problems=problems)
+        self._answer(order, "polled", identifiers=[*models, *problems], problems=list(problems.items()))
 
     def _look(self, order: Message) -> None:
         """One model, perhaps with a configuration or a directory that the load request brought along."""
@@ -90,7 +90,7 @@ def main() -> int:
             Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)
             for place, slot in message["repositories"]
         ]
-        repositories = Repositories(sources, message["strict"], message["config_name"])
+        repositories = Repositories(sources, message["strict"], message["config_name"], message["namespacing"])
         Poller(channel, repositories).run()
     except (EOFError, BrokenPipeError):
         return 0

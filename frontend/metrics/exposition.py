@@ -225,9 +225,9 @@ def _number(value: float) -> str:
 
 def _labels(entry: ModelEntry) -> Labels:
     tags: Mapping[str, str] = entry.config.get("metric_tags", {})
-    return (
-        ("model", entry.name), ("version", str(entry.version)), *((f"_{key}", value) for key, value in tags.items()),
-    )  # fmt: skip
+    namespace = (("namespace", entry.namespace),) if entry.namespace else ()
+    tagged = ((f"_{key}", value) for key, value in tags.items())
+    return ("model", entry.name), ("version", str(entry.version)), *namespace, *tagged
 
 
 @lru_cache(maxsize=4096)  # and so do labels

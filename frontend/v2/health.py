@@ -71,7 +71,7 @@ def _row(entry: ModelEntry) -> dict[str, Any]:
 def _is_settled(entry: ModelEntry) -> bool:
     if entry.state == "READY":
         return entry.ready
-    # Triton is not ready while a version drains, so a probe would take a server out that has just been given a newer one.
+    # Triton is not ready while a version drains: a probe would take out a server that was just given a newer one.
     if entry.state == "UNLOADING":
         return True
     return entry.state == "UNAVAILABLE" and entry.reason == "unloaded"

@@ -129,7 +129,7 @@ MODELS = (
         "model-execution-timeout-secs", integer(0), "seconds for one batch before its instance is ended; 0: no limit"
     ),
     honour("model-load-retry-count", integer(0), "more attempts to load a model version that failed"),
-    refuse("model-namespacing", BOOLEAN, False, "models of one name in several repositories are"),
+    honour("model-namespacing", BOOLEAN, "models of one name in several repositories are several models"),
     ignore("enable-peer-access", BOOLEAN, True, "backends decide for themselves about access between GPUs"),
 )
 HTTP = (

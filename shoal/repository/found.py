@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from shoal import errors
 from shoal.errors import ShoalError
 from shoal.model_config.messages import Config
+from shoal.repository.identifier import ModelIdentifier
 
 
 class FoundVersion(NamedTuple):
@@ -32,6 +33,12 @@ class FoundModel:
     error: ShoalError | None = None
     #: Where it lies, if `directory` is only a copy: the same for every copy.
     origin: str = ""
+    namespace: str = ""
+
+    @property
+    def identifier(self) -> ModelIdentifier:
+        """Which model it is."""
+        return ModelIdentifier(self.name, self.namespace)
 
     def message(self) -> dict[str, Any]:
         """For the control connection."""
@@ -45,6 +52,7 @@ class FoundModel:
             "wire": 0 if self.error is None else self.error.wire,
             "sentence": "" if self.error is None else str(self.error),
             "origin": self.origin,
+            "namespace": self.namespace,
         }
 
     @classmethod
@@ -59,12 +67,13 @@ class FoundModel:
             message["others_ns"],
             errors.from_wire(message["wire"], message["sentence"]) if message["wire"] else None,
             message["origin"],
+            message["namespace"],
         )
 
 
 class Poll(NamedTuple):
     """What lies in all repositories."""
 
-    models: dict[str, FoundModel]  # those that were looked at
-    problems: dict[str, str]  # name → why it is no model
-    names: tuple[str, ...]  # of all models, looked at or not
+    models: dict[ModelIdentifier, FoundModel]  # those that were looked at
+    problems: dict[ModelIdentifier, str]  # → why it is no model
+    identifiers: tuple[ModelIdentifier, ...]  # of all models, looked at or not

@@ -14,6 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from shoal.repository.identifier import ModelIdentifier
+
 
 class VersionState(Enum):
     """The words of the repository index."""
@@ -53,6 +55,7 @@ class ModelVersion:
     config: dict[str, Any] = field(default_factory=dict)
     #: What the label files of its outputs say.
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    namespace: str = ""
     #: False until a worker has reported the tensors of the model file and they were filled in.
     is_config_final: bool = False
     # Changed by move and by the supervisor.
@@ -72,6 +75,18 @@ class ModelVersion:
         self.reason = reason
 
     @property
+    def identifier(self) -> ModelIdentifier:
+        """Which model it is a version of."""
+        return ModelIdentifier(self.name, self.namespace)
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether it is not there, or will not be soon, because nobody wants it."""
+        return self.state is VersionState.UNLOADING or (
+            self.state is VersionState.UNAVAILABLE and self.reason == UNLOADED
+        )
+
+    @property
     def is_failure(self) -> bool:
         """Whether it should serve and cannot."""
         return self.state is VersionState.UNAVAILABLE and self.reason != UNLOADED
@@ -79,13 +94,14 @@ class ModelVersion:
     def status(self) -> tuple[str, str, str]:
         """Its row in the table printed at start-up."""
         number = str(self.version) if self.version != NO_VERSION else "-"
-        return self.name, number, f"{self.state.value}: {self.reason}" if self.reason else self.state.value
+        return str(self.identifier), number, f"{self.state.value}: {self.reason}" if self.reason else self.state.value
 
     def message(self) -> dict[str, Any]:
         """What front ends are told of it."""
         return {
             "op": "model",
             "name": self.name,
+            "namespace": self.namespace,
             "version": self.version,
             "model": self.model_id,
             "row": self.row,

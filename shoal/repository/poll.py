@@ -22,6 +22,7 @@ from shoal.model_config.messages import Config
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.cloud_listing import CloudModel
 from shoal.repository.found import FoundModel, FoundVersion
+from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.labels import read_labels
 from shoal.repository.scan import (
     CloudPlace,
@@ -50,34 +51,44 @@ class Repositories:
     sources: Sequence[Path | CloudRepository]
     strict: bool = False  # --disable-auto-complete-config
     config_name: str = ""  # --model-config-name
+    namespacing: bool = False  # --model-namespacing
 
     def scan(self) -> RepositoryScan:
         """Which models there are. Raises InvalidArgumentError for a repository that cannot be read."""
-        return scan(self.sources)
+        return scan(self.sources, namespacing=self.namespacing)
 
     def look(self, name: str, override: Override = NO_OVERRIDE) -> FoundModel | None:
-        """What is found of one model by its name; None where there is none, or two."""
-        place = override.directory or self.scan().models.get(name)
+        """What is found of one model by its name; None where there is none.
+
+        Raises InvalidArgumentError where the name means several.
+        """
+        # A directory of the request's own needs no repository, but for the namespace of the model it stands in for.
+        is_known = override.directory is not None and not self.namespacing
+        models = {} if is_known else self.scan().models
+        bearers = [identifier for identifier in models if identifier.name == name]
+        identifier = meant_by(name, bearers) or ModelIdentifier(name)
+        place = override.directory or models.get(identifier)
         if place is None:
             return None
-        return next(self.look_at_each({name: place}, override.config))
+        return next(self.look_at_each({identifier: place}, override.config))
 
     def look_at_each(
-        self, places: Mapping[str, Path | CloudPlace], override: str | None = None
+        self, places: Mapping[ModelIdentifier, Path | CloudPlace], override: str | None = None
     ) -> Iterator[FoundModel]:
         """What is found of several models; those in cloud storage as soon as there are copies of them."""
-        clouds: dict[CloudRepository, list[CloudModel]] = {}
-        for name, place in places.items():
+        clouds: dict[tuple[CloudRepository, str], list[CloudModel]] = {}
+        for identifier, place in places.items():
             if isinstance(place, Path):
-                yield self.look_at(name, place, override)
+                yield self.look_at(identifier, place, override)
             else:
-                clouds.setdefault(place.repository, []).append(place.model)
-        for repository, models in clouds.items():
+                clouds.setdefault((place.repository, identifier.namespace), []).append(place.model)
+        for (repository, namespace), models in clouds.items():
             for name, copy in repository.fetch_all(models):
                 if isinstance(copy, Path):
-                    yield replace(self.look_at(name, copy, override), origin=f"{repository.url}/{name}")
+                    found = self.look_at(ModelIdentifier(name, namespace), copy, override)
+                    yield replace(found, origin=f"{repository.url}/{name}")
                 else:
-                    yield FoundModel(name, Path(), {}, {}, {}, 0, copy)
+                    yield FoundModel(name, Path(), {}, {}, {}, 0, copy, namespace=namespace)
 
     def forget(self, keep: Collection[Path]) -> None:
         """Remove the copies from cloud storage that have none of `keep` in them."""
@@ -85,11 +96,12 @@ class Repositories:
             if isinstance(source, CloudRepository):
                 source.forget(keep)
 
-    def look_at(self, name: str, directory: Path, override: str | None = None) -> FoundModel:
+    def look_at(self, identifier: ModelIdentifier, directory: Path, override: str | None = None) -> FoundModel:
         """What is found in a model's directory; what is wrong with it becomes its error.
 
         Raises InvalidArgumentError for an `override` that is no configuration of this model.
         """
+        name, namespace = identifier
         written = None if override is None else parse_override(override, name)
         versions: dict[int, FoundVersion] = {}
         config: Config = {}
@@ -108,7 +120,7 @@ class Repositories:
             labels = read_labels(directory, config)
         except ShoalError as refusal:
             error = refusal
-        return FoundModel(name, directory, config, labels, versions, others_ns, error)
+        return FoundModel(name, directory, config, labels, versions, others_ns, error, namespace=namespace)
 
 
 def newest_ns(path: Path) -> int:

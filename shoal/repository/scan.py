@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.model_config.checks import is_inside
+from shoal.repository.identifier import ModelIdentifier
 
 if TYPE_CHECKING:  # the supervisor imports this module, and shall not import asyncio
     from shoal.repository.cloud import CloudRepository
@@ -34,41 +35,45 @@ class CloudPlace(NamedTuple):
 
 
 class RepositoryScan(NamedTuple):
-    """What the repositories hold: each name is in one of the two."""
+    """What the repositories hold: each identifier is in one of the two."""
 
-    models: dict[str, Path | CloudPlace]  # name → model directory
-    problems: dict[str, str]  # name → why it is no model
+    models: dict[ModelIdentifier, Path | CloudPlace]  # → model directory
+    problems: dict[ModelIdentifier, str]  # → why it is no model
 
 
-def scan(repositories: Sequence["Path | CloudRepository"]) -> RepositoryScan:
+def scan(repositories: Sequence["Path | CloudRepository"], *, namespacing: bool = False) -> RepositoryScan:
     """The models in `repositories`, sorted by name; links to directories count as directories.
+
+    With `namespacing` each repository is the namespace of its models.
 
     Raises InvalidArgumentError for a repository that cannot be read, UnavailableError for one in a cloud that does not
     answer. Triton would take `.git` for a model; here hidden directories are skipped.
     """
-    found: dict[str, list[Path | CloudPlace]] = {}
-    problems: dict[str, str] = {}
+    found: dict[ModelIdentifier, list[Path | CloudPlace]] = {}
+    problems: dict[ModelIdentifier, str] = {}
     for repository in repositories:
         if isinstance(repository, Path):
+            namespace = str(repository) if namespacing else ""
             for directory in _directories(repository):
                 if directory.name not in _NO_MODELS:
-                    found.setdefault(directory.name, []).append(directory)
+                    found.setdefault(ModelIdentifier(directory.name, namespace), []).append(directory)
         else:
+            namespace = str(repository.url) if namespacing else ""
             listing = repository.listing()
-            problems |= listing.problems
+            problems |= {ModelIdentifier(name, namespace): reason for name, reason in listing.problems.items()}
             for name, model in listing.models.items():
-                found.setdefault(name, []).append(CloudPlace(repository, model))
-    models: dict[str, Path | CloudPlace] = {}
-    for name in sorted(found):
-        if len(found[name]) > 1:
-            problems[name] = "model appears in two or more repositories"
-        elif not _MODEL_NAME.fullmatch(name):
-            problems[name] = (
-                f"directory name {name!r} is no model name: use at most 255 letters, digits, '_', '.' and '-', "
-                "beginning with a letter, a digit or '_', and rename the directory"
+                found.setdefault(ModelIdentifier(name, namespace), []).append(CloudPlace(repository, model))
+    models: dict[ModelIdentifier, Path | CloudPlace] = {}
+    for identifier in sorted(found):
+        if len(found[identifier]) > 1:
+            problems[identifier] = "model appears in two or more repositories"
+        elif not _MODEL_NAME.fullmatch(identifier.name):
+            problems[identifier] = (
+                f"directory name {identifier.name!r} is no model name: use at most 255 letters, digits, '_', '.' and "
+                "'-', beginning with a letter, a digit or '_', and rename the directory"
             )
         else:
-            models[name] = found[name][0]
+            models[identifier] = found[identifier][0]
     return RepositoryScan(models, problems)
 
 

@@ -159,6 +159,7 @@ class HttpServer:
                 "metrics_interval_ms": options.metrics_interval_ms,
                 "metrics_config": asdict(options.metrics_config),
             },
+            "model_namespacing": options.model_namespacing,
             "max_in_flight": options.max_in_flight,
             "request_timeout_s": options.request_timeout_secs,
             "answer_timeout_s": options.model_load_timeout_secs + ANSWER_SLACK_S,

@@ -15,6 +15,7 @@ from shoal import errors
 from shoal.control import Message
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.repository.found import FoundModel
+from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Plan, plan
 from shoal.supervisor.served import Outcome, Owner, Served
@@ -34,7 +35,7 @@ class Registry(Protocol):
         """A version, not started. Raises UnavailableError where there are too many."""
         ...
 
-    def create_problem(self, name: str, error: ShoalError) -> ModelVersion:
+    def create_problem(self, identifier: ModelIdentifier, error: ShoalError) -> ModelVersion:
         """What stands for a model of which no version is known, and says why."""
         ...
 
@@ -70,10 +71,10 @@ class Loading:
 
 
 class Model:
-    """A model by its name."""
+    """A model by its identifier."""
 
-    def __init__(self, name: str, registry: Registry) -> None:
-        self.name = name
+    def __init__(self, identifier: ModelIdentifier, registry: Registry) -> None:
+        self.identifier = identifier
         self._registry = registry
         # Changed by loads and unloads: by number, the copy of each version that clients know of; instead of all of
         # them, what is wrong with a model whose versions are unknown.
@@ -90,6 +91,11 @@ class Model:
     def is_unloaded(self) -> bool:
         """Whether nothing of it is left, or will be soon."""
         return self.problem is None and not any(each.is_there for each in self.versions.values())
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a version of it serves or should: only then it is meant by its name where others bear that, too."""
+        return any(not each.version.is_unloaded for each in self.versions.values())
 
     @property
     def serving(self) -> dict[int, Served]:
@@ -128,18 +134,18 @@ class Model:
         """Raises InternalError, Triton's sentence."""
         if self._loading is not None:
             raise InternalError(
-                f"a related model '{self.name}' to a load/unload request is currently loading or unloading"
+                f"a related model '{self.identifier}' to a load/unload request is currently loading or unloading"
             )
 
     def _refuse(self, found: FoundModel, error: ShoalError) -> None:
         """What lies on disk cannot be loaded at all."""
-        _log.error("failed to load '%s': %s", self.name, error)
+        _log.error("failed to load '%s': %s", self.identifier, error)
         serving = self.serving
         if serving:
             self._note(error)
             return
         if self.problem is not None or not found.versions:
-            self.problem = self._registry.create_problem(self.name, error)
+            self.problem = self._registry.create_problem(self.identifier, error)
             self._tell([self.problem])
             return
         for number in found.versions:
@@ -204,12 +210,12 @@ class Model:
         for served in loading.fresh.values():
             served.discard()
         if not self.versions:
-            self.problem = self._registry.create_problem(self.name, next(iter(loading.errors.values())))
+            self.problem = self._registry.create_problem(self.identifier, next(iter(loading.errors.values())))
         reasons = "".join(
             f"version {number} is at UNAVAILABLE state: {errors.index_reason(error)};\n"
             for number, error in sorted(loading.errors.items())
         )
-        error = InvalidArgumentError(f"load failed for model '{self.name}': {reasons}")
+        error = InvalidArgumentError(f"load failed for model '{self.identifier}': {reasons}")
         if self.serving:
             self._note(next(iter(loading.errors.values())))
         else:
@@ -256,7 +262,7 @@ class Model:
                 served.version.reason = UNLOADED
         messages: list[Message] = [version.message() for version in self.rows if version is not self.problem]
         if self.problem is not None:
-            messages.append({"op": "model_removed", "name": self.name, "version": NO_VERSION})
+            messages.append({"op": "model_removed", **self.identifier._asdict(), "version": NO_VERSION})
             self.problem = None
 
         def told() -> None:

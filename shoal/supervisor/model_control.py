@@ -15,6 +15,7 @@ from typing import Any
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.options import ServerOptions
 from shoal.repository.found import FoundModel, Poll
+from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, ModelVersion
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.models import Models
@@ -49,9 +50,11 @@ class ModelControl:
         wanted = None if self._loads_all else self._options.load_model
 
         def polled(poll: Poll) -> None:
-            for name in set(wanted or ()) - set(poll.models):
-                reason = poll.problems.get(name, "failed to poll from model repository")
-                self._models.add_problem(name, InternalError(f"failed to load '{name}', {reason}"))
+            unloadable = {identifier.name: identifier for identifier in poll.problems}
+            for name in set(wanted or ()) - {identifier.name for identifier in poll.models}:
+                identifier = unloadable.get(name, ModelIdentifier(name))
+                reason = poll.problems.get(identifier, "failed to poll from model repository")
+                self._models.add_problem(identifier, InternalError(f"failed to load '{name}', {reason}"))
             problems = poll.problems if wanted is None else {}
             self._models.load_all(poll._replace(problems=problems), then)
             if self._mode == "poll":
@@ -74,15 +77,15 @@ class ModelControl:
 
     def _on_polled(self, poll: Poll) -> None:
         """Load what is new or different, unload what is gone; a model that is still being loaded waits for its turn."""
-        for name, found in poll.models.items():
-            model = self._models.models.get(name)
+        for identifier, found in poll.models.items():
+            model = self._models.models.get(identifier)
             if model is None or not model.is_loading:
                 self._models.load(found, _logged)
-        for name, reason in poll.problems.items():
-            self._models.add_problem(name, InvalidArgumentError(reason))
-        for name, model in self._models.models.items():
-            if name not in poll.names and not model.is_loading and not model.is_unloaded:
-                _log.info("model '%s' is gone from the repository", name)
+        for identifier, reason in poll.problems.items():
+            self._models.add_problem(identifier, InvalidArgumentError(reason))
+        for identifier, model in self._models.models.items():
+            if identifier not in poll.identifiers and not model.is_loading and not model.is_unloaded:
+                _log.info("model '%s' is gone from the repository", identifier)
                 model.unload(_done)
         self._loop.call_after(self._options.repository_poll_secs, self._look_again)
 
@@ -92,10 +95,10 @@ class ModelControl:
         """Every version that is known, and by their names the models that lie on disk and were never loaded."""
 
         def polled(poll: Poll) -> None:
-            known = [_row(version) for version in self._models.versions]
-            names = {row["name"] for row in known}
-            known += [{"name": name} for name in poll.names if name not in names]
-            question.answer(sorted(known, key=lambda row: str(row["name"])))
+            versions = self._models.versions
+            unknown = set(poll.identifiers) - {version.identifier for version in versions}
+            rows = [_row(version) for version in versions] + [{"name": identifier.name} for identifier in unknown]
+            question.answer(sorted(rows, key=lambda row: str(row["name"])))
 
         self._repository.poll((), polled, question.refuse)
 
@@ -130,7 +133,7 @@ class ModelControl:
     def _unload(self, question: Question) -> None:
         """Answered as soon as nothing more is accepted. A model that nobody knows is unloaded already."""
         self._refuse_unless_explicit()
-        model = self._models.models.get(question.arguments["model"])
+        model = self._models.find(question.arguments["model"])
         if model is None:
             question.answer()
         else:

@@ -13,6 +13,7 @@ from shoal import errors
 from shoal.control import Message
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.repository.found import FoundModel, Poll
+from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
@@ -39,7 +40,7 @@ class Models:
         self._forget = forget
         self._ids = itertools.count(1)
         # Changed while models load, change and end.
-        self.models: dict[str, Model] = {}
+        self.models: dict[ModelIdentifier, Model] = {}
         self._served: dict[int, Served] = {}
         self._waiting: deque[Served] = deque()
         self._loading: set[Served] = set()
@@ -51,8 +52,8 @@ class Models:
 
     def load_all(self, poll: Poll, then: Callable[[], None]) -> None:
         """Load every model that was found; `then` when each has loaded or failed."""
-        for name, reason in poll.problems.items():
-            self.add_problem(name, InvalidArgumentError(reason))
+        for identifier, reason in poll.problems.items():
+            self.add_problem(identifier, InvalidArgumentError(reason))
         num_missing = len(poll.models)
 
         def settled(_error: ShoalError | None) -> None:
@@ -68,7 +69,7 @@ class Models:
 
     def load(self, found: FoundModel, outcome: Outcome) -> None:
         """Serve a model as it was found; `outcome` when it serves, or does not. Raises as Model.load."""
-        self._model(found.name).load(found, outcome)
+        self._model(found.identifier).load(found, outcome)
 
     def lend(self, directory: Path) -> None:
         """A directory made for one load; it is discarded when nothing that was loaded from it is left."""
@@ -78,18 +79,18 @@ class Models:
         """The load it was made for has failed: it is no longer ours to discard."""
         self._borrowed.pop(directory, None)
 
-    def add_problem(self, name: str, error: ShoalError) -> None:
+    def add_problem(self, identifier: ModelIdentifier, error: ShoalError) -> None:
         """What lies on disk under this name is no model."""
-        model = self._model(name)
+        model = self._model(identifier)
         if not model.serving:
-            _log.error("failed to load '%s': %s", name, error)
-            model.problem = self.create_problem(name, error)
+            _log.error("failed to load '%s': %s", identifier, error)
+            model.problem = self.create_problem(identifier, error)
             self.tell([model.problem.message()], _nothing)
 
-    def _model(self, name: str) -> Model:
-        if name not in self.models:
-            self.models[name] = Model(name, self)
-        return self.models[name]
+    def _model(self, identifier: ModelIdentifier) -> Model:
+        if identifier not in self.models:
+            self.models[identifier] = Model(identifier, self)
+        return self.models[identifier]
 
     # --- what a model needs of all of them ---
 
@@ -106,16 +107,19 @@ class Models:
             )
         row = self._free_rows.popleft()
         directory = found.versions[number].directory
-        version = ModelVersion(found.name, number, next(self._ids), row, directory, found.config, found.labels)
+        version = ModelVersion(
+            found.name, number, next(self._ids), row, directory, found.config, found.labels, found.namespace
+        )
         served = Served(version, source_of(found, number), self._host, owner)
         self._served[version.model_id] = served
         if directory.parent in self._borrowed:
             self._borrowed[directory.parent] += 1
         return served
 
-    def create_problem(self, name: str, error: ShoalError) -> ModelVersion:
+    def create_problem(self, identifier: ModelIdentifier, error: ShoalError) -> ModelVersion:
         """What stands for a model of which no version is known, and says why."""
-        version = ModelVersion(name, NO_VERSION, next(self._ids), NO_ROW, Path())
+        name, namespace = identifier
+        version = ModelVersion(name, NO_VERSION, next(self._ids), NO_ROW, Path(), namespace=namespace)
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         return version
 
@@ -160,10 +164,15 @@ class Models:
 
     # --- what others ask ---
 
+    def find(self, name: str) -> Model | None:
+        """The model that a request means by a name. Raises InvalidArgumentError where it could be several."""
+        bearers = [model for identifier, model in self.models.items() if identifier.name == name]
+        return meant_by(name, [model for model in bearers if model.is_wanted] or bearers)
+
     @property
     def versions(self) -> list[ModelVersion]:
         """Every version that clients know of."""
-        return [version for name in sorted(self.models) for version in self.models[name].rows]
+        return [version for identifier in sorted(self.models) for version in self.models[identifier].rows]
 
     @property
     def failures(self) -> list[ModelVersion]:

@@ -19,6 +19,7 @@ from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
 from shoal.repository.cloud_cache import Slot
 from shoal.repository.found import FoundModel, Poll
+from shoal.repository.identifier import ModelIdentifier
 from shoal.supervisor.children import Child, spawn
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Member
@@ -86,6 +87,7 @@ class Repository:
                 ],
                 "strict": options.disable_auto_complete_config,
                 "config_name": options.model_config_name,
+                "namespacing": options.model_namespacing,
             }
         )
         for order in self._orders.values():
@@ -108,7 +110,9 @@ class Repository:
         """Every model there is; only `names`, or all, are looked into."""
 
         def polled(answer: Message, found: list[FoundModel]) -> None:
-            then(Poll({model.name: model for model in found}, answer["problems"], tuple(answer["names"])))
+            problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer["problems"]}
+            identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer["identifiers"])
+            then(Poll({model.identifier: model for model in found}, problems, identifiers))
 
         self._order("poll", {"names": None if names is None else list(names)}, polled, failed)
 

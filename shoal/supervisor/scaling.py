@@ -73,14 +73,17 @@ class Scaling:
             question.answer(self._describe(model, number))
 
     def _find(self, name: str) -> Model:
-        model = self._models.models.get(name)
+        model = self._models.find(name)
         if model is None or not model.versions:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
         return model
 
     def _describe(self, model: Model, number: int | None) -> dict[str, Any]:
         wanted = [each for each in model.versions if number in (None, each)]
-        return {"model": model.name, "versions": [self._version(model.versions[each]) for each in sorted(wanted)]}
+        return {
+            "model": model.identifier.name,
+            "versions": [self._version(model.versions[each]) for each in sorted(wanted)],
+        }
 
     def _version(self, served: Served) -> dict[str, Any]:
         version = served.version
@@ -152,7 +155,7 @@ class Scaling:
         )
         autoscaler = self._autoscalers[version.model_id]
         wanted = autoscaler.observe(now_ns, load)
-        if wanted == version.num_instances or self._models.models[version.name].is_loading:
+        if wanted == version.num_instances or self._models.models[version.identifier].is_loading:
             return
         waited_ms = load.queue_age_ns / 1e6
         _log.info(
@@ -193,5 +196,5 @@ def _serving(model: Model, number: int | None) -> Served:
     served = serving.get(max(serving, default=0) if number is None else number)
     if served is None:
         which = "" if number is None else f" version {number}"
-        raise UnavailableError(f"Request for unknown model: '{model.name}'{which} is not at ready state")
+        raise UnavailableError(f"Request for unknown model: '{model.identifier.name}'{which} is not at ready state")
     return served

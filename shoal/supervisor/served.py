@@ -73,7 +73,7 @@ class Served:
     def load(self) -> None:
         """Start the instances; the owner hears whether all of them come up."""
         version = self.version
-        _log.info("loading: %s:%d", version.name, version.version)
+        _log.info("loading: %s:%d", version.identifier, version.version)
         self._started_s = self._host.loop.now_s()
         look_into_file = self._needs_autocomplete
         try:
@@ -120,7 +120,7 @@ class Served:
         """It serves from now on, once clients hear of it."""
         if self.version.state is VersionState.LOADING:
             self.version.move(VersionState.READY)
-        _log.info("successfully loaded '%s' version %d", self.version.name, self.version.version)
+        _log.info("successfully loaded '%s' version %d", self.version.identifier, self.version.version)
 
     def fail(self, error: ShoalError) -> None:
         """What is loading cannot, or must not, come up: it is UNAVAILABLE, and ends."""
@@ -128,7 +128,7 @@ class Served:
         if version.state is not VersionState.LOADING:
             return
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
-        _log.error("failed to load '%s' version %d: %s", version.name, version.version, error)
+        _log.error("failed to load '%s' version %d: %s", version.identifier, version.version, error)
         self._owner.on_load_failed(self, error)
         self._end()
 

@@ -110,7 +110,7 @@ class Service:
 
 def describe(versions: Sequence[ModelVersion]) -> str:
     """The server in words: `14/16 instances up, 2 models failed`. A failed version has no instances to count."""
-    num_failed = len({version.name for version in versions if version.is_failure})
+    num_failed = len({version.identifier for version in versions if version.is_failure})
     failed = f", {num_failed} model{'s' * (num_failed != 1)} failed" if num_failed else ""
     num_up = sum(version.num_instances_up for version in versions)
     num_wanted = sum(version.num_instances for version in versions if version.state is not VersionState.UNAVAILABLE)

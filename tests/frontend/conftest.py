@@ -49,6 +49,7 @@ def model_message(name: str, version: int, model: int, config: dict[str, Any] | 
     return {
         "op": "model",
         "name": name,
+        "namespace": "",
         "version": version,
         "model": model,
         "row": model,

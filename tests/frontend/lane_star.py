@@ -32,9 +32,9 @@ def config(name: str, max_batch_size: int, *tensors: tuple[str, str, list[int]],
 def message(model_id: int, configuration: dict[str, Any], **more: Any) -> dict[str, Any]:
     """What the supervisor says of a model that is READY, or as `more` says."""
     return {
-        "op": "model", "name": configuration["name"], "version": 1, "model": model_id, "row": -1, "state": "READY",
-        "reason": "", "failed": False, "num_instances": 1, "num_instances_up": 1, "config": configuration,
-        "load_seconds": 0.0, "labels": {}, **more,
+        "op": "model", "name": configuration["name"], "namespace": "", "version": 1, "model": model_id, "row": -1,
+        "state": "READY", "reason": "", "failed": False, "num_instances": 1, "num_instances_up": 1,
+        "config": configuration, "load_seconds": 0.0, "labels": {}, **more,
     }  # fmt: skip
 
 

@@ -109,10 +109,10 @@ def test_a_failure_without_a_version_is_forgotten_once_a_version_is_known(
 
 
 def test_a_removed_version_is_not_found_and_the_last_one_takes_the_name_along(state: ServerState) -> None:
-    state.models.apply({"op": "model_removed", "name": "simple", "version": 3})
+    state.models.apply({"op": "model_removed", "name": "simple", "namespace": "", "version": 3})
     assert state.models.lookup("simple", None).version == 1
     for version in (1, 2):
-        state.models.apply({"op": "model_removed", "name": "simple", "version": version})
+        state.models.apply({"op": "model_removed", "name": "simple", "namespace": "", "version": version})
     with pytest.raises(NotFoundError, match="'simple' is not found"):
         state.models.lookup("simple", "1")
 
@@ -120,7 +120,7 @@ def test_a_removed_version_is_not_found_and_the_last_one_takes_the_name_along(st
 def test_a_message_about_something_else_changes_nothing(state: ServerState) -> None:
     before = list(state.models.entries())
     with pytest.raises(ValueError, match="worker"):
-        state.models.apply({"op": "worker", "name": "simple", "version": 1})
+        state.models.apply({"op": "worker", "name": "simple", "namespace": "", "version": 1})
     assert list(state.models.entries()) == before
 
 
@@ -133,3 +133,48 @@ def test_a_version_without_a_row_has_zeros(state: ServerState, make_message: Mes
     state.models.apply(make_message("rowless", 1, 10, None, row=-1))
     row = state.read_counters(state.models.lookup("rowless", None))
     assert (set(row.cells.values()), row.batches) == ({0}, ())
+
+
+AMBIGUOUS = "There are 2 identifiers of model 'm' in global map, model namespace must be provided to resolve ambiguity."
+
+
+@pytest.fixture
+def namespaces() -> ModelTable:
+    """With namespacing: `m` in a/, versions 1 and 2."""
+    table = ModelTable(namespacing=True)
+    table.apply(model_message("m", 1, 1, SIMPLE, namespace="a"))
+    table.apply(model_message("m", 2, 2, SIMPLE, namespace="a"))
+    return table
+
+
+@pytest.mark.parametrize("version", [None, "2"])
+def test_a_name_in_two_repositories_means_neither_while_both_are_wanted(namespaces: ModelTable, version: str) -> None:
+    assert namespaces.lookup("m", version).namespace == "a"
+    for state in ("LOADING", "READY"):
+        namespaces.apply(model_message("m", 3, 3, SIMPLE, namespace="b", state=state))
+        with pytest.raises(InvalidArgumentError) as refusal:
+            namespaces.lookup("m", version)
+        assert str(refusal.value) == AMBIGUOUS
+    assert namespaces.ready_entries("m") == []
+    assert [entry.model_id for entry in namespaces.ready_entries()] == [1, 2, 3]
+    for state, reason in (("UNLOADING", ""), ("UNAVAILABLE", "unloaded")):
+        namespaces.apply(model_message("m", 3, 3, None, namespace="b", state=state, reason=reason))
+        assert namespaces.lookup("m", version).model_id == 2
+    assert [entry.model_id for entry in namespaces.ready_entries("m")] == [1, 2]
+    assert len(list(namespaces.entries())) == 3
+
+
+def test_a_model_that_cannot_be_read_takes_no_name_away(namespaces: ModelTable) -> None:
+    broken = model_message("m", -1, 9, None, namespace="b", row=-1, state="UNAVAILABLE", reason="Internal: no")
+    namespaces.apply(broken)
+    assert namespaces.lookup("m", None).model_id == 2
+    namespaces.apply({"op": "model_removed", "name": "m", "namespace": "b", "version": -1})
+    assert [entry.model_id for entry in namespaces.entries()] == [1, 2]
+
+
+def test_with_namespacing_an_unknown_name_is_a_wrong_one(namespaces: ModelTable) -> None:
+    for version in (1, 2):
+        namespaces.apply(model_message("m", version, version, None, namespace="a", state="UNLOADING"))
+    for name in ("m", "none"):
+        with pytest.raises(InvalidArgumentError, match=f"^Request for unknown model: '{name}' is not found$"):
+            namespaces.lookup(name, None)

@@ -25,7 +25,11 @@ from tests.workers.surroundings import Returning, model
 #: Refused by `checks` before `support` is asked, since Triton refuses it there.
 CHECKED = {"instance_group[].profile": 'instance_group { profile: "0" }'}
 #: Taken up by a process whose tests hold it to it.
-ELSEWHERE = {"metric_tags.*": "tests/frontend/test_metrics.py"}
+ELSEWHERE = {
+    "metric_tags.*": "tests/frontend/metrics/test_exposition.py",
+    "model_metrics.metric_control[].metric_identifier.family": "tests/model_config/test_model_metrics.py",
+    "model_metrics.metric_control[].histogram_options.buckets": "tests/model_config/test_model_metrics.py",
+}
 
 BATCHING = "max_batch_size: 8 dynamic_batching"
 GPU = "instance_group { kind: KIND_GPU } optimization { execution_accelerators"

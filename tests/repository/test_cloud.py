@@ -17,6 +17,7 @@ from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from shoal.repository.cloud import CloudRepository, Patience
 from shoal.repository.cloud_listing import CloudModel
+from shoal.repository.poll import Repositories
 from shoal.repository.scan import version_directories
 from tests.repository.s3_server import DEADLINE_S, HaltingProxy, S3Server, credential_file
 
@@ -70,6 +71,17 @@ def test_directories_are_models_and_nothing_else_is(s3: S3Server, bucket: str, t
 
 def test_the_whole_bucket_can_be_a_repository(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     assert set(repository(s3, bucket, tmp_path, path="").listing().models) == {"models", "other"}
+
+
+def test_with_namespacing_the_address_is_the_namespace(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    cloud, local = repository(s3, bucket, tmp_path), tmp_path / "local"
+    (local / "digits" / "1").mkdir(parents=True)
+    repositories = Repositories([cloud, local], namespacing=True)
+    models = repositories.scan().models
+    address = f"s3://{s3.host}/{bucket}/models"
+    assert list(models) == [("digits", str(local)), ("digits", address), ("identity", address)]
+    found = {each.identifier: each.origin for each in repositories.look_at_each(models)}
+    assert found == dict(zip(models, ("", f"{address}/digits", f"{address}/identity"), strict=True))
 
 
 def test_a_tag_changes_with_its_model_and_no_other(s3: S3Server, bucket: str, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.repository.lifecycle import ModelVersion, VersionState
+from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def test_front_ends_are_told_the_labels_beside_the_configuration(version: ModelV
     version.load_seconds = 0.5
     version.move(VersionState.READY)
     assert version.message() == {
-        "op": "model", "name": "m", "version": 3, "model": 7, "row": 2, "state": "READY", "reason": "",
+        "op": "model", "name": "m", "namespace": "", "version": 3, "model": 7, "row": 2, "state": "READY", "reason": "",
         "failed": False,
         "num_instances": 2, "num_instances_up": 1, "config": {"name": "m"}, "labels": {"OUT": ("zero", "one")},
         "load_seconds": 0.5,
@@ -40,3 +40,18 @@ def test_a_move_that_the_table_does_not_have_changes_nothing(version: ModelVersi
     with pytest.raises(ValueError, match="cannot go"):
         version.move(VersionState.LOADING)
     assert (version.state, version.reason) == (VersionState.UNAVAILABLE, "unloaded")
+
+
+def test_a_version_is_unloaded_from_the_moment_it_is_unwanted(version: ModelVersion) -> None:
+    seen = [version.is_unloaded]
+    for state, reason in (("READY", ""), ("UNAVAILABLE", "Internal: no"), ("UNLOADING", ""), ("UNAVAILABLE", UNLOADED)):
+        version.move(VersionState(state), reason)
+        seen.append(version.is_unloaded)
+    assert seen == [False, False, False, True, True]
+
+
+def test_where_there_is_a_namespace_everybody_is_told(version: ModelVersion) -> None:
+    assert version.status()[0] == "m"
+    version.namespace = "/models"
+    assert version.status()[0] == "/models::m"
+    assert version.message()["namespace"] == "/models"

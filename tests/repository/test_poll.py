@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.repository.found import FoundModel
-from shoal.repository.poll import Override, Repositories, newest_ns
+from shoal.repository.poll import NO_OVERRIDE, Override, Repositories, newest_ns
 
 CONFIG = """
 backend: "identity"
@@ -114,3 +114,24 @@ def test_a_link_that_points_nowhere_has_no_time(tmp_path: Path) -> None:
     os.utime(tmp_path, ns=(1000, 1000))
     assert newest_ns(tmp_path) == 1000
     assert newest_ns(tmp_path / "link") == 0
+
+
+def test_with_namespacing_a_model_is_found_by_its_name_while_no_other_has_it(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for directory in (first / "both" / "1", second / "both" / "1", second / "one" / "1"):
+        directory.mkdir(parents=True)
+        (directory.parent / "config.pbtxt").write_text(CONFIG.replace('label_filename: "labels.txt"', ""))
+    repositories = Repositories([first, second], namespacing=True)
+    found = repositories.look("one")
+    assert found is not None
+    assert found.identifier == ("one", str(second))
+    assert FoundModel.from_message(found.message()) == found
+    # A directory of the request's own stands in for the model of that repository, or for none.
+    for name, namespace in (("one", str(second)), ("new", "")):
+        found = repositories.look(name, Override(None, first / "both"))
+        assert found is not None
+        assert (found.identifier, found.directory) == ((name, namespace), first / "both")
+    for override in (NO_OVERRIDE, Override(None, first / "both")):
+        with pytest.raises(InvalidArgumentError, match=r"^There are 2 identifiers of model 'both' in global map, "):
+            repositories.look("both", override)
+    assert repositories.look("none") is None

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.scan import RepositoryScan, model_file, scan, version_directories, wanted_versions
+
+BOTH = ModelIdentifier("both")
 
 
 def make(parent: Path, *names: str) -> Path:
@@ -28,28 +31,48 @@ def test_models_of_two_repositories_by_name(tmp_path: Path) -> None:
     found = scan([first, second])
     assert found == RepositoryScan(
         models={
-            "_x": second / "_x",
-            "linked": second / "linked",
-            "mlp": first / "mlp",
-            "simple.v2": first / "simple.v2",
+            ModelIdentifier("_x"): second / "_x",
+            ModelIdentifier("linked"): second / "linked",
+            ModelIdentifier("mlp"): first / "mlp",
+            ModelIdentifier("simple.v2"): first / "simple.v2",
         },
         problems={},
     )
-    assert list(found.models) == ["_x", "linked", "mlp", "simple.v2"]
+    assert [identifier.name for identifier in found.models] == ["_x", "linked", "mlp", "simple.v2"]
 
 
 def test_a_model_in_two_repositories_is_a_problem_and_the_others_stay(tmp_path: Path) -> None:
     found = scan([make(tmp_path / "a", "both", "one"), make(tmp_path / "b", "both")])
-    assert found.problems == {"both": "model appears in two or more repositories"}
-    assert list(found.models) == ["one"]
+    assert found.problems == {BOTH: "model appears in two or more repositories"}
+    assert list(found.models) == [("one", "")]
+
+
+def test_with_namespacing_a_model_in_two_repositories_is_two_models(tmp_path: Path) -> None:
+    first, second = make(tmp_path / "a", "both", "one"), make(tmp_path / "b", "both", "two words")
+    found = scan([first, second], namespacing=True)
+    assert found.models == {
+        ("both", str(first)): first / "both",
+        ("both", str(second)): second / "both",
+        ("one", str(first)): first / "one",
+    }
+    assert list(found.problems) == [("two words", str(second))]
+
+
+def test_with_namespacing_a_repository_that_is_named_twice_is_still_one(tmp_path: Path) -> None:
+    repository = make(tmp_path, "both")
+    found = scan([repository, repository], namespacing=True)
+    assert found.problems == {("both", str(tmp_path)): "model appears in two or more repositories"}
+    assert not found.models
 
 
 @pytest.mark.parametrize("name", ["two words", "-dash", "line\n", "é", "a:b"])
 def test_a_directory_that_cannot_be_a_model(tmp_path: Path, name: str) -> None:
     found = scan([make(tmp_path, name, "good")])
-    assert list(found.models) == ["good"]
+    assert list(found.models) == [("good", "")]
     assert found.problems == {
-        name: f"directory name {name!r} is no model name: use at most 255 letters, digits, '_', '.' and '-', "
+        ModelIdentifier(
+            name
+        ): f"directory name {name!r} is no model name: use at most 255 letters, digits, '_', '.' and '-', "
         "beginning with a letter, a digit or '_', and rename the directory"
     }
 

@@ -251,7 +251,7 @@ def test_only_loaded_versions_have_series(state: ServerState) -> None:
     assert 'model="simple",version="2"' not in text
     assert 'model="gone"' not in text
     assert 'model="broken"' not in text
-    state.models.apply({"op": "model_removed", "name": "simple", "version": 3})
+    state.models.apply({"op": "model_removed", "name": "simple", "namespace": "", "version": 3})
     assert 'model="simple",version="3"' not in exposition(state, NOTHING, NOW_NS)
 
 

@@ -1,0 +1,82 @@
+"""Models of one name in two repositories: both are served, and a name finds its model while it means only one."""
+
+import json
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.http as triton
+
+from tests.end_to_end.server import Server, serving
+from tests.end_to_end.test_model_lifecycle import index, index_once, infer, ready, unloaded, write_model
+
+AMBIGUOUS = {
+    "error": "There are 2 identifiers of model 'both' in global map, "
+    "model namespace must be provided to resolve ambiguity."
+}
+
+
+@pytest.fixture
+def repositories(tmp_path: Path) -> tuple[Path, Path]:
+    """`both` in both, version 1 in the first and 2 in the second; `one` in the second."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_model(first, "both", 1)
+    write_model(second, "both", 2)
+    write_model(second, "one", 1)
+    return first, second
+
+
+def told(server: Server, path: str, body: Any = None) -> tuple[int, Any]:
+    """Status and JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(f"http://{server.url}/v2/{path}", data, timeout=30) as response:
+            return response.status, json.loads(response.read() or b"null")
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read() or b"null")
+
+
+def test_what_has_one_name_is_refused_by_it_and_all_else_works(repositories: tuple[Path, Path]) -> None:
+    with (
+        serving(
+            repositories, "--model-namespacing=true", "--model-control-mode=explicit", "--load-model=both"
+        ) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        assert f"{repositories[0]}::both".encode() in server.log
+        assert index(client) == [ready("both", 1), ready("both", 2), {"name": "one"}]
+        assert client.is_server_ready()
+        for path in ("models/both", "models/both/versions/1", "models/both/config", "models/both/ready"):
+            assert told(server, path) == (400, AMBIGUOUS)
+        for path in ("models/both/infer", "repository/models/both/load", "repository/models/both/unload"):
+            assert told(server, path, {"inputs": []} if "infer" in path else {}) == (400, AMBIGUOUS)
+        assert told(server, "models/both/stats") == (400, {"error": "requested model 'both' is not available"})
+        assert [each["version"] for each in told(server, "models/stats")[1]["model_stats"]] == ["1", "2"]
+        assert index(client) == [ready("both", 1), ready("both", 2), {"name": "one"}]
+        client.load_model("one")
+        assert infer(client, "one") == "1"
+        client.unload_model("one")
+        for name in ("one", "none"):
+            assert told(server, f"models/{name}") == (
+                400, {"error": f"Request for unknown model: '{name}' is not found"}
+            )  # fmt: skip
+        index_once(client, [ready("both", 1), ready("both", 2), unloaded("one")])
+        assert server.stop() == 0
+
+
+def test_a_name_loses_its_meaning_with_a_second_model_and_gains_it_again(repositories: tuple[Path, Path]) -> None:
+    first, second = repositories
+    shutil.rmtree(second / "both")
+    flags = ("--model-namespacing=true", "--model-control-mode=poll", "--repository-poll-secs=1")
+    with serving(repositories, *flags) as server, triton.InferenceServerClient(server.url) as client:
+        assert infer(client, "both") == "1"
+        write_model(second, "both", 2)
+        index_once(client, [ready("both", 1), ready("both", 2), ready("one")])
+        assert told(server, "models/both") == (400, AMBIGUOUS)
+        shutil.rmtree(first / "both")
+        index_once(client, [unloaded("both", 1), ready("both", 2), ready("one")])
+        assert infer(client, "both") == "2"
+        assert server.stop() == 0
