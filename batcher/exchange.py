@@ -260,6 +260,9 @@ class Exchange:
                     self._requests.cancel(client.first_key + record[R.NUMBER], now_ns)
                 elif kind == HOLD:
                     self.holders.hold(record[R.BLOCK], client.first_key + record[R.NUMBER])
+                elif kind == layout.TRACE:
+                    if client.first_key + record[R.NUMBER] in self._requests:
+                        client.traced.add(record[R.NUMBER])
                 else:
                     raise LayoutError(f"client {client.owner} sent a record of kind {kind}")
         except LayoutError:

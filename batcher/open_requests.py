@@ -41,7 +41,12 @@ class OpenRequests(dict[int, OpenRequest]):
         client, model, number, _, _, start_ns, queue_ns, queued = request
         if ref:
             self._holders.hold(ref, key)
-        client.writer.push((REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        if number not in client.traced:
+            client.writer.push((REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        else:
+            times = statistics.time_points(compute)
+            client.writer.push(layout.record(REPLY, number, status, ref, header, 0, 0, queue_ns, *times))
+            client.traced.discard(number)
         client.must_ring = True
         self._written.add(client)
         if status:
@@ -58,6 +63,7 @@ class OpenRequests(dict[int, OpenRequest]):
             return
         client, model, number, _, _, start_ns, _, _ = request
         self._second_chances.discard(key)
+        client.traced.discard(number)
         self._refuse(client, number, InternalError.wire, reason, detail)
         statistics.count_failure(model.row, cell, start_ns, now_ns)
         self._counted.add(model)

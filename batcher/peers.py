@@ -39,11 +39,13 @@ class Peer:
 class Client(Peer):
     """A front end. Its number of a request, added to `first_key`, is the request's key."""
 
-    __slots__ = ("first_key",)
+    __slots__ = ("first_key", "traced")
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell) -> None:
         super().__init__(owner, link, segment, bell)
         self.first_key = owner << NUMBER_BITS
+        #: Numbers of open requests whose replies shall have the times in them.
+        self.traced: set[int] = set()
 
 
 class Model:

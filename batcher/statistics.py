@@ -36,6 +36,12 @@ def compute_times(start: int, input_end: int, output_start: int, end: int, now_n
     return start, input_end - start, output_start - input_end, end - output_start
 
 
+def time_points(compute: Compute) -> tuple[int, int, int, int]:
+    """What `compute_times` was made from: start, end of input, start of output, end."""
+    start, input_ns, infer_ns, output_ns = compute
+    return start, start + input_ns, start + input_ns + infer_ns, start + input_ns + infer_ns + output_ns
+
+
 def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns: int, now_ns: int) -> None:
     """A request was answered; `start_ns` is when its client began to receive it, `queue_ns` when it was queued."""
     cells = row.cells

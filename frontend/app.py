@@ -6,6 +6,7 @@ else. `Connection: close` among a response's headers is a request to the server:
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.response import CLOSE, Response, body_cut_short, error_json, error_response
 from shoal.frontend.router import answer, path_of, resolve, restricted
 from shoal.frontend.state import ServerState
+from shoal.frontend.traced_transport import TracedTransport
 
 if TYPE_CHECKING:
     from shoal.frontend.transport import Transport
@@ -84,12 +86,16 @@ def _serve(
     if isinstance(found, Response):
         # Refused without reading: what is left of the body cannot be told from the next request.
         return found._replace(headers=found.headers + CLOSE) if _has_body(environ) else found
+    begun_ns = time.monotonic_ns()
     try:
         body = _read_body(environ, state.max_request_bytes, unreadable)
     except ShoalError as error:
         return error_response(error, CLOSE)
     fields = forwarded(state.header_forward_pattern, environ.get(HEAD_VARIABLE, b""))
-    return answer(found, state, transport, headers, body, fields)
+    if state.tracing is None:
+        return answer(found, state, transport, headers, body, fields)
+    traced = TracedTransport(transport, state.tracing, headers, begun_ns)
+    return traced.see_off(answer(found, state, traced, headers, body, fields))
 
 
 def _target(environ: Environ) -> str:

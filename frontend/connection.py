@@ -6,6 +6,10 @@ SENDING what the socket has not taken yet. The lane moves it; nothing here block
 
 from enum import IntEnum
 from socket import socket as Socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.frontend.tracing import TracedRequest
 
 #: One look at a socket reads at most this: a head and a small body come in one piece.
 READ_BYTES = 64 * 1024
@@ -33,16 +37,17 @@ class Connection:
     """A socket, non-blocking, and the state of the exchange on it."""
 
     __slots__ = (
-        "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "number", "prefix_nbytes",
-        "received", "release", "socket", "stage", "target", "unsent",
+        "begun_s", "block", "buffer", "deadline_s", "fd", "head", "is_quiet", "keep_alive", "number", "prefix_nbytes",
+        "received", "release", "socket", "stage", "target", "trace", "unsent",
     )  # fmt: skip
 
-    def __init__(self, connection: Socket, deadline_s: float) -> None:
+    def __init__(self, connection: Socket, now_s: float, deadline_s: float) -> None:
         self.socket = connection
         self.fd = connection.fileno()
         # All changed by the lane.
         self.stage = READING
         self.buffer = b""  # read and not used: the beginning of a request, or the next one
+        self.begun_s = now_s  # when the first bytes of a request came
         self.deadline_s = deadline_s
         self.prefix_nbytes = 0  # of the last request: its head and its JSON, in front of binary tensors
         self.keep_alive = True
@@ -54,6 +59,7 @@ class Connection:
         self.number = 0  # of the request that is waited for
         self.unsent: Chunks = []
         self.release = 0  # the reply to release once everything is sent
+        self.trace: TracedRequest | None = None  # of the request that is waited for or answered, where it is traced
 
     def read(self) -> bytes | None:
         """What has come; b"" at the end of the stream, None where there is nothing."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shoal import control, fault, log
 from shoal.control import Channel, Message
+from shoal.frontend import tracing
 from shoal.frontend.state import ModelTable, ServerState
 from shoal.ledger import ledger_message
 from shoal.options import MetricsConfig
@@ -52,6 +53,8 @@ class FrontEnd:
         elif op == "log":
             log.configure(**message["log"])
             self.state.log_settings = message["log"]
+        elif op == "trace_settings":
+            self.state.tracing = tracing.changed(self.state.tracing, message, fds)
         elif op == "ledger":
             self.channel.send(ledger_message(**self.port.counts))
         elif op != "ping":  # its acknowledgement, from this process's own loop, is the answer

@@ -24,6 +24,8 @@ from shoal.frontend.outgoing import Outgoing
 from shoal.frontend.response import Response, body_cut_short, error_response
 from shoal.frontend.router import answer, restricted
 from shoal.frontend.submission import Asked, Known, Submission
+from shoal.frontend.tracing import Tracing
+from shoal.frontend.v2.infer import PreparedRequest
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Reply
 from shoal.shm.slab import Block
@@ -54,9 +56,10 @@ class Lane:
         notify: Callable[[], None],
     ) -> None:
         self._front_end = front_end
+        self._state = front_end.state
         self._port = front_end.port
         self._largest_body_nbytes = front_end.port.slab.largest_nbytes // SLAB_PARTS
-        self._submission = Submission(front_end.state, front_end.port)
+        self._submission = Submission(self._state, self._port)
         self._wakeup_fd = wakeup_fd
         self._is_alive = is_alive
         self._notify = notify
@@ -144,7 +147,7 @@ class Lane:
     def _add(self, accepted: socket.socket, data: bytes, patience_s: float) -> None:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(accepted, self._now_s + patience_s)
+        connection = Connection(accepted, self._now_s, self._now_s + patience_s)
         self._connections[connection.fd] = connection
         self._poller.register(connection.fd, select.EPOLLIN)
         if data:
@@ -157,6 +160,8 @@ class Lane:
         if connection.stage is WAITING:
             self._pending[connection.number] = None
             self._port.cancel(connection.number)
+        if connection.trace is not None:
+            connection.trace.end()
         self._incoming.release(connection)
         self._outgoing.release(connection)
 
@@ -184,7 +189,8 @@ class Lane:
             if data and connection.buffer:
                 self._process(connection, connection.buffer + data)
             elif data:
-                connection.deadline_s = self._now_s + HEAD_S  # the first bytes of a request
+                connection.begun_s = self._now_s  # the first bytes of a request
+                connection.deadline_s = self._now_s + HEAD_S
                 self._process(connection, data)
             elif data is not None and connection.buffer:
                 self._hand_over(connection, connection.buffer)  # cut short: the road says so
@@ -292,7 +298,7 @@ class Lane:
             number, asked = self._submission.submit(head, body, block, raw)
         except ShoalError as error:
             return self._outgoing.respond(connection, error_response(error), self._now_s)
-        self._wait(connection, number, asked)
+        self._wait(connection, head, number, asked)
         return False
 
     def _submit_known(self, connection: Connection, known: Known, data: bytes) -> None:
@@ -303,19 +309,31 @@ class Lane:
         except ShoalError as error:
             self._outgoing.respond(connection, error_response(error), self._now_s)
         else:
-            self._wait(connection, number, asked)
+            self._wait(connection, known.head, number, asked)
 
-    def _wait(self, connection: Connection, number: int, asked: Asked) -> None:
+    def _wait(self, connection: Connection, head: Head, number: int, asked: Asked) -> None:
         connection.stage = WAITING
         connection.number = number
         connection.deadline_s = self._now_s + self._front_end.request_timeout_s
         self._pending[number] = (connection, asked)
+        if self._state.tracing is not None:
+            self._trace(self._state.tracing, connection, head, asked)
+
+    def _trace(self, tracing: Tracing, connection: Connection, head: Head, asked: Asked) -> None:
+        """Begin a request's trace, where it is to be traced."""
+        prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
+        trace = connection.trace = tracing.sample(prepared, head.headers)
+        if trace is not None:
+            block, span, start_ns = self._port.submitted(connection.number)
+            trace.received(int(connection.begun_s * 1e9), start_ns)
+            trace.submitted(block, span)
+            self._port.trace(connection.number)
 
     def _answer(self, connection: Connection, head: Head, body: memoryview, _raw: bytes) -> bool:
         """Run a handler that cannot block. True where the connection can go on at once."""
         found = head.found
         if not isinstance(found, Response):
-            found = answer(found, self._front_end.state, None, head.headers, body)
+            found = answer(found, self._state, None, head.headers, body)
         return self._outgoing.respond(connection, found, self._now_s)
 
     def _deliver(self) -> None:
@@ -337,6 +355,8 @@ class Lane:
     def _reply(self, connection: Connection, asked: Asked, reply: Reply, release: int) -> None:
         connection.stage = READING
         connection.release = release  # until it is sent: whatever fails, it is given back
+        if connection.trace is not None:
+            connection.trace.replied(reply)
         chunks = self._submission.known_response(asked, reply) or self._submission.response(asked, reply)
         if self._outgoing.send(connection, chunks, self._now_s) and (connection.buffer or connection.is_quiet):
             self._resume(connection)
@@ -344,6 +364,7 @@ class Lane:
     def _resume(self, connection: Connection) -> None:
         """Ready for the next request, which may have come already."""
         self._set_quiet(connection, False)
+        connection.begun_s = self._now_s
         data, connection.buffer = connection.buffer, b""
         if data:
             self._process(connection, data)

@@ -43,6 +43,8 @@ class Outgoing:
         """
         if not connection.keep_alive:
             chunks[0] = bytes(chunks[0]).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        if connection.trace is not None:
+            connection.trace.sending()
         if len(chunks) > 1 and sum(map(len, chunks)) <= JOIN_BYTES:
             chunks = [b"".join(chunks)]
         if connection.release and len(chunks) == 1:
@@ -92,6 +94,9 @@ class Outgoing:
         connection.unsent = []
 
     def _sent(self, connection: Connection, now_s: float) -> bool:
+        if connection.trace is not None:
+            connection.trace.sent()
+            connection.trace = None
         if connection.release:
             self.release(connection)
         if not connection.keep_alive:

@@ -1,7 +1,6 @@
 """Which handler answers which path and method: one table. Pure."""
 
-from shoal.errors import UnsupportedError
-from shoal.frontend.call import Call, Handler, Route, administrative, blocking
+from shoal.frontend.call import Call, Route, administrative, blocking
 from shoal.frontend.inference import generate, generate_stream, infer
 from shoal.frontend.response import Response
 from shoal.frontend.torchserve.management import scale_workers
@@ -13,6 +12,7 @@ from shoal.frontend.v2.model_instances import instances, scale
 from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
 from shoal.frontend.v2.shared_memory import refuse_client_shm, regions
 from shoal.frontend.v2.statistics import all_statistics, model_statistics
+from shoal.frontend.v2.trace_settings import change_trace_settings, trace_settings
 
 
 @blocking
@@ -21,11 +21,16 @@ def _change_log_settings(call: Call) -> Response:
     return change_log_settings(call.state, call.transport, call.body)
 
 
-def _later(endpoint: str) -> Handler:
-    def refuse(_call: Call) -> Response:
-        raise UnsupportedError(f"{endpoint} is not available in this version of Shoal")
+@blocking
+def _trace_settings(call: Call) -> Response:
+    assert call.transport is not None, "a lane hands it over"
+    return trace_settings(call.state, call.transport, call.name)
 
-    return refuse
+
+@blocking
+def _change_trace_settings(call: Call) -> Response:
+    assert call.transport is not None, "a lane hands it over"
+    return change_trace_settings(call.state, call.transport, call.name, call.body)
 
 
 _VERSION = "(?:/versions/(?P<version>[0-9]+))?"
@@ -42,7 +47,7 @@ _INSTANCES = {
 _WORKERS = {"PUT": administrative(lambda call: scale_workers(call.ask, call.name, call.version, call.query))}
 _SYSTEM_REGIONS = {"GET": lambda call: regions("system", call.name)}
 _CUDA_REGIONS = {"GET": lambda call: regions("cuda", call.name)}
-_TRACE = {"GET": _later("the trace setting endpoint"), "POST": _later("the trace setting endpoint")}
+_TRACE = {"GET": _trace_settings, "POST": _change_trace_settings}
 
 #: In the order they are tried: the path that is asked for most stands first, `/v2/models/stats` before any model.
 ROUTES = (

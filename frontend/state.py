@@ -18,6 +18,7 @@ from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.shm.counters import ZERO_ROW, RowView
 
 if TYPE_CHECKING:
+    from shoal.frontend.tracing import Tracing
     from shoal.shm.counters import CounterTableView
 
 #: The protocol Shoal speaks is that of this Triton release; clients parse the version as 2.xx.y.
@@ -181,6 +182,7 @@ class ServerState:
     metrics_config: MetricsConfig = field(default_factory=MetricsConfig)
     started: bool = False
     exiting: bool = False
+    tracing: "Tracing | None" = None  # None = nothing is traced
     counters: "CounterTableView | None" = None
     models: ModelTable = field(default_factory=ModelTable)
 

@@ -22,6 +22,7 @@ from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
 from shoal.frontend.oversize import OversizeBlocks
 from shoal.frontend.questions import Questions
 from shoal.frontend.refusal import refusal
+from shoal.frontend.tracing import TracedRequest
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.options import SLAB_PARTS
 from shoal.request import InferResponse, unpack_response
@@ -42,7 +43,7 @@ class Answer(NamedTuple):
 class Transport(Protocol):
     """What the router needs of shared memory."""
 
-    def infer(self, prepared: PreparedRequest) -> Answer:
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
         """Run a prepared request; blocks until it is answered. Raises ShoalError."""
         ...
 
@@ -70,7 +71,7 @@ class PortTransport:
 
     # --- request threads ---
 
-    def infer(self, prepared: PreparedRequest) -> Answer:
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
         """Run a prepared request. Raises ShoalError: no memory, a deadline, or what the batcher or the model said."""
         start_ns = time.monotonic_ns()
         waiter: queue.SimpleQueue[Reply] = queue.SimpleQueue()
@@ -80,6 +81,8 @@ class PortTransport:
         except BaseException:
             self._free(block)
             raise
+        if trace is not None:
+            trace.submitted(block.memory, header)
         with self._lock:
             number = self._port.submit(
                 prepared.entry.model_id,
@@ -92,11 +95,15 @@ class PortTransport:
                 prepared.timeout_us,
             )
             self._waiting[number] = waiter
+            if trace is not None:
+                self._port.trace(number)
             self._port.flush()
         try:
             reply = waiter.get(timeout=self._request_timeout_s)
         except queue.Empty:
             reply = self._give_up(number, waiter)
+        if trace is not None:
+            trace.replied(reply)
         return self._answer(prepared, reply)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:

@@ -5,22 +5,23 @@ to the thread that owns it. A request's block belongs to the client until its re
 to a worker and is readable until `release`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import CANCEL, HOLD, RELEASE, REPLY, REQUEST, LayoutError, P, R, ref_owner, unpack_span
+from shoal.shm.layout import CANCEL, HOLD, RELEASE, REPLY, REQUEST, TRACE, LayoutError, P, R, ref_owner, unpack_span
 from shoal.shm.ring import Record, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
 
-#: Records of a client's ring per request in flight: its REQUEST, its CANCEL, the RELEASE of the one before it, and,
-#: said to a new batcher, the REQUEST once more and a HOLD; rounded up.
+#: Records of a client's ring per request in flight: its REQUEST, its TRACE, its CANCEL, the RELEASE of the one before
+#: it, and, said to a new batcher, the REQUEST once more and a HOLD.
 RECORDS_PER_REQUEST = 6
 # Looked up in its class, each takes 0.3k instructions, per reply.
 _NUMBER, _STATUS, _BLOCK, _HEADER, _REASON, _DETAIL = P.NUMBER, P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL
 _ASKED_BLOCK = R.BLOCK
+_NO_RECORD = layout.record()
 
 
 @dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
@@ -36,6 +37,12 @@ class Reply:
     block: memoryview | None
     header: bytes | None
     detail: int = 0  # what the sentence of `reason` names
+    record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # as it came
+
+    @property
+    def times(self) -> Record:
+        """Of a request that is traced: when it was accepted, and the four compute time points, in monotonic ns."""
+        return self.record[P.QUEUE_START_NS : P.COMPUTE_END_NS + 1]
 
 
 class Port:
@@ -136,6 +143,18 @@ class Port:
             self._writer.push(layout.record(CANCEL, number))
             self._must_ring = True
 
+    def trace(self, number: int) -> None:
+        """Have the times of a request that was just submitted in its reply (`Reply.times`).
+
+        A batcher that takes the place of a dead one does not hear of it: then they are 0.
+        """
+        self._writer.push(layout.record(TRACE, number))
+
+    def submitted(self, number: int) -> tuple[memoryview, int, int]:
+        """Of a request in the slab that has not been replied to: its block, its header's span, when it began (ns)."""
+        record = self._open[number]
+        return self.slab.open(record[R.BLOCK]), record[R.HEADER], record[R.START_NS]
+
     def release(self, number: int, *, prompt: bool = True) -> None:
         """The reply's block has been read; it may be given back to its worker.
 
@@ -185,5 +204,5 @@ class Port:
                 header = block[offset : offset + nbytes].tobytes()
             elif ref:
                 self.release(number, prompt=False)  # a worker's lie: nobody can read what the batcher keeps for it
-            replies.append(Reply(number, record[_STATUS], record[_REASON], block, header, record[_DETAIL]))
+            replies.append(Reply(number, record[_STATUS], record[_REASON], block, header, record[_DETAIL], record))
         return replies

@@ -83,6 +83,12 @@ class Slab:
         start = unit * UNIT
         return Block(ref, self._memory[start : start + (UNIT << order)])
 
+    def open(self, ref: int) -> memoryview:
+        """The memory of a block that has been handed out and not freed."""
+        order = self._taken[ref]
+        start = (ref >> GENERATION_BITS & MAX_UNITS - 1) * UNIT
+        return self._memory[start : start + (UNIT << order)]
+
     def free(self, ref: int) -> bool:
         """Take a block back. False, and nothing happens, where the reference is stale or not this slab's."""
         order = self._taken.pop(ref, None)

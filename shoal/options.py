@@ -96,6 +96,9 @@ class ServerOptions:
     metrics_interval_ms: int = 2000  # ms that a figure read from the system is told again; Triton's
     metrics_config: MetricsConfig = MetricsConfig()
 
+    # Tracing: (mode or "", setting, value), in the order given; see shoal/tracing/command_line.py.
+    trace_config: tuple[tuple[str, str, str], ...] = ()
+
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

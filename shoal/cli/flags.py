@@ -22,10 +22,12 @@ from shoal.cli.values import (
     RESTRICTION,
     SWITCH,
     TEXT,
+    TRACE_CONFIG,
     VERBOSITY,
     ValueKind,
     choice,
     integer,
+    trace_setting,
 )
 
 
@@ -78,7 +80,6 @@ _NO_POOL = "Shoal keeps no such memory pool"
 _TLS = "gRPC, and so TLS for it, is"
 _SAGEMAKER = "the SageMaker endpoint is"
 _VERTEX = "the Vertex AI endpoint is"
-_TRACING = "tracing is"
 _CACHE = "the response cache is"
 _RATE = "the rate limiter is"
 _FORWARDING = "forwarding request headers to models is"
@@ -194,7 +195,28 @@ METRICS = (
         "metrics-config", METRICS_SETTING, "counters, histograms, summaries: docs/metrics.md; repeat it for several"
     ),
 )
-TRACING = (refuse("trace-config", TEXT, None, _TRACING),)
+#: Setting of --trace-config, its mode and its value: each has a flag of its own from the time before.
+_TRACE_SETTINGS = (
+    ("file", "triton", "<string>"),
+    ("level", "", "<string>"),
+    ("rate", "", "<integer>"),
+    ("count", "", "<integer>"),
+    ("log-frequency", "triton", "<integer>"),
+)
+TRACING = (
+    # Before their successor: of two flags for one setting the later in this table wins, as in Triton.
+    *(
+        honour(
+            f"trace-{name}",
+            trace_setting(mode, name, metavar),
+            "one setting of it",
+            deprecated_for="--trace-config",
+            sets="trace_config",
+        )
+        for name, mode, metavar in _TRACE_SETTINGS
+    ),
+    honour("trace-config", TRACE_CONFIG, "which requests are traced, and where to; repeat it for several settings"),
+)
 BACKENDS = (
     honour("backend-config", BACKEND_SETTING, "setting of a backend, or of all of them; repeat it for several"),
     ignore(
@@ -228,14 +250,7 @@ BOUNDS = (
     honour("default-max-queue-size", integer(1), "requests queued for a model whose config bounds nothing"),
     honour("request-timeout-secs", integer(1), "seconds from acceptance to answer; then 503"),
 )
-DEPRECATED = (
-    refuse("response-cache-byte-size", INTEGER, 0, _CACHE, deprecated_for="--cache-config"),
-    refuse("trace-file", ANY_TEXT, "", _TRACING, deprecated_for="--trace-config"),
-    refuse("trace-level", ANY_TEXT, "OFF", _TRACING, deprecated_for="--trace-config"),
-    refuse("trace-rate", INTEGER, 1000, _TRACING, deprecated_for="--trace-config"),
-    refuse("trace-count", INTEGER, -1, _TRACING, deprecated_for="--trace-config"),
-    refuse("trace-log-frequency", INTEGER, 0, _TRACING, deprecated_for="--trace-config"),
-)
+DEPRECATED = (refuse("response-cache-byte-size", INTEGER, 0, _CACHE, deprecated_for="--cache-config"),)
 
 #: In the order of --help.
 GROUPS: dict[str, tuple[Flag, ...]] = {

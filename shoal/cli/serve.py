@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from shoal.cli.flags import FLAGS, GROUPS, Fate, Flag
 from shoal.errors import InvalidArgumentError
 from shoal.options import MetricsConfig, ServerOptions, check, largest_request_bytes
+from shoal.tracing.command_line import check_export, understand
 
 #: The words in --help for defaults that follow another flag.
 _FOLLOWING = {
@@ -53,7 +54,7 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
     """Understand a command line whose unset flags mean `defaults`. Raises CommandLineError; --help exits with 0."""
     texts = _read(_parser(prog, defaults), argv)
     _heed_vertex(environ, texts)
-    settings: dict[str, Any] = {}
+    given: dict[str, list[Any]] = {}
     warnings: list[str] = []
     for flag in FLAGS:
         if flag.name not in texts:
@@ -61,11 +62,13 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
         values = [_value(flag, text) for text in texts[flag.name]]
         warnings += _judge(flag, values[-1], texts[flag.name][-1])
         if flag.fate is Fate.HONOURED:
-            settings[flag.option] = _COLLECT.get(flag.name, _last)(values)
+            given.setdefault(flag.option, []).extend(values)
+    settings = {option: _COLLECT.get(option, _last)(values) for option, values in given.items()}
     options = replace(defaults, **settings)
     options = replace(options, **_following(options, settings))
     try:
         check(options)
+        check_export(understand(options.trace_config, environ))
     except InvalidArgumentError as error:
         raise CommandLineError(str(error)) from None
     return CommandLine(options, tuple(warnings))
@@ -213,11 +216,12 @@ def _last(values: Sequence[Any]) -> Any:
     return values[-1]
 
 
-#: What several values of one flag come to; elsewhere the last one counts, as with getopt.
+#: What several values for one option come to; elsewhere the last one counts, as with getopt.
 _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
-    "model-repository": _without_repeats,
-    "load-model": _without_repeats,
-    "backend-config": _by_backend,
-    "http-restricted-api": _by_api,
-    "metrics-config": lambda settings: MetricsConfig(**dict(settings)),
+    "model_repository": _without_repeats,
+    "load_model": _without_repeats,
+    "backend_config": _by_backend,
+    "http_restricted_api": _by_api,
+    "metrics_config": lambda settings: MetricsConfig(**dict(settings)),
+    "trace_config": tuple,
 }

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shoal.cloud_url import CloudUrl, is_cloud
 from shoal.errors import InvalidArgumentError
 from shoal.options import RESTRICTED_APIS
+from shoal.tracing import command_line
 
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
@@ -136,6 +137,11 @@ def _quantile(pair: str) -> tuple[float, float]:
     return numbers
 
 
+def trace_setting(mode: str, setting: str, metavar: str) -> ValueKind:
+    """A kind for what one setting of --trace-config takes, given by a flag of its own."""
+    return ValueKind(metavar, lambda text: command_line.entry(mode, setting, text))
+
+
 def integer(low: int, high: int | None = None) -> ValueKind:
     """A kind for integers within bounds, both included."""
     bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
@@ -173,4 +179,5 @@ BACKEND_SETTING = ValueKind("[<backend>,]<key>=<value>", _backend_setting)
 RESTRICTION = ValueKind("<api>[,<api>]:<header>=<value>", _restriction)
 PATTERN = ValueKind("<regex>", _pattern)  # may be empty: nothing is to match
 METRICS_SETTING = ValueKind("<setting>=<value>", _metrics_setting)
+TRACE_CONFIG = ValueKind("[<mode>,]<setting>=<value>", command_line.parse)
 PORT = integer(0, 65535)

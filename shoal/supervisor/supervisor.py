@@ -42,7 +42,9 @@ from shoal.supervisor.roster import Roster
 from shoal.supervisor.scaling import Scaling
 from shoal.supervisor.service import Service
 from shoal.supervisor.star import Participant, Star
+from shoal.supervisor.trace_settings import Tracing
 from shoal.supervisor.zygotes import Zygotes
+from shoal.tracing.command_line import understand
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +129,11 @@ class Supervisor:
         )
         log_verbs = {"log_settings": LogSettings(log_settings, self._star, self._repository).change}
         self._scaling = Scaling(self._loop, self._models, self._star.read_counters, time.monotonic_ns)
-        verbs = {**self._model_control.verbs, **self._scaling.verbs, **log_verbs, "gauges": self._on_gauges}
+        self._tracing = Tracing(
+            self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
+        )
+        others = {"gauges": self._on_gauges, "trace_settings": self._tracing.take}
+        verbs = {**self._model_control.verbs, **self._scaling.verbs, **log_verbs, **others}
         self._questions = Questions(verbs)
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         # Changed by signals and as phases end.
@@ -143,6 +149,7 @@ class Supervisor:
         self._repository.start()
         self._batchers.start()
         self._http.start()
+        self._tracing.start()
         self._loop.run()
         signal.set_wakeup_fd(-1)
         wakeup.close()
@@ -170,6 +177,8 @@ class Supervisor:
                 self._join_client(member)
             elif kind == "poller":
                 self._repository.join(member)
+            elif kind == "tracer":
+                self._tracing.tracer.join(member)
             else:
                 member.hang_up()
         except OutOfSharedMemoryError as error:
@@ -245,6 +254,7 @@ class Supervisor:
     def _on_client_joined(self, client: Participant) -> None:
         for message in self._models.messages():
             client.member.send(message)
+        self._tracing.tell(client)
         self._star.acknowledgements.announce([(client.member, {"op": "started"}, ())], self._http.on_client_started)
 
     # --- phases ---
@@ -294,7 +304,7 @@ class Supervisor:
         """No front end is left, so nothing is in flight."""
         if self._is_stopping:
             _log.info("All models are stopped, unloading models")
-            self._models.stop(self._stop_batcher)
+            self._models.stop(lambda: self._tracing.close(self._stop_batcher))
 
     def _stop_batcher(self) -> None:
         """Everybody else has ended; the batcher takes its supervisor's hanging up as the end."""

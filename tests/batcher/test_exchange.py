@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, B, P, pack_ref
+from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, TRACE, B, P, pack_ref
 from tests.batcher.star import CLIENT, HEADER, INPUT_BLOCK, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
 
 BATCHING = {
@@ -50,6 +50,34 @@ def test_request_becomes_batch_becomes_reply_becomes_free() -> None:
     (free,) = worker.heard()
     assert free[:4] == (FREE, 0, 0, OUTPUT_BLOCK)
     assert len(star.exchange.holders) == 0
+
+
+def test_the_times_are_in_the_reply_to_who_asked_for_them() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    ask(client, 1, 2, 3)
+    client.say(TRACE, 2)
+    client.say(TRACE, 9)  # refused, or never asked: nothing is kept
+    star.exchange.step(now_ns=500)
+    for number in (1, 2, 3):
+        (item,) = worker.heard()
+        answer(worker, item)
+        star.exchange.step(now_ns=2_000)
+        (reply,) = client.heard()
+        assert reply[:7] == (REPLY, number, 0, OUTPUT_BLOCK, HEADER, 0, 0)
+        assert reply[7:] == ((500, 1_000, 1_010, 1_110, 1_115) if number == 2 else (0,) * 5) + (0,) * 4
+    assert star.exchange.clients[CLIENT].traced == set()
+
+
+def test_a_traced_request_that_fails_is_forgotten() -> None:
+    star, client, _ = one_of_each(SINGLE)
+    ask(client, 1, 2)
+    client.say(TRACE, 2)
+    star.exchange.step(now_ns=500)
+    assert star.exchange.clients[CLIENT].traced == {2}
+    client.say(CANCEL, 2)
+    star.exchange.step(now_ns=600)
+    assert client.heard()[0][:3] == (REPLY, 2, 2)
+    assert star.exchange.clients[CLIENT].traced == set()
 
 
 def test_statistics_of_a_success() -> None:

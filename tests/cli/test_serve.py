@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
 
@@ -147,8 +148,7 @@ def test_what_is_deprecated_earns_one_warning() -> None:
     [
         "--grpc-use-ssl=true",
         "--grpc-use-ssl-mutual", "--grpc-server-cert=a", "--grpc-server-key=a", "--grpc-root-cert=a",
-        "--grpc-restricted-protocol=a:b=c", "--trace-config=level=TIMESTAMPS",
-        "--trace-file=a", "--trace-level=TIMESTAMPS", "--trace-rate=1", "--trace-count=1", "--trace-log-frequency=1",
+        "--grpc-restricted-protocol=a:b=c",
         "--cache-config=local,size=1048576", "--cache-directory=a", "--response-cache-byte-size=1024",
         "--rate-limit=execution_count", "--rate-limit-resource=R:1",
         "--allow-sagemaker=true", "--sagemaker-port=8081", "--sagemaker-safe-port-range=1-2",
@@ -168,6 +168,53 @@ def test_a_refusal_names_the_feature_and_the_remedy() -> None:
     assert refusal("--rate-limit", "execution_count") == (
         'Bad option: "--rate-limit=execution_count".\n'
         "the rate limiter is not there yet; leave it out, or give its default, off"
+    )
+
+
+def test_settings_of_the_trace_are_collected_and_the_older_flags_come_first() -> None:
+    arguments = "--trace-config=rate=2 --trace-rate=1 --trace-file a --trace-config triton,file=b --trace-level=min"
+    options, warnings = understood(*arguments.split())
+    assert options.trace_config == (
+        ("triton", "file", "a"), ("", "level", "min"), ("", "rate", "1"), ("", "rate", "2"), ("triton", "file", "b"),
+    )  # fmt: skip
+    assert warnings == tuple(
+        f"'--trace-{name}' has been deprecated! Please use '--trace-config' instead."
+        for name in ("file", "level", "rate")
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        (
+            "--trace-config=rate",
+            "--trace-config option format is '<trace mode>,<setting>=<value>' or '<setting>=<value>'. Got rate",
+        ),
+        ("--trace-rate=often", "expected an integer for rate, got 'often'"),
+        ("--trace-level=LOUD", "invalid value for trace level option: LOUD"),
+    ],
+)
+def test_a_trace_setting_that_makes_no_sense_is_refused(argument: str, sentence: str) -> None:
+    assert refusal(argument) == f'Bad option: "{argument.partition("=")[0]}".\n{sentence}'
+
+
+def test_export_needs_a_batch_that_fits_its_queue() -> None:
+    arguments = ["--trace-config=mode=opentelemetry", "--trace-config=opentelemetry,bsp_max_queue_size=100"]
+    assert refusal(*arguments) == (
+        "--trace-config opentelemetry,bsp_max_export_batch_size=512 exceeds bsp_max_queue_size=100; spans beyond the "
+        "latter would be lost"
+    )
+    assert understood(*arguments, environ={"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "100"}).options.trace_config
+
+
+def test_export_needs_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("shoal.tracing.command_line.version", missing)
+    assert refusal("--trace-config=mode=opentelemetry") == (
+        "--trace-config mode=opentelemetry needs opentelemetry-sdk, which is not installed; install it with: "
+        "pip install 'shoal[opentelemetry]'"
     )
 
 

@@ -5,7 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.end_to_end.http_cases import against_the_model, answered, generate, refused, repository, routes, settings
+from tests.end_to_end.http_cases import (
+    against_the_model,
+    answered,
+    generate,
+    refused,
+    repository,
+    routes,
+    settings,
+    trace,
+)
 from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.server import DEADLINE_S, Server
 
@@ -17,6 +26,7 @@ CASES = [
     *generate.CASES,
     *settings.CASES,
     *repository.CASES,
+    *trace.CASES,
 ]
 
 

@@ -8,6 +8,7 @@ from shoal.errors import ShoalError
 from shoal.frontend.app import create_app
 from shoal.frontend.router import dispatch
 from shoal.frontend.state import ServerState
+from shoal.frontend.tracing import TracedRequest
 from shoal.frontend.transport import Answer
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.request import InferResponse, unpack_request
@@ -130,7 +131,7 @@ class EchoTransport:
         self.answers: dict[str, Any] = {"gauges": NO_GAUGES}
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
-    def infer(self, prepared: PreparedRequest) -> Answer:
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
         self.num_asked += 1
         if self.error is not None:
             raise self.error

@@ -69,7 +69,7 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
         JSON,
         b'{"name":"triton","version":"2.73.0",'
         b'"extensions":["classification","model_repository","model_repository(unload_dependents)",'
-        b'"model_configuration","binary_tensor_data","parameters","statistics","logging"]}',
+        b'"model_configuration","binary_tensor_data","parameters","statistics","trace","logging"]}',
     ),
     (
         "GET",
@@ -171,8 +171,6 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
         error("HTTP end point doesn't support models with decoupled transaction policy"),
     ),
     # endpoints that are not there yet
-    ("GET", "/v2/models/simple/trace/setting", 501, JSON, later("the trace setting endpoint")),
-    ("POST", "/v2/trace/setting", 501, JSON, later("the trace setting endpoint")),
     # the model repository, which is nobody's to change here
     ("POST", "/v2/repository/models/simple/load", 503, JSON, NO_CONTROL),
     ("POST", "/v2/repository/models/simple/unload", 503, JSON, NO_CONTROL),

@@ -88,6 +88,20 @@ def test_cancel_and_release_are_records_of_two_words(star: Star) -> None:
     assert star.seen() == [(2, number, *ZEROS[2:]), (3, number, *ZEROS[2:])]
 
 
+def test_a_trace_is_asked_for_behind_its_request_and_the_times_come_with_the_reply(star: Star) -> None:
+    number, block = star.submit()
+    block.memory[40:47] = b"header."
+    memory, span, start_ns = star.port.submitted(number)
+    assert (bytes(memory[40:47]), len(memory), span, start_ns) == (b"header.", 4096, 40 << 32 | 7, 1_000)
+    star.port.trace(number)
+    star.port.flush()
+    assert [record[:2] for record in star.seen()] == [(1, number), (11, number)]
+    star.reply(4, number, 5, 0, 0, 1, 0, 101, 102, 103, 104, 105)
+    (reply,) = star.port.poll()
+    assert reply.times == (101, 102, 103, 104, 105)
+    assert Reply(1, 0, 0, None, None).times == (0, 0, 0, 0, 0)
+
+
 def test_a_new_batcher_is_told_what_is_open_and_what_is_held(star: Star) -> None:
     (first, first_block), (second, second_block) = star.submit(), star.submit()
     answer = star.worker_slab.allocate(4096)

@@ -83,6 +83,18 @@ def test_a_freed_block_is_handed_out_again_last_freed_first(memory: tuple[Segmen
     assert again.ref == blocks[-1].ref + 2  # the same unit; freeing and allocating have each counted
 
 
+def test_its_owner_opens_what_is_handed_out(memory: tuple[Segment, SegmentView]) -> None:
+    slab = Slab(memory[0])
+    taken(slab, 1)
+    block = taken(slab, 5000)
+    block.memory[8191] = 7
+    opened = slab.open(block.ref)
+    assert (len(opened), opened[8191]) == (8192, 7)
+    slab.free(block.ref)
+    with pytest.raises(KeyError):
+        slab.open(block.ref)
+
+
 def test_free_neighbours_are_joined_when_nothing_else_fits(memory: tuple[Segment, SegmentView]) -> None:
     slab = Slab(memory[0])
     small = [taken(slab, 4096) for _ in range(NUM_UNITS)]

@@ -94,11 +94,6 @@ WRONG_METHOD = [
     Case("no-path-with-body", "POST", "/v2/nowhere", NOT_FOUND, b'{"a":1}', closes=True),
 ]
 
-NOT_YET = [
-    get("trace", "/v2/trace/setting", later("the trace setting endpoint")),
-    get("model-trace", "/v2/models/fixed/trace/setting", later("the trace setting endpoint")),
-]
-
 ANY = inputs(given("A", "INT32", [1], [5]))
 FIVE = given("OUT_A", "INT32", [1], [5])
 MISSING = unknown("'nobody' is not found")
@@ -192,6 +187,7 @@ METADATA = [
                     "binary_tensor_data",
                     "parameters",
                     "statistics",
+                    "trace",
                     "logging",
                 ],
             }

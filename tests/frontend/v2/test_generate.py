@@ -210,7 +210,7 @@ class Repeat:
         self._error = error
         self.num_released = 0
 
-    def infer(self, prepared: PreparedRequest) -> Any:
+    def infer(self, prepared: PreparedRequest, trace: Any = None) -> Any:
         if self._error is not None:
             raise self._error
         return Answer(*self._answer, self._release)

@@ -32,7 +32,7 @@ class Supervisor:
         self.answer = answer
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
-    def infer(self, prepared: Any) -> Any:
+    def infer(self, prepared: Any, trace: Any = None) -> Any:
         raise AssertionError(prepared)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:

@@ -1,0 +1,49 @@
+"""The road's way into shared memory for one request that may be traced: notes what the road's own does not see."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.frontend.response import Response
+from shoal.frontend.tracing import TracedRequest, Tracing
+
+if TYPE_CHECKING:
+    from shoal.frontend.transport import Answer, Transport
+    from shoal.frontend.v2.infer import PreparedRequest
+
+
+class TracedTransport:
+    """A Transport. `begun_ns` is when the request's head had come; its body has by now."""
+
+    def __init__(self, transport: "Transport", tracing: Tracing, headers: Mapping[str, str], begun_ns: int) -> None:
+        self._transport = transport
+        self._tracing = tracing
+        self._headers = headers
+        self._received_ns = begun_ns, time.monotonic_ns()
+        # Changed by infer.
+        self._trace: TracedRequest | None = None
+
+    def infer(self, prepared: "PreparedRequest", trace: TracedRequest | None = None) -> "Answer":
+        """As the transport's own."""
+        self._trace = trace or self._tracing.sample(prepared, self._headers)
+        if self._trace is not None:
+            self._trace.received(*self._received_ns)
+        return self._transport.infer(prepared, self._trace)
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """As the transport's own."""
+        return self._transport.ask(verb, arguments, timeout_s)
+
+    def see_off(self, response: Response) -> Response:
+        """The response, whose `close` ends the trace."""
+        trace, close = self._trace, response.close
+        if trace is None:
+            return response
+
+        def sent() -> None:
+            if close is not None:
+                close()
+            trace.sent()
+
+        trace.sending()
+        return response._replace(close=sent)

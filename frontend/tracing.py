@@ -1,0 +1,184 @@
+"""Traces in a front end: which requests are traced, what is noted of them on their way, and how it leaves the process.
+
+Where nothing is traced, `ServerState.tracing` is None and that is all anybody looks at. A trace begins when its request
+has been submitted (what is refused is not traced) and ends when its response has been sent. The tracer is never waited
+for: what does not fit into its socket is dropped, and counted.
+"""
+
+import array
+import fcntl
+import os
+import socket
+import termios
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from shoal.control import MAX_INLINE_BYTES, Channel, Message
+from shoal.datatypes import BY_WIRE
+from shoal.errors import ShoalError
+from shoal.request import TensorRef, unpack_request, unpack_response
+from shoal.shm.layout import unpack_span
+from shoal.shm.port import Reply
+from shoal.tracing.sampling import Sampler, is_context
+from shoal.tracing.settings import GLOBAL, TraceSetting
+from shoal.tracing.trace import (
+    BACKEND_OUTPUT,
+    QUEUE_INPUT,
+    QUEUE_START,
+    RECV_END,
+    RECV_START,
+    REQUEST_END,
+    REQUEST_START,
+    SEND_END,
+    SEND_START,
+    STAMPS,
+    Tensor,
+    Trace,
+    in_order,
+)
+
+if TYPE_CHECKING:
+    from shoal.frontend.v2.infer import PreparedRequest
+
+#: Of a trace's tensors together; a tensor beyond is named without its elements (ours: they are copied, then made text).
+MAX_TENSOR_BYTES = 1 << 20
+
+
+class Outlet:
+    """The way to the tracer."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        # Changed by send, in any thread.
+        self._num_dropped = 0
+
+    def send(self, trace: Trace) -> None:
+        """Hand a trace over, or drop it."""
+        if self._try(trace):
+            self._num_dropped = 0
+        else:
+            self._num_dropped += 1
+
+    def _try(self, trace: Trace) -> bool:
+        nbytes = sum([len(tensor.data) for tensor in trace.tensors])
+        try:
+            # A large message is a file of its own, of which the socket's bound knows nothing: one at a time.
+            if nbytes > MAX_INLINE_BYTES // 2 and _num_unread(self._channel):
+                return False
+            self._channel.send({"trace": trace, "dropped": self._num_dropped})
+        except OSError:  # the socket is full, or nobody traces any more
+            return False
+        return True
+
+    def close(self) -> None:
+        """Nothing is traced any more; what still ends is dropped."""
+        self._channel.close()
+
+
+def _num_unread(channel: Channel) -> int:
+    """Bytes in the socket that nobody has read yet."""
+    found = array.array("i", [0])
+    fcntl.ioctl(channel.fileno(), termios.TIOCOUTQ, found)
+    return found[0]
+
+
+class TracedRequest:
+    """A request that is traced, on its way through this process."""
+
+    __slots__ = ("_has_tensors", "_outlet", "_stamps", "_tensors", "_trace")
+
+    def __init__(self, outlet: Outlet, trace: Trace, *, has_tensors: bool) -> None:
+        self._outlet = outlet
+        self._trace = trace  # as yet without stamps and tensors
+        self._has_tensors = has_tensors
+        # Changed by each method.
+        self._stamps = [0] * len(STAMPS)
+        self._tensors: list[Tensor] = []
+
+    def received(self, start_ns: int, end_ns: int) -> None:
+        """It was received between these times."""
+        self._stamps[RECV_START], self._stamps[RECV_END] = start_ns, end_ns
+
+    def submitted(self, block: memoryview, span: int) -> None:
+        """It lies in a block of ours, its header at `span`."""
+        self._stamps[REQUEST_START] = time.monotonic_ns()
+        if self._has_tensors:
+            offset, nbytes = unpack_span(span)
+            request = unpack_request(block[offset : offset + nbytes], len(block))
+            self._note(QUEUE_INPUT, request.inputs, block)
+
+    def replied(self, reply: Reply) -> None:
+        """Its reply has come."""
+        self._stamps[QUEUE_START:REQUEST_END] = reply.times
+        self._stamps[REQUEST_END] = time.monotonic_ns()
+        if self._has_tensors and reply.block is not None and reply.header is not None and not reply.status:
+            try:
+                response = unpack_response(reply.header, len(reply.block))
+            except ShoalError:
+                return  # its client is told
+            self._note(BACKEND_OUTPUT, response.outputs, reply.block)
+
+    def _note(self, activity: str, refs: tuple[TensorRef, ...], block: memoryview) -> None:
+        room = MAX_TENSOR_BYTES - sum([len(tensor.data) for tensor in self._tensors])
+        for name, datatype, shape, offset, nbytes in refs:
+            data = bytes(block[offset : offset + nbytes]) if nbytes <= room else b""
+            room -= len(data)
+            self._tensors.append(Tensor(activity, name, BY_WIRE[datatype].name, shape, data))
+
+    def sending(self) -> None:
+        """Its response begins to leave."""
+        self._stamps[SEND_START] = time.monotonic_ns()
+
+    def sent(self) -> None:
+        """Its response has left: the trace is whole."""
+        self._stamps[SEND_END] = time.monotonic_ns()
+        self.end()
+
+    def end(self) -> None:
+        """Nothing more happens, be it that the client is gone. Called once, where `sent` is not."""
+        self._outlet.send(self._trace._replace(stamps=in_order(self._stamps), tensors=self._tensors))
+
+
+class Tracing:
+    """What this process traces: a sampler for each setting that is on. Replaced as a whole when settings change."""
+
+    def __init__(self, settings: Mapping[str, TraceSetting], outlet: Outlet) -> None:
+        self._samplers = {model: Sampler(each) if each.is_on else None for model, each in settings.items()}
+        self.outlet = outlet
+
+    def sample(self, prepared: "PreparedRequest", headers: Mapping[str, str]) -> TracedRequest | None:
+        """The trace of a request, where it is to be traced; asked once for each. Header names are in lower case."""
+        entry = prepared.entry
+        sampler = self._samplers.get(entry.name, self._samplers[GLOBAL])
+        if sampler is None:
+            return None
+        is_counted = sampler.hits()
+        context = _context(headers) if sampler.heeds_context else {}
+        if not is_counted and not context:
+            return None
+        trace = Trace(sampler.revision, is_counted, entry.name, entry.version, prepared.id, (), (), context)
+        return TracedRequest(self.outlet, trace, has_tensors=sampler.has_tensors)
+
+
+def _context(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that name the span a request belongs to; none where they name none."""
+    if not is_context(headers.get("traceparent", "")):
+        return {}
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+
+
+def changed(before: Tracing | None, message: Message, fds: list[int]) -> Tracing | None:
+    """What is traced from now on; the descriptor that comes where anything is leads to the tracer, always the same."""
+    if not fds:
+        if before is not None:
+            before.outlet.close()
+        return None
+    if before is not None:
+        os.close(fds[0])
+        outlet = before.outlet
+    else:
+        channel = Channel(socket.socket(fileno=fds[0]))
+        channel.setblocking(False)
+        outlet = Outlet(channel)
+    return Tracing({model: TraceSetting(**each) for model, each in message["settings"].items()}, outlet)

@@ -1,0 +1,39 @@
+"""The trace extension: which requests are traced, asked and set while the server runs. The supervisor knows.
+
+Front-end processes; waits for the supervisor, so the road only.
+"""
+
+from typing import TYPE_CHECKING
+
+from shoal.errors import InvalidArgumentError
+from shoal.frontend.read_json import read_json
+from shoal.frontend.response import Response, json_response
+from shoal.frontend.state import ServerState
+from shoal.tracing.settings import Changes, read_changes
+
+if TYPE_CHECKING:
+    from shoal.frontend.transport import Transport
+
+#: A change takes every front end and the tracer a moment; whoever takes longer hangs (ours).
+ANSWER_S = 10.0
+
+
+def trace_settings(state: ServerState, transport: "Transport", model: str) -> Response:
+    """What holds for a model, or for all where `model` is ""."""
+    _check_model(state, model)
+    return _ask(transport, model, None)
+
+
+def change_trace_settings(state: ServerState, transport: "Transport", model: str, body: memoryview) -> Response:
+    """The same after a change. It is in force in every process before the answer leaves."""
+    _check_model(state, model)
+    return _ask(transport, model, read_changes(read_json(body, state.http_max_input_size)) if body else {})
+
+
+def _check_model(state: ServerState, model: str) -> None:
+    if model and not state.models.ready_entries(model):
+        raise InvalidArgumentError(f"Request for unknown model : {model}")
+
+
+def _ask(transport: "Transport", model: str, changes: Changes | None) -> Response:
+    return json_response(200, transport.ask("trace_settings", {"model": model, "changes": changes}, ANSWER_S))

@@ -1,0 +1,64 @@
+"""Triton's trace files: a JSON array in one file, or in files with an index behind the name. Runs in the tracer.
+
+The one file is valid JSON after every write, so what was collected outlives its collector; Triton keeps it in memory
+until it ends.
+"""
+
+import logging
+import re
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+
+class TraceFile:
+    """What `--trace-config triton,file=` names.
+
+    What was written since `since_s` (wall clock) is an earlier tracer's of the same server, and is continued; what is
+    older is overwritten, as Triton does.
+    """
+
+    def __init__(self, name: str, since_s: float) -> None:
+        self._path = Path(name)
+        # Changed by each write.
+        self._is_begun = _is_newer(self._path, since_s)
+        self._index = _next_index(self._path, since_s)
+
+    def append(self, traces: list[bytes]) -> None:
+        """Add to the one file."""
+        text = b",".join(traces)
+        try:
+            if self._is_begun:
+                with self._path.open("r+b") as file:
+                    file.seek(-1, 2)  # the bracket
+                    file.write(b"," + text + b"]")
+            else:
+                self._path.write_bytes(b"[" + text + b"]")
+                self._is_begun = True
+        except OSError as error:
+            _log.error("failed creating trace file: %s", error)
+
+    def write_indexed(self, traces: list[bytes]) -> None:
+        """Write a file of their own, with the next index."""
+        path = self._path.with_name(f"{self._path.name}.{self._index}")
+        self._index += 1
+        try:
+            path.write_bytes(b"[" + b",".join(traces) + b"]")
+        except OSError as error:
+            _log.error("failed creating trace file: %s", error)
+
+
+def _next_index(path: Path, since_s: float) -> int:
+    pattern = re.compile(re.escape(path.name) + r"\.([0-9]+)")
+    try:
+        found = [pattern.fullmatch(each.name) for each in path.parent.iterdir() if _is_newer(each, since_s)]
+    except OSError:
+        return 0
+    return max([int(match[1]) + 1 for match in found if match is not None], default=0)
+
+
+def _is_newer(path: Path, since_s: float) -> bool:
+    try:
+        return path.stat().st_mtime >= since_s
+    except OSError:
+        return False

@@ -1,0 +1,232 @@
+"""Traces of a real server: on the lane and on the road, in files and as spans, set by Triton's own client."""
+
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+from tests.end_to_end.raw_client import Client, post
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, serving
+from tests.end_to_end.test_process_tree import identity_model, title, wait_for_pending
+from tests.tracing.receiver import receiving
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
+NAMES = [
+    "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END",
+    "COMPUTE_OUTPUT_START", "COMPUTE_END", "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END",
+]  # fmt: skip
+ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
+#: Compressed responses take the road.
+WAYS: dict[str, dict[str, Any]] = {"lane": {}, "road": {"response_compression_algorithm": "gzip"}}
+ON, OFF = {"trace_level": ["TIMESTAMPS"]}, {"trace_level": ["OFF"]}
+
+
+def ask(client: triton.InferenceServerClient, request_id: str, *, binary: bool = True, **more: Any) -> None:
+    tensors = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+    for tensor in tensors:
+        tensor.set_data_from_numpy(ROW, binary_data=binary)
+    result = client.infer("simple", tensors, request_id=request_id, **more)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + ROW)
+
+
+def client_of(server: Server) -> triton.InferenceServerClient:
+    return triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S)
+
+
+def traces(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """What is said of each request, by its id; heads are not."""
+    found = json.loads(path.read_text())
+    ids = {each["id"]: each["request_id"] for each in found if "model_name" in each}
+    by_request: dict[str, list[dict[str, Any]]] = {request_id: [] for request_id in ids.values()}
+    for each in found:
+        if "model_name" not in each:
+            by_request[ids[each["id"]]].append(each)
+    return by_request
+
+
+def check_points(said: list[dict[str, Any]]) -> None:
+    points = [each["timestamps"][0] for each in said if "timestamps" in each]
+    assert [point["name"] for point in points] == NAMES
+    times = [point["ns"] for point in points]
+    assert times == sorted(times)
+    assert times[0] < times[4] < times[-1]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Every request would be traced, if something were."""
+    with serving(SAMPLES, f"--trace-config=triton,file={tmp_path}/t", "--trace-config=rate=1") as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_request_has_all_points_in_order(server: Server, tmp_path: Path, way: str) -> None:
+    client = client_of(server)
+    ask(client, "before", **WAYS[way])
+    client.update_trace_settings(settings=ON)
+    for number in range(20):
+        ask(client, f"{number}", binary=number % 3 > 0, **WAYS[way])
+    with pytest.raises(triton.InferenceServerException):
+        client.infer("simple", [triton.InferInput("INPUT0", [1, 16], "INT32").set_data_from_numpy(ROW)])
+    client.update_trace_settings(settings=OFF)
+    ask(client, "after", **WAYS[way])
+    found = traces(tmp_path / "t")
+    assert list(found) == [f"{number}" for number in range(20)]
+    for said in found.values():
+        check_points(said)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors(server: Server, tmp_path: Path, way: str) -> None:
+    client = client_of(server)
+    client.update_trace_settings(settings={"trace_level": ["TENSORS", "TIMESTAMPS"]})
+    for request_id in "ab":  # the second one's form is known
+        ask(client, request_id, **WAYS[way])
+    client.update_trace_settings(settings=OFF)
+    row = ",".join(map(str, range(16)))
+    for said in traces(tmp_path / "t").values():
+        check_points(said)
+        tensors = [(each["activity"], each["tensor"]) for each in said if "tensor" in each]
+        described = {"shape": "1,16", "dtype": "INT32"}
+        assert tensors[:3] == [
+            ("TENSOR_QUEUE_INPUT", {"name": "INPUT0", "data": row, **described}),
+            ("TENSOR_QUEUE_INPUT", {"name": "INPUT1", "data": row, **described}),
+            ("TENSOR_BACKEND_OUTPUT", {"name": "OUTPUT0", "data": ",".join(map(str, range(0, 32, 2))), **described}),
+        ]
+
+
+def test_settings_by_tritons_client(server: Server, tmp_path: Path) -> None:
+    client = client_of(server)
+    default = {
+        "trace_level": ["OFF"], "trace_rate": "1", "trace_count": "-1", "log_frequency": "0",
+        "trace_file": str(tmp_path / "t"), "trace_mode": "triton",
+    }  # fmt: skip
+    assert client.get_trace_settings() == client.get_trace_settings("simple") == default
+    of_simple = ON | {"trace_count": "3", "log_frequency": "2"}
+    assert client.update_trace_settings("simple", of_simple) == default | of_simple
+    assert client.get_trace_settings() == client.get_trace_settings("mlp") == default
+    assert client.update_trace_settings(settings={"trace_rate": "2"}) == default | {"trace_rate": "2"}
+    assert client.get_trace_settings("simple") == default | of_simple | {"trace_rate": "2"}
+    client.update_trace_settings("simple", {"trace_rate": "1"})
+    for number in range(5):
+        ask(client, f"{number}")
+    left = dict.fromkeys(("trace_level", "trace_count", "log_frequency"))
+    assert client.update_trace_settings("simple", left | {"trace_rate": None}) == default | {"trace_rate": "2"}
+    assert list(traces(tmp_path / "t.0")) == ["0", "1"]
+    assert list(traces(tmp_path / "t.1")) == ["2"]
+    assert not (tmp_path / "t").exists()
+    with pytest.raises(triton.InferenceServerException, match="Request for unknown model : nobody"):
+        client.update_trace_settings("nobody", ON)
+
+
+def test_a_count_that_is_reached_is_0_for_everybody(server: Server, tmp_path: Path) -> None:
+    client = client_of(server)
+    client.update_trace_settings(settings=ON | {"trace_count": "2"})
+    for number in range(4):
+        ask(client, f"{number}", **WAYS["road" if number % 2 else "lane"])
+    while client.get_trace_settings()["trace_count"] != "0":
+        """The tracer tells the supervisor a moment after the last response."""
+    assert len(traces(tmp_path / "t.0")) == 2
+
+
+def tracers(server: Server) -> list[int]:
+    return [pid for pid in descendants(server.process.pid) if title(pid) == "shoal tracer"]
+
+
+def test_the_tracer_comes_goes_and_is_replaced_and_no_request_notices(server: Server, tmp_path: Path) -> None:
+    client = client_of(server)
+    assert tracers(server) == []
+    client.update_trace_settings(settings=ON)
+    (first,) = tracers(server)
+    ask(client, "a")
+    os.kill(first, signal.SIGKILL)
+    for number in range(50):
+        ask(client, f"{number}")
+    assert server.read_log(b"the tracer (pid %d) was killed by signal 9 (SIGKILL); it is started again" % first)
+    while not tracers(server):
+        ask(client, "meanwhile")
+    (second,) = tracers(server)
+    client.update_trace_settings("mlp", OFF)
+    gone = os.pidfd_open(second)
+    client.update_trace_settings(settings=OFF)
+    assert select.select([gone], [], [], DEADLINE_S)[0]
+    os.close(gone)
+    assert tracers(server) == []
+    found = traces(tmp_path / "t")
+    for number in range(50):
+        check_points(found[f"{number}"])
+
+
+def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(tmp_path: Path) -> None:
+    repository = identity_model(tmp_path / "models", delay_ms=1000)
+    said = ["level=TIMESTAMPS", "rate=1", f"triton,file={tmp_path}/t", "triton,log-frequency=1"]
+    tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    request = post("slow", json.dumps({"inputs": [tensor]}).encode())
+    with serving(repository, *[f"--trace-config={each}" for each in said]) as server:
+        with Client(server) as first, Client(server) as second:
+            first.send(request)
+            second.send(request)
+            wait_for_pending(server, 1)
+            second.reset()
+            while not (tmp_path / "t.0").exists():
+                assert server.process.poll() is None
+            assert first.reply().status == 200
+        assert server.stop() == 0
+    points = [
+        [each["timestamps"][0]["name"] for each in json.loads((tmp_path / name).read_text())[1:]]
+        for name in ("t.0", "t.1")
+    ]
+    assert points == [NAMES[:3], NAMES]
+
+
+def test_spans_reach_a_receiver_and_a_context_forces_them(tmp_path: Path) -> None:
+    with receiving() as receiver:
+        said = [
+            "mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={receiver.url}",
+            "opentelemetry,bsp_schedule_delay=50", "opentelemetry,resource=team=b",
+        ]  # fmt: skip
+        with serving(SAMPLES, *[f"--trace-config={each}" for each in said]) as server:
+            client = client_of(server)
+            for number, way in enumerate(WAYS.values(), 1):
+                ask(client, "untraced", **way)
+                context = f"00-4bf92f3577b34da6a3ce929d0e0e473{number}-00f067aa0ba902b7-01"
+                ask(client, f"{number}", headers={"traceparent": context}, **way)
+                # Each is waited for, so that the next one's are behind.
+                root, model, compute = receiver.spans(3 * number)[-3:]
+                assert (root.name, root.parent_id) == ("InferRequest", "00f067aa0ba902b7")
+                assert {span.trace_id for span in (root, model, compute)} == {context[3:35]}
+                assert (model.name, model.attributes["triton.request_id"]) == ("simple", f"{number}")
+                events = {name: time_ns for span in (root, model, compute) for name, time_ns in span.events}
+                assert [events[name] for name in NAMES] == sorted(events.values())
+                assert root.resource["team"] == "b"
+            assert client.get_trace_settings() == {
+                "trace_level": ["TIMESTAMPS"], "trace_rate": "0", "trace_count": "-1", "trace_mode": "opentelemetry",
+                "url": receiver.url, "resource": "team=b", "bsp_max_queue_size": "2048", "bsp_schedule_delay": "50",
+                "bsp_max_export_batch_size": "512",
+            }  # fmt: skip
+            assert server.stop() == 0
+
+
+def test_the_example_prints_what_the_page_shows(tmp_path: Path) -> None:
+    command, code, output = re.findall(r"```(?:sh|python|text)\n(.*?)```", DOCUMENT, re.DOTALL)[:3]
+    words = shlex.split(command.replace("\\\n", " ").replace("trace.json", str(tmp_path / "trace.json")))
+    assert words[:4] == ["shoal", "serve", "--model-repository", "model_repository"]
+    with serving(SAMPLES, *words[4:]) as server:
+        code = code.replace("localhost:8000", server.url)
+        printed = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=DEADLINE_S
+        )
+        assert printed.stdout == output
+        assert server.stop() == 0
