@@ -23,10 +23,6 @@ def unknown(reason: str, status: int = 404) -> Answer:
     return error(status, f"Request for unknown model: {reason}")
 
 
-def later(what: str) -> Answer:
-    return error(501, f"{what} is not available in this version of Shoal")
-
-
 BROKEN = {
     "name": "broken",
     "version": "1",
@@ -298,4 +294,4 @@ CONFIG = [
     ),
 ]
 
-CASES = HEALTH + NO_SUCH_PATH + WRONG_METHOD + NOT_YET + LOOKUP + METADATA + CONFIG
+CASES = HEALTH + NO_SUCH_PATH + WRONG_METHOD + LOOKUP + METADATA + CONFIG
