@@ -7,7 +7,8 @@ else. `Connection: close` among a response's headers is a request to the server:
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flask import Flask, request
@@ -18,9 +19,11 @@ from shoal.frontend.header_forwarding import forwarded
 from shoal.frontend.local_callers import REFUSAL, may_administer
 from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.response import CLOSE, Response, body_cut_short, error_json, error_response
-from shoal.frontend.router import answer, path_of, resolve, restricted
+from shoal.frontend.router import HTTP, Admit, answer, path_of
+from shoal.frontend.sagemaker import SAGEMAKER
 from shoal.frontend.state import ServerState
 from shoal.frontend.traced_transport import TracedTransport
+from shoal.frontend.vertex_ai import admit_vertex_ai
 
 if TYPE_CHECKING:
     from shoal.frontend.transport import Transport
@@ -51,13 +54,13 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
     """
     app = Flask("shoal", static_folder=None, template_folder=None)
     unreadable = _BODY_ERRORS + body_errors
-    metrics = MetricsListener(state, transport)
+    admit = _endpoints(MetricsListener(state, transport))
 
     @app.before_request
     def serve() -> WsgiResponse:
         environ = request.environ
         try:
-            return _to_wsgi(_serve(state, transport, metrics, environ, unreadable))
+            return _to_wsgi(_serve(state, transport, admit, environ, unreadable))
         except Exception as error:  # noqa: BLE001  the rim: a fault of ours is logged and told as JSON
             _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], path_of(_target(environ)))
             sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
@@ -66,21 +69,35 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
     return app
 
 
+def _endpoints(metrics: MetricsListener) -> dict[str, Admit]:
+    """How a request finds its handler, by the name of the endpoint it came to (shoal/options.py)."""
+
+    def admit_metrics(_state: ServerState, method: str, target: str, _headers: Mapping[str, str]) -> Response:
+        return metrics.answer(method, path_of(target))
+
+    return {
+        "http": HTTP.admit,
+        "metrics": admit_metrics,
+        "sagemaker": SAGEMAKER.admit,
+        "vertex-ai": partial(admit_vertex_ai, metrics=admit_metrics),
+    }
+
+
 def _serve(
     state: ServerState,
     transport: "Transport",
-    metrics: MetricsListener,
+    admit: Mapping[str, Admit],
     environ: Environ,
     unreadable: tuple[type[Exception], ...],
 ) -> Response:
     method = environ["REQUEST_METHOD"]
     target = _target(environ)
-    if state.metrics_port is not None and environ["SERVER_PORT"] == str(state.metrics_port):
-        return metrics.answer(method, path_of(target))
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
         return error_json(400, "the request has no Host header, which HTTP/1.1 requires", CLOSE)
     headers = _headers(environ)
-    found = restricted(state, path_of(target), headers) or resolve(method, target)
+    # Unknown is where a lane's connection came in: http may listen on every address, and this is one of them.
+    endpoint = state.endpoints.get(f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}", "http")
+    found = admit[endpoint](state, method, target, headers)
     if not isinstance(found, Response) and found.is_administrative:
         found = found if may_administer(state, environ.get("REMOTE_ADDR", ""), headers) else error_json(403, REFUSAL)
     if isinstance(found, Response):

@@ -24,10 +24,10 @@ class Call(NamedTuple):
     query: str
     forwarded: Forwarded = NOTHING
 
-    def ask(self, verb: str, arguments: dict[str, Any]) -> Any:
-        """Ask the supervisor. For handlers marked as blocking."""
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """Ask the supervisor, see Transport. For handlers marked as blocking."""
         assert self.transport is not None, "a lane hands over what asks"
-        return self.transport.ask(verb, arguments)
+        return self.transport.ask(verb, arguments, timeout_s)
 
 
 Handler = Callable[[Call], Response]

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.frontend.response import Response
-from shoal.frontend.router import Found, path_of, resolve
+from shoal.frontend.router import HTTP, Found, path_of
 
 #: What gunicorn allows a single line, and as many lines: anything longer is for the road to judge.
 MAX_HEAD_BYTES = 8190
@@ -67,7 +67,7 @@ def _parse(raw: bytes) -> Head | None:
         return None
     target = match["target"].decode("ascii")
     path = path_of(target)
-    found = resolve(match["method"].decode("ascii"), target)
+    found = HTTP.resolve(match["method"].decode("ascii"), target)
     if isinstance(found, Found) and found.is_blocking:
         return None
     return Head(

@@ -22,7 +22,7 @@ from shoal.frontend.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.incoming import HEAD_S, Incoming
 from shoal.frontend.outgoing import Outgoing
 from shoal.frontend.response import Response, body_cut_short, error_response
-from shoal.frontend.router import answer, restricted
+from shoal.frontend.router import HTTP, answer
 from shoal.frontend.submission import Asked, Known, Submission
 from shoal.frontend.tracing import Tracing
 from shoal.frontend.v2.infer import PreparedRequest
@@ -249,7 +249,7 @@ class Lane:
             data = connection.buffer
 
     def _is_for_road(self, head: Head) -> bool:
-        if restricted(self._front_end.state, head.path, head.headers):
+        if HTTP.restricted(self._front_end.state, head.path, head.headers):
             return True  # it says so; what is let through here may be Known, and is by all of its head
         if isinstance(head.found, Response) and head.content_length:
             return True  # refused unread: closing without losing the answer is the road's

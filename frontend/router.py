@@ -1,4 +1,4 @@
-"""From a method and a path to the handler, and the order in which a request is refused on its way.
+"""From a method and a path to the handler, and the order in which a request is refused on its way: each endpoint's.
 
 Path, then restriction, then method (404, 403, 405), then the handler's own order: model and version first, the body
 last. Pure: the road, the lane and the tests go through the same steps. Paths are matched as they came, so an escaped
@@ -6,7 +6,7 @@ slash never splits a name.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -52,6 +52,56 @@ class Found(NamedTuple):
         return self.handler in ADMINISTRATIVE
 
 
+#: How a request finds its handler, or its refusal, before a byte of its body is read: from the state, its method, its
+#: target as it stands in the request line, and its headers, their names in lower case.
+Admit = Callable[[ServerState, str, str, Mapping[str, str]], Found | Response]
+
+
+class Router:
+    """The paths of one endpoint; `unmatched` answers every other."""
+
+    def __init__(self, routes: Sequence[Route], unmatched: Response) -> None:
+        self._unmatched = unmatched
+        self._fixed = {route.pattern: route for route in routes if re.fullmatch("[a-z0-9/]+", route.pattern)}
+        self._variable = tuple((_compiled(each.pattern), each) for each in routes if each.pattern not in self._fixed)
+
+    def admit(self, state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Found | Response:
+        """See Admit."""
+        return self.restricted(state, path_of(target), headers) or self.resolve(method, target)
+
+    def restricted(self, state: ServerState, raw_path: str, headers: Mapping[str, str]) -> Response | None:
+        """The refusal of a request that lacks the header its path needs; before its method is looked at, as in
+        Triton."""
+        if not state.restrictions:
+            return None
+        matched = self._match(raw_path)
+        return None if matched is None else refusal(state.restrictions, matched[0].group, headers)
+
+    def resolve(self, method: str, target: str) -> Found | Response:
+        """The handler for a request that is not restricted; `target` is as it stands in the request line."""
+        matched = self._match(path_of(target))
+        if matched is None:
+            return self._unmatched
+        route, name, version = matched
+        handler = route.methods.get(method)
+        if handler is None:
+            return error_json(405, "Method Not Allowed", (("Allow", ", ".join(route.methods)),))
+        try:
+            return Found(handler, decode_name(name), version, target.partition("?")[2])
+        except InvalidArgumentError as error:
+            return error_response(error)
+
+    def _match(self, raw_path: str) -> tuple[Route, str, str | None] | None:
+        route = self._fixed.get(raw_path)
+        if route is not None:
+            return route, "", None
+        for pattern, route in self._variable:
+            match = pattern.fullmatch(raw_path)
+            if match is not None:
+                return route, match["name"] or "", match["version"]
+        return None
+
+
 def dispatch(
     state: ServerState,
     transport: "Transport",
@@ -61,45 +111,8 @@ def dispatch(
     body: memoryview,
 ) -> Response:
     """Answer one request, whoever asks. Whoever sends the response calls its `close`."""
-    found = restricted(state, path_of(target), headers) or resolve(method, target)
+    found = HTTP.admit(state, method, target, headers)
     return found if isinstance(found, Response) else answer(found, state, transport, headers, body)
-
-
-def restricted(state: ServerState, raw_path: str, headers: Mapping[str, str]) -> Response | None:
-    """The refusal of a request that lacks the header its path needs; before its method is looked at, as in Triton."""
-    if not state.restrictions:
-        return None
-    matched = _match(raw_path)
-    return None if matched is None else refusal(state.restrictions, matched[0].group, headers)
-
-
-def resolve(method: str, target: str) -> Found | Response:
-    """The handler for a request, or its refusal: known before a byte of the body is read.
-
-    `target` is as it stands in the request line.
-    """
-    matched = _match(path_of(target))
-    if matched is None:
-        return error_json(404, "Not Found")
-    route, name, version = matched
-    handler = route.methods.get(method)
-    if handler is None:
-        return error_json(405, "Method Not Allowed", (("Allow", ", ".join(route.methods)),))
-    try:
-        return Found(handler, decode_name(name), version, target.partition("?")[2])
-    except InvalidArgumentError as error:
-        return error_response(error)
-
-
-def _match(raw_path: str) -> tuple[Route, str, str | None] | None:
-    route = _FIXED.get(raw_path)
-    if route is not None:
-        return route, "", None
-    for pattern, route in _VARIABLE:
-        match = pattern.fullmatch(raw_path)
-        if match is not None:
-            return route, match["name"] or "", match["version"]
-    return None
 
 
 def answer(
@@ -151,5 +164,5 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern + "".join(f"{group})?" for group in missing))
 
 
-_FIXED = {route.pattern: route for route in ROUTES if re.fullmatch("[a-z0-9/]+", route.pattern)}
-_VARIABLE = tuple((_compiled(route.pattern), route) for route in ROUTES if route.pattern not in _FIXED)
+#: Triton's HTTP API.
+HTTP = Router(ROUTES, error_json(404, "Not Found"))

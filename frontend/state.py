@@ -169,7 +169,7 @@ class ServerState:
     strict_readiness: bool = True
     http_max_input_size: int = 64 << 20  # Triton's default
     max_request_bytes: int = 2 << 30  # ours: a whole body, binary tensors included
-    metrics_port: int | None = None
+    endpoints: Mapping[str, str] = field(default_factory=dict)  # address:port → which of shoal/options.py's it is
     header_forward_pattern: str = ""  # "" = none is forwarded
     restrictions: Restrictions = field(default_factory=dict)
     log_file: str = ""
@@ -180,6 +180,12 @@ class ServerState:
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000
     metrics_config: MetricsConfig = field(default_factory=MetricsConfig)
+    sagemaker_ping_mode: str = "ready"  # these three: Triton's defaults
+    sagemaker_default_model: str = ""
+    sagemaker_inference_type: str = "infer"
+    vertex_ai_default_model: str = ""
+    vertex_ai_predict_route: str = ""
+    vertex_ai_health_route: str = ""
     started: bool = False
     exiting: bool = False
     tracing: "Tracing | None" = None  # None = nothing is traced

@@ -6,6 +6,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from shoal.cli import TRITONS_DEFAULTS
 from shoal.cli.flags import GROUPS, Fate, Flag
 from shoal.cli.serve import help_text
 from shoal.options import ServerOptions
@@ -17,7 +18,7 @@ BEGIN, END = "<!-- flags: begin -->\n", "<!-- flags: end -->\n"
 OWN = frozenset({
     "shm-client-slab-mib", "shm-worker-slab-mib", "shm-oversize-mib", "max-in-flight", "default-max-queue-size",
     "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs", "max-request-bytes",
-    "listen-backlog", "http-process-count",
+    "listen-backlog", "http-process-count", "sagemaker-address", "vertex-ai-address",
 })  # fmt: skip
 
 #: The beginning of a refused flag's name → what to do instead; without a line here: leave it out.
@@ -31,7 +32,7 @@ _INSTEAD = {
 }
 
 _FATES = {Fate.HONOURED: "honoured", Fate.IGNORED: "no effect", Fate.REFUSED: "refused"}
-_TRITONSERVER = ServerOptions(http_address="0.0.0.0")
+_TRITONSERVER = ServerOptions(**TRITONS_DEFAULTS)
 
 
 def tables() -> str:

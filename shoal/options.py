@@ -1,13 +1,16 @@
 """What a server is told at its start: every number and switch, with its unit and where its default comes from.
 
 `ServerOptions` is built once, by the command line, and passed whole; nobody parses a flag again. A field's name is its
-flag's name. Sources of the defaults: *Triton's* (its command line), *measured* (with the figure), or *ours*.
+flag's name, but for the few that the environment sets. Sources of the defaults: *Triton's* (its command line),
+*measured* (with the figure), or *ours*.
 Used in the supervisor; other processes are sent the few values they need. Imports only errors and cloud_url.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
@@ -25,6 +28,9 @@ RESTRICTED_APIS = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
     "logging",
 )  # fmt: skip
+
+#: What a request to SageMaker's /invocations may be; Triton's words.
+INFERENCE_TYPES = ("infer", "generate", "generate_stream")
 
 #: An address that listens on every interface, and so collides with every other one.
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
@@ -99,6 +105,23 @@ class ServerOptions:
     # Tracing: (mode or "", setting, value), in the order given; see shoal/tracing/command_line.py.
     trace_config: tuple[tuple[str, str, str], ...] = ()
 
+    # SageMaker. What has no flag is set by environment variables, as Triton's (cli/environment.py).
+    allow_sagemaker: bool = False  # Triton's
+    sagemaker_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
+    sagemaker_port: int = 8080  # 0 = any free port; Triton's
+    sagemaker_safe_port_range: tuple[int, int] | None = None  # where other listeners' ports must be; Triton's
+    sagemaker_ping_mode: str = "ready"  # "ready" or "live": what /ping asks for; Triton's
+    sagemaker_default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"  # of /invocations; Triton's
+    sagemaker_inference_type: str = "infer"  # one of INFERENCE_TYPES: what /invocations is; Triton's
+
+    # Vertex AI.
+    allow_vertex_ai: bool = False  # Triton's
+    vertex_ai_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
+    vertex_ai_port: int = 8080  # 0 = any free port; Triton's
+    vertex_ai_default_model: str = ""  # "": the only model there is; Triton's
+    vertex_ai_predict_route: str = ""  # required; Triton's
+    vertex_ai_health_route: str = ""  # required; Triton's
+
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -117,6 +140,32 @@ class ServerOptions:
         return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}
 
 
+class Endpoint(NamedTuple):
+    """A socket to listen on."""
+
+    name: str  # as its flags begin
+    callers: str  # what Triton's sentences call its requests
+    address: str
+    port: int
+
+
+def endpoints(options: ServerOptions) -> tuple[Endpoint, ...]:
+    """The sockets that are wanted, in the order in which Triton compares them."""
+    all_ = (
+        (options.allow_http, Endpoint("http", "HTTP", options.http_address, options.http_port)),
+        (options.allow_metrics, Endpoint("metrics", "metrics", options.metrics_address, options.metrics_port)),
+        (
+            options.allow_sagemaker,
+            Endpoint("sagemaker", "SageMaker", options.sagemaker_address, options.sagemaker_port),
+        ),
+        (
+            options.allow_vertex_ai,
+            Endpoint("vertex-ai", "Vertex AI", options.vertex_ai_address, options.vertex_ai_port),
+        ),
+    )
+    return tuple(endpoint for is_wanted, endpoint in all_ if is_wanted)
+
+
 def largest_request_bytes(options: ServerOptions) -> int:
     """What shared memory could hold of one request: a block of the slab, or a segment of its own."""
     shared = (MIB << (options.shm_client_slab_mib.bit_length() - 1)) // SLAB_PARTS  # blocks are powers of two
@@ -132,6 +181,7 @@ def check(options: ServerOptions) -> None:
     if "*" in options.load_model and len(options.load_model) > 1:
         raise InvalidArgumentError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     _check_ports(options)
+    _check_cloud_endpoints(options)
     largest = largest_request_bytes(options)
     if options.max_request_bytes > largest:
         raise InvalidArgumentError(
@@ -143,11 +193,44 @@ def check(options: ServerOptions) -> None:
 
 
 def _check_ports(options: ServerOptions) -> None:
-    if not (options.allow_http and options.allow_metrics) or options.http_port == 0:
-        return
-    addresses = {options.http_address, options.metrics_address}
-    if options.http_port == options.metrics_port and (len(addresses) == 1 or addresses & _WILDCARDS):
-        raise InvalidArgumentError(  # Triton's sentence
-            "The server cannot listen to HTTP requests and metrics requests at the same address and port "
-            f"{options.http_address}:{options.http_port}"
-        )
+    """Triton's sentences; but it takes 0.0.0.0 and 127.0.0.1 for two places, and then one of them cannot be bound."""
+    wanted = endpoints(options)
+    for one, other in combinations(wanted, 2):
+        if one.port == other.port != 0 and _meet(one, other):
+            raise InvalidArgumentError(
+                f"The server cannot listen to {one.callers} requests and {other.callers} requests "
+                f"at the same address and port {one.address}:{one.port}"
+            )
+    if options.allow_sagemaker and options.sagemaker_safe_port_range is not None:
+        low, high = options.sagemaker_safe_port_range
+        (sagemaker,) = [each for each in wanted if each.name == "sagemaker"]
+        for each in wanted:
+            if each is not sagemaker and _meet(each, sagemaker) and not low <= each.port <= high:
+                raise InvalidArgumentError(
+                    f"The server cannot listen to {each.callers} requests at port {each.port}, "
+                    f"allowed port range is [{low}, {high}]"
+                )
+
+
+def _meet(one: Endpoint, other: Endpoint) -> bool:
+    addresses = {one.address, other.address}
+    return len(addresses) == 1 or not addresses.isdisjoint(_WILDCARDS)
+
+
+def _check_cloud_endpoints(options: ServerOptions) -> None:
+    """What is not told by flags."""
+    if options.allow_sagemaker:
+        if options.sagemaker_ping_mode not in ("ready", "live"):
+            raise InvalidArgumentError(
+                f"SAGEMAKER_TRITON_PING_MODE is '{options.sagemaker_ping_mode}'. Must be one of: ready, live."
+            )
+        if options.sagemaker_inference_type not in INFERENCE_TYPES:  # Triton's sentence
+            raise InvalidArgumentError(
+                f"Server has invalid inference type '{options.sagemaker_inference_type}'. "
+                f"Must be one of: {', '.join(INFERENCE_TYPES)}."
+            )
+    if options.allow_vertex_ai:  # Triton's sentences, its misspelt variable aside
+        if not options.vertex_ai_predict_route:
+            raise InvalidArgumentError("AIP_PREDICT_ROUTE is not defined for Vertex AI endpoint")
+        if not options.vertex_ai_health_route:
+            raise InvalidArgumentError("AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint")

@@ -59,9 +59,9 @@ class Poller:
         self._answer(order, "polled", identifiers=[*models, *problems], problems=list(problems.items()))
 
     def _look(self, order: Message) -> None:
-        """One model, perhaps with a configuration or a directory that the load request brought along."""
-        directory, config = order["directory"], order["config"]
-        override = Override(config, None if directory is None else Path(directory))
+        """One model, perhaps with what the load request brought along."""
+        directory, repository = (order[kind] and Path(order[kind]) for kind in ("directory", "repository"))
+        override = Override(order["config"], directory, repository)
         found = self._repositories.look(order["name"], override)
         self._answer(order, "looked", model=None if found is None else found.message())
 

@@ -65,6 +65,39 @@ def test_listeners_that_do_not_meet_may_share_a_port(changes: dict[str, object])
     check(replace(GOOD, **{"http_port": 9000, "metrics_port": 9000, **changes}))  # type: ignore[arg-type]  # many fields
 
 
+CLOUD = replace(
+    GOOD, allow_sagemaker=True, allow_vertex_ai=True, vertex_ai_port=8081, vertex_ai_predict_route="/p",
+    vertex_ai_health_route="/h",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"vertex_ai_port": 8080},
+         "SageMaker requests and Vertex AI requests at the same address and port 127.0.0.1:8080"),
+        ({"sagemaker_port": 8000}, "HTTP requests and SageMaker requests at the same address and port 127.0.0.1:8000"),
+        ({"metrics_port": 8080}, "metrics requests and SageMaker requests at the same address and port 127.0.0.1:8080"),
+        ({"sagemaker_safe_port_range": (8001, 9000)}, "HTTP requests at port 8000, allowed port range is [8001, 9000]"),
+        ({"sagemaker_safe_port_range": (1, 8001)}, "metrics requests at port 8002, allowed port range is [1, 8001]"),
+        ({"vertex_ai_port": 0, "sagemaker_safe_port_range": (1, 9000)},
+         "Vertex AI requests at port 0, allowed port range is [1, 9000]"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_ports_of_cloud_endpoints(changes: dict[str, object], sentence: str) -> None:
+    check(CLOUD)
+    check(replace(CLOUD, sagemaker_safe_port_range=(8000, 8081)))
+    with pytest.raises(InvalidArgumentError) as refusal:
+        check(replace(CLOUD, **changes))  # type: ignore[arg-type]  # many fields
+    assert str(refusal.value) == f"The server cannot listen to {sentence}"
+
+
+def test_a_range_means_nothing_for_other_addresses_or_without_sagemaker() -> None:
+    check(replace(CLOUD, sagemaker_safe_port_range=(1, 2), sagemaker_address="10.0.0.2"))
+    check(replace(CLOUD, sagemaker_safe_port_range=(1, 2), allow_sagemaker=False))
+
+
 @pytest.mark.parametrize(
     ("slab_mib", "oversize_mib", "largest"),
     [(1, 0, 262144), (65, 0, 16777216), (65, 15, 16777216), (64, 17, 17825792), (1, 4096, 4294963200)],

@@ -45,6 +45,15 @@ Start with:
 """
 
 
+#: Where Triton's defaults are open to the network and Shoal's are not.
+TRITONS_DEFAULTS: dict[str, Any] = {
+    "http_address": "0.0.0.0",
+    "sagemaker_address": "0.0.0.0",
+    "vertex_ai_address": "0.0.0.0",
+    "allow_remote_admin": True,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `shoal`: its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -66,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def tritonserver(argv: Sequence[str] | None = None) -> int:
     """The command `tritonserver`: its exit code. Start scripts written for Triton work unedited."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return _serve(arguments, prog="tritonserver", environ=os.environ, http_address="0.0.0.0", allow_remote_admin=True)
+    return _serve(arguments, prog="tritonserver", environ=os.environ, **TRITONS_DEFAULTS)
 
 
 def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:

@@ -18,6 +18,7 @@ from shoal.cli.values import (
     NUMBER,
     PATTERN,
     PORT,
+    PORT_RANGE,
     REPOSITORY,
     RESTRICTION,
     SWITCH,
@@ -78,8 +79,7 @@ def refuse(name: str, value: ValueKind, default: Any, text: str, *, deprecated_f
 _NO_GRPC = "gRPC is not served yet; clients reach the server over HTTP"
 _NO_POOL = "Shoal keeps no such memory pool"
 _TLS = "gRPC, and so TLS for it, is"
-_SAGEMAKER = "the SageMaker endpoint is"
-_VERTEX = "the Vertex AI endpoint is"
+_ROAD_THREADS = "its requests are answered by the threads that --http-thread-count sets"
 _CACHE = "the response cache is"
 _RATE = "the rate limiter is"
 _FORWARDING = "forwarding request headers to models is"
@@ -175,14 +175,16 @@ GRPC = (
     refuse("grpc-restricted-protocol", TEXT, None, _RESTRICTION),
 )
 CLOUD_ENDPOINTS = (
-    refuse("allow-sagemaker", BOOLEAN, False, _SAGEMAKER),
-    refuse("sagemaker-port", PORT, 8080, _SAGEMAKER),
-    refuse("sagemaker-safe-port-range", TEXT, None, _SAGEMAKER),
-    refuse("sagemaker-thread-count", INTEGER, 8, _SAGEMAKER),
-    refuse("allow-vertex-ai", BOOLEAN, False, _VERTEX),
-    refuse("vertex-ai-port", PORT, 8080, _VERTEX),
-    refuse("vertex-ai-thread-count", INTEGER, 8, _VERTEX),
-    refuse("vertex-ai-default-model", ANY_TEXT, "", _VERTEX),
+    honour("allow-sagemaker", BOOLEAN, "serve SageMaker's endpoints: /ping, /invocations, /models"),
+    honour("sagemaker-address", TEXT, "address to listen on for SageMaker"),
+    honour("sagemaker-port", PORT, "port to listen on for SageMaker; 0 for any free one"),
+    honour("sagemaker-safe-port-range", PORT_RANGE, "where the ports of the other endpoints must be"),
+    ignore("sagemaker-thread-count", INTEGER, 8, _ROAD_THREADS, in_force=8),
+    honour("allow-vertex-ai", BOOLEAN, "serve Vertex AI's routes; true where AIP_MODE is PREDICTION"),
+    honour("vertex-ai-address", TEXT, "address to listen on for Vertex AI"),
+    honour("vertex-ai-port", PORT, "port to listen on for Vertex AI; 0 for any free one; else that of AIP_HTTP_PORT"),
+    ignore("vertex-ai-thread-count", INTEGER, 8, _ROAD_THREADS, in_force=8),
+    honour("vertex-ai-default-model", ANY_TEXT, "model that Vertex AI's predictions ask; empty for the only one"),
 )
 METRICS = (
     honour("allow-metrics", BOOLEAN, "serve GET /metrics for Prometheus"),

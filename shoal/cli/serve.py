@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
+from shoal.cli.environment import implied_flags, implied_settings
 from shoal.cli.flags import FLAGS, GROUPS, Fate, Flag
 from shoal.errors import InvalidArgumentError
 from shoal.options import MetricsConfig, ServerOptions, check, largest_request_bytes
@@ -52,8 +53,7 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
 
 def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> CommandLine:
     """Understand a command line whose unset flags mean `defaults`. Raises CommandLineError; --help exits with 0."""
-    texts = _read(_parser(prog, defaults), argv)
-    _heed_vertex(environ, texts)
+    texts = {flag: [text] for flag, text in implied_flags(environ).items()} | _read(_parser(prog, defaults), argv)
     given: dict[str, list[Any]] = {}
     warnings: list[str] = []
     for flag in FLAGS:
@@ -63,7 +63,8 @@ def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
         warnings += _judge(flag, values[-1], texts[flag.name][-1])
         if flag.fate is Fate.HONOURED:
             given.setdefault(flag.option, []).extend(values)
-    settings = {option: _COLLECT.get(option, _last)(values) for option, values in given.items()}
+    settings: dict[str, Any] = {**implied_settings(environ)}
+    settings |= {option: _COLLECT.get(option, _last)(values) for option, values in given.items()}
     options = replace(defaults, **settings)
     options = replace(options, **_following(options, settings))
     try:
@@ -176,17 +177,6 @@ def _following(options: ServerOptions, settings: Mapping[str, Any]) -> dict[str,
         "max_request_bytes": largest_request_bytes(options),
     }
     return {name: value for name, value in followers.items() if name not in settings}
-
-
-def _heed_vertex(environ: Mapping[str, str], texts: dict[str, list[str]]) -> None:
-    """Vertex AI configures Triton by its environment."""
-    if environ.get("AIP_MODE") == "PREDICTION" and "allow-vertex-ai" not in texts:
-        raise CommandLineError(
-            "AIP_MODE=PREDICTION in the environment asks for the Vertex AI endpoint, which is not there yet; "
-            "--allow-vertex-ai=false serves plain HTTP instead"
-        )
-    if "model-repository" not in texts and environ.get("AIP_STORAGE_URI"):
-        texts["model-repository"] = [environ["AIP_STORAGE_URI"]]
 
 
 def _by_backend(settings: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:

@@ -15,6 +15,7 @@ from shoal.tracing import command_line
 
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
+_MAX_PORT = 65535
 # A header's name (RFC 9110, 5.1) without underscores: servers drop what WSGI could not tell from a hyphen.
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^`|~0-9A-Za-z]+")
 _METRICS_SWITCHES = ("counter_latencies", "histogram_latencies", "summary_latencies")
@@ -103,6 +104,13 @@ def _restriction(text: str) -> tuple[tuple[str, ...], str, str]:
     return apis, key, value
 
 
+def _port_range(text: str) -> tuple[int, int]:
+    low, dash, high = text.partition("-")
+    if not (dash and low.isdecimal() and high.isdecimal() and int(low) <= int(high) <= _MAX_PORT):
+        raise ValueError(f"expected two ports as <first>-<last>, got '{text}'")
+    return int(low), int(high)
+
+
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
@@ -180,4 +188,5 @@ RESTRICTION = ValueKind("<api>[,<api>]:<header>=<value>", _restriction)
 PATTERN = ValueKind("<regex>", _pattern)  # may be empty: nothing is to match
 METRICS_SETTING = ValueKind("<setting>=<value>", _metrics_setting)
 TRACE_CONFIG = ValueKind("[<mode>,]<setting>=<value>", command_line.parse)
-PORT = integer(0, 65535)
+PORT = integer(0, _MAX_PORT)
+PORT_RANGE = ValueKind("<integer>-<integer>", _port_range)

@@ -19,16 +19,22 @@ CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_DIRECTORY = "configs"
 
 
-def read_config(model_dir: Path, *, name: str = "", strict: bool = False, config_name: str = "") -> Config:
+def read_config(
+    model_dir: Path, *, name: str = "", mapped: bool = False, strict: bool = False, config_name: str = ""
+) -> Config:
     """The configuration in `model_dir`, or an empty one, as `prepare_config` has it.
 
-    `name` is the model's, where the directory bears another. `config_name` is Triton's --model-config-name:
-    configs/NAME.pbtxt is the configuration where it is there, and config.pbtxt where not. Raises like `prepare_config`.
+    `name` is the model's, where the directory bears another; a `mapped` model's configuration may, too. `config_name`
+    is Triton's --model-config-name: configs/NAME.pbtxt is the configuration where it is there, and config.pbtxt where
+    not. Raises like `prepare_config`.
     """
     path = _config_path(model_dir, config_name)
     # lexists: a link that points nowhere is a mistake to report, not a model without a configuration.
     text = pbtxt.read(path) if os.path.lexists(path) else ""
-    return prepare_config(_named(pbtxt.parse(text, path), name or model_dir.name), model_dir, strict=strict)
+    config = pbtxt.parse(text, path)
+    if mapped:
+        config["name"] = name
+    return prepare_config(_named(config, name or model_dir.name), model_dir, strict=strict)
 
 
 def parse_override(text: str, model_name: str) -> Config:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.errors import ShoalError
+from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.model_config.load import (
     CONFIG_FILENAME,
     CONFIGS_DIRECTORY,
@@ -37,11 +37,12 @@ from shoal.repository.scan import (
 class Override(NamedTuple):
     """What a load request brings along."""
 
-    config: str | None  # ModelConfig as JSON, in place of the file
-    directory: Path | None  # a model directory made for this request, in place of the repository's
+    config: str | None = None  # ModelConfig as JSON, in place of the file
+    directory: Path | None = None  # a model directory made for this request, in place of the repository's
+    repository: Path | None = None  # one with the model alone, under whatever name, in place of the server's
 
 
-NO_OVERRIDE = Override(None, None)
+NO_OVERRIDE = Override()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Repositories:
 
         Raises InvalidArgumentError where the name means several.
         """
+        if override.repository is not None:
+            return self.look_at(ModelIdentifier(name), _only_model(override.repository), mapped=True)
         # A directory of the request's own needs no repository, but for the namespace of the model it stands in for.
         is_known = override.directory is not None and not self.namespacing
         models = {} if is_known else self.scan().models
@@ -96,10 +99,13 @@ class Repositories:
             if isinstance(source, CloudRepository):
                 source.forget(keep)
 
-    def look_at(self, identifier: ModelIdentifier, directory: Path, override: str | None = None) -> FoundModel:
+    def look_at(
+        self, identifier: ModelIdentifier, directory: Path, override: str | None = None, *, mapped: bool = False
+    ) -> FoundModel:
         """What is found in a model's directory; what is wrong with it becomes its error.
 
-        Raises InvalidArgumentError for an `override` that is no configuration of this model.
+        A `mapped` model is called `name` whatever its configuration says. Raises InvalidArgumentError for an `override`
+        that is no configuration of this model.
         """
         name, namespace = identifier
         written = None if override is None else parse_override(override, name)
@@ -110,7 +116,9 @@ class Repositories:
         others_ns = 0
         try:
             if written is None:
-                config = read_config(directory, name=name, strict=self.strict, config_name=self.config_name)
+                config = read_config(
+                    directory, name=name, mapped=mapped, strict=self.strict, config_name=self.config_name
+                )
             else:
                 config = prepare_config(written, directory, strict=self.strict)
             available = version_directories(directory)
@@ -121,6 +129,19 @@ class Repositories:
         except ShoalError as refusal:
             error = refusal
         return FoundModel(name, directory, config, labels, versions, others_ns, error, namespace=namespace)
+
+
+def _only_model(repository: Path) -> Path:
+    """The directory of the model in a repository that has one, or is one."""
+    if os.path.lexists(repository / CONFIG_FILENAME):
+        return repository
+    directories = [each for each in scan([repository]).models.values() if isinstance(each, Path)]
+    if len(directories) != 1:
+        raise InvalidArgumentError(
+            f"expected one model in '{repository}', found {len(directories)}; "
+            f"put {CONFIG_FILENAME} there, or a single directory that is a model"
+        )
+    return directories[0]
 
 
 def newest_ns(path: Path) -> int:

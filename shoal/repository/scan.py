@@ -67,7 +67,7 @@ def scan(repositories: Sequence["Path | CloudRepository"], *, namespacing: bool 
     for identifier in sorted(found):
         if len(found[identifier]) > 1:
             problems[identifier] = "model appears in two or more repositories"
-        elif not _MODEL_NAME.fullmatch(identifier.name):
+        elif not is_model_name(identifier.name):
             problems[identifier] = (
                 f"directory name {identifier.name!r} is no model name: use at most 255 letters, digits, '_', '.' and "
                 "'-', beginning with a letter, a digit or '_', and rename the directory"
@@ -75,6 +75,11 @@ def scan(repositories: Sequence["Path | CloudRepository"], *, namespacing: bool 
         else:
             models[identifier] = found[identifier][0]
     return RepositoryScan(models, problems)
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a model may bear this name."""
+    return _MODEL_NAME.fullmatch(name) is not None
 
 
 def version_directories(model_dir: Path) -> dict[int, Path]:

@@ -6,12 +6,13 @@ refused until every model has loaded, as Triton's are.
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from shoal.control import ADDRESS_VARIABLE, Message
-from shoal.options import ServerOptions
+from shoal.errors import InvalidArgumentError
+from shoal.options import Endpoint, ServerOptions, endpoints
 from shoal.supervisor.arbiter import Arbiter
 from shoal.supervisor.event_loop import EventLoop
 
@@ -25,20 +26,26 @@ ANSWER_SLACK_S = 30
 SOCKET_TIMEOUT_S = 10
 
 
-def bind(options: ServerOptions) -> list[socket.socket]:
-    """The HTTP socket and, if wanted, the metrics socket: bound, not listening.
+#: By endpoint, what it is called in the line that scripts wait for; Triton's.
+_SERVICES = {
+    "http": "HTTPService",
+    "metrics": "Metrics Service",
+    "sagemaker": "Sagemaker HTTPService",
+    "vertex-ai": "Vertex AI HTTPService",
+}
+Listeners = Mapping[str, socket.socket]
+
+
+def bind(options: ServerOptions) -> Listeners:
+    """By its endpoint's name, a socket for each that is wanted: bound, not listening.
 
     Raises OSError naming the address and the flag.
     """
-    listeners = []
-    if options.allow_http:
-        listeners.append(_bind("http", options.http_address, options.http_port))
-    if options.allow_metrics:
-        listeners.append(_bind("metrics", options.metrics_address, options.metrics_port))
-    return listeners
+    return {endpoint.name: _bind(endpoint) for endpoint in endpoints(options)}
 
 
-def _bind(service: str, address: str, port: int) -> socket.socket:
+def _bind(endpoint: Endpoint) -> socket.socket:
+    service, _, address, port = endpoint
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,7 +76,7 @@ class HttpServer:
         options: ServerOptions,
         log_settings: dict[str, Any],
         control_address: str,
-        listeners: list[socket.socket],
+        listeners: Listeners,
         on_started: Callable[[], None],
         on_ended: Callable[[], None],
     ) -> None:
@@ -79,7 +86,7 @@ class HttpServer:
         self._on_started = on_started
         self._on_ended = on_ended
         # Front ends join for as long as the arbiter lives, which is longer than the sockets are open here.
-        self._metrics_port = listeners[-1].getsockname()[1] if options.allow_metrics else None
+        self._endpoints = {"{}:{}".format(*listener.getsockname()): name for name, listener in listeners.items()}
         self._handovers = [*_datagram_pair(), *_datagram_pair()]
         road_in, to_road, returns, to_lanes = (each.fileno() for each in self._handovers)
         environment = {
@@ -87,7 +94,8 @@ class HttpServer:
             "SHOAL_ROAD_THREADS": str(options.http_thread_count * THREADS_PER_HTTP_THREAD),
             "SHOAL_GRACEFUL_TIMEOUT_S": str(max(1, options.exit_timeout_secs)),
         }
-        http, metrics = listeners[: options.allow_http], listeners[options.allow_http :]
+        http = [listener for name, listener in listeners.items() if name == "http"]
+        others = [listener for name, listener in listeners.items() if name != "http"]
         lane_sockets = {
             "SHOAL_LISTENER_FDS": _numbers(http),
             "SHOAL_PROCESSES": str(options.http_process_count),
@@ -95,9 +103,9 @@ class HttpServer:
             "SHOAL_RECEIVE_FD": str(returns),
         }
         road_sockets = {
-            # Without metrics the road accepts nothing itself, but gunicorn insists on a socket.
-            "SHOAL_LISTENER_FDS": _numbers(metrics or http),
-            "SHOAL_ACCEPTS": str(int(bool(metrics))),
+            # With HTTP alone the road accepts nothing itself, but gunicorn insists on a socket.
+            "SHOAL_LISTENER_FDS": _numbers(others or http),
+            "SHOAL_ACCEPTS": str(int(bool(others))),
             "SHOAL_PROCESSES": "1",
             "SHOAL_SEND_FD": str(to_lanes),
             "SHOAL_RECEIVE_FD": str(road_in),
@@ -105,12 +113,13 @@ class HttpServer:
         }
         self._road = Arbiter(
             loop, "road", environment | road_sockets,
-            [*_filenos(metrics or http), to_lanes, road_in, returns], on_ended,
+            [*_filenos(others or http), to_lanes, road_in, returns], on_ended,
         )  # fmt: skip
         self._lanes = Arbiter(
             loop, "http", environment | lane_sockets, [*_filenos(http), to_road, returns], self._road.stop
         )
-        # Changed as front ends join.
+        # Changed as models settle and front ends join.
+        self._vertex_ai_model = ""
         self._num_started = 0
 
     @property
@@ -124,9 +133,14 @@ class HttpServer:
         for arbiter in self._arbiters:
             arbiter.start()
 
-    def open(self) -> None:
-        """All models are known: listen, and let the arbiters fork their workers."""
-        for listener in self._listeners:
+    def open(self, models: Collection[str]) -> None:
+        """All models are known, by their names those that serve: listen, and let the arbiters fork their workers.
+
+        Raises InvalidArgumentError where Vertex AI has no model to ask.
+        """
+        if self._options.allow_vertex_ai:
+            self._vertex_ai_model = _default_model(self._options.vertex_ai_default_model, models)
+        for listener in self._listeners.values():
             listener.listen(self._options.listen_backlog)
         for arbiter in self._arbiters:
             arbiter.open()
@@ -148,7 +162,7 @@ class HttpServer:
                 "strict_readiness": options.strict_readiness,
                 "http_max_input_size": options.http_max_input_size,
                 "max_request_bytes": options.max_request_bytes,
-                "metrics_port": self._metrics_port,
+                "endpoints": self._endpoints,
                 "log_file": options.log_file,
                 "header_forward_pattern": options.http_header_forward_pattern,
                 "restrictions": options.http_restricted_api,
@@ -158,6 +172,12 @@ class HttpServer:
                 "allow_cpu_metrics": options.allow_cpu_metrics,
                 "metrics_interval_ms": options.metrics_interval_ms,
                 "metrics_config": asdict(options.metrics_config),
+                "sagemaker_ping_mode": options.sagemaker_ping_mode,
+                "sagemaker_default_model": options.sagemaker_default_model,
+                "sagemaker_inference_type": options.sagemaker_inference_type,
+                "vertex_ai_default_model": self._vertex_ai_model,
+                "vertex_ai_predict_route": options.vertex_ai_predict_route,
+                "vertex_ai_health_route": options.vertex_ai_health_route,
             },
             "model_namespacing": options.model_namespacing,
             "max_in_flight": options.max_in_flight,
@@ -168,24 +188,33 @@ class HttpServer:
     def on_client_started(self) -> None:
         """A front end answers now; when all do for the first time, say so in the words that scripts wait for."""
         self._num_started += 1
-        options = self._options
         if self._num_started != self.num_front_ends:
             return
-        services = ["HTTPService"] * options.allow_http + ["Metrics Service"] * options.allow_metrics
-        for service, listener in zip(services, self._listeners, strict=True):
+        for name, listener in self._listeners.items():
             address, port = listener.getsockname()[:2]
-            _log.info("Started %s at %s:%d", service, address, port)
+            _log.info("Started %s at %s:%d", _SERVICES[name], address, port)
         self._on_started()
 
     def stop(self) -> None:
         """Accept no more; `on_ended` when what was accepted has been answered."""
-        for listener in self._listeners:
+        for listener in self._listeners.values():
             listener.close()
         arbiters = self._arbiters
         if arbiters:
             arbiters[0].stop()
         else:
             self._on_ended()
+
+
+def _default_model(wanted: str, models: Collection[str]) -> str:
+    """The model that Vertex AI's predictions ask. Raises InvalidArgumentError, Triton's sentences."""
+    if not wanted and len(models) != 1:
+        raise InvalidArgumentError(
+            "Expect the model repository contains only a single model if default model is not specified"
+        )
+    if wanted and wanted not in models:
+        raise InvalidArgumentError(f"Expect the default model '{wanted}' is loaded")
+    return wanted or next(iter(models))
 
 
 def _datagram_pair() -> tuple[socket.socket, socket.socket]:

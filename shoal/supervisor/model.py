@@ -81,6 +81,7 @@ class Model:
         self.versions: dict[int, Served] = {}
         self.problem: ModelVersion | None = None
         self._loading: Loading | None = None
+        self._waiting: list[Callable[[], None]] = []
 
     @property
     def is_loading(self) -> bool:
@@ -272,6 +273,17 @@ class Model:
 
         self._registry.tell(messages, told)
 
+    def when_ended(self, then: Callable[[], None]) -> None:
+        """`then` when nothing more is being unloaded: at once, or after the last."""
+        self._waiting.append(then)
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        if not any(each.version.state is VersionState.UNLOADING for each in self.versions.values()):
+            waiting, self._waiting = self._waiting, []
+            for then in waiting:
+                then()
+
     # --- what becomes of versions ---
 
     def on_ready(self, served: Served) -> None:
@@ -303,6 +315,7 @@ class Model:
             served.version.move(VersionState.UNAVAILABLE, UNLOADED)
         self._registry.release(served)
         self.on_changed(served)
+        self._tell_waiting()
 
     def _tell(self, versions: Sequence[ModelVersion]) -> None:
         self._registry.tell([version.message() for version in versions], _nothing)

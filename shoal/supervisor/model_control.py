@@ -12,7 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import (
+    AlreadyExistsError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ShoalError,
+    UnavailableError,
+)
 from shoal.options import ServerOptions
 from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier
@@ -21,6 +28,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.models import Models
 from shoal.supervisor.questions import Handler, Question
 from shoal.supervisor.repository import Repository
+from shoal.supervisor.served import Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -37,11 +45,20 @@ class ModelControl:
         self._mode = options.model_control_mode
         self._repository = repository
         self._models = models
+        # Changed by questions: model → its repository, for those that no repository of the server's has.
+        self._registered: dict[str, str] = {}
 
     @property
     def verbs(self) -> dict[str, Handler]:
         """What front ends may ask."""
-        return {"index": self._index, "load": self._load, "unload": self._unload}
+        return {
+            "index": self._index,
+            "load": self._load,
+            "unload": self._unload,
+            "register": self._register,
+            "unregister": self._unregister,
+            "registered": lambda question: question.answer(self._registered),
+        }
 
     # --- start ---
 
@@ -109,26 +126,40 @@ class ModelControl:
         if not name:
             raise InvalidArgumentError("Model name cannot be empty. Please enter a valid name to deploy.")
 
-        def refused(error: ShoalError) -> None:
+        def outcome(error: ShoalError | None) -> None:
+            if error is None:
+                question.answer()
+                return
             if directory is not None:
                 self._models.disown(Path(directory))  # whoever asked made it, and removes it
             question.refuse(error)
 
-        def found(model: FoundModel | None) -> None:
-            if model is None:
-                refused(InternalError(f"failed to load '{name}', failed to poll from model repository"))
-                return
-            if model.error is not None and config is not None:
-                refused(model.error)  # the request's fault, of which the model itself knows nothing
-                return
-            try:
-                self._models.load(model, lambda error: refused(_in_words(model, error)) if error else question.answer())
-            except ShoalError as error:
-                refused(error)
-
         if directory is not None:
             self._models.lend(Path(directory))
-        self._repository.look(name, found, refused, config=config, directory=directory)
+        self._find_and_load(name, outcome, config=config, directory=directory)
+
+    def _find_and_load(
+        self,
+        name: str,
+        outcome: Outcome,
+        *,
+        config: str | None = None,
+        directory: str | None = None,
+        repository: str | None = None,
+    ) -> None:
+        def found(model: FoundModel | None) -> None:
+            if model is None:
+                outcome(InternalError(f"failed to load '{name}', failed to poll from model repository"))
+                return
+            if model.error is not None and config is not None:
+                outcome(model.error)  # the request's fault, of which the model itself knows nothing
+                return
+            try:
+                self._models.load(model, lambda error: outcome(error and _in_words(model, error)))
+            except ShoalError as error:
+                outcome(error)
+
+        self._repository.look(name, found, outcome, config=config, directory=directory, repository=repository)
 
     def _unload(self, question: Question) -> None:
         """Answered as soon as nothing more is accepted. A model that nobody knows is unloaded already."""
@@ -138,6 +169,43 @@ class ModelControl:
             question.answer()
         else:
             model.unload(question.answer)
+
+    # --- repositories that clients register, each with one model in it ---
+
+    def _register(self, question: Question) -> None:
+        """Load the model that lies in a repository of its own, under the name that the question gives it."""
+        self._refuse_unless_explicit()
+        name, repository = question.arguments["model"], question.arguments["repository"]
+        known = self._models.find(name)
+        if name in self._registered or (known is not None and (known.is_loading or known.serving)):
+            raise AlreadyExistsError(f"model repository '{repository}' has already been registered")
+        self._registered[name] = repository
+
+        def outcome(error: ShoalError | None) -> None:
+            if error is None:
+                question.answer()
+                return
+            self._forget(name, lambda: question.refuse(error))
+
+        self._find_and_load(name, outcome, repository=repository)
+
+    def _unregister(self, question: Question) -> None:
+        """Unload a registered model; answered when nothing is left of it."""
+        name = question.arguments["model"]
+        if name not in self._registered:
+            raise NotFoundError(f"model '{name}' is not registered")
+        self._forget(name, question.answer)
+
+    def _forget(self, name: str, then: Callable[[], None]) -> None:
+        def ended() -> None:
+            self._registered.pop(name, None)
+            then()
+
+        model = self._models.find(name)
+        if model is None:
+            ended()
+        else:
+            model.unload(lambda: model.when_ended(ended))
 
     def _refuse_unless_explicit(self) -> None:
         if self._mode != "explicit":

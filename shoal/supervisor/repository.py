@@ -124,13 +124,15 @@ class Repository:
         *,
         config: str | None = None,
         directory: str | None = None,
+        repository: str | None = None,
     ) -> None:
-        """One model, perhaps by a configuration or a directory of a request's own; `then` gets None for none."""
+        """One model, perhaps by what a request brings along (poll.py's Override); `then` gets None for none."""
 
         def looked(answer: Message, _found: list[FoundModel]) -> None:
             then(None if answer["model"] is None else FoundModel.from_message(answer["model"]))
 
-        self._order("look", {"name": name, "config": config, "directory": directory}, looked, failed)
+        override = {"config": config, "directory": directory, "repository": repository}
+        self._order("look", {"name": name, **override}, looked, failed)
 
     def discard(self, directory: Path) -> None:
         """Have a directory removed that was made for one load."""

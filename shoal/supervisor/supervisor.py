@@ -18,7 +18,7 @@ from typing import Any
 from shoal import log
 from shoal.cloud_url import CloudUrl
 from shoal.control import Listener, Message
-from shoal.errors import ShoalError, index_reason
+from shoal.errors import InvalidArgumentError, ShoalError, index_reason
 from shoal.options import ServerOptions
 from shoal.process import adopt_orphans, set_title
 from shoal.repository.cloud_cache import Slot, take_slot
@@ -29,7 +29,7 @@ from shoal.supervisor.children import reap_orphans
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.gauges import gauges
 from shoal.supervisor.host import Host
-from shoal.supervisor.http_server import HttpServer, bind
+from shoal.supervisor.http_server import HttpServer, Listeners, bind
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.log_settings import LogSettings
 from shoal.supervisor.members import Member
@@ -91,7 +91,7 @@ class Supervisor:
         self,
         options: ServerOptions,
         log_settings: dict[str, Any],
-        listeners: list[socket.socket],
+        listeners: Listeners,
         notifier: Notifier,
         slots: Mapping[CloudUrl, Slot],
     ) -> None:
@@ -262,9 +262,12 @@ class Supervisor:
     def _on_models_changed(self) -> None:
         self._service.on_models_changed(self._models.versions)
 
-    def _on_no_repository(self, error: ShoalError) -> None:
-        _log.error("error: creating server: %s", index_reason(error).replace(": ", " - ", 1))
+    def _refuse_to_serve(self, what: str, error: ShoalError) -> None:
+        _log.error("%s: %s", what, index_reason(error).replace(": ", " - ", 1))  # as Triton's start-up has it
         self._end(EXIT_FAILED)
+
+    def _on_no_repository(self, error: ShoalError) -> None:
+        self._refuse_to_serve("error: creating server", error)
 
     def _on_models_settled(self) -> None:
         """Every model has loaded or failed: serve, or say why not."""
@@ -273,8 +276,7 @@ class Supervisor:
         _log.info(log.table(("Model", "Version", "Status"), [version.status() for version in self._models.versions]))
         failures = self._models.failures
         if failures and self._options.exit_on_error:
-            _log.error("error: creating server: %s", index_reason(no_models_error()).replace(": ", " - ", 1))
-            self._end(EXIT_FAILED)
+            self._refuse_to_serve("error: creating server", no_models_error())
             return
         _log.info(
             "%d model versions, %d instances, %.0f MiB of shared memory; large payloads may take %d MiB more, "
@@ -285,7 +287,11 @@ class Supervisor:
             self._options.shm_oversize_mib,
             available_nbytes() / 2**20,
         )
-        self._http.open()
+        try:
+            self._http.open([model.identifier.name for model in self._models.models.values() if model.serving])
+        except InvalidArgumentError as error:
+            self._refuse_to_serve("failed to start Vertex AI service", error)
+            return
         self._batchers.start()  # one to stand by
         self._batchers.watch()
 

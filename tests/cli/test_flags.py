@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+from shoal.cli.environment import VARIABLES
 from shoal.cli.flags import FLAGS, GROUPS, Fate
 from shoal.options import ServerOptions
 
@@ -33,7 +34,7 @@ TRITON = """
 SHOAL = """
     shm-client-slab-mib shm-worker-slab-mib shm-oversize-mib max-in-flight default-max-queue-size request-timeout-secs
     model-load-timeout-secs model-execution-timeout-secs max-request-bytes listen-backlog http-process-count
-    allow-remote-admin
+    allow-remote-admin sagemaker-address vertex-ai-address
 """.split()  # noqa: SIM905 - to be compared with a page
 
 
@@ -42,9 +43,10 @@ def test_every_flag_of_triton_is_there_and_no_unknown_one() -> None:
     assert sorted(names) == sorted(TRITON + SHOAL)
 
 
-def test_an_honoured_flag_sets_a_field_and_every_field_has_a_flag() -> None:
+def test_an_honoured_flag_sets_a_field_and_every_field_has_a_flag_or_a_variable() -> None:
     honoured = {flag.option for flag in FLAGS if flag.fate is Fate.HONOURED}
-    assert {field.name for field in fields(ServerOptions)} == honoured
+    assert {field.name for field in fields(ServerOptions)} == honoured | set(VARIABLES.values())
+    assert honoured.isdisjoint(VARIABLES.values())
 
 
 def test_every_flag_is_explained() -> None:

@@ -6,10 +6,12 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from shoal.cli import main, tritonserver
+from shoal.cli.environment import VARIABLES
 from shoal.cli.serve import CommandLine, CommandLineError, parse
 from shoal.cloud_url import CloudUrl
 from shoal.options import MetricsConfig, ServerOptions
@@ -75,6 +77,17 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
             "--backend-config=onnxruntime,a=1 --backend-config=b=2 --backend-config onnxruntime,c=3",
             {"backend_config": {"onnxruntime": {"a": "1", "c": "3"}, "": {"b": "2"}}},
         ),
+        (
+            "--allow-sagemaker --sagemaker-address=10.0.0.2 --sagemaker-port=8081 --sagemaker-safe-port-range=1-9000",
+            {
+                "allow_sagemaker": True, "sagemaker_address": "10.0.0.2", "sagemaker_port": 8081,
+                "sagemaker_safe_port_range": (1, 9000),
+            },
+        ),
+        (
+            "--vertex-ai-address=10.0.0.2 --vertex-ai-port=0 --vertex-ai-default-model=m",
+            {"vertex_ai_address": "10.0.0.2", "vertex_ai_port": 0, "vertex_ai_default_model": "m"},
+        ),
         ("--log-file=/var/log/shoal.log", {"log_file": "/var/log/shoal.log"}),
         ("--http-header-forward-pattern=^x-|id", {"http_header_forward_pattern": "^x-|id"}),
         (
@@ -132,6 +145,8 @@ def test_what_the_server_does_anyway_is_taken_without_a_word(arguments: str) -> 
         ("--buffer-manager-thread-count=2", "tensors are gathered by the worker that runs them"),
         ("--model-load-gpu-limit=0:0.5", "GPU memory is not watched while a model loads"),
         ("--repoagent-directory=x", "repository agents are not there yet"),
+        ("--sagemaker-thread-count=1", "its requests are answered by the threads that --http-thread-count sets"),
+        ("--vertex-ai-thread-count=1", "its requests are answered by the threads that --http-thread-count sets"),
     ],
 )
 def test_what_is_ignored_earns_one_warning(argument: str, reason: str) -> None:
@@ -151,9 +166,7 @@ def test_what_is_deprecated_earns_one_warning() -> None:
         "--grpc-restricted-protocol=a:b=c",
         "--cache-config=local,size=1048576", "--cache-directory=a", "--response-cache-byte-size=1024",
         "--rate-limit=execution_count", "--rate-limit-resource=R:1",
-        "--allow-sagemaker=true", "--sagemaker-port=8081", "--sagemaker-safe-port-range=1-2",
-        "--sagemaker-thread-count=1", "--allow-vertex-ai", "--vertex-ai-port=1", "--vertex-ai-thread-count=1",
-        "--vertex-ai-default-model=m", "--allow-client-shm=true",
+        "--allow-client-shm=true",
         "--grpc-header-forward-pattern=x", "--reuse-http-port", "--reuse-grpc-port=true",
         "--host-policy=cpu,numa-node=0",
     ],
@@ -264,14 +277,37 @@ def test_what_getopt_refuses(arguments: str) -> None:
 
 
 def test_vertex_ai_configures_by_environment() -> None:
-    environ = {"AIP_MODE": "PREDICTION", "AIP_STORAGE_URI": "mounted"}
-    assert "--allow-vertex-ai=false serves plain HTTP instead" in refusal(environ=environ)
-    line = parse(["--allow-vertex-ai=false"], prog="tritonserver", defaults=DEFAULTS, environ=environ)
-    assert line.options.model_repository == (Path("mounted"),)
-    assert understood("--allow-vertex-ai=false", environ=environ).options.model_repository == (Path("models"),)
+    environ = {"AIP_MODE": "PREDICTION", "AIP_STORAGE_URI": "mounted", "AIP_HTTP_PORT": "9090"}
+    assert refusal(environ=environ) == "AIP_PREDICT_ROUTE is not defined for Vertex AI endpoint"
+    environ |= {"AIP_PREDICT_ROUTE": "/p"}
+    assert refusal(environ=environ) == "AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint"
+    environ |= {"AIP_HEALTH_ROUTE": "/h"}
+    options, warnings = parse([], prog="tritonserver", defaults=DEFAULTS, environ=environ)
+    assert (options.model_repository, warnings) == ((Path("mounted"),), ())
+    assert (options.allow_vertex_ai, options.allow_http, options.vertex_ai_port) == (True, False, 9090)
+    assert (options.vertex_ai_predict_route, options.vertex_ai_health_route) == ("/p", "/h")
+    flags = ("--allow-http", "--allow-vertex-ai=false", "--vertex-ai-port=1")
+    options = understood(*flags, environ=environ).options
+    assert options.model_repository == (Path("models"),)
+    assert (options.allow_vertex_ai, options.allow_http, options.vertex_ai_port) == (False, True, 1)
     environ["AIP_STORAGE_URI"] = "gs://bucket/models/"
-    line = parse(["--allow-vertex-ai=false"], prog="tritonserver", defaults=DEFAULTS, environ=environ)
+    line = parse([], prog="tritonserver", defaults=DEFAULTS, environ=environ)
     assert line.options.model_repository == (CloudUrl("gs", "bucket", "models"),)
+
+
+def test_sagemaker_configures_by_environment() -> None:
+    environ = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_TRITON_INFERENCE_TYPE": "generate"}
+    options = understood("--allow-sagemaker", environ=environ).options
+    assert (options.sagemaker_default_model, options.sagemaker_inference_type) == ("m", "generate")
+    assert options.sagemaker_ping_mode == "ready"
+    environ = {"SAGEMAKER_TRITON_PING_MODE": "asleep"}
+    assert refusal("--allow-sagemaker", environ=environ) == (
+        "SAGEMAKER_TRITON_PING_MODE is 'asleep'. Must be one of: ready, live."
+    )
+    assert not understood(environ=environ).options.allow_sagemaker
+    assert refusal("--allow-sagemaker", environ={"SAGEMAKER_TRITON_INFERENCE_TYPE": "guess"}) == (
+        "Server has invalid inference type 'guess'. Must be one of: infer, generate, generate_stream."
+    )
 
 
 def test_a_repository_must_be_given() -> None:
@@ -291,7 +327,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
     supervisor = ModuleType("shoal.supervisor.supervisor")
     supervisor.__dict__["run"] = run
     monkeypatch.setitem(sys.modules, "shoal.supervisor.supervisor", supervisor)
-    for name in ("AIP_MODE", "AIP_STORAGE_URI"):
+    for name in ("AIP_MODE", "AIP_STORAGE_URI", "AIP_HTTP_PORT", "SAGEMAKER_MULTI_MODEL", *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     return calls
 
@@ -304,7 +340,9 @@ def test_the_two_commands_differ_in_who_is_let_in(
     shoal, triton = started
     assert (shoal.http_address, shoal.metrics_address) == ("127.0.0.1", "127.0.0.1")
     assert not shoal.allow_remote_admin
-    assert triton == replace(shoal, http_address="0.0.0.0", metrics_address="0.0.0.0", allow_remote_admin=True)
+    addresses = ("http_address", "metrics_address", "sagemaker_address", "vertex_ai_address")
+    everywhere: dict[str, Any] = dict.fromkeys(addresses, "0.0.0.0")
+    assert triton == replace(shoal, **everywhere, allow_remote_admin=True)
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", f"Warning: --grpc-port is ignored: {NO_GRPC}\n")
 

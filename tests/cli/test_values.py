@@ -22,6 +22,8 @@ MODES = values.choice("none", "poll", "ISO8601")
         (values.NUMBER, "6.0", 6.0),
         (values.PORT, "0", 0),
         (values.PORT, "65535", 65535),
+        (values.PORT_RANGE, "8081-9000", (8081, 9000)),
+        (values.PORT_RANGE, "1-1", (1, 1)),
         (MODES, "Poll", "poll"),
         (MODES, "iso8601", "ISO8601"),
         (values.ANY_TEXT, "", ""),

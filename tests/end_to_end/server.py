@@ -50,6 +50,14 @@ class Server:
             self.log += piece
         return True
 
+    def port_of(self, service: str) -> int:
+        """Where a service listens, as the log says."""
+        start = f"Started {service} at ".encode()
+        assert self.read_log(start), self.log.decode()
+        self.read_log(b"\n", start=self.log.index(start))
+        _, _, rest = self.log.partition(start)
+        return int(rest.partition(b"\n")[0].strip(b'"').rpartition(b":")[2])
+
     def ledger(self) -> Ledger:
         """What every process has taken and given back: SIGUSR1, and the line of the log that answers it."""
         start = len(self.log)

@@ -94,7 +94,17 @@ def state(_memory: tuple[Segment, SegmentView], counters: CounterTable) -> Serve
         server_id="triton",
         started=True,
         max_request_bytes=1000,
-        metrics_port=8002,
+        endpoints={
+            "10.0.0.1:8000": "http",
+            "10.0.0.1:8002": "metrics",
+            "10.0.0.1:8080": "sagemaker",
+            "10.0.0.1:8081": "vertex-ai",
+            "10.0.0.2:8000": "metrics",
+        },
+        sagemaker_default_model="simple",
+        vertex_ai_default_model="simple",
+        vertex_ai_predict_route="/predict",
+        vertex_ai_health_route="/health",
         log_settings=LOG_SETTINGS,
         counters=CounterTableView(_memory[1]),
     )

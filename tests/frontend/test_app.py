@@ -42,7 +42,7 @@ class ChunkError(Exception):
 
 @pytest.fixture
 def post(state: ServerState, transport: Any) -> Callable[..., Reply]:
-    transport.answers |= {"scale": {}, "instances": {}, "index": []}
+    transport.answers |= {"registered": {}, "scale": {}, "instances": {}, "index": []}
     app = create_app(state, transport, body_errors=(ChunkError,))
 
     def call(path: str = INFER, stream: Stream | None = None, method: str = "POST", **environ: Any) -> Reply:
@@ -61,6 +61,9 @@ def refused(sentence: str) -> Reply:
     return 400, headers, body
 
 
+HTTP, METRICS, SAGEMAKER, VERTEX_AI = (
+    {"SERVER_NAME": "10.0.0.1", "SERVER_PORT": port} for port in ("8000", "8002", "8080", "8081")
+)
 CHUNKED = {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
 
 
@@ -155,16 +158,35 @@ def test_a_get_with_a_body_keeps_the_connection_in_step(post: Any) -> None:
 
 def test_the_metrics_port_has_its_own_paths(post: Any) -> None:
     text = "text/plain; charset=utf-8"
-    status, headers, body = post("/metrics", method="GET", SERVER_PORT="8002")
+    status, headers, body = post("/metrics", method="GET", **METRICS)
     assert (status, headers["Content-Type"]) == (200, text)
     assert b'nv_inference_count{model="simple",version="1"} 0\n' in body
-    assert post("/v2/health/live", method="GET", SERVER_PORT="8002") == (
+    assert post("/v2/health/live", method="GET", **METRICS) == (
         200,
         {"Content-Type": text, "Content-Length": "0"},
         b"",
     )
-    assert post("/metrics", SERVER_PORT="8002")[0] == 405
-    assert post("/metrics", method="GET", SERVER_PORT="8000")[0] == 404
+    assert post("/metrics", **METRICS)[0] == 405
+    assert post("/metrics", method="GET", **HTTP)[0] == 404
+
+
+def test_every_port_has_the_paths_of_its_endpoint(post: Any) -> None:
+    for environ, path, statuses in (
+        (HTTP, "/v2/health/live", (200, 404)),
+        (HTTP | {"SERVER_NAME": "10.0.0.9"}, "/v2/health/live", (200, 404)),  # a lane's, by a socket for all addresses
+        (HTTP | {"SERVER_NAME": "10.0.0.2"}, "/metrics", (200, 200)),
+        (SAGEMAKER, "/models", (200, 400)),
+        (VERTEX_AI, "/health", (400, 400)),  # `loading` is not ready
+    ):
+        found = post(path, method="GET", **environ)[0], post("/nowhere", method="GET", **environ)[0]
+        assert found == statuses, (environ, path)
+
+
+def test_who_is_not_local_loads_no_model_for_sagemaker(post: Any, transport: Any) -> None:
+    for method, path in (("POST", "/models"), ("DELETE", "/models/H")):
+        status, _, body = post(path, method=method, REMOTE_ADDR="192.0.2.1", **SAGEMAKER)
+        assert (status, body) == (403, REMOTE)
+    assert transport.asked == []
 
 
 SCALE = "/v2/repository/models/simple/instances"
@@ -238,7 +260,7 @@ def test_what_is_restricted_is_not_read_and_the_connection_ends(post: Any, state
     assert stream.num_asked == 2
     # The metrics port is not restricted.
     state.restrictions = {"statistics": ("Key", "sécret"), "health": ("Key", "sécret")}
-    assert post("/metrics", method="GET", SERVER_PORT="8002")[0] == 200
+    assert post("/metrics", method="GET", **METRICS)[0] == 200
 
 
 def test_a_fault_of_ours_is_logged_and_told_as_json(

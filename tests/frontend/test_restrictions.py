@@ -75,7 +75,7 @@ def test_a_restriction_comes_before_everything_but_the_path(
         assert client.ask(method, path, headers=headers) == (403, JSON, refused)
         assert client.ask("BREW", path, headers=headers) == (403, JSON, refused)
     assert (transport.num_asked, transport.asked) == (0, [])
-    transport.answers |= {"index": []}
+    transport.answers |= {"index": [], "trace_settings": {}}
     assert client.ask(method, path, headers={"KEY": "secret"})[2] != refused
     assert client.ask("BREW", path, headers={"KEY": "secret"})[0] == 405
     assert client.ask(method, path + "/x")[0] == 404

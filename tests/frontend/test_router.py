@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.response import Response
-from shoal.frontend.router import Found, decode_name, path_of, resolve
+from shoal.frontend.router import HTTP, Found, decode_name, path_of
 from shoal.frontend.routes import ROUTES
 from shoal.frontend.state import ServerState
 from shoal.options import RESTRICTED_APIS
@@ -294,7 +294,7 @@ M = "/v2/repository/models/m"
     ],
 )
 def test_what_a_target_names(method: str, target: str, name: str, version: str | None, query: str) -> None:
-    found = resolve(method, target)
+    found = HTTP.resolve(method, target)
     assert isinstance(found, Found)
     assert (found.name, found.version, found.query) == (name, version, query)
 
@@ -317,7 +317,7 @@ def test_what_a_target_names(method: str, target: str, name: str, version: str |
 def test_who_waits_for_the_supervisor_and_who_changes_what_is_served(
     method: str, target: str, is_blocking: bool, is_administrative: bool
 ) -> None:
-    found = resolve(method, target)
+    found = HTTP.resolve(method, target)
     assert not isinstance(found, Response)
     assert (found.is_blocking, found.is_administrative) == (is_blocking, is_administrative)
 
@@ -329,6 +329,6 @@ def test_every_route_has_a_group_by_which_it_can_be_restricted() -> None:
 def test_who_waits_takes_the_road() -> None:
     waits = [("POST", "/v2/logging"), ("POST", "/v2/models/m/generate"), ("POST", "/v2/models/m/generate_stream")]
     for method, path in [*waits, ("GET", "/v2/logging"), ("POST", "/v2/models/m/infer")]:
-        found = resolve(method, path)
+        found = HTTP.resolve(method, path)
         assert isinstance(found, Found)
         assert found.is_blocking == ((method, path) in waits)

@@ -50,6 +50,30 @@ def test_a_model_is_found_with_the_versions_its_policy_wants(repository: Path) -
     assert found.others_ns == 5000
 
 
+@pytest.mark.parametrize("inside", ["simple", ""])
+def test_a_repository_of_a_request_has_one_model_under_any_name(repository: Path, inside: str) -> None:
+    model = repository / "simple"
+    (model / "config.pbtxt").write_text(f'name: "other"\n{CONFIG}')
+    found = Repositories([]).look("H", Override(repository=repository / inside))
+    assert found is not None
+    assert (found.name, found.config["name"], found.error) == ("H", "H", None)
+    assert [version.directory for version in found.versions.values()] == [model / "2", model / "3"]
+
+
+def test_a_repository_of_a_request_without_one_model(repository: Path) -> None:
+    (repository / "second").mkdir()
+    for inside, num_models in (("", 2), ("second", 0)):
+        place = repository / inside
+        with pytest.raises(InvalidArgumentError) as refusal:
+            Repositories([]).look("H", Override(repository=place))
+        assert str(refusal.value) == (
+            f"expected one model in '{place}', found {num_models}; "
+            "put config.pbtxt there, or a single directory that is a model"
+        )
+    with pytest.raises(InvalidArgumentError, match="failed to read the directory"):
+        Repositories([]).look("H", Override(repository=repository / "none"))
+
+
 def test_it_travels_as_a_message(repository: Path) -> None:
     found = look(repository)
     assert FoundModel.from_message(found.message()) == found

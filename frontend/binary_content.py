@@ -1,0 +1,42 @@
+"""Binary tensors for clients that cannot send headers of their own: the Content-Type says how long the JSON is.
+
+    Content-Type: application/vnd.sagemaker-triton.binary+json;json-header-size=146
+
+stands for Inference-Header-Content-Length: 146, in requests and in responses. Pure; front-end processes.
+"""
+
+from collections.abc import Mapping
+
+from shoal.errors import InvalidArgumentError
+from shoal.frontend.call import Call, Handler
+from shoal.frontend.response import Response
+from shoal.frontend.v2.binary_data import HEADER
+
+
+def told_by_content_type(handler: Handler, content_type: str) -> Handler:
+    """A handler of Triton's API for such clients; `content_type` is all but the number."""
+
+    def handle(call: Call) -> Response:
+        return _outgoing(handler(call._replace(headers=_incoming(call.headers, content_type))), content_type)
+
+    return handle
+
+
+def _incoming(headers: Mapping[str, str], content_type: str) -> dict[str, str]:
+    """Raises InvalidArgumentError where something stands before the content type, Triton's sentence."""
+    translated = {name: value for name, value in headers.items() if name != HEADER.lower()}
+    sent = headers.get("content-type", "")
+    before, is_binary, length = sent.partition(content_type)
+    if before and is_binary:
+        raise InvalidArgumentError(f"expect MIME type for binary data starts with '{content_type}', got: {sent}")
+    if is_binary:
+        translated[HEADER.lower()] = length
+    return translated
+
+
+def _outgoing(response: Response, content_type: str) -> Response:
+    headers = dict(response.headers)
+    length = headers.pop(HEADER, None)
+    if length is None:
+        return response
+    return response._replace(headers=(*{**headers, "Content-Type": content_type + length}.items(),))

@@ -1,0 +1,33 @@
+"""Environment variables that configure a server: those by which SageMaker and Vertex AI tell Triton what it shall be.
+
+Pure: the environment comes in as a mapping. What the command line says counts more.
+"""
+
+from collections.abc import Mapping
+
+#: Variable → the field of ServerOptions that has no flag.
+VARIABLES = {
+    "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "sagemaker_default_model",
+    "SAGEMAKER_TRITON_INFERENCE_TYPE": "sagemaker_inference_type",
+    "SAGEMAKER_TRITON_PING_MODE": "sagemaker_ping_mode",
+    "AIP_PREDICT_ROUTE": "vertex_ai_predict_route",
+    "AIP_HEALTH_ROUTE": "vertex_ai_health_route",
+}
+#: Variable → the flag for which it stands in.
+_FLAGS = {"AIP_HTTP_PORT": "vertex-ai-port", "AIP_STORAGE_URI": "model-repository"}
+#: In a container of Vertex AI nobody knocks elsewhere.
+_PREDICTION = {"allow-vertex-ai": "true", "allow-http": "false", "allow-grpc": "false"}
+
+
+def implied_flags(environ: Mapping[str, str]) -> dict[str, str]:
+    """Flags with their texts, for where the command line does not have them."""
+    flags = dict(_PREDICTION) if environ.get("AIP_MODE") == "PREDICTION" else {}
+    return flags | {flag: environ[variable] for variable, flag in _FLAGS.items() if environ.get(variable)}
+
+
+def implied_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Fields of ServerOptions."""
+    settings = {option: environ[variable] for variable, option in VARIABLES.items() if environ.get(variable)}
+    if environ.get("SAGEMAKER_MULTI_MODEL") == "true":
+        settings.setdefault("sagemaker_ping_mode", "live")  # alive without a model, and with one that has failed
+    return settings

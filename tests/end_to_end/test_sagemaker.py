@@ -1,0 +1,132 @@
+"""SageMaker's endpoint on a real server: one model, and many that come and go."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.http_cases.models import pair
+from tests.end_to_end.server import DEADLINE_S, Server, launch, serving
+
+MIME = "application/vnd.sagemaker-triton.binary+json;json-header-size="
+FLAGS = ("--allow-sagemaker=true", "--sagemaker-port=0", "--model-control-mode=explicit")
+CONFIG = f'backend: "identity"\n{pair("A", "INT32", "2")}instance_group {{ count: 1 kind: KIND_CPU }}\n'
+TENSOR = {"name": "A", "datatype": "INT32", "shape": [2]}
+DATA = b"\1\0\0\0\2\0\0\0"
+Answer = tuple[int, str | None, bytes]
+
+
+def write_model(directory: Path, config: str = CONFIG) -> None:
+    (directory / "1").mkdir(parents=True)
+    (directory / "config.pbtxt").write_text(config)
+
+
+class SageMaker:
+    """What calls a container there."""
+
+    def __init__(self, server: Server) -> None:
+        self._port = server.port_of("Sagemaker HTTPService")
+
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=DEADLINE_S)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, response.getheader("Content-Type"), response.read()
+        finally:
+            connection.close()
+
+    def load(self, name: str, url: Path) -> int:
+        return self.ask("POST", "/models", json.dumps({"model_name": name, "url": str(url)}))[0]
+
+    def infer(self, path: str) -> list[int]:
+        """In JSON and in binary: both must say the same."""
+        plain = json.dumps({"inputs": [{**TENSOR, "data": [1, 2]}]})
+        status, content, body = self.ask("POST", path, plain)
+        assert (status, content) == (200, "application/json"), body
+        inputs = [{**TENSOR, "parameters": {"binary_data_size": len(DATA)}}]
+        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+        status, content, raw = self.ask("POST", path, head + DATA, {"Content-Type": f"{MIME}{len(head)}"})
+        assert status == 200, raw
+        assert content is not None
+        assert content.startswith(MIME)
+        assert raw[int(content.removeprefix(MIME)) :] == DATA
+        told: list[int] = json.loads(body)["outputs"][0]["data"]
+        return told
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository / "one")
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    environment = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "one"}
+    with serving(repository, *FLAGS, "--load-model=one", environment=environment) as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+@pytest.fixture
+def sagemaker(server: Server) -> SageMaker:
+    return SageMaker(server)
+
+
+def test_one_model(sagemaker: SageMaker) -> None:
+    assert sagemaker.ask("GET", "/ping") == (200, None, b"")
+    assert sagemaker.infer("/invocations") == [1, 2]
+    assert sagemaker.ask("POST", "/invocations", "{}")[0] == 400
+    assert sagemaker.ask("GET", "/v2/health/live")[0] == 400
+
+
+@pytest.mark.parametrize("inside", ["", "whatever"])
+def test_a_model_comes_and_goes(sagemaker: SageMaker, tmp_path: Path, inside: str) -> None:
+    url = tmp_path / "H1" / "model"
+    write_model(url / inside, f'name: "whatever"\n{CONFIG}')
+    for _ in range(2):
+        assert sagemaker.ask("POST", "/models/H1/invoke", "{}")[0] == 404
+        assert sagemaker.load("H1", url) == 200
+        assert sagemaker.load("H1", url) == 409
+        row = {"modelName": "H1", "modelUrl": str(url)}
+        assert json.loads(sagemaker.ask("GET", "/models")[2]) == {"models": [row]}
+        assert json.loads(sagemaker.ask("GET", "/models/H1")[2]) == row
+        assert sagemaker.infer("/models/H1/invoke") == [1, 2]
+        assert sagemaker.ask("DELETE", "/models/H1")[0] == 200
+        assert sagemaker.ask("DELETE", "/models/H1")[0] == 404
+        assert sagemaker.ask("GET", "/models/H1")[0] == 404
+    assert (url / inside / "config.pbtxt").exists()  # it was not ours
+    assert sagemaker.ask("GET", "/ping")[0] == 200
+
+
+def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(sagemaker: SageMaker, tmp_path: Path) -> None:
+    assert sagemaker.load("H2", tmp_path / "none") == 400
+    write_model(tmp_path / "model", CONFIG.replace("INT32", "FP32", 1))
+    assert sagemaker.load("H2", tmp_path) == 400
+    assert json.loads(sagemaker.ask("GET", "/models")[2]) == {"models": []}
+    assert sagemaker.ask("GET", "/ping")[0] == 200
+    (tmp_path / "model" / "config.pbtxt").write_text(CONFIG)
+    assert sagemaker.load("H2", tmp_path) == 200
+    assert sagemaker.infer("/models/H2/invoke") == [1, 2]
+    assert sagemaker.ask("DELETE", "/models/H2")[0] == 200
+    assert sagemaker.load("one", tmp_path) == 409  # the server's own
+
+
+def test_sagemaker_alone(tmp_path: Path) -> None:
+    flags = ("--allow-http=false", "--allow-metrics=false")
+    server = launch(tmp_path, *FLAGS, *flags, environment={"SAGEMAKER_MULTI_MODEL": "true"})
+    try:
+        sagemaker = SageMaker(server)
+        assert sagemaker.ask("GET", "/ping")[0] == 200
+        assert sagemaker.ask("GET", "/models") == (200, "application/json", b'{"models":[]}')
+        assert server.stop() == 0, server.log.decode()
+    finally:
+        server.process.kill()
+        server.wait()
+        assert server.process.stdout is not None
+        server.process.stdout.close()
