@@ -27,12 +27,12 @@ DOCUMENT = ROOT / "docs" / "benchmarks.md"
 HELP = """\
 Measures Shoal, Triton, mosec and Flask with the same models under the same load, one server at a time, in rounds
 A B C D A B C D …, and prints the medians as Markdown. Every server's answer is checked before it is timed.
-With --flat: Shoal beside itself, whether an ordinary request stays as cheap and as quick beside 1,000 connections, 100
+With --flat: Shoal beside itself, whether an ordinary request stays as cheap and as quick beside 1,000 connections, 200
 models, 8 instances, stalled clients and large bodies.
 
   scripts/bench --quick                        a first impression, in less than a minute
   scripts/bench --peer shoal --workload 'mlp*' what a change to Shoal did to one workload
-  scripts/bench --flat models instances        what 100 models or 8 instances cost
+  scripts/bench --flat models instances        what 200 models or 8 instances cost
   scripts/bench --write                        everything about the peers, into docs/benchmarks.md and its picture
   scripts/bench --flat --write                 everything about Shoal alone, into docs/benchmarks.md; five minutes
 

@@ -128,8 +128,8 @@ class Model:
             self._begin(loading, number)
         for number in todo.resized:
             self._resize(loading, number)
-        if not loading.num_missing:
-            self._settle(loading)
+        if not (todo.fresh or todo.resized):
+            self._settle(loading)  # else the last that arrives, or is missed, settles it
 
     def refuse_while_loading(self) -> None:
         """Raises InternalError, Triton's sentence."""

@@ -5,6 +5,7 @@ Read-only. The worker's words stand in memory that a model's code may write; the
 
 import mmap
 import os
+import weakref
 from pathlib import Path
 
 from shoal.shm.layout import (
@@ -82,17 +83,18 @@ class BusyShare:
     def __init__(self) -> None:
         # Changed by each look.
         self.share = 0.0
-        self._progress: Progress | None = None
+        self._seen: weakref.ref[Progress] | None = None  # weak: a dead worker's memory must not stay for it
         self._then_ns = self._was_ns = 0
 
     def look(self, now_ns: int, progress: Progress | None) -> None:
         """Another look; a worker that is not up, or was not the one looked at last, has no share yet."""
         busy_ns = 0 if progress is None else progress.busy_ns(now_ns)
-        if progress is None or progress is not self._progress:
+        if progress is None or self._seen is None or progress is not self._seen():
             self.share = 0.0
         else:
             self.share = min(1.0, max(0.0, (busy_ns - self._was_ns) / max(1, now_ns - self._then_ns)))
-        self._progress, self._then_ns, self._was_ns = progress, now_ns, busy_ns
+        self._seen = None if progress is None else weakref.ref(progress)
+        self._then_ns, self._was_ns = now_ns, busy_ns
 
 
 def rss_bytes(pid: int) -> int:

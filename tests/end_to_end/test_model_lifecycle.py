@@ -70,7 +70,9 @@ def infer(client: triton.InferenceServerClient, name: str, version: str = "") ->
     tensor = triton.InferInput("A", [1, 4], "INT32")
     tensor.set_data_from_numpy(np.arange(4, dtype=np.int32).reshape(1, 4))
     response = client.infer(name, [tensor], model_version=version)
-    assert response.as_numpy("B").tolist() == [[0, 1, 2, 3]]
+    values = response.as_numpy("B")
+    assert values is not None
+    assert values.tolist() == [[0, 1, 2, 3]]
     answered: str = response.get_response()["model_version"]
     return answered
 

@@ -1,6 +1,7 @@
 """What the README shows is what happens: its commands are run, their output compared."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.server import Server
+from tests.end_to_end.server import SAMPLES, Server, serving
 
 ROOT = Path(__file__).parents[2]
 #: A fenced command and the fenced output that follows it.
@@ -35,6 +36,22 @@ def test_example_prints_what_the_readme_shows(
         assert json.loads(printed) == json.loads(output)
     else:
         assert printed == output
+
+
+def test_the_verbs_that_the_readme_shows_change_what_is_served() -> None:
+    (verbs,) = re.findall(r"```sh\n(shoal models\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with serving(SAMPLES, "--model-control-mode=explicit") as server:
+        environment = {**os.environ, "PATH": path, "SHOAL_URL": f"http://{server.url}"}
+        run = subprocess.run(
+            ["sh", "-ec", verbs], env=environment, check=True, capture_output=True, text=True, timeout=60
+        )
+        assert "digits" in run.stdout
+        shown = subprocess.run(
+            ["shoal", "models"], env=environment, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+        assert re.search(r"digits +1 +READY +2/2", shown), shown
+        assert server.stop() == 0
 
 
 def test_every_page_that_is_linked_exists() -> None:
