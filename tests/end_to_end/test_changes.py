@@ -39,6 +39,19 @@ def test_instances_come_and_go_and_nobody_notices(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+def test_a_busy_model_gets_more_instances_by_itself(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    parameters = {"autoscale": "true", "max_instances": "3", "execute_delay_ms": "20"}
+    with (tmp_path / "m" / "config.pbtxt").open("a") as config:
+        for key, value in parameters.items():
+            config.write(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n')
+    # One instance executes fifty batches a second, in which eight can travel together.
+    with explicit(tmp_path) as server, Traffic(server, 200) as outcome:
+        assert server.read_log(b"model 'm' version 1 goes from 1 to 2 instances: they are busy for")
+        assert server.read_log(b"instance 'm_0_1' of model 'm' is up")
+        assert not outcome.faults
+
+
 def test_what_was_accepted_before_the_end_is_answered(tmp_path: Path) -> None:
     with explicit(write_model(tmp_path)) as server:
         with Traffic(server, 200) as outcome:
