@@ -150,7 +150,7 @@ class Model:
             self._tell([self.problem])
             return
         for number in found.versions:
-            self.versions[number] = self._registry.create(found, number, self)
+            self._replace(number, self._registry.create(found, number, self))
             self.versions[number].refuse(error)
         self._tell(self.rows)
 
@@ -170,10 +170,14 @@ class Model:
         loading.fresh[number] = served
         if number not in self.serving:
             self.problem = None
-            if (failed := self.versions.get(number)) is not None and failed.is_there:
-                failed.retire()
-            self.versions[number] = served
+            self._replace(number, served)
         self._registry.queue(served)
+
+    def _replace(self, number: int, served: Served) -> None:
+        """Clients hear of this copy from now on. One whose instances die again and again is still there, and goes."""
+        if (failed := self.versions.get(number)) is not None and failed.is_there:
+            failed.retire()
+        self.versions[number] = served
 
     def _resize(self, loading: Loading, number: int) -> None:
         served = self.serving[number]

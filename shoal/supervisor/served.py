@@ -256,6 +256,7 @@ class Served:
         """Back to the groups before it; what has come up of the new ones goes."""
         outcomes, self._resizes = self._resizes, []
         if outcomes:
+            _log.error("model '%s' keeps its instances: %s", self.version.name, error)
             self.resize(self._previous_groups, lambda _error: None)
         for outcome in outcomes:
             outcome(error)
