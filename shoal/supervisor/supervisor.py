@@ -148,7 +148,6 @@ class Supervisor:
         self._loop.on_readable(self._control.fileno(), self._accept)
         self._repository.start()
         self._batchers.start()
-        self._http.start()
         self._tracing.start()
         self._loop.run()
         signal.set_wakeup_fd(-1)
@@ -198,6 +197,8 @@ class Supervisor:
             self._roster.watch()
             self._scaling.watch()
             self._model_control.start(self._on_models_settled, self._on_no_repository)
+            if not self._is_stopping:
+                self._http.start()  # not before: until here the reader of repositories needs the cores for its imports
 
     def _leave_batcher(self, member: Member) -> None:
         self._star.leave_batcher(member)
