@@ -57,6 +57,9 @@ def test_only_what_runs_during_the_command_is_counted(tmp_path: Path) -> None:
     try:
         counts = []
         for process in (busy, calm):
+            # Popen returns while the kernel is still at the exec: for a moment the process has no title.
+            while not Path("/proc", str(process.pid), "cmdline").read_bytes():
+                assert process.poll() is None
             counter = instructions.Counter(perf, tmp_path, process.pid)
             subprocess.run([*counter.prefix, "sleep", "0.05"], check=True)
             counts.append(counter.per_request(1))
