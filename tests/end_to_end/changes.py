@@ -104,7 +104,7 @@ def main() -> int:
         repository = write_model(Path(directory))
         with explicit(repository) as server:
             with Traffic(server, rate) as outcomes["quiet"]:
-                time.sleep(QUIET_S)
+                time.sleep(QUIET_S)  # how long is measured; nothing is waited for
             with Traffic(server, rate) as outcomes[f"{RELOADS} reloads"]:
                 reload(server, repository, RELOADS)
             with Traffic(server, rate) as outcomes[f"{SCALINGS} x 1 to 4 to 1"]:
