@@ -94,7 +94,7 @@ def test_every_file_is_applied() -> None:
     assert read(GPU / KUSTOMIZATION)["resources"] == ["../cpu"]
 
 
-# A second opinion where somebody has kubectl, which no package index has: what the files come to is tested above without.
+# A second opinion where somebody has kubectl, which no package index has; the tests above do without.
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_kubectl_makes_the_same_of_them(name: str) -> None:
