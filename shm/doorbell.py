@@ -37,5 +37,9 @@ class Doorbell:
             return
 
     def close(self) -> None:
-        """Give the descriptor back."""
-        os.close(self.fd)
+        """Give the descriptor back; it goes with the bell at the latest."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close

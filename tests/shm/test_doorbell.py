@@ -78,3 +78,11 @@ def test_close_gives_the_descriptor_back(num_descriptors: Callable[[], int]) -> 
     assert num_descriptors() == before + 1
     bell.close()
     assert num_descriptors() == before
+    bell.close()  # once more does nothing: the number may be another file's by now
+    assert bell.fd == -1
+
+
+def test_a_bell_that_is_forgotten_gives_its_descriptor_back(num_descriptors: Callable[[], int]) -> None:
+    before = num_descriptors()
+    Doorbell.create()
+    assert num_descriptors() == before
