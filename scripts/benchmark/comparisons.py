@@ -21,7 +21,7 @@ NUM_GUESTS, NUM_LARGE_READERS = 1000, 50
 LARGE_BODY_BYTES = 60_000_000
 WORKLOAD = next(each for each in WORKLOADS if each.name == "binary-c10")
 #: Loaded beside the model that is asked, since some company asks them; plain, too, so that nothing else differs.
-ANY_SIZE = Model("identity_any", "INPUT0", (-1,), "OUTPUT0", (-1,), 0)
+ANY_SIZE = Model("identity_any", ("INPUT0",), (-1,), ("OUTPUT0",), (-1,), 0)
 BESIDE = (IDENTITY_IMAGE, ANY_SIZE)
 
 
@@ -83,8 +83,8 @@ def _large_json() -> tuple[Request, bytes]:
     text = ",".join(f"{number:.8f}" for number in few)
     times = LARGE_BODY_BYTES // (len(text) + 1)
     head = (
-        f'{{"outputs":[{{"name":"{ANY_SIZE.output_name}","parameters":{{"binary_data":true}}}}],"inputs":'
-        f'[{{"name":"{ANY_SIZE.input_name}","datatype":"FP32","shape":[{len(few) * times}],"data":['
+        f'{{"outputs":[{{"name":"{ANY_SIZE.output_names[0]}","parameters":{{"binary_data":true}}}}],"inputs":'
+        f'[{{"name":"{ANY_SIZE.input_names[0]}","datatype":"FP32","shape":[{len(few) * times}],"data":['
     )
     body = (head + ",".join([text] * times) + "]}]}").encode()
     path = f"/v2/models/{ANY_SIZE.name}/infer"

@@ -49,6 +49,11 @@ def _environment(**more: str) -> dict[str, str]:
     return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT}:{site_packages}", **more}
 
 
+def _refuse_python(model: Model) -> None:
+    if model.is_python:
+        raise BenchmarkError("it does not run a model.py as it is")
+
+
 def _packages(*names: str) -> str:
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
@@ -105,6 +110,7 @@ def _triton_version(port: int) -> str:
 
 
 def _launch_mosec(folder: Path, model: Model, encoding: str) -> Server:
+    _refuse_python(model)
     (port,) = free_ports(1)
     command = [sys.executable, f"{Path(__file__).parent / 'served' / 'mosec_server.py'}"]
     command += ["--address=127.0.0.1", f"--port={port}", f"--path={folder / 'mosec'}", "--log-level=warning"]
@@ -112,6 +118,7 @@ def _launch_mosec(folder: Path, model: Model, encoding: str) -> Server:
 
 
 def _launch_flask(folder: Path, model: Model, _encoding: str) -> Server:
+    _refuse_python(model)
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "gunicorn", f"--bind=127.0.0.1:{port}", f"--workers={NUM_CPUS}", "--threads=8"]
     command += ["--keep-alive=60", "scripts.benchmark.served.flask_app:create_app()"]

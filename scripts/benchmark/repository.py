@@ -14,8 +14,11 @@ def config_pbtxt(model: Model, backend: str, num_instances: int = 1) -> str:
         f'name: "{model.name}"',
         f'backend: "{backend}"',
         f"max_batch_size: {model.max_batch_size}",
-        f'input [ {{ name: "{model.input_name}" data_type: TYPE_FP32 dims: {list(model.dims)} }} ]',
-        f'output [ {{ name: "{model.output_name}" data_type: TYPE_FP32 dims: {list(model.output_dims)} }} ]',
+        *(f'input {{ name: "{name}" data_type: TYPE_FP32 dims: {list(model.dims)} }}' for name in model.input_names),
+        *(
+            f'output {{ name: "{name}" data_type: TYPE_FP32 dims: {list(model.output_dims)} }}'
+            for name in model.output_names
+        ),
         f"instance_group [ {{ count: {num_instances} kind: KIND_CPU }} ]",
     ]
     if model.max_batch_size:
@@ -30,14 +33,16 @@ def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), nu
     """A repository with this model and `others` beside it, each with so many instances; the folder of it."""
     repository = folder / "-".join(["shoal", model.name, str(len(others)), str(num_instances)])
     for each in (model, *others):
-        backend, links = ("onnxruntime", {"model.onnx": each.file}) if each.file else ("identity", {})
+        backend = "python" if each.is_python else "onnxruntime" if each.file else "identity"
+        links = {f"model{each.file.suffix}": each.file} if each.file else {}
         _write(repository, each, config_pbtxt(each, backend, num_instances), links)
     return repository
 
 
 def write_for_triton(folder: Path, model: Model) -> Path:
     """The same in Triton's Python backend."""
-    return _write(folder / "triton" / model.name, model, config_pbtxt(model, "python"), {"model.py": TRITON_MODEL})
+    file = model.file if model.file and model.is_python else TRITON_MODEL
+    return _write(folder / "triton" / model.name, model, config_pbtxt(model, "python"), {"model.py": file})
 
 
 def _write(repository: Path, model: Model, config: str, links: Mapping[str, Path]) -> Path:

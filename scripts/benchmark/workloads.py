@@ -15,21 +15,27 @@ from pathlib import Path
 from scripts.benchmark.errors import BenchmarkError
 
 _SAMPLES = Path(__file__).parents[2] / "model_repository"
+_SERVED = Path(__file__).parent / "served"
 MLP = _SAMPLES / "mlp" / "1" / "model.onnx"
 MLP_THREADS = 1  # of ONNX Runtime, for every server: the cores are shared with the rest of the server and the load
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One FP32 tensor in, one out; identity unless it has a file."""
+    """FP32 tensors in, all with the same numbers in them, FP32 tensors out; identity unless it has a file."""
 
     name: str
-    input_name: str
+    input_names: tuple[str, ...]
     dims: tuple[int, ...]
-    output_name: str
+    output_names: tuple[str, ...]
     output_dims: tuple[int, ...]
     max_batch_size: int  # 0: never batched, as in config.pbtxt
-    file: Path | None = None  # in ONNX
+    file: Path | None = None  # in ONNX, or a model.py of Triton's Python backend
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is a model.py, which only some servers run."""
+        return self.file is not None and self.file.suffix == ".py"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,12 +49,13 @@ class Model:
         return array("f", (numbers.uniform(-1, 1) for _ in range(prod(self.dims))))
 
 
-IDENTITY_16 = Model("identity_16", "INPUT0", (16,), "OUTPUT0", (16,), 0)
-IDENTITY_IMAGE = Model("identity_image", "INPUT0", (3, 224, 224), "OUTPUT0", (3, 224, 224), 0)
-MLP_512 = Model("mlp", "features", (512,), "scores", (10,), 32, MLP)
+IDENTITY_16 = Model("identity_16", ("INPUT0",), (16,), ("OUTPUT0",), (16,), 0)
+IDENTITY_IMAGE = Model("identity_image", ("INPUT0",), (3, 224, 224), ("OUTPUT0",), (3, 224, 224), 0)
+MLP_512 = Model("mlp", ("features",), (512,), ("scores",), (10,), 32, MLP)
+ADD_SUB = Model("add_sub", ("INPUT0", "INPUT1"), (16,), ("OUTPUT0", "OUTPUT1"), (16,), 0, _SERVED / "add_sub.py")
 #: Small, and never asked: what one more model costs.
-DIGITS = Model("digits", "image", (64,), "probabilities", (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx")
-MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, MLP_512)}
+DIGITS = Model("digits", ("image",), (64,), ("probabilities",), (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx")
+MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, MLP_512, ADD_SUB)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ WORKLOADS = (
     Workload("binary-c10", "16 floats, binary, 10 connections", IDENTITY_16, "binary", 10),
     Workload("mlp-c10", "MLP 512→1024→10, batch ≤ 32, binary, 10 connections", MLP_512, "binary", 10),
     Workload("mlp-c64", "MLP 512→1024→10, batch ≤ 32, binary, 64 connections", MLP_512, "binary", 64),
+    Workload("python-c16", "add_sub in Python, the same model.py, binary, 16 connections", ADD_SUB, "binary", 16),
     Workload("image-c8", "602 KB in and out, binary, 8 connections", IDENTITY_IMAGE, "binary", 8),
 )
 
@@ -90,24 +98,26 @@ def v2_request(model: Model, encoding: str) -> Request:
     """An inference in Triton's protocol: JSON, or a JSON head and then the tensor's bytes."""
     path = f"/v2/models/{model.name}/infer"
     values = model.values
-    tensor: dict[str, object] = {"name": model.input_name, "shape": model.shape, "datatype": "FP32"}
+    tensors: list[dict[str, object]] = [
+        {"name": name, "shape": model.shape, "datatype": "FP32"} for name in model.input_names
+    ]
     if encoding == "json":
-        body = json.dumps({"inputs": [tensor | {"data": values.tolist()}]}).encode()
+        body = json.dumps({"inputs": [tensor | {"data": values.tolist()} for tensor in tensors]}).encode()
         return Request(path, {"Content-Type": "application/json"}, body)
     raw = values.tobytes()
-    tensor["parameters"] = {"binary_data_size": len(raw)}
-    output = {"name": model.output_name, "parameters": {"binary_data": True}}
-    head = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
+    size = {"parameters": {"binary_data_size": len(raw)}}
+    outputs = [{"name": name, "parameters": {"binary_data": True}} for name in model.output_names]
+    head = json.dumps({"inputs": [tensor | size for tensor in tensors], "outputs": outputs}).encode()
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-    return Request(path, headers, head + raw)
+    return Request(path, headers, head + raw * len(tensors))
 
 
 def v2_answer(headers: Mapping[str, str], body: bytes) -> "array[float]":
-    """The output tensor of an answer in Triton's protocol; `headers` has lower-case names."""
+    """The output tensors of an answer in Triton's protocol, joined; `headers` has lower-case names."""
     length = headers.get("inference-header-content-length")
     answer = json.loads(body if length is None else body[: int(length)])
     if length is None:
-        return array("f", answer["outputs"][0]["data"])
+        return array("f", [number for output in answer["outputs"] for number in output["data"]])
     return array("f", body[int(length) :])
 
 
@@ -128,6 +138,8 @@ def plain_answer(headers: Mapping[str, str], body: bytes) -> "array[float]":
 
 def expected(model: Model) -> "array[float]":
     """The right answer."""
+    if model is ADD_SUB:
+        return array("f", [*(number + number for number in model.values), *(0.0 for _ in model.values)])
     if model is not MLP_512:
         return model.values
     import numpy as np
@@ -135,7 +147,7 @@ def expected(model: Model) -> "array[float]":
 
     session = onnxruntime.InferenceSession(str(MLP), providers=["CPUExecutionProvider"])
     features = np.array(model.values, np.float32).reshape(1, -1)
-    return array("f", session.run(None, {model.input_name: features})[0].tobytes())
+    return array("f", session.run(None, {model.input_names[0]: features})[0].tobytes())
 
 
 def verify(model: Model, answer: "array[float]", right: "array[float]") -> None:

@@ -29,7 +29,7 @@ def create_app() -> flask.Flask:
     def binary() -> flask.Response:
         values = np.frombuffer(flask.request.get_data(), np.float32)
         if model is MLP_512:
-            values = session.run(None, {model.input_name: values.reshape(1, -1)})[0]
+            values = session.run(None, {model.input_names[0]: values.reshape(1, -1)})[0]
         return flask.Response(values.tobytes(), mimetype="application/octet-stream")
 
     return app

@@ -55,7 +55,7 @@ class Mlp(BinaryIdentity):
 
     def forward(self, data: list[Floats]) -> list[Floats]:  # type: ignore[override]  # a list where mosec batches
         """The model."""
-        return list(self._session.run(None, {MLP_512.input_name: np.stack(data)})[0])
+        return list(self._session.run(None, {MLP_512.input_names[0]: np.stack(data)})[0])
 
 
 def main() -> None:

@@ -19,10 +19,12 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response per request."""
-        inputs = [pb_utils.get_input_tensor_by_name(request, self._model.input_name).as_numpy() for request in requests]
+        inputs = [
+            pb_utils.get_input_tensor_by_name(request, self._model.input_names[0]).as_numpy() for request in requests
+        ]
         outputs = inputs
         if self._session is not None:
-            rows = self._session.run(None, {self._model.input_name: np.concatenate(inputs)})[0]
+            rows = self._session.run(None, {self._model.input_names[0]: np.concatenate(inputs)})[0]
             outputs = np.split(rows, np.cumsum([len(each) for each in inputs])[:-1])
-        name = self._model.output_name
+        name = self._model.output_names[0]
         return [pb_utils.InferenceResponse([pb_utils.Tensor(name, output)]) for output in outputs]
