@@ -1,7 +1,9 @@
 """What tests of several folders need."""
 
 import ctypes
-from collections.abc import Iterator
+import gc
+import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +12,17 @@ from shoal.process import adopt_orphans
 
 if TYPE_CHECKING:
     from tests.repository.s3_server import S3Server
+
+
+@pytest.fixture
+def num_descriptors() -> Callable[[], int]:
+    """How many descriptors this process has open now; what nobody looks at any more holds none."""
+
+    def count() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    return count
 
 
 @pytest.fixture

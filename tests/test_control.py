@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,15 +36,17 @@ def test_descriptors_travel_beside_the_message(ends: tuple[Channel, Channel], tm
     os.close(fd)
 
 
-def test_large_message_travels_in_memory_of_its_own(ends: tuple[Channel, Channel]) -> None:
+def test_large_message_travels_in_memory_of_its_own(
+    ends: tuple[Channel, Channel], num_descriptors: Callable[[], int]
+) -> None:
     read_fd, write_fd = os.pipe()
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     config = {"op": "model", "config": "x" * (4 * control.MAX_INLINE_BYTES)}
     ends[0].send(config, [read_fd])
     message, (fd,) = ends[1].receive()
     assert message == config
     os.close(fd)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_descriptors() == before
     os.close(read_fd)
     os.close(write_fd)
 

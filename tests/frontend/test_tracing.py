@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -211,12 +211,14 @@ def test_settings_are_replaced_and_the_way_to_the_tracer_stays(tracer: Tracer, s
     assert [message["trace"][0] for message in tracer.messages()] == [7]
 
 
-def test_after_the_end_what_is_under_way_is_dropped(tracer: Tracer, state: ServerState) -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))
+def test_after_the_end_what_is_under_way_is_dropped(
+    tracer: Tracer, state: ServerState, num_descriptors: Callable[[], int]
+) -> None:
+    before = num_descriptors()
     first = started(tracer, ON)
     trace = sampled(first, prepared(state))
     assert tracer.tracing({GLOBAL: TraceSetting()}, first) is None
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert num_descriptors() == before
     trace.end()
     assert tracer.messages() == []
     assert tracer.tracing({GLOBAL: TraceSetting()}) is None

@@ -1,7 +1,5 @@
 """Real segments for the tests of the medium; the test's own process plays every owner and every peer."""
 
-import gc
-import os
 from collections.abc import Callable
 
 import pytest
@@ -21,14 +19,3 @@ def segment_pair() -> Callable[[int, int, Geometry], tuple[Segment, SegmentView]
         return Segment.attach(fd), SegmentView.attach(view_fd)
 
     return make
-
-
-@pytest.fixture
-def num_descriptors() -> Callable[[], int]:
-    """How many descriptors this process has open now; a mapping that nobody looks at any more holds none."""
-
-    def count() -> int:
-        gc.collect()
-        return len(os.listdir("/proc/self/fd"))
-
-    return count

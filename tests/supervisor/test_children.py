@@ -1,9 +1,9 @@
 """Real child processes: their end is noticed, and what they were is known."""
 
-import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,13 +34,15 @@ def test_exit_code_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert child.peak_rss_bytes > 1 << 20
 
 
-def test_signal_ends_it_and_a_later_one_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+def test_signal_ends_it_and_a_later_one_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_descriptors: Callable[[], int]
+) -> None:
+    before = num_descriptors()
     loop, child, codes = run_module(tmp_path, monkeypatch, "import signal; signal.pause()")
     child.signal(signal.SIGKILL)
     loop.run()
     assert codes == [-9]
-    assert len(os.listdir("/proc/self/fd")) == before + 1  # the loop's epoll
+    assert num_descriptors() == before + 1  # the loop's epoll
 
 
 def test_working_directory_cannot_shadow_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

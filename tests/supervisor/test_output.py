@@ -1,7 +1,7 @@
 """output.py: lines within a budget, and a real process whose streams are read."""
 
-import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,9 +86,12 @@ def run_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> O
 
 
 def test_both_streams_come_through_and_the_end_of_stderr_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    num_descriptors: Callable[[], int],
 ) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     output = run_child(
         tmp_path,
         monkeypatch,
@@ -99,7 +102,7 @@ def test_both_streams_come_through_and_the_end_of_stderr_is_kept(
     )
     assert capfd.readouterr() == ("one\ntwo\n", "x" * 5000 + "\nno end of line\n")
     assert output.tail == "x" * (4096 - 15) + "\nno end of line"
-    assert len(os.listdir("/proc/self/fd")) == before + 1  # the loop's epoll
+    assert num_descriptors() == before + 1  # the loop's epoll
 
 
 def test_a_process_that_outlives_the_worker_does_not_hold_it_up(

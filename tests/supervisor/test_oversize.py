@@ -1,6 +1,7 @@
 """Segments for single payloads: the bound, and that a refusal takes nothing."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -72,18 +73,18 @@ def test_segments_are_found_by_whom_they_concern() -> None:
     ids=["beyond a word", "never", "now", "machine"],
 )
 def test_a_refusal_says_what_to_do_and_takes_nothing(
-    nbytes: int, available_nbytes: int, kind: type[ShoalError], words: str
+    nbytes: int, available_nbytes: int, kind: type[ShoalError], words: str, num_descriptors: Callable[[], int]
 ) -> None:
     available = [64 * MIB]
     table = OversizeSegments(4 * MIB, lambda: available[0])
     held = table.create(9, CLIENT, MODEL, 2 * MIB)
     available[0] = available_nbytes
-    num_descriptors = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     with pytest.raises(kind) as refusal:
         table.create(10, CLIENT, MODEL, nbytes)
     assert f"a payload of {nbytes} bytes, its tensors' padding and header included, " in str(refusal.value)
     assert words in str(refusal.value)
-    assert len(os.listdir("/proc/self/fd")) == num_descriptors
+    assert num_descriptors() == before
     assert table.written_by(CLIENT) == [held]
     let_go(table, held)
 

@@ -101,14 +101,14 @@ def test_what_a_killed_child_wrote_is_captured(surroundings: Surroundings) -> No
         pipe.close()
 
 
-def test_nothing_is_left_open(surroundings: Surroundings) -> None:
+def test_nothing_is_left_open(surroundings: Surroundings, num_descriptors: Callable[[], int]) -> None:
     surroundings.spawn()
     surroundings.run()
-    before = os.listdir("/proc/self/fd")
+    before = num_descriptors()
     for _ in range(3):
         surroundings.spawn()
         assert surroundings.run() == FORKED
-    assert os.listdir("/proc/self/fd") == before
+    assert num_descriptors() == before
 
 
 def test_a_signal_before_the_beginning_is_the_end(surroundings: Surroundings) -> None:
