@@ -27,6 +27,8 @@ from shoal.shm.segment import Segment, SegmentView
 
 #: Longest sleep. Nothing is due by then; it bounds what a lost wake-up could cost (there is no known way to lose one).
 MAX_SLEEP_S = 10.0
+#: Until it is looked whether a full ring has room again; reading one rings no bell (ours).
+ROOM_SLEEP_S = 0.001
 
 
 class Batcher:
@@ -80,6 +82,8 @@ class Batcher:
         while True:
             deadline_ns = exchange.next_deadline_ns()
             sleep_s = MAX_SLEEP_S
+            if exchange.has_backlog:
+                sleep_s = ROOM_SLEEP_S
             if deadline_ns is not None:
                 sleep_s = min(sleep_s, max(0, deadline_ns - time.monotonic_ns()) / 1e9)
             events = poller.poll(sleep_s)

@@ -4,13 +4,13 @@ It sees records only, never a tensor. It reads no clock and waits for nothing: `
 that is there. How a request ends is the business of `open_requests`.
 """
 
-from shoal.batcher import statistics
+from shoal.batcher.executions import Executions
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Client, Model, Peer, Running, Worker
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.scheduler import Batch
-from shoal.batcher.statistics import BACKEND, OLDEST_QUEUED_NS, PENDING_COUNT, REJECTED
+from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT, REJECTED
 from shoal.control import Message
 from shoal.errors import UnavailableError
 from shoal.reasons import Reason
@@ -22,8 +22,11 @@ from shoal.shm.layout import (
     HAVE,
     HOLD,
     NUMBER_BITS,
+    READY,
     RELEASE,
     REQUEST,
+    RESCHEDULE,
+    RESPONSE,
     WANT,
     D,
     LayoutError,
@@ -31,6 +34,7 @@ from shoal.shm.layout import (
 )
 from shoal.shm.ring import Record
 
+_NUMBER, _PART = R.NUMBER, R.BLOCK
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
 
 
@@ -44,8 +48,6 @@ class Exchange:
         self.clients: dict[int, Client] = {}
         self.workers: dict[int, Worker] = {}
         self.models: dict[int, Model] = {}
-        #: Whose results lie in segments beside the workers' own.
-        self._segments: dict[int, Worker] = {}
         # Changed by step and by deaths.
         self.holders = Holders()
         self._written: set[Peer] = set()
@@ -53,7 +55,10 @@ class Exchange:
         self._requests = OpenRequests(self.holders, self._written, self._counted)
         #: Only while a dead batcher's place is taken: the requests that workers have from it.
         self._in_hand: set[int] = set()
+        self._is_resuming = False
         self._awake: dict[int, Model] = {}
+        self._executions = Executions(self._requests, self._counted, self._awake, wall_offset_ns)
+        self._segments = self._executions.segments
         self._deadlines: dict[int, int] = {}
         self._busy: dict[int, Worker] = {}
         self._read: list[Peer] = []
@@ -97,7 +102,8 @@ class Exchange:
         self._busy.pop(owner, None)
         self._written.discard(worker)
         self._retiring_workers.discard(worker)
-        self._segments = {owner: writer for owner, writer in self._segments.items() if writer is not worker}
+        for segment in [owner for owner, writer in self._segments.items() if writer is worker]:
+            del self._segments[segment]
         model.scheduler.remove_instance(owner)
         self._requests.take_back(worker, reason, detail, now_ns)
         if model.is_failed:
@@ -120,7 +126,8 @@ class Exchange:
         if client is None:
             return
         self._written.discard(client)
-        self._requests.forget(client)
+        for key, model in self._requests.forget(client):
+            self._tell_cancelled(key, model)
         for ref in self.holders.release_owner(owner):
             self._free(ref)
 
@@ -170,7 +177,9 @@ class Exchange:
         for worker in self.workers.values():
             worker.must_ring = True
             self._written.add(worker)
+        self._is_resuming = True
         self.step(now_ns)
+        self._is_resuming = False
         self._in_hand.clear()
 
     # --- the loop's body ---
@@ -193,15 +202,21 @@ class Exchange:
             row.cells[PENDING_COUNT] = scheduler.pending if oldest_ns else 0
             row.publish()
         self._counted.clear()
-        for peer in self._written:
-            peer.flush()
+        unfinished = [peer for peer in self._written if not peer.flush()]
         self._written.clear()
+        if unfinished:
+            self._written.update(unfinished)
         # Last: until here a successor would have had to read it all again.
         for peer in self._read:
             peer.acknowledge()
         self._read.clear()
         if self._retiring_workers or self._retiring_models:
             self._report_retired()
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether somebody's ring was too full for all that it shall hear."""
+        return bool(self._written)
 
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
@@ -228,13 +243,13 @@ class Exchange:
         worker.num_batches = number = worker.num_batches + 1
         count = len(requests)
         running = Running(number, rows, count)
-        for index, (key, request_rows, _, _, _, _) in enumerate(requests):
+        for index, (key, request_rows, _, accepted_ns, priority, timeout_us) in enumerate(requests):
             _, _, _, block, header, _, _, _ = self._requests[key]
             missing[key] = running
             push(
                 (
                     BATCH_ITEM, key, number, block, header, request_rows, index, count, freed.pop() if freed else 0,
-                    0, 0, 0, 0, 0, 0, 0,
+                    priority, timeout_us, accepted_ns, 0, 0, 0, 0,
                 )
             )  # fmt: skip
         self._counted.add(model)
@@ -254,12 +269,16 @@ class Exchange:
                 if kind == REQUEST:
                     self._accept(client, record, now_ns)
                 elif kind == RELEASE:
-                    if ref := self.holders.release(client.first_key + record[R.NUMBER]):
+                    if ref := self.holders.release(client.first_key + record[_NUMBER], record[_PART]):
                         self._free(ref)
                 elif kind == CANCEL:
-                    self._requests.cancel(client.first_key + record[R.NUMBER], now_ns)
+                    key = client.first_key + record[R.NUMBER]
+                    model = self._requests.cancel(key, now_ns)
+                    if model is not None:
+                        self._tell_cancelled(key, model)
                 elif kind == HOLD:
-                    self.holders.hold(record[R.BLOCK], client.first_key + record[R.NUMBER])
+                    hold = self.holders.hold_part if record[R.MORE] else self.holders.hold
+                    hold(record[R.BLOCK], client.first_key + record[R.NUMBER])
                 elif kind == layout.TRACE:
                     if client.first_key + record[R.NUMBER] in self._requests:
                         client.traced.add(record[R.NUMBER])
@@ -286,6 +305,11 @@ class Exchange:
         self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
         if key in self._in_hand:
             return
+        if self._is_resuming and any(worker.overlaps for worker in self._workers_of(model)):
+            # It may be among those that a worker has, and its client may have seen some of the answers.
+            self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
+            self._tell_cancelled(key, model)
+            return
         try:
             model.scheduler.add(queued, now_ns)
         except UnavailableError:
@@ -306,47 +330,42 @@ class Exchange:
         if not records:
             return
         unheld = []
+        executions = self._executions
         for record in records:
-            if record[0] == DONE:
-                self._finish(worker, record, now_ns)
+            kind = record[0]
+            if kind == DONE:
+                executions.finish(worker, record, now_ns)
                 unheld.append(record[D.BLOCK])
-            elif record[0] == HAVE:
+            elif kind == RESPONSE:
+                executions.respond(worker, record, now_ns)
                 unheld.append(record[D.BLOCK])
-            elif record[0] == WANT:
+            elif kind == READY:
+                executions.ready(worker, record, now_ns)
+            elif kind == RESCHEDULE:
+                executions.reschedule(worker, record, now_ns)
+            elif kind == HAVE:
+                unheld.append(record[D.BLOCK])
+            elif kind == WANT:
                 worker.is_hungry = worker.must_ring = True
                 self._written.add(worker)
         for ref in set(unheld):
             if ref and not self.holders.is_held(ref):
                 self._free(ref)
-        self._read.append(worker)
-
-    def _finish(self, worker: Worker, record: Record, now_ns: int) -> None:
-        """One DONE: the request's only answer, if it lies where this worker may write."""
-        _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
-        running = worker.missing.pop(key, None)
-        if running is None:
-            return
-        compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
-        if ref and (owner := layout.ref_owner(ref)) != worker.owner and self._segments.get(owner) is not worker:
-            self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
-        else:
-            self._requests.answer(key, status, ref, header, compute, now_ns)
-        running.num_missing -= 1
-        if not running.num_missing:
-            self._finish_batch(worker, running, compute, now_ns)
-
-    def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
-        model = worker.model
-        statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
-        self._counted.add(model)
-        worker.is_hungry = False
-        worker.num_finished = running.number
         if not worker.missing:
             self._busy.pop(worker.owner, None)
-        model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
-        self._awake[model.id] = model
+        self._read.append(worker)
 
     # --- both ways ---
+
+    def _workers_of(self, model: Model) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.model is model]
+
+    def _tell_cancelled(self, key: int, model: Model) -> None:
+        """Whoever has the request hears that nobody waits for it; those that cannot stop ignore it."""
+        for worker in self._workers_of(model):
+            if key in worker.missing or worker.overlaps:
+                worker.backlog.append(layout.record(CANCEL, key))
+                self._written.add(worker)
 
     def _free(self, ref: int) -> None:
         owner = layout.ref_owner(ref)

@@ -1,7 +1,7 @@
 """The requests that were accepted and have not been answered, and every way in which one of them ends.
 
 Each leaves this table once, by one `pop`: with its worker's answer, with a refusal, or unheard with its client. It goes
-back into its queue instead where its worker dies before its turn. Lives in the batcher.
+back into its queue instead where its worker dies before its turn, or says so. Lives in the batcher.
 """
 
 from shoal.batcher import statistics
@@ -20,10 +20,14 @@ from shoal.shm.layout import REPLY
 OpenRequest = tuple[Client, Model, int, int, int, int, int, QueuedRequest]
 
 
+#: Replies that wait for room in a client's ring; one that lets so many gather is not told more of its streams (ours).
+MAX_BACKLOG = 65536
+
+
 class OpenRequests(dict[int, OpenRequest]):
     """By key. Whom a reply was written for joins `written`, whose figures have changed joins `counted`."""
 
-    __slots__ = ("_counted", "_holders", "_second_chances", "_written")
+    __slots__ = ("_counted", "_holders", "_responded", "_second_chances", "_written")
 
     def __init__(self, holders: Holders, written: set[Peer], counted: set[Model]) -> None:
         super().__init__()
@@ -32,6 +36,23 @@ class OpenRequests(dict[int, OpenRequest]):
         self._counted = counted
         #: Requests that were being executed when their instance died, and have been given one more chance.
         self._second_chances: set[int] = set()
+        #: Requests that have had responses, not their last.
+        self._responded: set[int] = set()
+
+    def respond(self, key: int, status: int, ref: int, header: int, now_ns: int) -> None:
+        """A worker has answered, and will again: a part of the whole."""
+        request = self.get(key)
+        if request is None:
+            return
+        client, _, number, _, _, _, _, _ = request
+        if len(client.backlog) >= MAX_BACKLOG:
+            self.fail(key, Reason.NO_MEMORY, now_ns, BACKEND)
+            return
+        if ref:
+            self._holders.hold_part(ref, key)
+        self._responded.add(key)
+        client.say((REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0))
+        self._written.add(client)
 
     def answer(self, key: int, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int) -> None:
         """A worker has answered: its words go to the client, which holds the answer's block from now on."""
@@ -42,19 +63,18 @@ class OpenRequests(dict[int, OpenRequest]):
         if ref:
             self._holders.hold(ref, key)
         if number not in client.traced:
-            client.writer.push((REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+            client.say((REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
         else:
             times = statistics.time_points(compute)
-            client.writer.push(layout.record(REPLY, number, status, ref, header, 0, 0, queue_ns, *times))
+            client.say(layout.record(REPLY, number, status, ref, header, 0, 0, queue_ns, *times))
             client.traced.discard(number)
-        client.must_ring = True
         self._written.add(client)
         if status:
             statistics.count_failure(model.row, statistics.reason_of_status(status), start_ns, now_ns)
         else:
             statistics.count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
-        if self._second_chances:
-            self._second_chances.discard(key)
+        if self._second_chances or self._responded:
+            self._forget(key)
 
     def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> None:
         """No worker will answer it. `cell` counts such failures, `detail` is what the reason's sentence names."""
@@ -62,7 +82,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return
         client, model, number, _, _, start_ns, _, _ = request
-        self._second_chances.discard(key)
+        self._forget(key)
         client.traced.discard(number)
         self._refuse(client, number, InternalError.wire, reason, detail)
         statistics.count_failure(model.row, cell, start_ns, now_ns)
@@ -72,11 +92,28 @@ class OpenRequests(dict[int, OpenRequest]):
         """A request that is not accepted, and counts nowhere."""
         self._refuse(client, number, UnavailableError.wire, reason)
 
-    def cancel(self, key: int, now_ns: int) -> None:
-        """Its client does not want it any more; what has begun goes on."""
+    def cancel(self, key: int, now_ns: int) -> Model | None:
+        """Its client does not want it any more. Returns the model one of whose workers has it, if any."""
         request = self.get(key)
-        if request is not None and request[1].scheduler.cancel(key):
-            self.fail(key, Reason.CANCELLED, now_ns, CANCELED)
+        if request is None:
+            return None
+        model = request[1]
+        if not model.scheduler.cancel(key):
+            return model
+        self.fail(key, Reason.CANCELLED, now_ns, CANCELED)
+        return None
+
+    def reschedule(self, key: int, now_ns: int) -> None:
+        """A worker gives it back: it waits again, behind all others."""
+        request = self.get(key)
+        if request is None:
+            return
+        model = request[1]
+        try:
+            model.scheduler.add(request[-1], now_ns)
+        except UnavailableError:
+            self.fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
+        self._counted.add(model)
 
     def refuse_queued(self, model: Model, reason: Reason, now_ns: int) -> None:
         """Nobody will serve what waits for the model."""
@@ -95,7 +132,7 @@ class OpenRequests(dict[int, OpenRequest]):
         for key, running in reversed(worker.missing.items()):  # each goes to the front
             if running.number > begun:
                 self._queue_again(key)
-            elif reason is Reason.INSTANCE_DIED and model.may_run_again and key not in self._second_chances:
+            elif reason is Reason.INSTANCE_DIED and model.may_run_again and not self._has_begun_twice(key):
                 self._second_chances.add(key)
                 self._queue_again(key)
             else:
@@ -109,15 +146,25 @@ class OpenRequests(dict[int, OpenRequest]):
             model.scheduler.add_first(request[-1])
             self._counted.add(model)
 
-    def forget(self, client: Client) -> None:
-        """A client is dead: its queued requests are gone, its running ones finish for nobody."""
+    def _has_begun_twice(self, key: int) -> bool:
+        """Whether it was executed before, or its client has seen some of this execution."""
+        return key in self._second_chances or key in self._responded
+
+    def _forget(self, key: int) -> None:
+        self._second_chances.discard(key)
+        self._responded.discard(key)
+
+    def forget(self, client: Client) -> list[tuple[int, Model]]:
+        """A client is dead: its queued requests are gone, its running ones, which are returned, finish for nobody."""
+        running = []
         for key in [key for key, request in self.items() if request[0] is client]:
             model = self.pop(key)[1]
-            self._second_chances.discard(key)
-            model.scheduler.cancel(key)
+            self._forget(key)
+            if not model.scheduler.cancel(key):
+                running.append((key, model))
             self._counted.add(model)
+        return running
 
     def _refuse(self, client: Client, number: int, status: int, reason: Reason, detail: int = 0) -> None:
-        client.writer.push(layout.record(REPLY, number, status, 0, 0, reason, detail))
-        client.must_ring = True
+        client.say(layout.record(REPLY, number, status, 0, 0, reason, detail))
         self._written.add(client)

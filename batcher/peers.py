@@ -3,18 +3,23 @@
 Values with little behaviour; `exchange.py` changes them. Live in the batcher.
 """
 
+from collections import deque
+
 from shoal.batcher.scheduling.scheduler import Scheduler
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import BATCH_ITEM, FREE, NUMBER_BITS, PROGRESS_WORD, B
-from shoal.shm.ring import RingReader, RingWriter
+from shoal.shm.layout import BATCH_ITEM, FREE, NUMBER_BITS, OVERLAP_WORD, PROGRESS_WORD, B
+from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
+
+#: CANCEL records in a worker's ring at once: half of what it has room for beside blocks and batches (memory_plan.py).
+MAX_CANCELS = 32
 
 
 class Peer:
     """One link: the ring from a process and the ring to it."""
 
-    __slots__ = ("bell", "must_ring", "owner", "reader", "writer")
+    __slots__ = ("backlog", "bell", "must_ring", "owner", "reader", "writer")
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell) -> None:
         self.owner = owner
@@ -23,13 +28,24 @@ class Peer:
         self.bell = bell
         #: Whether something was pushed that the peer must be woken for; a FREE can wait.
         self.must_ring = False
+        #: What its ring has no room for yet.
+        self.backlog: deque[Record] = deque()
 
-    def flush(self) -> None:
-        """Show the peer what was pushed; its bell rings once, and only if it must."""
+    def flush(self) -> bool:
+        """Show the peer what was pushed; its bell rings once, and only if it must. False where there is a backlog."""
+        if self.backlog:
+            self.catch_up()
         self.writer.publish()
         if self.must_ring:
             self.must_ring = False
             self.bell.ring()
+        return not self.backlog
+
+    def catch_up(self) -> None:
+        """Push of the backlog what there is room for."""
+        for _ in range(min(self.writer.num_free, len(self.backlog))):
+            self.writer.push(self.backlog.popleft())
+            self.must_ring = True
 
     def acknowledge(self) -> None:
         """What was read of the peer has had its effect: a successor need not read it again."""
@@ -46,6 +62,17 @@ class Client(Peer):
         self.first_key = owner << NUMBER_BITS
         #: Numbers of open requests whose replies shall have the times in them.
         self.traced: set[int] = set()
+
+    def say(self, reply: Record) -> None:
+        """Tell the client, after all it was told before. Its ring has room for one reply to each request."""
+        self.must_ring = True
+        if self.backlog:
+            self.backlog.append(reply)
+            return
+        try:
+            self.writer.push(reply)
+        except RingFullError:
+            self.backlog.append(reply)
 
 
 class Model:
@@ -64,20 +91,26 @@ class Model:
 
 
 class Running:
-    """A batch that a worker has been given: its number, how many rows, how many of its answers are missing."""
+    """A batch that a worker has been given: its number, how many rows, how many of its answers are missing.
 
-    __slots__ = ("num_missing", "number", "rows")
+    `is_executed` once only its answers are awaited, and the instance has been given others.
+    """
+
+    __slots__ = ("is_executed", "num_missing", "number", "rows")
 
     def __init__(self, number: int, rows: int, num_missing: int) -> None:
         self.number = number
         self.rows = rows
         self.num_missing = num_missing
+        self.is_executed = False
 
 
 class Worker(Peer):
     """A model instance: the requests it has been given and has not answered, in the order of their batches."""
 
-    __slots__ = ("_link_words", "_words", "freed", "is_hungry", "missing", "model", "num_batches", "num_finished")
+    __slots__ = (
+        "_link_words", "_words", "freed", "is_hungry", "missing", "model", "num_batches", "num_finished"
+    )  # fmt: skip
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
         super().__init__(owner, link, segment, bell)
@@ -97,12 +130,27 @@ class Worker(Peer):
         """The number of the batch that it began last, as it says itself."""
         return self._words[PROGRESS_WORD]
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         """Tell what was freed and did not travel with a batch, too."""
         for ref in self.freed:
             self.writer.push((FREE, 0, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
         self.freed.clear()
-        super().flush()
+        return super().flush()
+
+    def catch_up(self) -> None:
+        """Of what was cancelled, which may wait, as much as leaves room for blocks and batches."""
+        for _ in range(min(MAX_CANCELS - self.writer.num_unread, len(self.backlog))):
+            self.writer.push(self.backlog.popleft())
+            self.must_ring = True
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it answers requests after it has executed them, so that batches do not end in their order."""
+        return bool(self._link_words[OVERLAP_WORD])
+
+    def note_overlap(self) -> None:
+        """It does; a successor will know, too."""
+        self._link_words[OVERLAP_WORD] = 1
 
     def acknowledge(self) -> None:
         """Leave a successor the number of the batch up to which all answers were passed on, too."""
@@ -110,8 +158,16 @@ class Worker(Peer):
         super().acknowledge()
 
     def take_over(self) -> None:
-        """Find out what a dead batcher gave this worker and saw no answer to: it stands in the ring between them."""
+        """Find out what a dead batcher gave this worker and saw no answer to: it stands in the ring between them.
+
+        Of one whose executions overlap nobody can tell what it has and what clients have been shown of it: whatever it
+        says of earlier batches is passed over.
+        """
         self.num_finished = self.num_batches = self._link_words[PROGRESS_WORD]
+        if self.overlaps:
+            given = (record[B.BATCH] for record in self.writer.history() if record[0] == BATCH_ITEM)
+            self.num_finished = self.num_batches = next(given, self.num_finished)
+            return
         items = []
         for record in self.writer.history():
             if record[0] != BATCH_ITEM:

@@ -190,11 +190,16 @@ def _headers(environ: Environ) -> dict[str, str]:
 
 
 def _to_wsgi(response: Response) -> WsgiResponse:
+    if response.stream is not None:
+        return _closing(WsgiResponse(response.stream, response.status, list(response.headers)), response)
     chunks = response.chunks
     nbytes = sum(chunk.nbytes if isinstance(chunk, memoryview) else len(chunk) for chunk in chunks)
     headers = [*response.headers, ("Content-Length", str(nbytes))]
     body = list(_pieces(chunks)) if nbytes <= _PIECE_BYTES else _pieces(chunks)
-    reply = WsgiResponse(body, response.status, headers)
+    return _closing(WsgiResponse(body, response.status, headers), response)
+
+
+def _closing(reply: WsgiResponse, response: Response) -> WsgiResponse:
     if response.close is not None:
         reply.call_on_close(response.close)
     return reply

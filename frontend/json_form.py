@@ -18,7 +18,7 @@ from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import ShoalError
 from shoal.frontend.v2.infer import PreparedRequest
 from shoal.frontend.v2.json_tensors import decode_data, encode_text, flat_array
-from shoal.request import InferRequest, InferResponse, TensorRef, pack_request
+from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import pack_span
 
 #: Longer bodies are worth their parsing; short ones are what the split pays for.
@@ -85,8 +85,7 @@ def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]
         inputs.append(JsonInput(name, datatype, num_elements, offset, *flat_array(datatype)))
         refs.append(TensorRef(name, datatype.wire, shape, offset, len(data)))
         offset += (len(data) + _ALIGNMENT - 1) & -_ALIGNMENT
-    requested = tuple([output.name for output in prepared.outputs])
-    header = pack_request(InferRequest(prepared.id, tuple(refs), requested, prepared.parameters))
+    header = prepared.pack_header(refs)
     kept = replace(prepared, inputs=())
     form = JsonForm(kept, tuple(inputs), offset, header, pack_span(offset, len(header)), {})
     # The long way has just read the same arrays: the short one must come to the same.

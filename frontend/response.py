@@ -4,7 +4,7 @@ Pure: knows neither Flask nor gunicorn nor sockets. A chunk may be a view of a w
 response must call `close` exactly once, after the last chunk has left or when it never will. Front-end processes only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import orjson
@@ -21,12 +21,16 @@ CLOSE: Headers = (("Connection", "close"),)
 
 
 class Response(NamedTuple):
-    """`headers` lack Content-Length: the sender adds the sum of the chunks."""
+    """`headers` lack Content-Length: the sender adds the sum of the chunks.
+
+    A response with a `stream` has no chunks but those, which are sent as they come; only the road sends such.
+    """
 
     status: int
     headers: Headers = ()
     chunks: tuple[bytes | memoryview, ...] = ()
     close: Callable[[], None] | None = None
+    stream: Iterator[bytes] | None = None
 
 
 def json_response(status: int, value: Any, headers: Headers = ()) -> Response:

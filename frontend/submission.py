@@ -25,7 +25,7 @@ from shoal.frontend.response import JSON_HEAD, Response, error_response
 from shoal.frontend.router import Found
 from shoal.frontend.state import ModelEntry, ServerState
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, prepare, render, write_block
-from shoal.request import InferRequest, InferResponse, TensorRef, pack_request, unpack_response
+from shoal.request import InferResponse, TensorRef, unpack_response
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
@@ -231,8 +231,7 @@ class Submission:
         for name, datatype, shape, data in prepared.inputs:
             refs.append(TensorRef(name, datatype.wire, shape, offset, len(data)))
             offset += len(data)
-        requested = tuple([output.name for output in prepared.outputs])
-        header = pack_request(InferRequest(prepared.id, tuple(refs), requested, prepared.parameters))
+        header = prepared.pack_header(refs)
         if len(header) > HEADER_BYTES - _ALIGNMENT:
             return  # it would not fit behind a body that was received in place
         header_offset = aligned(offset)

@@ -11,13 +11,13 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from shoal import errors
 from shoal.control import Message
-from shoal.errors import UnavailableError
+from shoal.errors import ShoalError, UnavailableError
 from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
 from shoal.frontend.oversize import OversizeBlocks
 from shoal.frontend.questions import Questions
@@ -40,11 +40,24 @@ class Answer(NamedTuple):
     release: Callable[[], None]
 
 
+class Part(NamedTuple):
+    """One of a model's answers to a request: a response, an error, or, where it is final, neither."""
+
+    answer: Answer | None
+    error: ShoalError | None
+    is_final: bool
+
+
 class Transport(Protocol):
     """What the router needs of shared memory."""
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
         """Run a prepared request; blocks until it is answered. Raises ShoalError."""
+        ...
+
+    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+        """Run a prepared request that may be answered several times; blocks for each. `close` it: that cancels what
+        has not had its end. Raises ShoalError where there is no answer, before the first one or later."""
         ...
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
@@ -73,6 +86,32 @@ class PortTransport:
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
         """Run a prepared request. Raises ShoalError: no memory, a deadline, or what the batcher or the model said."""
+        number, waiter = self._submit(prepared, trace)
+        reply = self._wait(number, waiter)
+        while not reply.is_final:  # of one that answers once only the last is one
+            self._release(reply)
+            reply = self._wait(number, waiter)
+        if trace is not None:
+            trace.replied(reply)
+        return self._answer(prepared, reply)
+
+    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+        """As the Transport. The deadline of a request is that of each of its answers."""
+        number, waiter = self._submit(prepared, trace)
+        is_final = False
+        try:
+            while not is_final:
+                reply = self._wait(number, waiter)
+                is_final = reply.is_final
+                if is_final and trace is not None:
+                    trace.replied(reply)
+                yield self._part(prepared, reply)
+        finally:
+            if not is_final:
+                self._abandon(number, waiter)
+
+    def _submit(self, prepared: PreparedRequest, trace: TracedRequest | None) -> tuple[int, "queue.SimpleQueue[Reply]"]:
+        """Hand a request to the batcher. Returns its number and where its replies come in."""
         start_ns = time.monotonic_ns()
         waiter: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         block = self._allocate(block_nbytes(prepared), prepared.entry.model_id)
@@ -98,13 +137,13 @@ class PortTransport:
             if trace is not None:
                 self._port.trace(number)
             self._port.flush()
+        return number, waiter
+
+    def _wait(self, number: int, waiter: "queue.SimpleQueue[Reply]") -> Reply:
         try:
-            reply = waiter.get(timeout=self._request_timeout_s)
+            return waiter.get(timeout=self._request_timeout_s)
         except queue.Empty:
-            reply = self._give_up(number, waiter)
-        if trace is not None:
-            trace.replied(reply)
-        return self._answer(prepared, reply)
+            return self._give_up(number, waiter)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """Ask the supervisor (its verbs: shoal/supervisor/supervisor.py). Raises ShoalError: its refusal, or no answer.
@@ -131,13 +170,38 @@ class PortTransport:
         """The deadline has passed: take the reply if it came this instant, else leave it to be dropped when it
         comes."""
         with self._lock:
-            if self._waiting.pop(number, None) is None:
+            if not waiter.empty():
                 return waiter.get_nowait()
-            self._port.cancel(number)
-            self._port.flush()
+            self._cancel(number)
         raise UnavailableError(
             f"Request timeout expired: no answer within {self._request_timeout_s:g} s (--request-timeout-secs)"
         )
+
+    def _abandon(self, number: int, waiter: "queue.SimpleQueue[Reply]") -> None:
+        """Nobody takes any more of its replies, neither those that are here nor those that come."""
+        with self._lock:
+            self._cancel(number)
+            while not waiter.empty():
+                self._drop(waiter.get_nowait())
+            self._port.flush()
+
+    def _cancel(self, number: int) -> None:
+        """Under the lock: what comes from now on is dropped."""
+        if self._waiting.pop(number, None) is not None:
+            self._port.cancel(number)
+            self._port.flush()
+
+    def _drop(self, reply: Reply) -> None:
+        if reply.block is not None:
+            self._port.release(reply.number, reply.part)
+
+    def _part(self, prepared: PreparedRequest, reply: Reply) -> Part:
+        if reply.is_final and reply.is_empty:
+            return Part(None, None, is_final=True)
+        try:
+            return Part(self._answer(prepared, reply), None, reply.is_final)
+        except ShoalError as error:
+            return Part(None, error, reply.is_final)
 
     def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
         if reply.reason or reply.block is None or reply.header is None:
@@ -146,15 +210,19 @@ class PortTransport:
             if reply.status:
                 raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))
             response = unpack_response(reply.header, len(reply.block))
-        except errors.ShoalError:
-            self._release(reply.number)
+        except ShoalError:
+            self._release(reply)
             raise
         # By number: whoever keeps the function for a while after the response must not keep the memory.
-        return Answer(response, reply.block, partial(self._release, reply.number))
+        return Answer(response, reply.block, partial(self._release_number, reply.number, reply.part))
 
-    def _release(self, number: int) -> None:
+    def _release(self, reply: Reply) -> None:
+        if reply.block is not None:
+            self._release_number(reply.number, reply.part)
+
+    def _release_number(self, number: int, part: int) -> None:
         with self._lock:
-            self._port.release(number)
+            self._port.release(number, part)
             self._port.flush()
 
     # --- the listening thread ---
@@ -185,11 +253,13 @@ class PortTransport:
         self._bell.clear()
         with self._lock:
             for reply in self._port.poll():
-                waiter = self._waiting.pop(reply.number, None)
+                waiter = self._waiting.get(reply.number)
+                if reply.is_final:
+                    self._waiting.pop(reply.number, None)
                 if waiter is not None:
                     waiter.put(reply)
-                elif reply.block is not None:
-                    self._port.release(reply.number)
+                else:
+                    self._drop(reply)
             self._port.flush()
             spent, self._port.spent = self._port.spent, []
         for ref in spent:

@@ -20,7 +20,10 @@ A segment is written by one process, its owner, and mapped read-only by its peer
                            answers were passed on
     256         8          busy since: when the      ns        worker → supervisor
                            batch being executed
-                           began, 0 between two
+                           began, 0 between two;
+                           in a link to a worker:              batcher → its successor
+                           1 if its executions
+                           overlap
     320         8          busy for: all batches     ns        worker → supervisor
                            that have ended
     4096        128 × cap  the ring's records                  owner → the ring's reader
@@ -47,6 +50,7 @@ KIND_NAMES = {CLIENT: "client", LINK: "link", WORKER: "worker", COUNTERS: "count
 HEADER = struct.Struct("<8Q")
 # Word indices (byte offset / 8) of what changes after the start; each on its own cache line.
 TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD, BUSY_FOR_WORD = 8, 16, 24, 32, 40
+OVERLAP_WORD = BUSY_SINCE_WORD  # of a link
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits (DESIGN: "tensors stay").
 RECORD = struct.Struct("<16Q")
@@ -167,46 +171,54 @@ def ref_owner(ref: int) -> int:
 REQUEST, CANCEL, RELEASE, HOLD, TRACE = 1, 2, 3, 9, 11
 # batcher → client
 REPLY = 4
-# batcher → worker
+# batcher → worker, which gets CANCEL, too
 BATCH_ITEM, FREE = 5, 6
 # worker → batcher
-DONE, WANT, HAVE = 7, 8, 10
+DONE, WANT, HAVE, RESPONSE, READY, RESCHEDULE = 7, 8, 10, 12, 13, 14
 
 
 class R:
     """Words of REQUEST; CANCEL, RELEASE and TRACE use NUMBER alone. Times are monotonic nanoseconds.
 
     HOLD, which uses NUMBER and BLOCK, tells a new batcher of a reply's block that has not been released. TRACE asks for
-    the times in the reply to a request that stands before it.
+    the times in the reply to a request that stands before it. Where the reply that is meant was not the last one,
+    RELEASE has its BLOCK, too, and HOLD has a 1 in MORE.
 
     NUMBER is the client's own. With the client's owner id before it, it is the request's key: the same to every
     process, and to whoever takes the place of one that dies.
     """
 
     NUMBER, MODEL, BLOCK, HEADER, ROWS, SHAPE_KEY = 1, 2, 3, 4, 5, 6
-    PRIORITY, TIMEOUT_US, CORRELATION, FLAGS, START_NS = 7, 8, 9, 10, 11
+    PRIORITY, TIMEOUT_US, CORRELATION, FLAGS, START_NS, MORE = 7, 8, 9, 10, 11, 12
 
 
 class P:
     """Words of REPLY. STATUS 0 is success; REASON names a sentence where the batcher itself refused, DETAIL what stands
-    in it (shoal.reasons). Then, 0 where nobody asked for them (TRACE) or no worker answered, when the request was
+    in it (shoal.reasons). MORE is 1 where further replies to the number follow; the last one may then have nothing
+    but its NUMBER. The others, 0 where nobody asked for them (TRACE) or no worker answered, are when the request was
     accepted and Triton's compute time points: five words cost 1.7k instructions to write and read."""
 
     NUMBER, STATUS, BLOCK, HEADER, REASON, DETAIL = 1, 2, 3, 4, 5, 6
-    QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 7, 8, 9, 10, 11
+    QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS, MORE = 7, 8, 9, 10, 11, 12
 
 
 class B:
-    """Words of BATCH_ITEM; FREE uses BLOCK alone. INDEX counts from 0 to COUNT - 1 within one batch.
+    """Words of BATCH_ITEM; FREE uses BLOCK alone, CANCEL KEY alone. INDEX counts from 0 to COUNT - 1 within one batch.
 
-    FREED is a block of the worker's that nobody holds any more, or 0: a FREE that travels along.
+    FREED is a block of the worker's that nobody holds any more, or 0: a FREE that travels along. The last three are the
+    client's wishes and when the request was accepted.
     """
 
     KEY, BATCH, BLOCK, HEADER, ROWS, INDEX, COUNT, FREED = 1, 2, 3, 4, 5, 6, 7, 8
+    PRIORITY, TIMEOUT_US, ACCEPTED_NS = 9, 10, 11
 
 
 class D:
     """Words of DONE, one per request of a batch. The four times are Triton's compute time points.
+
+    RESPONSE has the same words and leaves the request open; the DONE after it may have neither STATUS nor BLOCK.
+    READY (BATCH and the times): the batch is executed, its requests are answered later, the instance is free again.
+    RESCHEDULE (KEY): the request goes back into its queue.
 
     WANT has no words: the worker lacks memory and wants to be rung when some is freed. HAVE, which uses BLOCK alone,
     tells a new batcher of a block that has not been freed.

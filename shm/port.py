@@ -20,14 +20,15 @@ from shoal.shm.slab import Block, Slab, SlabView
 RECORDS_PER_REQUEST = 6
 # Looked up in its class, each takes 0.3k instructions, per reply.
 _NUMBER, _STATUS, _BLOCK, _HEADER, _REASON, _DETAIL = P.NUMBER, P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL
-_ASKED_BLOCK = R.BLOCK
+_MORE, _ASKED_BLOCK = P.MORE, R.BLOCK
 _NO_RECORD = layout.record()
 
 
 @dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
 class Reply:
-    """The one answer to a request. `status` 0 is success; `header` is then the response's header, copied from `block`.
+    """An answer to a request. `status` 0 is success; `header` is then the response's header, copied from `block`.
 
+    One that is not final leaves the request open; the final one may have no block, and say no more than that it ends.
     Otherwise `reason` names why the batcher refused, or, where it is 0, `header` holds the worker's sentence (UTF-8).
     """
 
@@ -38,6 +39,21 @@ class Reply:
     header: bytes | None
     detail: int = 0  # what the sentence of `reason` names
     record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # as it came
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no other reply to the request follows."""
+        return not self.record[_MORE]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says only that the request has had its last answer."""
+        return not (self.status or self.reason or self.record[_BLOCK])
+
+    @property
+    def part(self) -> int:
+        """What `release` must be told of a reply that is not final; 0 of others."""
+        return self.record[_BLOCK] if self.record[_MORE] else 0
 
     @property
     def times(self) -> Record:
@@ -59,6 +75,7 @@ class Port:
         self._number = 0
         self._open: dict[int, Record] = {}  # number → its REQUEST, until it is answered
         self._held: dict[int, int] = {}  # number → the block of its reply, until that is released
+        self._parts: set[tuple[int, int]] = set()  # number and block of replies before the last one
         self._segments: dict[int, SlabView] = {}
         #: Blocks of answered requests that are not the slab's: whoever made them gives them back, and clears the list.
         self.spent: list[int] = []
@@ -84,7 +101,7 @@ class Port:
             "slots_acquired": slots_acquired,
             "slots_released": slots_released,
             "requests_open": len(self._open),
-            "replies_held": len(self._held),
+            "replies_held": len(self._held) + len(self._parts),
         }
 
     def add_segment(self, owner: int, view: SegmentView) -> None:
@@ -155,14 +172,17 @@ class Port:
         record = self._open[number]
         return self.slab.open(record[R.BLOCK]), record[R.HEADER], record[R.START_NS]
 
-    def release(self, number: int, *, prompt: bool = True) -> None:
-        """The reply's block has been read; it may be given back to its worker.
+    def release(self, number: int, part: int = 0, *, prompt: bool = True) -> None:
+        """The reply's block has been read; it may be given back to its worker. `part` is the reply's.
 
         Where that need not be `prompt`, it wakes nobody: the batcher sees it with the next request, or when a worker
         that lacks memory rings.
         """
-        self._held.pop(number, None)
-        self._writer.push((RELEASE, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        if part:
+            self._parts.discard((number, part))
+        else:
+            self._held.pop(number, None)
+        self._writer.push((RELEASE, number, 0, part, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
         self._must_ring = self._must_ring or prompt
 
     def resubmit(self) -> None:
@@ -172,6 +192,8 @@ class Port:
         """
         for number, ref in self._held.items():
             self._writer.push(layout.record(HOLD, number, 0, ref))
+        for number, ref in self._parts:
+            self._writer.push((HOLD, number, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0))
         for record in self._open.values():
             self._writer.push(record)
         self._must_ring = True
@@ -184,25 +206,33 @@ class Port:
             self._batcher_bell.ring()
 
     def poll(self) -> list[Reply]:
-        """The replies that have come; each request's own block is free again. Clear the bell before calling."""
+        """The replies that have come; with its final one a request's own block is free again.
+
+        Clear the bell before calling.
+        """
         replies = []
         for record in self._reader.drain():
             if record[0] != REPLY:
                 raise LayoutError(f"the batcher sent a record of kind {record[0]}")
-            number, ref = record[_NUMBER], record[_BLOCK]
-            asked = self._open.pop(number, None)
+            number, ref, more = record[_NUMBER], record[_BLOCK], record[_MORE]
+            asked = self._open.get(number) if more else self._open.pop(number, None)
             if asked is None:
                 continue  # answered before: a late reply to a number that is gone
-            if not self.slab.free(asked[_ASKED_BLOCK]):
+            if not more and not self.slab.free(asked[_ASKED_BLOCK]):
                 self.spent.append(asked[_ASKED_BLOCK])
             view = self._segments.get(ref_owner(ref))
             block = view.open(ref) if view is not None else None
             header = None
             if block is not None:
-                self._held[number] = ref
+                if more:
+                    self._parts.add((number, ref))
+                else:
+                    self._held[number] = ref
                 offset, nbytes = unpack_span(record[_HEADER])
                 header = block[offset : offset + nbytes].tobytes()
             elif ref:
-                self.release(number, prompt=False)  # a worker's lie: nobody can read what the batcher keeps for it
+                self.release(
+                    number, ref if more else 0, prompt=False
+                )  # a worker's lie: nobody can read what the batcher keeps for it
             replies.append(Reply(number, record[_STATUS], record[_REASON], block, header, record[_DETAIL], record))
         return replies

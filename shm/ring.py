@@ -44,6 +44,16 @@ class RingWriter:
         self._pack_into(self._records, position % self._capacity * RECORD_BYTES, *record)
         self._position = position + 1
 
+    @property
+    def num_free(self) -> int:
+        """Records that can be pushed now."""
+        return self._capacity - self.num_unread
+
+    @property
+    def num_unread(self) -> int:
+        """Records that were pushed and not read yet."""
+        return self._position - self._peer_words[HEAD_WORD]
+
     def publish(self) -> bool:
         """Make what was pushed visible. True if there was anything: then the reader's bell must be rung."""
         if self._own_words[TAIL_WORD] == self._position:

@@ -40,7 +40,7 @@ STEPS = {
         "dispatched": "shoal.batcher.exchange:Exchange._dispatch",
         "published": "shoal.shm.ring:RingWriter.publish",
         "rung": "shoal.shm.doorbell:Doorbell.ring",
-        "answered": "shoal.batcher.exchange:Exchange._finish",
+        "answered": "shoal.batcher.executions:Executions.finish",
         "counted": "shoal.shm.counters:Row.publish",
         "acknowledged": "shoal.shm.ring:RingReader.acknowledge",
         "introduced": "shoal.batcher.peers:Worker.take_over",

@@ -29,6 +29,7 @@ class Reason(IntEnum):
     OUT_OF_MEMORY = 9
     EXECUTION_LIMIT = 10
     MODEL_FAILED = 11
+    TAKEN_OVER = 12
 
 
 class ModelGoneError(errors.UnavailableError):
@@ -106,6 +107,11 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         "slower than it answers. Read faster, or raise --shm-worker-slab-mib",
     ),
     Reason.TIMED_OUT: (errors.UnavailableError, "[request id: {id}] Request timeout expired"),
+    Reason.TAKEN_OVER: (
+        errors.UnavailableError,
+        "[request id: {id}] another batcher has taken the place of the one that passed on the answers of model "
+        "'{model}' to this request, which may have been executed in part. Try again",
+    ),
     Reason.MODEL_FAILED: (errors.UnavailableError, f"[request id: {{id}}] {ALL_FAILED}"),
 }
 

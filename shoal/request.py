@@ -27,6 +27,11 @@ class TensorRef(NamedTuple):
     nbytes: int
 
 
+#: Correlation id (0 or "" = none) and Triton's flags.
+Sequence = tuple["int | str", int]
+NO_SEQUENCE: Sequence = (0, 0)
+
+
 class InferRequest(NamedTuple):
     """What a model is asked. `requested_outputs` is empty where all outputs are wanted."""
 
@@ -34,6 +39,7 @@ class InferRequest(NamedTuple):
     inputs: tuple[TensorRef, ...]
     requested_outputs: tuple[str, ...]
     parameters: Parameters
+    sequence: Sequence = NO_SEQUENCE
 
 
 class InferResponse(NamedTuple):
@@ -45,17 +51,28 @@ class InferResponse(NamedTuple):
 
 def pack_request(request: InferRequest) -> bytes:
     """The header of a request, for the block its inputs lie in."""
-    return msgpack.packb(request, use_bin_type=True)  # type: ignore[no-any-return]
+    # Of no sequence, which is usual, nothing is said.
+    said = request if request.sequence != NO_SEQUENCE else request[:4]
+    return msgpack.packb(said, use_bin_type=True)  # type: ignore[no-any-return]
 
 
 def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
     """A request's header as a worker reads it; every tensor is inside the block or InternalError is raised."""
     try:
-        id_, inputs, outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
+        id_, inputs, outputs, parameters, *more = msgpack.unpackb(header, use_list=False, raw=False)
         names = tuple([_checked(str, name) for name in _checked(tuple, outputs)])
-        return InferRequest(_checked(str, id_), _tensor_refs(inputs, block_nbytes), names, _parameters(parameters))
+        refs, sequence = _tensor_refs(inputs, block_nbytes), check_sequence(more[0]) if more else NO_SEQUENCE
+        return InferRequest(_checked(str, id_), refs, names, _parameters(parameters), sequence)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InternalError(f"a request header in shared memory is damaged: {error}") from error
+
+
+def check_sequence(said: Any) -> Sequence:
+    """The sequence in a header; TypeError or ValueError where it is none."""
+    correlation_id, flags = _checked(tuple, said)
+    if type(correlation_id) is not str:
+        _checked(int, correlation_id)
+    return correlation_id, _checked(int, flags)
 
 
 def pack_response(response: InferResponse) -> bytes:

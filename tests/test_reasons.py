@@ -61,6 +61,12 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
         "[request id: r7] Model 'simple' version 3 is unavailable: all its instances died again and again. The "
         "server's log says how; they are tried again from time to time",
     ),
+    (
+        12,
+        errors.UnavailableError,
+        "[request id: r7] another batcher has taken the place of the one that passed on the answers of model 'simple' "
+        "to this request, which may have been executed in part. Try again",
+    ),
 ]
 
 
@@ -88,7 +94,7 @@ def test_names_are_not_read_as_formats() -> None:
     )
 
 
-@pytest.mark.parametrize("reason", [0, 12, 2**64 - 1])
+@pytest.mark.parametrize("reason", [0, 99, 2**64 - 1])
 def test_an_unknown_reason_is_an_internal_error_that_says_its_number(reason: int) -> None:
     error = error_for(reason, model="{simple}", version=3, request_id="r7")
     assert type(error) is errors.InternalError

@@ -71,7 +71,12 @@ PARAMETERS = st.dictionaries(
 )
 
 
-@given(st.builds(InferRequest, st.text(), st.lists(REFS).map(tuple), st.lists(st.text()).map(tuple), PARAMETERS))
+SEQUENCES = st.tuples(st.text() | st.integers(0, 2**64 - 1), st.integers(0, 3))
+
+
+@given(
+    st.builds(InferRequest, st.text(), st.lists(REFS).map(tuple), st.lists(st.text()).map(tuple), PARAMETERS, SEQUENCES)
+)
 def test_any_request_survives_its_block(request: InferRequest) -> None:
     assert unpack_request(memoryview(pack_request(request)), BLOCK_NBYTES) == request
 

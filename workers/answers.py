@@ -5,32 +5,38 @@
     …        the same again for each request that a backend answers by itself, as it must where there are strings
     …        sentences of errors
 
-A backend adds outputs; the loop writes the block and publishes. Those of a warm-up are never written. Runs in a worker;
-every array is copied once at most.
+A backend adds outputs; the loop writes the block and publishes, but for requests that a sender answers. Those of a
+warm-up are never written. Runs in a worker; every array is copied once at most.
 """
 
+import functools
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from shoal.datatypes import BYTES
 from shoal.errors import InternalError, ShoalError, UnavailableError, UnsupportedError
-from shoal.model_config.signature import TensorSpec
 from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK, pack_span
 from shoal.shm.slab import Block
 from shoal.workers.memory import Memory
 from shoal.workers.plans import Column, Plan, Plans
 from shoal.workers.requests import Request, Share, log_prefix
-from shoal.workers.tensors import Array, encode_strings
+from shoal.workers.response_sender import (
+    OpenBatch,
+    OpenBatches,
+    ResponseSender,
+    UnheardResponseSender,
+    WrittenResponseSender,
+)
+from shoal.workers.sentences import sentence_bytes
+from shoal.workers.tensors import Array, Output, encode_strings
 
-#: Longest sentence of an error, in bytes: one fits into the smallest block.
-MAX_SENTENCE_BYTES = 4096
+__all__ = ["Answers", "Output", "WrittenAnswers"]
 
 _NO_STATUSES: Mapping[int, int] = {}
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
+_NO_SENDERS: Mapping[int, ResponseSender] = {}
 #: Up to here copying twice, through bytes, is faster than making an array of the block: 0.3 us against 1.0 at 64 bytes.
 _SMALL_NBYTES = 4096
 
@@ -48,6 +54,8 @@ class Answers:
         self.statuses: Mapping[int, int] = _NO_STATUSES
         #: Per position, where the header or the sentence lies.
         self.spans: Sequence[int] = ()
+        #: By position, who answers instead: the loop publishes nothing for these.
+        self.senders: Mapping[int, ResponseSender] = _NO_SENDERS
         self._errors: dict[int, ShoalError] = {}
         self._added: list[tuple[Plan, Sequence[Column], Sequence[Array | bytes]]] = []
         self._nbytes = 0
@@ -92,6 +100,35 @@ class Answers:
             self._add((request,), {name: array[start:end] for name, array in outputs.items()})
             start = end
 
+    def add_outputs(self, request: Request, outputs: Sequence[Output], parameters: Parameters | None = None) -> None:
+        """The outputs of one request to a model whose outputs are not checked: datatypes and shapes go as they are.
+
+        Those that are not configured or not requested are dropped. Raises InternalError for BYTES that are none.
+        """
+        columns: list[Column] = []
+        pieces: list[Array | bytes] = []
+        configured = self._plans.signature.outputs
+        for name, datatype, array in outputs:
+            if name not in configured or not request.form.wants(name):
+                continue
+            piece = self._encoded(name, array) if datatype is BYTES else array
+            pieces.append(piece)
+            nbytes = len(piece) if isinstance(piece, bytes) else piece.nbytes
+            columns.append((name, datatype.wire, array.shape, nbytes))
+        self._plan((request,), columns, pieces, parameters)
+
+    def sender(self, request: Request) -> ResponseSender:
+        """From now on this request is answered by the sender alone, by any thread, before or after execute returns."""
+        sender = UnheardResponseSender(functools.partial(self.fail, request.position))
+        self.senders = {**self.senders, request.position: sender}
+        return sender
+
+    def wait_for_senders(self) -> None:
+        """Until all requests that are left to senders have had their end, of whom nobody is told."""
+        for sender in tuple(self.senders.values()):
+            assert isinstance(sender, UnheardResponseSender), "a warm-up's"
+            sender.wait()
+
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
         """Whole outputs of the batch, added before they are there: arrays of undefined contents, to be filled.
 
@@ -117,7 +154,7 @@ class Answers:
                 continue
             datatype = spec.datatype
             if datatype is BYTES:
-                data = self._encoded(spec, array)
+                data = self._encoded(name, array)
                 pieces.append(data)
                 columns.append((name, datatype.wire, array.shape, len(data)))
                 continue
@@ -156,12 +193,12 @@ class Answers:
     def _some_spans(self) -> list[int]:
         return list(self.spans or [0] * self._num_requests)
 
-    def _encoded(self, spec: TensorSpec, array: Array) -> bytes:
+    def _encoded(self, output: str, array: Array) -> bytes:
         try:
             return encode_strings(array)
         except (TypeError, UnicodeEncodeError) as error:
             raise InternalError(
-                f"model '{self._plans.signature.name}' returned output '{spec.name}' that is no BYTES tensor: {error}"
+                f"model '{self._plans.signature.name}' returned output '{output}' that is no BYTES tensor: {error}"
             ) from error
 
     def _fit(
@@ -204,12 +241,40 @@ class Answers:
 class WrittenAnswers(Answers):
     """Answers on their way to clients, through a block of the worker's slab."""
 
-    def __init__(self, num_requests: int, plans: Plans, instance: str, memory: Memory) -> None:
+    def __init__(
+        self, num_requests: int, plans: Plans, instance: str, memory: Memory, batches: OpenBatches | None = None
+    ) -> None:
+        """Without `batches` there are no senders."""
         super().__init__(num_requests, plans)
         self._instance = instance
         self._memory = memory
-        # Changed by place and write.
+        self._batches = batches
+        # Changed by place and write; by sender.
         self._block: Block | None = None
+        self._open_batch: OpenBatch | None = None
+
+    def sender(self, request: Request) -> ResponseSender:
+        """The same, for a client."""
+        assert self._batches is not None, "the answers of a sender have no senders"
+        memory = self._memory
+        memory.share()
+        with memory.lock:
+            batch = self._open_batch
+            if batch is None:
+                batch = self._open_batch = OpenBatch(self._batches, request.batch)
+                self.senders = batch.senders
+            known = self.senders.get(request.position)
+            if known is not None:
+                return known
+            plans, instance = Plans(self._plans.signature), self._instance  # plans are for one thread
+            sender = WrittenResponseSender(request, batch, memory, lambda: WrittenAnswers(1, plans, instance, memory))
+            batch.add(request.position, sender)
+        return sender
+
+    def executed(self, times: tuple[int, ...]) -> None:
+        """`execute` has returned; senders may go on."""
+        if self._open_batch is not None:
+            self._open_batch.executed(times)
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
         """The same, in the block itself, so that nothing is copied. May wait for a block; raises like `write`."""
@@ -220,17 +285,19 @@ class WrittenAnswers(Answers):
             columns.append((name, datatype.wire, shape, math.prod(shape) * datatype.itemsize))
         plan = self._plan(requests, columns, ())
         nbytes = self._nbytes + len(self._sentences())
-        self._block = block = self._memory.slab.allocate(nbytes) or self._wait_for_block(nbytes)
+        self._block = block = self._memory.allocate(nbytes) or self._wait_for_block(nbytes)
         return {
             name: np.ndarray(shape, specs[name].datatype.dtype, block.memory, offset)
             for (name, shape), offset in zip(shapes.items(), plan.offsets, strict=True)
         }
 
     def write(self) -> int:
-        """Fill a block and complete `statuses` and `spans`. Returns the block's reference.
+        """Fill a block and complete `statuses` and `spans`. Returns the block's reference, 0 where all are sent.
 
         Raises UnavailableError where there is no memory for too long, InternalError where there can never be enough.
         """
+        if len(self.senders) == self._num_requests:
+            return NO_BLOCK
         sentences = self._sentences() if self._errors else b""
         if not self.spans:  # a backend that answers nobody: an empty header is refused by who reads it
             self.spans = self._some_spans()
@@ -238,7 +305,7 @@ class WrittenAnswers(Answers):
         block = self._block
         if block is None or len(block.memory) < nbytes:
             self._give_back()
-            block = self._memory.slab.allocate(nbytes) or self._wait_for_block(nbytes)
+            block = self._memory.allocate(nbytes) or self._wait_for_block(nbytes)
         return self._write(block, sentences)
 
     def write_errors(self) -> int:
@@ -327,10 +394,3 @@ class WrittenAnswers(Answers):
 
 def _is_wanted(output: str, requests: Sequence[Request]) -> bool:
     return any(request.form.wants(output) for request in requests)
-
-
-def sentence_bytes(error: ShoalError) -> bytes:
-    """An error's sentence as it lies in a block: one line of UTF-8, cut at MAX_SENTENCE_BYTES."""
-    escape: Callable[[re.Match[str]], str] = lambda match: repr(match[0])[1:-1]  # noqa: E731
-    data = _CONTROL_CHARACTERS.sub(escape, str(error)).encode(errors="replace")
-    return data if len(data) <= MAX_SENTENCE_BYTES else data[:MAX_SENTENCE_BYTES].decode(errors="ignore").encode()

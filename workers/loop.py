@@ -4,9 +4,11 @@ The rim where a backend's faults become answers: nothing a request or a model do
 supervisor says stop or is gone.
 """
 
+import functools
 import logging
 import os
 import select
+import threading
 import time
 from collections.abc import Sequence
 
@@ -22,6 +24,7 @@ from shoal.workers.backends.backend import Backend
 from shoal.workers.memory import Memory, Record
 from shoal.workers.plans import Plans
 from shoal.workers.requests import Request, RequestReader
+from shoal.workers.response_sender import OpenBatches
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +41,10 @@ class Loop:
         self._signature = signature
         self._instance = instance
         self._memory = memory
-        self._reader = RequestReader(signature)
+        self._reader = RequestReader(signature, memory.is_cancelled)
         self._plans = Plans(signature)
+        self._open_batches = OpenBatches(memory)
+        self._listening = threading.Lock()
         # Changed by obey.
         self._is_stopping = False
 
@@ -49,14 +54,22 @@ class Loop:
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
         poller.register(bell_fd, select.POLLIN)
         poller.register(channel_fd, select.POLLIN)
-        self._memory.oversize.obey = lambda message, fds: self.obey(channel, message, fds)
-        while not self._is_stopping:
+        self._memory.oversize.listen = functools.partial(self._listen, channel)
+        while not self._is_stopping or self._open_batches.num_open:
             ready = dict(poller.poll())
             # Announcements first: a batch may name a segment only after we acknowledged it, never before.
             if channel_fd in ready:
-                self.obey(channel, *channel.receive())
+                self._listen(channel)
             if bell_fd in ready or self._is_stopping:
                 self.step()
+
+    def _listen(self, channel: Channel) -> None:
+        """Obey the supervisor's next message, unless the thread of a sender that waits for memory has taken it."""
+        poller = select.poll()
+        poller.register(channel.fileno(), select.POLLIN)
+        with self._listening:
+            if poller.poll(0):
+                self.obey(channel, *channel.receive())
 
     def obey(self, channel: Channel, message: Message, fds: list[int]) -> None:
         """Put a message of the supervisor in force; "stop" ends `run` after what has been taken."""
@@ -76,7 +89,8 @@ class Loop:
         elif op == "log":
             log.configure(**message["log"])
         elif op == "stop":
-            self._is_stopping = True
+            self._is_stopping = self._open_batches.must_wake = True
+            self._memory.bell.ring()  # it may be a sender's thread that hears this
         else:
             _log.warning("worker %s ignores the message '%s'", self._instance, op)
         for fd in fds:
@@ -106,23 +120,30 @@ class Loop:
         start_ns = time.monotonic_ns()
         memory = self._memory
         memory.begin(records[0][B.BATCH], start_ns)
-        answers = WrittenAnswers(len(records), self._plans, self._instance, memory)
+        answers = WrittenAnswers(len(records), self._plans, self._instance, memory, self._open_batches)
         try:
             requests = self._open(records, answers)
             if requests:
                 self._backend.execute(requests, answers)
             ref = answers.write()
         except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
-            answers.fail_all(as_shoal_error(error, self._signature.name, self._instance))
+            failure = as_shoal_error(error, self._signature.name, self._instance)
+            answers.fail_all(failure)
             ref = answers.write_errors()
+            for sender in tuple(answers.senders.values()):
+                sender.fail(failure)
         end_ns = time.monotonic_ns()
         input_end_ns, output_start_ns = answers.input_end_ns or start_ns, answers.output_start_ns or end_ns
         times = (start_ns, input_end_ns, output_start_ns, end_ns, 0, 0, 0, 0, 0, 0)
-        statuses, spans = answers.statuses, answers.spans
+        statuses, spans, senders = answers.statuses, answers.spans, answers.senders
         for position in range(len(records)):
+            if senders and position in senders:
+                continue
             record, status = records[position], statuses.get(position, 0)
             # Joined, not unpacked: half the instructions.
             memory.push((DONE, record[B.KEY], record[B.BATCH], status, ref, spans[position]) + times)  # noqa: RUF005
+        if senders:
+            answers.executed(times)
         memory.publish()
         memory.end(end_ns)
         return end_ns
@@ -140,7 +161,7 @@ class Loop:
                         f"a request to model '{self._signature.name}' is gone: its block of shared memory was freed"
                     )
                 offset, nbytes = unpack_span(record[B.HEADER])
-                request = self._reader.open(position, block, block[offset : offset + nbytes].tobytes())
+                request = self._reader.open(position, block, block[offset : offset + nbytes].tobytes(), record)
                 requests.append(request)
                 rows += request.form.rows
             except ShoalError as error:

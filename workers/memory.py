@@ -1,12 +1,17 @@
 """A worker's shared memory: its slab for results, its two rings with the batcher, the clients' blocks it may read.
 
-Runs in a worker, in its only thread. Records come in whole batches; FREE records between them give blocks back.
+Runs in a worker. Records come in whole batches; FREE records between them give blocks back. Until `share` is called one
+thread uses it all, and nothing is locked.
 """
 
+import functools
 import logging
 import select
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
@@ -14,6 +19,7 @@ from shoal.shm.layout import (
     BATCH_ITEM,
     BUSY_FOR_WORD,
     BUSY_SINCE_WORD,
+    CANCEL,
     FREE,
     HAVE,
     PROGRESS_WORD,
@@ -30,9 +36,15 @@ from shoal.workers.oversize import OversizeBlocks
 _log = logging.getLogger(__name__)
 
 Record = tuple[int, ...]
+_Result = TypeVar("_Result")
 
 #: How long a finished batch may wait for clients to release earlier results (ours; then it fails with 503).
 BLOCK_WAIT_S = 10.0
+#: While something is awaited the batcher is asked for it (WANT) again and again, first and at most after so long: what
+#: clients release without ringing is seen only then (ours).
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
+#: What is done under the lock once several threads are at work.
+_SHARED = ("take", "drain", "allocate", "allocate_for_errors", "free", "push", "publish", "tell_blocks", "count")
 
 
 class Memory:
@@ -52,7 +64,10 @@ class Memory:
         self.oversize = oversize
         self._words = segment.words
         self._reader = RingReader(segment, link)
-        writer = RingWriter(segment, link)
+        self._writer = writer = RingWriter(segment, link)
+        self._num_reserved = segment.header.ring_capacity // 2
+        #: A block of the slab at once, or None.
+        self.allocate = self.slab.allocate
         #: Add a record for the batcher; visible to it after `publish`.
         self.push = writer.push
         #: Show the batcher what was pushed; it looks when it is rung, or for another reason before that.
@@ -64,6 +79,13 @@ class Memory:
         self._views: dict[int, SlabView] = {}
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
+        self._cancelled: set[int] = set()
+        # Changed by those who answer beside the loop: keys of the requests that are theirs to answer; block of a
+        # response that has not been freed → the set of its sender's, which it leaves then.
+        self.open_keys: set[int] = set()
+        self.windows: dict[int, set[int]] = {}
+        self.lock = threading.RLock()
+        self._is_shared = False
         # The odd unit of a slab is kept back, so that an error can be told when clients hold everything else; of an
         # even slab nothing is, because it would split the largest block.
         self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
@@ -82,10 +104,21 @@ class Memory:
         view = self._views.get(layout.ref_owner(ref))
         return view.open(ref) if view is not None else None
 
+    def share(self) -> None:
+        """From now on several threads use this: each change is made under `lock`.
+
+        Not before, because taking it costs 2k instructions each time. Called by the loop's thread.
+        """
+        if self._is_shared:
+            return
+        self._is_shared = True
+        for name in _SHARED:
+            setattr(self, name, _locked(self.lock, getattr(self, name)))
+
     def take(self) -> list[Record] | None:
         """The next batch, complete and in order; None where there is none. Clear the bell before the first call."""
         if not self._batches:
-            self._drain()
+            self.drain()
         return self._batches.popleft() if self._batches else None
 
     def begin(self, batch: int, now_ns: int) -> None:
@@ -94,29 +127,64 @@ class Memory:
         self._words[BUSY_SINCE_WORD] = now_ns
 
     def end(self, now_ns: int) -> None:
-        """The batch is answered."""
+        """The batch is answered, or will be by others."""
         words = self._words
         words[BUSY_FOR_WORD] += now_ns - words[BUSY_SINCE_WORD]
         words[BUSY_SINCE_WORD] = 0
+        if self._cancelled:
+            waiting = {record[B.KEY] for batch in tuple(self._batches) for record in batch}
+            self._cancelled &= waiting | self.open_keys
+
+    @property
+    def begun_ns(self) -> int:
+        """When the batch that is being executed began."""
+        return self._words[BUSY_SINCE_WORD]
+
+    def is_cancelled(self, key: int) -> bool:
+        """Whether the client of a request that is not answered yet has lost interest. Looks what the batcher says."""
+        self.drain()
+        return key in self._cancelled
 
     def wait_for_block(self, nbytes: int) -> Block | None:
         """A block of the own slab, which has none now: waits for one to be freed, then gives up with None."""
-        deadline = time.monotonic() + self._block_wait_s
-        poller = select.poll()
-        poller.register(self.bell.fd, select.POLLIN)
-        while (left_s := deadline - time.monotonic()) > 0:
-            self.bell.clear()
-            self._drain()
-            block = self.slab.allocate(nbytes)
-            if block is not None:
-                return block
-            # What clients release waits in their rings until somebody wants it. The supervisor's death ends this
-            # process by signal.
-            self.push(layout.record(WANT))
-            self.publish()
-            self.ring()
-            poller.poll(left_s * 1000)
-        return None
+        return self.wait_for(lambda: self.allocate(nbytes))
+
+    def wait_for(self, attempt: Callable[[], _Result | None]) -> _Result | None:
+        """What `attempt` comes to, which is made again when the batcher has said something; None where time is up."""
+        now_s = want_s = time.monotonic()
+        deadline_s, pause_s = now_s + self._block_wait_s, _FIRST_PAUSE_S
+        with select.epoll() as poller:
+            # Edges: the loop alone clears the bell, and each ring wakes all who wait for it.
+            poller.register(self.bell.fd, select.EPOLLIN | select.EPOLLET)
+            while True:
+                self.drain()
+                result = attempt()
+                now_s = time.monotonic()
+                if result is not None or now_s >= deadline_s:
+                    return result
+                if now_s >= want_s:
+                    # What clients release waits in their rings until somebody wants it. The supervisor's death ends
+                    # this process by signal.
+                    self._try_say(layout.record(WANT))
+                    want_s, pause_s = now_s + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
+                poller.poll(min(want_s, deadline_s) - now_s)
+
+    def say(self, record: Record) -> bool:
+        """Show the batcher a record at once, for threads beside the loop's, which half of the ring is kept for.
+
+        May wait for room; False where there is none for too long.
+        """
+        return bool(self._try_say(record) or self.wait_for(lambda: self._try_say(record)))
+
+    def _try_say(self, record: Record) -> bool | None:
+        with self.lock:
+            if self._writer.num_free <= self._num_reserved:
+                self.ring()
+                return None
+            self._writer.push(record)
+            self._writer.publish()
+        self.ring()
+        return True
 
     def allocate_for_errors(self, nbytes: int) -> Block | None:
         """A block at once: an ordinary one, else the spare one, else None."""
@@ -130,7 +198,8 @@ class Memory:
         if not self.slab.free(ref):
             self.oversize.free(ref)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Take in all that the batcher has said."""
         for record in self._reader.drain():
             kind = record[0]
             if kind == BATCH_ITEM:
@@ -142,6 +211,8 @@ class Memory:
                     self._take_back(record[B.FREED])
             elif kind == FREE:
                 self._take_back(record[B.BLOCK])
+            elif kind == CANCEL:
+                self._cancelled.add(record[B.KEY])
             else:
                 raise LayoutError(f"the batcher sent a record of kind {kind}")
 
@@ -160,7 +231,7 @@ class Memory:
     def count(self) -> dict[str, int]:
         """For the ledger, once all that nobody needs any more is taken back: blocks of the slab, without the spare one;
         segments for a single result; slots of the batcher's ring."""
-        self._drain()
+        self.drain()
         blocks_acquired, blocks_released = self.slab.counts
         slots_acquired, slots_released = self._reader.counts
         num_spare = int(self._spare is not None)
@@ -175,5 +246,16 @@ class Memory:
 
     def _take_back(self, ref: int) -> None:
         self.free(ref)
+        if self.windows and (window := self.windows.pop(ref, None)) is not None:
+            window.discard(ref)
         if self._has_spare and self._spare is None:
             self._spare = self.slab.allocate(UNIT)
+
+
+def _locked(lock: threading.RLock, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any) -> Any:
+        with lock:
+            return method(*args)
+
+    return call

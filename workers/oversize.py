@@ -1,11 +1,12 @@
 """Blocks for results that no slab takes, each a segment of its own that the supervisor makes when it is asked.
 
-Runs in a worker, in its only thread: while a segment is awaited, whatever else the supervisor says is obeyed. Never on
-the way of an ordinary result.
+Runs in a worker. Whoever awaits a segment obeys whatever else the supervisor says meanwhile, be it the loop's thread or
+one of a response sender. Never on the way of an ordinary result.
 """
 
 import os
 import select
+import threading
 import time
 from collections.abc import Callable
 
@@ -18,15 +19,18 @@ from shoal.shm.slab import Block, whole_ref, whole_slab
 
 #: How long the supervisor and all front ends may take to make and map a segment (ours; then the result fails with 503).
 SEGMENT_WAIT_S = 10.0
+#: Another thread may take the message that one waits for: look after so long whether it has (ours).
+_LOOK_MS = 10
 
 
 class OversizeBlocks:
-    """This worker's. `obey` takes every message that comes meanwhile; the loop, which knows the others, sets it."""
+    """This worker's. `listen` takes the next message that comes; the loop, which knows the others, sets it."""
 
     def __init__(self, channel: Channel, wait_s: float = SEGMENT_WAIT_S) -> None:
         self._channel = channel
         self._wait_s = wait_s
-        self.obey: Callable[[Message, list[int]], None] = self.hear
+        self.listen: Callable[[], None] = lambda: self.hear(*channel.receive())
+        self._allocating = threading.Lock()
         # Changed by allocate, hear and free: the owner ids of the blocks, and what was heard of the one asked for last.
         self._owners: set[int] = set()
         self._request = 0
@@ -38,6 +42,10 @@ class OversizeBlocks:
     def allocate(self, nbytes: int) -> Block:
         """A block of `nbytes`, in whole pages. Raises InvalidArgumentError where there never is room, UnavailableError
         where there is none now."""
+        with self._allocating:
+            return self._allocate(nbytes)
+
+    def _allocate(self, nbytes: int) -> Block:
         self._request += 1
         self._block, self._is_ready, self._refusal, self._is_waiting = None, False, None, True
         self._channel.send({"op": "oversize", "request": self._request, "nbytes": nbytes})
@@ -64,8 +72,8 @@ class OversizeBlocks:
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
         while not (self._is_ready or self._refusal) and (left_s := deadline - time.monotonic()) > 0:
-            if poller.poll(left_s * 1000):
-                self.obey(*self._channel.receive())
+            if poller.poll(min(left_s * 1000, _LOOK_MS)):
+                self.listen()
 
     def hear(self, message: Message, fds: list[int]) -> None:
         """Take in what the supervisor says about a segment that was asked for; takes the descriptors."""

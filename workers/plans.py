@@ -21,14 +21,13 @@ MAX_PLANS = 256
 MAX_PLAN_BYTES = 8192
 
 _ALIGNMENT = 64
-# A TensorRef and the form of shoal.request.pack_response, made without its tuples and with one packer. A worker has
-# one thread, which the packer needs.
-_pack: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True).pack
 _NO_PARAMETERS: Parameters = {}
 
 #: One output, the rows of all requests of a batch: name, datatype (wire number), shape, bytes. A tuple and nothing more
 #: because one is made for each batch.
 Column: TypeAlias = tuple[str, int, tuple[int, ...], int]
+Pack: TypeAlias = Callable[[object], bytes]
+_pack: Pack = msgpack.Packer(use_bin_type=True).pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +42,14 @@ class Plan:
 
 
 class Plans:
-    """A model's plans. Not kept are those of parameters and of strings, which differ from batch to batch."""
+    """A model's plans, for one thread. Those of parameters and of strings, which differ each time, are not kept."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
         self.outputs = tuple(signature.outputs.items())
         self.has_strings = any(spec.datatype is BYTES for spec in signature.outputs.values())
+        # A TensorRef and the form of shoal.request.pack_response, made without its tuples and with one packer.
+        self._pack: Pack = msgpack.Packer(use_bin_type=True).pack
         # Changed by plan.
         self._plans: dict[tuple[int, tuple[Share, ...], tuple[Column, ...]], Plan] = {}
 
@@ -61,11 +62,11 @@ class Plans:
     ) -> Plan:
         """What `make_plan` says."""
         if parameters or self.has_strings:
-            return make_plan(start, shares, columns, parameters or _NO_PARAMETERS)
+            return make_plan(start, shares, columns, parameters or _NO_PARAMETERS, self._pack)
         key = (start, shares, columns)
         plan = self._plans.get(key)
         if plan is None:
-            plan = make_plan(start, shares, columns, _NO_PARAMETERS)
+            plan = make_plan(start, shares, columns, _NO_PARAMETERS, self._pack)
             if len(plan.headers) <= MAX_PLAN_BYTES:
                 if len(self._plans) >= MAX_PLANS:
                     self._plans.clear()
@@ -73,7 +74,9 @@ class Plans:
         return plan
 
 
-def make_plan(start: int, shares: Sequence[Share], columns: Sequence[Column], parameters: Parameters) -> Plan:
+def make_plan(
+    start: int, shares: Sequence[Share], columns: Sequence[Column], parameters: Parameters, pack: Pack = _pack
+) -> Plan:
     """The columns one behind the other from `start` on, each 64-byte aligned, then the requests' headers.
 
     The rows of the requests stand in their order, and are all that a column has. One request has all of a column,
@@ -94,7 +97,7 @@ def make_plan(start: int, shares: Sequence[Share], columns: Sequence[Column], pa
             if not requested or name in requested:
                 mine.append((name, datatype, part_shape, offset, part_nbytes))
             offset += part_nbytes
-    headers = [_pack((mine, parameters)) for mine in refs]
+    headers = [pack((mine, parameters)) for mine in refs]
     headers_offset, spans = end, []
     for header in headers:
         spans.append(pack_span(end, len(header)))

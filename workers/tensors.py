@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.datatypes import BYTES, decode_bytes_tensor, encode_bytes_tensor
+from shoal.datatypes import BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError
 from shoal.model_config.signature import TensorSpec
 
 Array: TypeAlias = NDArray[Any]
+#: Name, datatype and array of an output: BYTES are an array of bytes or str, BF16 is one of uint16.
+Output: TypeAlias = tuple[str, Datatype, Array]
 
 
 def open_tensor(spec: TensorSpec, shape: tuple[int, ...], offset: int, nbytes: int, block: memoryview) -> Array:

@@ -65,6 +65,7 @@ def warm_up(backend: Backend, model: Model, signature: Signature) -> None:
 def _run(backend: Backend, requests: Sequence[Request], answers: Answers, model: Model) -> Sequence[ShoalError]:
     try:
         backend.execute(requests, answers)
+        answers.wait_for_senders()
     except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is why it cannot be loaded
         answers.fail_all(as_shoal_error(error, model.name, model.instance_name))
     return answers.errors

@@ -3,22 +3,23 @@
     {"text_input": "hello", "temperature": 0.5}  →  {"model_name": "m", "model_version": "1", "text_output": "hi"}
 
 A key that is an input's name is that tensor, a scalar or a flat list, of which the shape is worked out; any other is a
-request parameter. The object `parameters` is flattened. Each model answers exactly once here; `generate_stream` sends
-that answer as the one event of its stream.
+request parameter. The object `parameters` is flattened. `generate` wants exactly one response of the model;
+`generate_stream` sends each as an event of its stream, as it comes.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from shoal.datatypes import BY_WIRE
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnsupportedError
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.frontend import read_json as door
 from shoal.frontend.header_forwarding import Forwarded, check_forwarded
-from shoal.frontend.response import JSON_CONTENT, Response
+from shoal.frontend.response import JSON_CONTENT, Response, error_response
 from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2.infer import PreparedRequest, client_shape, parse_id, parse_parameter
 from shoal.frontend.v2.json_tensors import decode_data, encode_text
@@ -27,26 +28,65 @@ from shoal.model_config.signature import TensorSpec
 from shoal.request import InferResponse, Parameters
 
 if TYPE_CHECKING:
-    from shoal.frontend.transport import Transport
+    from shoal.frontend.transport import Part, Transport
 
 _NESTED = "parameters"
+_NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
 _EVENTS = (("Content-Type", "text/event-stream; charset=utf-8"),)
 
 
 def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
-    """Run a prepared request; its answer as JSON."""
-    return Response(200, JSON_CONTENT, (_answer(prepared, transport),))
+    """Run a prepared request; its one answer as JSON."""
+    with closing(transport.stream(prepared)) as parts:
+        texts: list[bytes] = []
+        for part in parts:
+            texts += _text(prepared, part)
+            if len(texts) > 1:
+                break
+    if len(texts) != 1:
+        raise InternalError(_NOT_ONE)
+    return Response(200, JSON_CONTENT, tuple(texts))
 
 
 def generate_stream(prepared: PreparedRequest, transport: "Transport") -> Response:
-    """Run a prepared request; its answer as the only server-sent event. What goes wrong before is plain JSON."""
-    return Response(200, _EVENTS, (b"data: " + _answer(prepared, transport) + b"\n\n",))
+    """Run a prepared request; its answers as server-sent events. What goes wrong before the first one is plain JSON.
 
-
-def _answer(prepared: PreparedRequest, transport: "Transport") -> bytes:
-    answer = transport.infer(prepared)
+    To close the response before its end cancels the request.
+    """
+    parts = transport.stream(prepared)
     try:
-        return flatten(prepared, answer.response, answer.block)
+        first = _text(prepared, next(parts))
+    except BaseException:
+        parts.close()
+        raise
+    return Response(200, _EVENTS, close=parts.close, stream=_events(prepared, first, parts))
+
+
+def _events(prepared: PreparedRequest, first: Sequence[bytes], parts: "Iterator[Part]") -> Iterator[bytes]:
+    texts = first
+    while True:
+        for text in texts:
+            yield b"data: " + text + b"\n\n"
+        try:
+            texts = _text(prepared, next(parts))
+        except StopIteration:
+            return
+        except ShoalError as error:  # the status has been sent
+            texts = [bytes(error_response(error).chunks[0])]
+
+
+def _text(prepared: PreparedRequest, part: "Part") -> Sequence[bytes]:
+    """A response as JSON, none where there is only the end. Raises the model's error, or why there can be no JSON."""
+    if part.error is not None:
+        raise part.error
+    answer = part.answer
+    if answer is None:
+        return ()
+    try:
+        return (flatten(prepared, answer.response, answer.block),)
     finally:
         answer.release()
 
@@ -59,8 +99,6 @@ def prepare(
     entry: ModelEntry, headers: Mapping[str, str], body: memoryview, max_input_size: int, forwarded: Forwarded
 ) -> PreparedRequest:
     """Parses and validates the body; `headers` have lower-case keys. Raises ShoalErrors with Triton's sentences."""
-    if entry.is_decoupled:
-        raise UnsupportedError("generating with a decoupled model is not available in this version of Shoal")
     if headers.get("content-encoding", "") not in ("", "identity"):
         raise InvalidArgumentError("Unsupported content-encoding, only 'identity' is supported.")
     request = door.read_json(body, max_input_size)

@@ -5,7 +5,7 @@ waits or keeps anything: a binary tensor is a view of the body until `write_bloc
 view of the worker's block on its way out. Front-end processes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite, prod
@@ -61,6 +61,12 @@ class PreparedRequest:
     timeout_us: int
     correlation_id: int | str = 0  # 0 and "" = no sequence
     flags: int = 0  # SEQUENCE_START | SEQUENCE_END
+
+    def pack_header(self, inputs: Iterable[TensorRef]) -> bytes:
+        """The header of its block, in which the inputs lie so."""
+        requested = tuple([output.name for output in self.outputs])
+        sequence = self.correlation_id, self.flags
+        return pack_request(InferRequest(self.id, tuple(inputs), requested, self.parameters, sequence))
 
 
 class _Settings(NamedTuple):
@@ -276,7 +282,9 @@ def _parse_classification(value: Any) -> int:
 def block_nbytes(prepared: PreparedRequest) -> int:
     """How large a block `write_block` needs; at most a few hundred bytes more than it will use."""
     # msgpack: a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
-    header = 64 + 4 * len(prepared.id)
+    header = 96 + 4 * len(prepared.id)
+    if isinstance(prepared.correlation_id, str):
+        header += 4 * len(prepared.correlation_id)
     nbytes = 0
     for name, _, shape, data in prepared.inputs:
         nbytes += (len(data) + _ALIGNMENT - 1) & -_ALIGNMENT
@@ -297,8 +305,7 @@ def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
         memory[offset : offset + nbytes] = data
         refs.append(TensorRef(name, datatype.wire, shape, offset, nbytes))
         offset += (nbytes + _ALIGNMENT - 1) & -_ALIGNMENT
-    requested = tuple([output.name for output in prepared.outputs])
-    header = pack_request(InferRequest(prepared.id, tuple(refs), requested, prepared.parameters))
+    header = prepared.pack_header(refs)
     memory[offset : offset + len(header)] = header
     return pack_span(offset, len(header))
 

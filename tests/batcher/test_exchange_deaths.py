@@ -125,8 +125,9 @@ def test_dead_client_leaves_nothing_behind() -> None:
     star.exchange.step(now_ns=600)  # 1 is answered and not released, 2 runs, 3 waits
     star.exchange.remove_client(CLIENT)
     star.exchange.step(now_ns=700)
-    free, running = sorted(worker.heard(), key=lambda record: record[0], reverse=True)
+    free, running, cancel = sorted(worker.heard(), key=lambda record: record[0], reverse=True)
     assert (free[:4], running[0]) == ((FREE, 0, 0, OUTPUT_BLOCK), BATCH_ITEM)
+    assert cancel[:2] == (2, running[1])
     answer(worker, running)
     star.exchange.step(now_ns=800)
     assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, OUTPUT_BLOCK)]

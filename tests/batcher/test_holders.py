@@ -11,6 +11,8 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("hold"), BLOCKS, OWNERS),
         st.tuples(st.just("release"), st.integers(min_value=0, max_value=30), OWNERS),
+        st.tuples(st.just("hold part"), BLOCKS, st.integers(min_value=0, max_value=5)),
+        st.tuples(st.just("release part"), BLOCKS, st.integers(min_value=0, max_value=5)),
         st.tuples(st.just("die"), st.just(0), OWNERS),
     ),
     max_size=40,
@@ -45,19 +47,29 @@ def test_release_of_what_is_not_held_changes_nothing() -> None:
 def test_equals_a_list_of_pairs(steps: list[tuple[str, int, int]]) -> None:
     holders = Holders()
     pairs: list[tuple[int, int]] = []
+    parts: set[tuple[int, int]] = set()
     number = 0
     for verb, value, owner in steps:
-        before = {block for block, _ in pairs}
+        before = {block for block, _ in [*pairs, *parts]}
         if verb == "hold":
             number += 1
             holders.hold(value, key(owner, number))
             pairs.append((value, key(owner, number)))
             continue
-        if verb == "release":
+        if verb == "hold part":  # of one of six requests of the last client, each block once
+            holders.hold_part(value, key(3, owner))
+            parts.add((value, key(3, owner)))
+            continue
+        if verb == "release part":
+            freed = {holders.release(key(3, owner), value)} - {0}
+            parts.discard((value, key(3, owner)))
+        elif verb == "release":
             freed = {holders.release(key(owner, value))} - {0}
             pairs = [pair for pair in pairs if pair[1] != key(owner, value)]
         else:
             freed = set(holders.release_owner(owner))
             pairs = [pair for pair in pairs if pair[1] >> 40 != owner]
-        assert freed == before - {block for block, _ in pairs}
-        assert len(holders) == len({block for block, _ in pairs})
+            parts = {part for part in parts if part[1] >> 40 != owner}
+        left = {block for block, _ in [*pairs, *parts]}
+        assert freed == before - left
+        assert (len(holders), holders.num_held) == (len(left), len(pairs) + len(parts))

@@ -1,5 +1,6 @@
 """A front end's state with models in every situation, its counters in a real segment, and no process but this one."""
 
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from shoal.frontend.app import create_app
 from shoal.frontend.router import dispatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
-from shoal.frontend.transport import Answer
+from shoal.frontend.transport import Answer, Part
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.request import InferResponse, unpack_request
 from shoal.shm import segment
@@ -151,6 +152,9 @@ class EchoTransport:
         outputs = tuple(ref._replace(name=self.rename.get(ref.name, ref.name)) for ref in asked.inputs)
         return Answer(InferResponse(outputs, {}), block, self._release)
 
+    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+        yield Part(self.infer(prepared, trace), None, is_final=True)
+
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         self.asked.append((verb, arguments))
         answer = self.answers[verb]
@@ -182,7 +186,7 @@ class Client:
         if self.way == "dispatch":
             lower = {name.lower(): value for name, value in (headers or {}).items()}
             response = dispatch(self._state, self._transport, method, path, lower, memoryview(body))
-            sent = b"".join(response.chunks)
+            sent = b"".join([*response.chunks, *(response.stream or ())])
             if response.close is not None:
                 response.close()
             return response.status, list(response.headers), sent
@@ -191,7 +195,8 @@ class Client:
         ) as reply:
             sent = reply.get_data()
             got = reply.headers.to_wsgi_list()
-        assert ("Content-Length", str(len(sent))) in got or method == "HEAD"
+        is_stream = ("Content-Type", "text/event-stream; charset=utf-8") in got
+        assert (("Content-Length", str(len(sent))) in got) is not is_stream or method == "HEAD"
         return reply.status_code, [header for header in got if header[0] != "Content-Length"], sent
 
 

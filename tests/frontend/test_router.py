@@ -37,10 +37,6 @@ NO_CLIENT_SHM = error("Client shared memory is disabled. Start the server with '
 UNABLE = "Unable to find {} shared memory region: 'r 1'"
 
 
-def later(endpoint: str) -> bytes:
-    return error(f"{endpoint} is not available in this version of Shoal")
-
-
 CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
     # health
     ("GET", "/v2/health/live", 200, EMPTY, b""),
@@ -147,13 +143,6 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
     ),
     ("GET", "/v2/models/simple/generate", 405, allow("POST"), NOT_ALLOWED),
     ("POST", "/v2/models/none/generate", 404, JSON, error(UNKNOWN + "'none' is not found")),
-    (
-        "POST",
-        "/v2/models/stream/generate_stream",
-        501,
-        JSON,
-        later("generating with a decoupled model"),
-    ),
     # infer, as far as it comes without a body
     ("POST", "/v2/models/none/infer", 404, JSON, error(UNKNOWN + "'none' is not found")),
     (

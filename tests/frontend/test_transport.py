@@ -20,10 +20,11 @@ from shoal.frontend.v2.infer import PreparedRequest
 from shoal.frontend.v2.validation import PreparedInput
 from shoal.shm import segment
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import CLIENT, LINK, OVERSIZE, Geometry
+from shoal.shm.layout import CLIENT, LINK, OVERSIZE, WORKER, Geometry
 from shoal.shm.port import Port
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
+from shoal.shm.slab import Slab
 
 
 def pair(kind: int, owner: int, geometry: Geometry) -> tuple[Segment, SegmentView]:
@@ -43,6 +44,9 @@ class Surroundings:
         self.supervisor, channel = channels
         self.batcher_bell, bell = bells
         self.port = Port(own, link_view, self.batcher_bell, max_in_flight=2)
+        worker, worker_view = pair(WORKER, 9, Geometry(0, 16 * 4096))
+        self.results = Slab(worker)
+        self.port.add_segment(9, worker_view)
         front_end = FrontEnd(state, self.port, bell, channel, request_timeout_s=10, answer_timeout_s=10)
         self.transport = PortTransport(front_end)
 
@@ -54,6 +58,22 @@ class Surroundings:
         """(number, block) of the one request that the batcher finds."""
         ((_, number, _, block, *_),) = self.reader.drain()
         return number, block
+
+    def say(self, number: int, text: bytes = b"", *, more: bool, status: int = 0) -> None:
+        """A reply of worker 9; without a text it says only that there are no more."""
+        ref = 0
+        if text:
+            block = self.results.allocate(len(text))
+            assert block is not None
+            block.memory[: len(text)] = text
+            ref = block.ref
+        self.writer.push((4, number, status, ref, len(text), 0, 0, 0, 0, 0, 0, 0, int(more), 0, 0, 0))
+        self.writer.publish()
+        self.transport.deliver()
+
+    def records(self) -> list[tuple[int, ...]]:
+        """What the batcher finds: kind, number, and the block in the fourth word."""
+        return [(record[0], record[1], record[3]) for record in self.reader.drain()]
 
     def refuse(self, number: int) -> None:
         """The batcher's reply: 503, the queue is full."""
@@ -194,3 +214,66 @@ def test_log_settings_are_in_force_and_told_before_they_are_acknowledged(
         assert surroundings.supervisor.receive() == ({"op": "ack", "seq": 4}, [])
     finally:
         log.logger.handlers[:], log.logger.level, log.logger.propagate = before
+
+
+# -- several answers --------------------------------------------------------------------------------------------------
+
+EMPTY = b"\x92\x90\x80"  # msgpack: no outputs, no parameters
+NAMED = b"\x92\x90\x81\xa1n\x01"  # the parameter n = 1
+
+
+def test_a_stream_gives_each_answer_as_it_comes(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
+    parts = surroundings.transport.stream(surroundings.prepared(10))
+    first = pool.submit(next, parts)
+    rung(surroundings)
+    number, _ = surroundings.submitted()
+    surroundings.say(number, NAMED, more=True)
+    part = first.result(timeout=10)
+    assert part.answer is not None
+    assert (part.answer.response.parameters, part.error, part.is_final) == ({"n": 1}, None, False)
+    surroundings.say(number, b"oh", more=True, status=2)
+    surroundings.say(number, more=False)
+    part.answer.release()
+    error, end = parts
+    assert (str(error.error), error.is_final) == ("oh", False)
+    assert (end.answer, end.error, end.is_final) == (None, None, True)
+    assert [record[:2] for record in surroundings.records()] == [(3, number)] * 2
+    assert surroundings.port.counts["replies_held"] == surroundings.port.num_in_flight == 0
+    assert surroundings.port.slab.num_taken == 0
+
+
+def test_a_stream_that_is_closed_is_cancelled_and_what_still_comes_is_given_back(
+    surroundings: Surroundings, pool: ThreadPoolExecutor
+) -> None:
+    parts = surroundings.transport.stream(surroundings.prepared(10))
+    first = pool.submit(next, parts)
+    rung(surroundings)
+    number, _ = surroundings.submitted()
+    surroundings.say(number, EMPTY, more=True)
+    surroundings.say(number, EMPTY, more=True)
+    answer = first.result(timeout=10).answer
+    assert answer is not None
+    parts.close()
+    surroundings.say(number, EMPTY, more=True)
+    answer.release()
+    assert sorted(record[0] for record in surroundings.records()) == [2, 3, 3, 3]  # CANCEL, and all three released
+    assert surroundings.port.num_in_flight == 1
+    surroundings.say(number, more=False)
+    assert surroundings.port.counts["replies_held"] == surroundings.port.num_in_flight == 0
+
+
+def test_a_stream_whose_client_gives_up_while_nothing_comes(surroundings: Surroundings) -> None:
+    surroundings.transport._request_timeout_s = 0.01
+    with pytest.raises(UnavailableError, match=r"^Request timeout expired: no answer within 0\.01 s"):
+        next(surroundings.transport.stream(surroundings.prepared(10)))
+    assert [record[0] for record in surroundings.records()] == [1, 2]
+
+
+def test_infer_takes_the_last_of_several_replies(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
+    future = pool.submit(surroundings.transport.infer, surroundings.prepared(10))
+    rung(surroundings)
+    number, _ = surroundings.submitted()
+    surroundings.say(number, EMPTY, more=True)
+    surroundings.say(number, NAMED, more=False)
+    assert future.result(timeout=10).response.parameters == {"n": 1}
+    assert [record[0] for record in surroundings.records()] == [3]

@@ -272,3 +272,70 @@ def test_a_record_that_is_no_reply_is_refused(star: Star, kind: int) -> None:
     with pytest.raises(LayoutError, match=rf"^the batcher sent a record of kind {kind}$"):
         star.port.poll()
     assert (star.port.num_in_flight, star.port.slab.num_taken) == (1, 1)
+
+
+# -- several replies to one request -----------------------------------------------------------------------------------
+
+
+def say(star: Star, number: int, *, more: int, text: bytes = b"") -> int:
+    """A reply, with a block of the worker's where there is a text. Returns the block."""
+    if not text:
+        star.reply(4, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, more)
+        return 0
+    block = star.worker_slab.allocate(len(text))
+    assert block is not None
+    block.memory[: len(text)] = text
+    star.reply(4, number, 0, block.ref, len(text), 0, 0, 0, 0, 0, 0, 0, more)
+    return block.ref
+
+
+def test_a_request_is_open_until_its_final_reply(star: Star) -> None:
+    number, block = star.submit()
+    refs = [say(star, number, more=1, text=b"a"), say(star, number, more=1, text=b"b")]
+    first, second = star.port.poll()
+    assert [(each.header, each.is_final, each.is_empty) for each in (first, second)] == [
+        (b"a", False, False),
+        (b"b", False, False),
+    ]
+    assert [first.part, second.part] == refs
+    assert (star.port.num_in_flight, star.port.slab.num_taken) == (1, 1)
+    say(star, number, more=0)
+    (last,) = star.port.poll()
+    assert (last.is_final, last.is_empty, last.part, last.block) == (True, True, 0, None)
+    assert (star.port.num_in_flight, star.port.slab.num_taken) == (0, 0)
+    assert block.ref
+    say(star, number, more=1, text=b"late")
+    assert star.port.poll() == []
+
+
+def test_each_reply_s_block_is_released_and_held_on_its_own(star: Star) -> None:
+    number, _ = star.submit()
+    refs = [
+        say(star, number, more=1, text=b"a"),
+        say(star, number, more=1, text=b"b"),
+        say(star, number, more=0, text=b"c"),
+    ]
+    first, _, last = star.port.poll()
+    assert star.port.counts["replies_held"] == 3
+    star.port.release(number, first.part)
+    star.port.flush()
+    assert [found[:4] for found in star.seen()[1:]] == [(3, number, 0, refs[0])]
+    star.port.resubmit()
+    held = [(found[3], found[12]) for found in star.seen()]
+    assert sorted(held) == sorted([(refs[1], 1), (refs[2], 0)])
+    star.port.release(number, last.part)
+    star.port.flush()
+    assert [found[:4] for found in star.seen()] == [(3, number, 0, 0)]
+    assert star.port.counts["replies_held"] == 1
+
+
+def test_a_part_that_cannot_be_read_is_released_at_once(star: Star) -> None:
+    number, _ = star.submit()
+    star.port.flush()
+    star.seen()
+    star.port.remove_segment(9)
+    ref = say(star, number, more=1, text=b"a")
+    (reply,) = star.port.poll()
+    assert (reply.block, reply.is_empty) == (None, False)
+    star.port.flush()
+    assert [found[:4] for found in star.seen()] == [(3, number, 0, ref)]

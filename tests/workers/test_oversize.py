@@ -114,7 +114,7 @@ def test_other_messages_are_obeyed_while_a_segment_is_awaited(batcher: Batcher) 
         else:
             memory.oversize.hear(message, fds)
 
-    memory.oversize.obey = obey
+    memory.oversize.listen = lambda: obey(*batcher.worker_channel.receive())
     grant(batcher)
     batcher.supervisor.send({"op": "segment_gone", "owner": 7})
     batcher.supervisor.send({"op": "oversize_ready", "owner": 50})

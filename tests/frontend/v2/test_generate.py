@@ -1,7 +1,7 @@
 """frontend/v2/generate.py: flat JSON to tensors and back, without a server; the model repeats its inputs."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from math import prod
 from typing import Any
 
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.response import Response
 from shoal.frontend.state import ModelEntry
-from shoal.frontend.transport import Answer
+from shoal.frontend.transport import Answer, Part
 from shoal.frontend.v2.generate import fitted, flatten, generate, generate_stream, prepare
 from shoal.frontend.v2.infer import PreparedRequest
 from shoal.request import InferResponse, TensorRef
@@ -192,28 +192,33 @@ def test_what_the_core_refuses(make_entry: Make) -> None:
         prepared(entry, {"B": 1})
 
 
-def test_decoupled_models_are_refused_before_their_body_is_read(make_entry: Make) -> None:
-    entry = make_entry("m", 0, [("A", "TYPE_INT8", [1])])
-    entry.config["model_transaction_policy"] = {"decoupled": True}
-    with pytest.raises(UnsupportedError, match=r"^generating with a decoupled model is not available"):
-        prepared(entry, b"{")
-
-
 # --- the response ---
 
 
 class Repeat:
-    """A transport whose model says what it is told to; counts what is released."""
+    """A transport whose model says what it is told to, an error by raising it or by a part; counts what is released."""
 
-    def __init__(self, response: InferResponse, block: bytes, error: ShoalError | None = None) -> None:
-        self._answer = (response, memoryview(block))
-        self._error = error
-        self.num_released = 0
+    def __init__(self, *said: InferResponse | ShoalError | None, raises: ShoalError | None = None) -> None:
+        self._said = said
+        self._raises = raises
+        self.num_released = self.num_said = 0
+        self.is_cancelled = False
 
     def infer(self, prepared: PreparedRequest, trace: Any = None) -> Any:
-        if self._error is not None:
-            raise self._error
-        return Answer(*self._answer, self._release)
+        raise AssertionError(prepared)
+
+    def stream(self, prepared: PreparedRequest, trace: Any = None) -> Generator[Part, None, None]:
+        try:
+            for number, said in enumerate(self._said, 1):
+                self.num_said = number
+                error = said if isinstance(said, ShoalError) else None
+                answer = Answer(said, memoryview(BLOCK), self._release) if isinstance(said, InferResponse) else None
+                yield Part(answer, error, number == len(self._said))
+            if self._raises is not None:
+                raise self._raises
+        except GeneratorExit:
+            self.is_cancelled = self.num_said < len(self._said)
+            raise
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         raise AssertionError(verb)
@@ -227,6 +232,16 @@ ONE = TensorRef("one", 11, (1, 1), 0, 4)
 MANY = TensorRef("many", 11, (2,), 0, 8)
 TEXT = TensorRef("text_output", 13, (1,), 8, 6)
 NONE = TensorRef("none", 2, (0,), 0, 0)
+
+
+SAID = b'{"model_name":"m","model_version":"1","text_output":"hi"}'
+
+
+def events(stream: Response) -> list[bytes]:
+    """The data of what a stream sends."""
+    sent = list(stream.stream or ())
+    assert all(event.startswith(b"data: ") and event.endswith(b"\n\n") for event in sent)
+    return [event[6:-2] for event in sent]
 
 
 def response(*outputs: TensorRef, **parameters: Any) -> InferResponse:
@@ -251,19 +266,70 @@ def test_the_server_s_own_members_win_over_parameters_and_those_over_outputs(mod
 
 
 def test_both_forms_of_an_answer(model: ModelEntry) -> None:
-    transport = Repeat(response(TEXT), BLOCK)
+    transport = Repeat(response(TEXT))
     asked = prepared(model, {})
-    text = b'{"model_name":"m","model_version":"1","text_output":"hi"}'
-    assert generate(asked, transport) == Response(200, (("Content-Type", "application/json"),), (text,))
+    assert generate(asked, transport) == Response(200, (("Content-Type", "application/json"),), (SAID,))
     stream = generate_stream(asked, transport)
     assert stream.headers == (("Content-Type", "text/event-stream; charset=utf-8"),)
-    assert (stream.status, stream.chunks, stream.close) == (200, (b"data: " + text + b"\n\n",), None)
+    assert (stream.status, stream.chunks, events(stream)) == (200, (), [SAID])
     assert transport.num_released == 2
+
+
+def test_a_stream_has_an_event_for_each_response_and_none_for_the_end(model: ModelEntry) -> None:
+    transport = Repeat(response(TEXT), response(TEXT, n=1), None)
+    stream = generate_stream(prepared(model, {}), transport)
+    assert transport.num_said == 1  # the first one is sent before there is a second
+    assert events(stream) == [SAID, b'{"model_name":"m","model_version":"1","n":1,"text_output":"hi"}']
+    assert (transport.num_released, transport.is_cancelled) == (2, False)
+
+
+def test_a_stream_without_responses_is_empty(model: ModelEntry) -> None:
+    stream = generate_stream(prepared(model, {}), Repeat(None))
+    assert (stream.status, events(stream)) == (200, [])
+
+
+def test_later_errors_are_events(model: ModelEntry) -> None:
+    said: list[InferResponse | ShoalError] = [
+        response(TEXT),
+        InternalError("oh"),
+        response(TensorRef("h", 10, (2,), 0, 4)),
+        response(TEXT),
+    ]
+    transport = Repeat(*said, raises=UnavailableError("late"))
+    stream = events(generate_stream(prepared(model, {}), transport))
+    assert stream[:2] + stream[3:] == [SAID, b'{"error":"oh"}', SAID, b'{"error":"late"}']
+    assert stream[2].startswith(b'{"error":"sending FP16 data via JSON is not supported.')
+    assert transport.num_released == 3
+
+
+def test_a_stream_that_is_closed_before_its_end_cancels(model: ModelEntry) -> None:
+    transport = Repeat(response(TEXT), response(TEXT), None)
+    stream = generate_stream(prepared(model, {}), transport)
+    assert stream.close is not None
+    stream.close()
+    assert (transport.num_said, transport.is_cancelled, transport.num_released) == (1, True, 1)
+
+
+@pytest.mark.parametrize("said", [(None,), (response(TEXT), response(TEXT), response(TEXT), None)], ids=["0", "3"])
+def test_generate_wants_exactly_one_response(model: ModelEntry, said: tuple[InferResponse | None, ...]) -> None:
+    transport = Repeat(*said)
+    with pytest.raises(InternalError) as refusal:
+        generate(prepared(model, {}), transport)
+    assert str(refusal.value) == (
+        "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
+        "number of responses"
+    )
+    # The third is not waited for.
+    assert (transport.num_released, transport.is_cancelled) == ((2, True) if len(said) > 1 else (0, False))
+
+
+def test_one_response_and_an_end_of_its_own_are_one_response(model: ModelEntry) -> None:
+    assert generate(prepared(model, {}), Repeat(response(TEXT), None)).chunks == (SAID,)
 
 
 @pytest.mark.parametrize("answer", [generate, generate_stream])
 def test_what_cannot_be_told_in_json_is_refused_and_released(model: ModelEntry, answer: Any) -> None:
-    transport = Repeat(response(TensorRef("h", 10, (2,), 0, 4)), BLOCK)
+    transport = Repeat(response(TensorRef("h", 10, (2,), 0, 4)))
     with pytest.raises(InvalidArgumentError, match=r"^sending FP16 data via JSON is not supported\."):
         answer(prepared(model, {}), transport)
     assert transport.num_released == 1
@@ -272,7 +338,9 @@ def test_what_cannot_be_told_in_json_is_refused_and_released(model: ModelEntry, 
 @pytest.mark.parametrize("answer", [generate, generate_stream])
 def test_a_model_s_error_has_its_own_status(model: ModelEntry, answer: Any) -> None:
     with pytest.raises(UnavailableError, match=r"^full$"):
-        answer(prepared(model, {}), Repeat(response(), b"", UnavailableError("full")))
+        answer(prepared(model, {}), Repeat(UnavailableError("full")))
+    with pytest.raises(UnavailableError, match=r"^late$"):
+        answer(prepared(model, {}), Repeat(raises=UnavailableError("late")))
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ class Supervisor:
     def infer(self, prepared: Any, trace: Any = None) -> Any:
         raise AssertionError(prepared)
 
+    stream = infer
+
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         assert timeout_s == 10.0
         self.asked.append((verb, arguments))

@@ -1,0 +1,93 @@
+"""What workers say of the batches they have been given: answers, whole or in parts, and when an instance is free again.
+
+User code may have written these records. Lives in the batcher; how a request ends is the business of `open_requests`.
+"""
+
+from shoal.batcher import statistics
+from shoal.batcher.open_requests import OpenRequests
+from shoal.batcher.peers import Model, Running, Worker
+from shoal.batcher.statistics import BACKEND
+from shoal.reasons import Reason
+from shoal.shm import layout
+from shoal.shm.layout import D
+from shoal.shm.ring import Record
+
+
+class Executions:
+    """Models that may have a batch to form join `awake`, those whose figures have changed `counted`."""
+
+    def __init__(
+        self, requests: OpenRequests, counted: set[Model], awake: dict[int, Model], wall_offset_ns: int
+    ) -> None:
+        self._requests = requests
+        self._counted = counted
+        self._awake = awake
+        self._wall_offset_ns = wall_offset_ns
+        #: Whose results lie in segments beside the workers' own. Changed by the exchange.
+        self.segments: dict[int, Worker] = {}
+
+    def finish(self, worker: Worker, record: Record, now_ns: int) -> None:
+        """One DONE: the request's only answer, or its last, if it lies where this worker may write."""
+        _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
+        running = worker.missing.pop(key, None)
+        if running is None:
+            return
+        compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
+        if ref and layout.ref_owner(ref) != worker.owner and self._is_foreign(worker, ref):
+            self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
+        else:
+            self._requests.answer(key, status, ref, header, compute, now_ns)
+        running.num_missing -= 1
+        if not running.num_missing:
+            self._finish_batch(worker, running, compute, now_ns)
+
+    def respond(self, worker: Worker, record: Record, now_ns: int) -> None:
+        """One RESPONSE: the request stays with its worker."""
+        _, key, _, status, ref, header, *_ = record
+        if key not in worker.missing:
+            return
+        worker.note_overlap()
+        if ref and layout.ref_owner(ref) != worker.owner and self._is_foreign(worker, ref):
+            self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
+        else:
+            self._requests.respond(key, status, ref, header, now_ns)
+
+    def ready(self, worker: Worker, record: Record, now_ns: int) -> None:
+        """One READY: the instance is free again, though answers of the batch are missing."""
+        running = next((each for each in reversed(worker.missing.values()) if each.number == record[D.BATCH]), None)
+        if running is None or running.is_executed:
+            return
+        worker.note_overlap()
+        running.is_executed = True
+        start, input_end, output_start, end = record[D.COMPUTE_START_NS : D.COMPUTE_END_NS + 1]
+        compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
+        self._end_execution(worker, running, compute, now_ns)
+
+    def reschedule(self, worker: Worker, record: Record, now_ns: int) -> None:
+        """One RESCHEDULE: the request is not this worker's any more, and is not answered either."""
+        key = record[D.KEY]
+        running = worker.missing.pop(key, None)
+        if running is None:
+            return
+        self._requests.reschedule(key, now_ns)
+        self._awake[worker.model.id] = worker.model
+        running.num_missing -= 1
+        if not running.num_missing:
+            self._finish_batch(worker, running, (now_ns, 0, 0, 0), now_ns)
+
+    def _is_foreign(self, worker: Worker, ref: int) -> bool:
+        """Whether a block that is not in its slab is not in another segment of its either."""
+        return self.segments.get(layout.ref_owner(ref)) is not worker
+
+    def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
+        worker.is_hungry = False
+        worker.num_finished = running.number
+        if not running.is_executed:
+            self._end_execution(worker, running, compute, now_ns)
+
+    def _end_execution(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
+        model = worker.model
+        statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
+        self._counted.add(model)
+        model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
+        self._awake[model.id] = model

@@ -1,0 +1,279 @@
+"""Requests that are answered many times, by workers that take the next batch meanwhile: records in, records out."""
+
+import pytest
+
+from shoal.reasons import Reason
+from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, HOLD, READY, RELEASE, RESCHEDULE, RESPONSE, B, P, pack_ref
+from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
+
+TIMES = 1_000, 1_010, 1_110, 1_115
+
+
+def block(number: int) -> int:
+    return pack_ref(WORKER, number, 1)
+
+
+def respond(worker: End, item: tuple[int, ...], number: int, status: int = 0) -> None:
+    worker.say(RESPONSE, item[B.KEY], 0, status, block(number), HEADER, *TIMES)
+
+
+def end(worker: End, item: tuple[int, ...], ref: int = 0, status: int = 0) -> None:
+    worker.say(DONE, item[B.KEY], 0, status, ref, HEADER if ref else 0, *TIMES)
+
+
+def ready(worker: End, item: tuple[int, ...]) -> None:
+    worker.say(READY, 0, item[B.BATCH], 0, 0, 0, *TIMES)
+
+
+def replies(client: End) -> list[tuple[int, int, int, int, int]]:
+    """(number, status, block, reason, more) of what came."""
+    words = P.NUMBER, P.STATUS, P.BLOCK, P.REASON, P.MORE
+    return [tuple(reply[word] for word in words) for reply in client.heard()]  # type: ignore[misc]
+
+
+def freed(worker: End) -> list[int]:
+    return [record[B.BLOCK] for record in worker.heard() if record[0] == FREE]
+
+
+def running() -> tuple[Star, End, End, tuple[int, ...]]:
+    """A star whose worker has one request, and was executed."""
+    star, client, worker = one_of_each(SINGLE)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    ready(worker, item)
+    star.exchange.step(now_ns=600)
+    return star, client, worker, item
+
+
+def test_responses_are_passed_on_in_order_and_released_one_by_one() -> None:
+    star, client, worker, item = running()
+    for number in (1, 2):
+        respond(worker, item, number)
+    star.exchange.step(now_ns=700)
+    assert replies(client) == [(1, 0, block(1), 0, 1), (1, 0, block(2), 0, 1)]
+    assert star.exchange.num_open == 1
+    client.say(RELEASE, 1, 0, block(2))
+    star.exchange.step(now_ns=800)
+    assert freed(worker) == [block(2)]
+    end(worker, item, block(3))
+    star.exchange.step(now_ns=900)
+    assert replies(client) == [(1, 0, block(3), 0, 0)]
+    assert (star.exchange.num_open, star.exchange.holders.num_held) == (0, 2)
+    client.say(RELEASE, 1)
+    client.say(RELEASE, 1, 0, block(1))
+    client.say(RELEASE, 1, 0, block(1))  # once only
+    star.exchange.step(now_ns=1_000)
+    assert sorted(freed(worker)) == [block(1), block(3)]
+    model = star.model(MODEL)
+    assert [cell(model, name) for name in ("success_count", "inference_count", "execution_count")] == [1, 1, 1]
+
+
+def test_an_instance_that_is_ready_gets_the_next_batch() -> None:
+    star, client, worker, first = running()
+    ask(client, 2)
+    star.exchange.step(now_ns=700)
+    (second,) = worker.heard()
+    assert (second[0], second[B.BATCH]) == (BATCH_ITEM, 2)
+    ask(client, 3)
+    star.exchange.step(now_ns=800)
+    assert worker.heard() == []  # not ready again
+    end(worker, second)
+    star.exchange.step(now_ns=900)
+    assert replies(client) == [(2, 0, 0, 0, 0)]
+    (third,) = worker.heard()
+    end(worker, first)
+    ready(worker, first)  # late, and void
+    star.exchange.step(now_ns=1_000)
+    assert worker.heard() == []
+    end(worker, third)
+    star.exchange.step(now_ns=1_100)
+    assert cell(star.model(MODEL), "execution_count") == 3
+
+
+def test_the_end_without_a_response_counts_as_success_and_an_error_does_not() -> None:
+    star, client, worker, item = running()
+    respond(worker, item, 1, status=2)
+    end(worker, item)
+    ask(client, 2)
+    star.exchange.step(now_ns=700)
+    assert replies(client) == [(1, 2, block(1), 0, 1), (1, 0, 0, 0, 0)]
+    second = worker.heard()[-1]
+    worker.say(DONE, second[B.KEY], 0, 2, block(2), HEADER, *TIMES)
+    star.exchange.step(now_ns=800)
+    assert replies(client) == [(2, 2, block(2), 0, 0)]
+    assert [cell(star.model(MODEL), name) for name in ("success_count", "fail_count")] == [1, 1]
+
+
+def test_a_rescheduled_request_is_executed_again() -> None:
+    star, client, worker, item = running()
+    worker.say(RESCHEDULE, item[B.KEY])
+    star.exchange.step(now_ns=700)
+    (again,) = worker.heard()
+    assert (again[B.KEY], again[B.BATCH], replies(client)) == (item[B.KEY], 2, [])
+    worker.say(RESCHEDULE, item[B.KEY])
+    star.exchange.remove_client(CLIENT)
+    star.exchange.step(now_ns=800)
+    assert star.exchange.num_open == 0
+
+
+def test_a_running_request_that_is_cancelled_stays_open_and_its_worker_hears() -> None:
+    star, client, worker, item = running()
+    client.say(CANCEL, 1)
+    star.exchange.step(now_ns=700)
+    assert [record[:2] for record in worker.heard()] == [(CANCEL, item[B.KEY])]
+    assert replies(client) == []
+    end(worker, item)
+    star.exchange.step(now_ns=800)
+    client.say(CANCEL, 1)
+    star.exchange.step(now_ns=900)
+    assert (replies(client), worker.heard()) == ([(1, 0, 0, 0, 0)], [])
+
+
+def test_cancels_wait_for_a_worker_that_does_not_read() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    for number in range(1, 41):
+        ask(client, number)
+        star.exchange.step(now_ns=500)
+        (item,) = worker.heard()
+        ready(worker, item)
+        star.exchange.step(now_ns=600)
+    for number in range(1, 41):
+        client.say(CANCEL, number)
+    star.exchange.step(now_ns=700)
+    assert star.exchange.has_backlog
+    assert len(worker.heard()) == 32
+    star.exchange.step(now_ns=800)
+    assert not star.exchange.has_backlog
+    assert len(worker.heard()) == 8
+
+
+def test_a_dead_client_s_worker_hears_and_what_it_says_is_freed() -> None:
+    star, _, worker, item = running()
+    respond(worker, item, 1)
+    star.exchange.step(now_ns=700)
+    star.exchange.remove_client(CLIENT)
+    respond(worker, item, 2)
+    star.exchange.step(now_ns=800)
+    records = worker.heard()
+    assert sorted(record[B.BLOCK] for record in records if record[0] == FREE) == [block(1), block(2)]
+    assert [record[:2] for record in records if record[0] == CANCEL] == [(CANCEL, item[B.KEY])]
+    end(worker, item)
+    star.exchange.step(now_ns=900)
+    assert star.exchange.workers[WORKER].missing == {}
+
+
+@pytest.mark.parametrize("may_run_again", [False, True])
+def test_a_dead_worker_s_streams_have_one_end_though_the_model_may_run_again(may_run_again: bool) -> None:
+    star, client, worker = one_of_each(SINGLE, may_run_again=may_run_again)
+    items = []
+    for number in (1, 2):
+        ask(client, number)
+        star.exchange.step(now_ns=500)
+        items += worker.heard()
+        worker.begin(number)
+        ready(worker, items[-1])
+        star.exchange.step(now_ns=600)
+    respond(worker, items[0], 1)
+    star.exchange.step(now_ns=700)
+    star.remove_worker(WORKER, now_ns=800)
+    star.exchange.step(now_ns=900)
+    told = replies(client)
+    assert told[0] == (1, 0, block(1), 0, 1)
+    assert (1, 2, 0, Reason.INSTANCE_DIED, 0) in told
+    # The second had no response: it may run again where the model may.
+    assert ((2, 2, 0, Reason.INSTANCE_DIED, 0) in told) is not may_run_again
+    assert star.exchange.num_open == star.model(MODEL).scheduler.pending == int(may_run_again)
+
+
+def test_a_retiring_worker_waits_for_its_streams() -> None:
+    star, _, worker, item = running()
+    star.exchange.retire_worker(WORKER)
+    star.exchange.step(now_ns=700)
+    assert star.reports() == []
+    end(worker, item)
+    star.exchange.step(now_ns=800)
+    assert star.reports() == [("worker_retired", WORKER)]
+
+
+def test_a_foreign_block_in_a_response_fails_the_request() -> None:
+    star, client, worker, item = running()
+    worker.say(RESPONSE, item[B.KEY], 0, 0, pack_ref(99, 1, 1), HEADER, *TIMES)
+    respond(worker, item, 1)
+    star.exchange.step(now_ns=700)
+    assert replies(client) == [(1, 2, 0, Reason.DAMAGED, 0)]
+    assert freed(worker) == [block(1)]
+
+
+def test_what_does_not_fit_into_a_client_s_ring_follows_in_order() -> None:
+    star, client, worker, item = running()
+    for number in range(1, 101):  # the ring holds 64
+        respond(worker, item, number % 15 + 1)
+        if number % 50 == 0:
+            star.exchange.step(now_ns=700 + number)
+    end(worker, item)
+    star.exchange.step(now_ns=900)
+    assert star.exchange.has_backlog
+    first = replies(client)
+    star.exchange.step(now_ns=1_000)
+    told = first + replies(client)
+    assert not star.exchange.has_backlog
+    assert (len(first), len(told)) == (64, 101)
+    assert [reply[2] for reply in told] == [block(number % 15 + 1) for number in range(1, 101)] + [0]
+
+
+def test_a_client_that_never_reads_its_ring_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.batcher.open_requests.MAX_BACKLOG", 10)
+    star, client, worker, item = running()
+    for number in range(1, 81):
+        respond(worker, item, number % 15 + 1)
+        if number % 40 == 0:
+            star.exchange.step(now_ns=700 + number)
+    assert star.exchange.num_open == 0
+    told = replies(client)
+    star.exchange.step(now_ns=900)
+    assert (told + replies(client))[-1] == (1, 2, 0, Reason.NO_MEMORY, 0)
+
+
+# -- another batcher --------------------------------------------------------------------------------------------------
+
+
+def test_a_successor_fails_what_an_overlapping_worker_may_have_and_serves_on() -> None:
+    star, client, worker, item = running()
+    respond(worker, item, 1)
+    star.exchange.step(now_ns=700)
+    client.heard()
+    star.succeed()
+    ask(client, 1)
+    client.writer.push((HOLD, 1, 0, block(1), 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0))
+    client.writer.publish()
+    star.exchange.resume(now_ns=800)
+    assert replies(client) == [(1, 2, 0, Reason.TAKEN_OVER, 0)]
+    assert [record[:2] for record in worker.heard()] == [(CANCEL, item[B.KEY])]
+    respond(worker, item, 2)
+    end(worker, item)
+    client.say(RELEASE, 1, 0, block(1))
+    star.exchange.step(now_ns=900)
+    assert (replies(client), sorted(freed(worker))) == ([], [block(1), block(2)])
+    ask(client, 2)
+    star.exchange.step(now_ns=1_000)
+    (next_item,) = worker.heard()
+    assert next_item[B.BATCH] == 2
+    end(worker, next_item)
+    star.exchange.step(now_ns=1_100)
+    assert replies(client) == [(2, 0, 0, 0, 0)]
+
+
+def test_what_the_dead_one_had_not_read_loses_nothing() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    ready(worker, item)
+    respond(worker, item, 1)
+    star.succeed()
+    ask(client, 1)
+    star.exchange.resume(now_ns=600)
+    end(worker, item)
+    star.exchange.step(now_ns=700)
+    assert replies(client) == [(1, 0, block(1), 0, 1), (1, 0, 0, 0, 0)]

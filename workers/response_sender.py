@@ -1,0 +1,278 @@
+"""Answers one request for as long as its model likes: any number of responses, from any thread, then the end.
+
+    open ── send, fail (not final) ──→ open
+    open ── send, fail (final), finish, reschedule ──→ closed
+
+Runs in a worker. The batch that such a request came with counts as executed when `execute` has returned (READY); who
+answers too fast for a client waits, so that no request takes more than WINDOW blocks.
+"""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableError
+from shoal.request import Parameters
+from shoal.shm.layout import DONE, NO_BLOCK, READY, RESCHEDULE, RESPONSE, record
+from shoal.workers.memory import Memory
+from shoal.workers.requests import Request
+from shoal.workers.tensors import Output
+
+#: Responses to one request whose blocks its client has not given back (ours: a client that lags by a few dozen tokens
+#: is usual, and 32 of the smallest blocks are 128 KiB).
+WINDOW = 32
+#: Batches whose requests are answered after `execute` has returned; beyond, the instance gets no further one (ours).
+MAX_OPEN_BATCHES = 256
+
+_CLOSED = "Unable to send response. Response sender has been closed."
+
+
+class ResponseSender(ABC):
+    """See the module. Thread-safe; responses go out in the order of the calls."""
+
+    @abstractmethod
+    def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
+        """One response. May wait for the client to read earlier ones; dropped where the client is gone.
+
+        Raises UnavailableError where that takes too long, and the request has failed with it; InternalError where the
+        sender is closed, and for outputs that cannot be written.
+        """
+
+    @abstractmethod
+    def fail(self, error: ShoalError, *, final: bool = True) -> None:
+        """An error in place of a response. Without effect on a sender that is closed."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """The end, without a response. Without effect on a sender that is closed."""
+
+    @abstractmethod
+    def reschedule(self) -> None:
+        """The request goes back into its queue and will be executed again. Raises InternalError if it is closed."""
+
+    @property
+    @abstractmethod
+    def is_cancelled(self) -> bool:
+        """Whether the client does not wait any more."""
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether the request has not had its end."""
+
+
+class UnheardResponseSender(ResponseSender):
+    """Of a request that nobody waits for, as a warm-up's are: only its errors are kept."""
+
+    def __init__(self, failed: Callable[[ShoalError], None]) -> None:
+        self._failed = failed
+        self._closed = threading.Event()
+
+    def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
+        if final:
+            self.finish()
+
+    def fail(self, error: ShoalError, *, final: bool = True) -> None:
+        self._failed(error)
+        if final:
+            self.finish()
+
+    def finish(self) -> None:
+        self._closed.set()
+
+    def reschedule(self) -> None:
+        self.finish()
+
+    def wait(self) -> None:
+        """Until the request has had its end."""
+        self._closed.wait()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed.is_set()
+
+
+class OpenBatches:
+    """The batches of one instance that are answered after they were executed. All under the memory's lock."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        # Changed by OpenBatch: how many are open; what is to be said for those that are too many.
+        self.num_open = 0
+        self.unready: deque[tuple[int, ...]] = deque()
+        #: Ring the own bell when none is open any more: the loop wants to end.
+        self.must_wake = False
+
+
+class OpenBatch:
+    """One batch, some of whose requests are answered by senders. `senders` are by position."""
+
+    def __init__(self, batches: OpenBatches, number: int) -> None:
+        self.start_ns = batches.memory.begun_ns or time.monotonic_ns()
+        self.input_end_ns = 0
+        self._batches = batches
+        self._number = number
+        # Changed by add, executed and ended.
+        self.senders: dict[int, ResponseSender] = {}
+        self._num_open = 0
+
+    def add(self, position: int, sender: ResponseSender) -> None:
+        """One of its requests is answered by a sender."""
+        with self._batches.memory.lock:
+            self.senders[position] = sender
+            self._num_open += 1
+            self._batches.num_open += self._num_open == 1
+
+    def executed(self, times: tuple[int, ...]) -> None:
+        """`execute` has returned: the instance can take the next batch, if not too many are open."""
+        batches = self._batches
+        with batches.memory.lock:
+            if not self._num_open:
+                return
+            ready = (READY, 0, self._number, 0, 0, 0, *times)
+            if batches.num_open <= MAX_OPEN_BATCHES:
+                batches.memory.push(ready)
+            else:
+                batches.unready.append(ready)
+
+    def ended(self) -> None:
+        """One of its requests has had its end."""
+        batches = self._batches
+        ready = None
+        with batches.memory.lock:
+            self._num_open -= 1
+            if self._num_open:
+                return
+            batches.num_open -= 1
+            if batches.unready:
+                ready = batches.unready.popleft()
+            if batches.must_wake and not batches.num_open:
+                batches.memory.bell.ring()
+        if ready is not None:
+            batches.memory.say(ready)
+
+
+class OneAnswer(Protocol):
+    """What a sender needs of `WrittenAnswers`."""
+
+    @property
+    def spans(self) -> Sequence[int]: ...
+
+    def add_outputs(self, request: Request, outputs: Sequence[Output], parameters: Parameters | None = None) -> None:
+        """See there, as for the others."""
+        ...
+
+    def fail_all(self, error: ShoalError) -> None: ...
+
+    def write(self) -> int: ...
+
+    def write_errors(self) -> int: ...
+
+
+class WrittenResponseSender(ResponseSender):
+    """Of a request of a client, through blocks of the worker's slab."""
+
+    def __init__(
+        self, request: Request, batch: OpenBatch, memory: Memory, make_answers: Callable[[], OneAnswer]
+    ) -> None:
+        """`make_answers` makes those to the request alone, which lie in a block of their own."""
+        self._request = request
+        self._batch = batch
+        self._memory = memory
+        self._make_answers = make_answers
+        self._turn = threading.RLock()
+        memory.open_keys.add(request.key)
+        # Changed by the methods: blocks of responses that have not been freed; whether the end is still to come.
+        self._window: set[int] = set()
+        self._is_open = True
+
+    def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
+        with self._turn:
+            if not self._is_open:
+                raise InternalError(_CLOSED)
+            if self.is_cancelled:
+                if final:
+                    self.finish()
+                return
+            try:
+                self._wait_for_window()
+                answers = self._make_answers()
+                answers.add_outputs(self._request, outputs, parameters)
+                ref = answers.write()
+            except UnavailableError as error:
+                self.fail(error)
+                raise
+            self._say(0, ref, answers.spans[0], final=final)
+
+    def fail(self, error: ShoalError, *, final: bool = True) -> None:
+        with self._turn:
+            if not self._is_open:
+                return
+            answers = self._make_answers()
+            answers.fail_all(error)
+            ref = answers.write_errors()
+            self._say(error.wire, ref, answers.spans[0], final=final)
+
+    def finish(self) -> None:
+        with self._turn:
+            if self._is_open:
+                self._say(0, NO_BLOCK, 0, final=True)
+
+    def reschedule(self) -> None:
+        with self._turn:
+            if not self._is_open:
+                raise InternalError(_CLOSED)
+            if self.is_cancelled:
+                self.fail(CancelledError("Request was cancelled"))
+                return
+            self._close(record(RESCHEDULE, self._request.key))
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._is_open and self._memory.is_cancelled(self._request.key)
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def _wait_for_window(self) -> None:
+        window = self._window
+        if len(window) < WINDOW:
+            return
+        has_room = self._memory.wait_for(lambda: True if len(window) < WINDOW or self.is_cancelled else None)
+        if not has_room:
+            raise UnavailableError(
+                f"the client has not read {WINDOW} responses of the request for too long; it gets no more of them"
+            )
+
+    def _say(self, status: int, ref: int, span: int, *, final: bool) -> None:
+        batch, now_ns = self._batch, time.monotonic_ns()
+        input_end_ns = batch.input_end_ns or batch.start_ns
+        words = (self._request.key, 0, status, ref, span, batch.start_ns, input_end_ns, now_ns, now_ns)
+        if final:
+            self._close(record(DONE, *words))
+            return
+        if ref:
+            with self._memory.lock:
+                self._memory.windows[ref] = self._window
+                self._window.add(ref)
+        self._tell(record(RESPONSE, *words))
+
+    def _close(self, last: tuple[int, ...]) -> None:
+        self._is_open = False
+        self._memory.open_keys.discard(self._request.key)
+        try:
+            self._tell(last)
+        finally:
+            self._batch.ended()
+
+    def _tell(self, words: tuple[int, ...]) -> None:
+        if not self._memory.say(words):
+            raise UnavailableError("the batcher has not read the worker's ring for too long")
