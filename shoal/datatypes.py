@@ -5,7 +5,7 @@ many bytes (Triton's binary tensor data extension). BF16 has no numpy form and i
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,13 +94,11 @@ def format_shape(shape: Sequence[int]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
-def encode_bytes_tensor(elements: Iterable[bytes]) -> bytes:
+def encode_bytes_tensor(elements: Sequence[bytes]) -> bytes:
     """Elements in row-major order → the wire form; linear in the total size."""
-    pack = _LENGTH.pack
-    pieces: list[bytes] = []
-    for element in elements:
-        pieces.append(pack(len(element)))
-        pieces.append(element)
+    pieces = [b""] * (2 * len(elements))
+    pieces[0::2] = map(_LENGTH.pack, map(len, elements))
+    pieces[1::2] = elements
     return b"".join(pieces)
 
 
@@ -132,16 +130,14 @@ def count_bytes_tensor(buffer: memoryview) -> int:
 
 def decode_bytes_tensor(buffer: memoryview) -> list[bytes]:
     """The wire form → its elements, each copied out. Raises TruncatedBytesError where it is cut short."""
+    data = buffer.tobytes()  # slices of bytes, not of a view: 2.2k instructions an element instead of 4.1k
     elements: list[bytes] = []
-    offset, end = 0, len(buffer)
-    unpack_from = _LENGTH.unpack_from
-    while offset < end:
-        if end - offset < 4:
-            raise TruncatedBytesError(len(elements), 4, end - offset)
-        (length,) = unpack_from(buffer, offset)
-        offset += 4
-        if end - offset < length:
-            raise TruncatedBytesError(len(elements), length, end - offset)
-        elements.append(bytes(buffer[offset : offset + length]))
-        offset += length
+    append, unpack_from = elements.append, _LENGTH.unpack_from
+    offset, end = 0, len(data)
+    while offset + 4 <= end:
+        start = offset + 4
+        offset = start + unpack_from(data, offset)[0]
+        append(data[start:offset])
+    if offset != end:
+        count_bytes_tensor(buffer)  # raises, and knows where
     return elements

@@ -84,7 +84,8 @@ def load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Sig
     backend = backends.create(config["backend"])
     if not order["final"]:
         model_io = backend.describe(_model(order, config), device)
-        channel.send({"op": "model_io", "inputs": list(model_io.inputs), "outputs": list(model_io.outputs)})
+        inputs, outputs, completed = model_io
+        channel.send({"op": "model_io", "inputs": list(inputs), "outputs": list(outputs), "completed": completed})
         final = _receive(channel, "config")
         if final is None:
             return None

@@ -131,7 +131,7 @@ def _to_bytes(datatype: Datatype, elements: list[Any], types: set[type]) -> byte
 def _decode_strings(name: str, elements: list[Any], types: set[type], max_input_size: int) -> tuple[memoryview, int]:
     if not types <= {str}:
         raise InternalError(f"Unable to parse JSON bytes array: {wrong_type('string')}")
-    encoded = encode_bytes_tensor(map(str.encode, elements))
+    encoded = encode_bytes_tensor(list(map(str.encode, elements)))
     if len(encoded) > max_input_size:
         raise _too_large(name, len(encoded), max_input_size)
     return memoryview(encoded), len(elements)

@@ -1,11 +1,12 @@
-"""What an ONNX file tells about its model, put where the configuration says nothing.
+"""What an ONNX file or a model.py tells about its model, put where the configuration says nothing.
 
 Pure: the worker that first opens the file reports a ModelIO, the supervisor completes the configuration from it. Only
-max_batch_size, input, output and the scheduling choice may change, and what is configured is never overwritten.
+max_batch_size, input, output, the scheduling choice and, for a model.py, the transaction policy may change, and what is
+configured is never overwritten.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import messages
@@ -26,15 +27,67 @@ class IOTensor(NamedTuple):
 
 
 class ModelIO(NamedTuple):
-    """All inputs and outputs of a model file, in its order."""
+    """All inputs and outputs of a model file, in its order; or what a model.py has made of its configuration."""
 
     inputs: tuple[IOTensor, ...]
     outputs: tuple[IOTensor, ...]
+    completed: Config | None = None
 
 
 def needs_autocomplete(config: Config) -> bool:
     """Whether the model file must be looked into before the configuration is finished."""
-    return config["backend"] == "onnxruntime" and not (config["input"] and config["output"])
+    if config["backend"] == "onnxruntime":
+        return not (config["input"] and config["output"])
+    return bool(config["backend"] == "python")  # its auto_complete_config is always called
+
+
+def complete(config: Config, model_io: ModelIO, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> Config:
+    """`config` with what it leaves open taken from `model_io`. Raises InvalidArgumentError where they disagree."""
+    if model_io.completed is not None:
+        return complete_python(config, model_io.completed)
+    return complete_onnxruntime(config, model_io, default_max_batch_size)
+
+
+def complete_python(config: Config, completed: Config) -> Config:
+    """`config` with the fields that an auto_complete_config may set, as it has left them in `completed`.
+
+    Raises InvalidArgumentError for a field of another form: it comes from a user's code.
+    """
+    name, max_batch_size = config["name"], completed.get("max_batch_size", 0)
+    if type(max_batch_size) is not int:
+        raise InvalidArgumentError(
+            f"auto_complete_config of model '{name}' has set max_batch_size to {max_batch_size!r}, must be a number"
+        )
+    result = {**config, "max_batch_size": max_batch_size}
+    for role, form in (("input", messages.model_input), ("output", messages.model_output)):
+        configured = {tensor["name"]: tensor for tensor in config[role]}
+        result[role] = [
+            configured.get(tensor["name"]) or {**form(tensor["name"], tensor["data_type"], tensor["dims"]), **tensor}
+            for tensor in _checked_tensors(name, role, completed.get(role))
+        ]
+    if "dynamic_batching" in completed and not any(scheduler in config for scheduler in _SCHEDULERS):
+        result["dynamic_batching"] = messages.dynamic_batching()
+    policy = completed.get("model_transaction_policy")
+    if isinstance(policy, dict) and policy.get("decoupled") is True:
+        result["model_transaction_policy"] = {"decoupled": True}
+    return result
+
+
+def _checked_tensors(name: str, role: str, tensors: Any) -> list[Config]:
+    for tensor in tensors if isinstance(tensors, list) else [tensors]:
+        if not (
+            isinstance(tensor, dict)
+            and type(tensor.get("name")) is str
+            and type(tensor.get("data_type")) is str
+            and isinstance(tensor.get("dims"), list)
+            and all(type(dim) is int for dim in tensor["dims"])
+            and type(tensor.get("optional", False)) is bool
+        ):
+            raise InvalidArgumentError(
+                f"auto_complete_config of model '{name}' has set {role} to {tensor!r}, must be a list of tensors with "
+                "'name', 'data_type' and 'dims', a list of numbers"
+            )
+    return list(tensors)
 
 
 def complete_onnxruntime(

@@ -6,7 +6,7 @@ configuration that fails leaves nothing behind and touches no other model. Pure.
 
 from collections.abc import Sequence
 
-from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, complete_onnxruntime
+from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, complete
 from shoal.model_config.checks import check
 from shoal.model_config.messages import Config, in_order
 from shoal.model_config.normalise import normalise, place
@@ -24,7 +24,7 @@ def finish_config(
     `gpus` are the server's: they decide KIND_AUTO and the default counts. Raises InvalidArgumentError.
     """
     if model_io is not None:
-        config = complete_onnxruntime(config, model_io, default_max_batch_size)
+        config = complete(config, model_io, default_max_batch_size)
     config = place(normalise(config), gpus)
     check(config)
     return in_order(config)

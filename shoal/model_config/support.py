@@ -12,7 +12,7 @@ from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config.messages import Config
 
 #: The backends there are, in the order in which they are named to a user.
-BACKENDS = ("identity", "onnxruntime")
+BACKENDS = ("identity", "onnxruntime", "python")
 
 
 class Unsupported(NamedTuple):
@@ -62,7 +62,6 @@ FEATURES = (
     Unsupported("instance_group[].kind", _is("KIND_MODEL"), "instance_group kind KIND_MODEL not supported"),
     Unsupported("instance_group[].passive", bool, "every instance serves requests; remove the group"),
     Unsupported("instance_group[].secondary_devices", bool, "no backend uses a second device; remove the field"),
-    Unsupported("model_transaction_policy.decoupled", bool, "every request gets exactly one response"),
     Unsupported("model_operations.op_library_filename", bool, _NO_CUSTOM_CODE),
     Unsupported("parameters.TRITON_BATCH_STRATEGY_PATH", _is_set, _NO_CUSTOM_CODE),
     Unsupported("model_repository_agents.agents", bool, "no agent prepares a model; remove the field"),

@@ -25,7 +25,7 @@ def tensors(config: Config) -> Iterator[str]:
         if not listed:
             yield (
                 f"model '{name}' has no '{field}' in its configuration; list every {field} with name, data_type and "
-                "dims (only for the backend onnxruntime, with auto-complete on, may the list be left out)"
+                "dims (only where auto-complete is on and the model tells them itself may the list be left out)"
             )
         if len(listed) > MAX_TENSORS:
             yield f"model '{name}' lists {len(listed)} entries of '{field}', at most {MAX_TENSORS} are allowed"

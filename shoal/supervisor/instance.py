@@ -261,7 +261,7 @@ class Instance:
             tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in message[side])
             for side in ("inputs", "outputs")
         )
-        self._listener.on_model_io(self, ModelIO(inputs, outputs))
+        self._listener.on_model_io(self, ModelIO(inputs, outputs, message["completed"]))
 
     def _on_loaded(self, _message: Message) -> None:
         if self._member is None or self.state is not InstanceState.LOADING:

@@ -1,13 +1,14 @@
-"""autocomplete.py: what an ONNX file adds to a configuration, and what it leaves alone."""
+"""autocomplete.py: what an ONNX file or a model.py adds to a configuration, and what it leaves alone."""
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.model_config import pbtxt
-from shoal.model_config.autocomplete import IOTensor, ModelIO, complete_onnxruntime, needs_autocomplete
+from shoal.model_config import messages, pbtxt
+from shoal.model_config.autocomplete import IOTensor, ModelIO, complete, complete_onnxruntime, needs_autocomplete
 from shoal.model_config.messages import Config
 
 BATCHING = ModelIO(
@@ -105,3 +106,60 @@ def test_a_batch_size_for_a_model_that_cannot_batch_is_refused() -> None:
         "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified"
     )
     assert given == before
+
+
+# -- what a model.py has made of its configuration --
+
+TENSOR = {"name": "X", "data_type": "TYPE_FP32", "dims": [4]}
+
+
+def python(**fields: Any) -> Config:
+    return {"name": "m", "backend": "python", "max_batch_size": 0, "input": [], "output": [], **fields}
+
+
+def test_a_model_py_is_always_asked() -> None:
+    assert needs_autocomplete(python(input=[TENSOR], output=[TENSOR]))
+
+
+def test_everything_it_may_set_comes_back() -> None:
+    completed = python(
+        max_batch_size=8,
+        input=[{**TENSOR, "optional": True}],
+        output=[TENSOR],
+        dynamic_batching={},
+        model_transaction_policy={"decoupled": True},
+        instance_group=[{"count": 9}],
+    )
+    assert complete(python(), ModelIO((), (), completed)) == python(
+        max_batch_size=8,
+        input=[{**messages.model_input("X", "TYPE_FP32", [4]), "optional": True}],
+        output=[messages.model_output("X", "TYPE_FP32", [4])],
+        dynamic_batching=messages.dynamic_batching(),
+        model_transaction_policy={"decoupled": True},
+    )  # and nothing that it may not
+
+
+def test_what_is_configured_stays_as_it_is() -> None:
+    configured = messages.model_input("X", "TYPE_FP32", [4])
+    batching = {**messages.dynamic_batching(), "max_queue_delay_microseconds": 5}
+    config = python(input=[configured], output=[TENSOR], dynamic_batching=batching)
+    completed = python(input=[{**configured, "format": "FORMAT_NCHW"}], output=[TENSOR], dynamic_batching={})
+    assert complete(config, ModelIO((), (), completed)) == config
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_batch_size": "8"},
+        {"max_batch_size": True},
+        {"input": None},
+        {"input": [5]},
+        {"output": [{**TENSOR, "name": 5}]},
+        {"output": [{**TENSOR, "dims": [1.5]}]},
+        {"output": [{**TENSOR, "dims": 4}]},
+        {"input": [{**TENSOR, "optional": 1}]},
+    ],
+)
+def test_a_users_code_is_not_taken_on_trust(fields: Config) -> None:
+    with pytest.raises(InvalidArgumentError, match="auto_complete_config of model 'm' has set"):
+        complete(python(), ModelIO((), (), python(**fields)))

@@ -26,6 +26,7 @@ from tests.workers.surroundings import Returning, model
 CHECKED = {"instance_group[].profile": 'instance_group { profile: "0" }'}
 #: Taken up by a process whose tests hold it to it.
 ELSEWHERE = {
+    "model_transaction_policy.decoupled": "tests/workers/backends/python/test_backend.py",
     "metric_tags.*": "tests/frontend/metrics/test_exposition.py",
     "model_metrics.metric_control[].metric_identifier.family": "tests/model_config/test_model_metrics.py",
     "model_metrics.metric_control[].histogram_options.buckets": "tests/model_config/test_model_metrics.py",

@@ -161,7 +161,7 @@ def test_preferred_sizes_may_wait_for_the_batch_size_that_auto_complete_finds(mo
             'platform: "tensorrt_plan"',
             InvalidArgumentError,
             "unable to find backend library for backend 'tensorrt', try specifying runtime on the model configuration. "
-            "For model 'm' there are: identity, onnxruntime",
+            "For model 'm' there are: identity, onnxruntime, python",
         ),
     ],
 )

@@ -34,7 +34,6 @@ REFUSED = {
     "instance_group[].kind": "instance_group { kind: KIND_MODEL }",
     "instance_group[].passive": "instance_group { passive: true }",
     "instance_group[].secondary_devices": "instance_group { secondary_devices { device_id: 0 } }",
-    "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
     "model_operations.op_library_filename": 'model_operations { op_library_filename: "libops.so" }',
     "parameters.TRITON_BATCH_STRATEGY_PATH": (
         'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/lib/x.so" } }'
@@ -80,16 +79,16 @@ def test_what_is_served_passes(text: str) -> None:
     ("text", "kind", "sentence"),
     [
         (
-            'backend: "python"',
+            'backend: "openvino"',
             InvalidArgumentError,
-            "unable to find backend library for backend 'python', try specifying runtime on the model configuration. "
-            "For model 'm' there are: identity, onnxruntime",
+            "unable to find backend library for backend 'openvino', try specifying runtime on the model configuration. "
+            "For model 'm' there are: identity, onnxruntime, python",
         ),
         (
             'platform: "ensemble"',
             InvalidArgumentError,
             "unable to find backend library for backend 'ensemble', try specifying runtime on the model configuration. "
-            "For model 'm' there are: identity, onnxruntime",
+            "For model 'm' there are: identity, onnxruntime, python",
         ),
         (
             'backend: "onnxruntime" runtime: "model.py"',

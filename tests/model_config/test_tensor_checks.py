@@ -89,7 +89,7 @@ def test_an_input_and_an_output_may_share_a_name() -> None:
 def test_a_list_that_is_missing(text: str, field: str) -> None:
     assert faults(text) == [
         f"model 'm' has no '{field}' in its configuration; list every {field} with name, data_type and dims "
-        "(only for the backend onnxruntime, with auto-complete on, may the list be left out)"
+        "(only where auto-complete is on and the model tells them itself may the list be left out)"
     ]
 
 

@@ -112,7 +112,7 @@ def test_an_exception_fails_every_request_with_one_sentence(batcher: Batcher, ca
     assert loop.step() == 0
 
 
-def test_a_sentence_is_one_line_of_at_most_4096_bytes(batcher: Batcher) -> None:
+def test_a_sentence_has_lines_no_other_control_characters_and_at_most_4096_bytes(batcher: Batcher) -> None:
     def fail(_inputs: dict[str, Array]) -> dict[str, Array]:
         raise InvalidArgumentError("a\n\x7f" + "é" * 5000)
 
@@ -121,7 +121,7 @@ def test_a_sentence_is_one_line_of_at_most_4096_bytes(batcher: Batcher) -> None:
     loop.step()
     (done,) = batcher.done()
     assert done.status == 4
-    assert done.sentence.startswith("a\\n\\x7fé")
+    assert done.sentence.startswith("a\n\\x7fé")
     assert len(done.sentence.encode()) in (4095, 4096)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.datatypes import BF16, BYTES, FP32, INT64, Datatype
 from shoal.errors import InternalError
 from shoal.model_config.signature import TensorSpec
-from shoal.workers.tensors import encode_strings, open_tensor
+from shoal.workers.tensors import Array, encode_strings, open_strings, open_tensor
 
 
 def spec(datatype: Datatype) -> TensorSpec:
@@ -22,9 +22,15 @@ def read_only(data: bytes) -> memoryview:
     return memoryview(data)
 
 
+def opened(*arguments: Any) -> Array:
+    array = open_tensor(*arguments)
+    assert not isinstance(array, memoryview)
+    return array
+
+
 def test_a_tensor_is_a_view_of_the_block_and_cannot_be_written() -> None:
     block = bytearray(64)
-    array = open_tensor(spec(FP32), (1, 3), 16, 12, memoryview(block).toreadonly())
+    array = opened(spec(FP32), (1, 3), 16, 12, memoryview(block).toreadonly())
     block[16:28] = struct.pack("<3f", 1.5, -2.0, 3.0)
     assert array.tolist() == [[1.5, -2.0, 3.0]]
     assert not array.flags.writeable
@@ -32,19 +38,21 @@ def test_a_tensor_is_a_view_of_the_block_and_cannot_be_written() -> None:
 
 def test_a_tensor_off_its_alignment_is_copied_to_an_aligned_array() -> None:
     block = b"\xff" * 3 + struct.pack("<2q", 5, -6)
-    array = open_tensor(spec(INT64), (2,), 3, 16, read_only(block))
+    array = opened(spec(INT64), (2,), 3, 16, read_only(block))
     assert array.flags.aligned
     assert array.tolist() == [5, -6]
 
 
 def test_bf16_is_its_words() -> None:
-    array = open_tensor(spec(BF16), (1, 2), 0, 4, read_only(b"\x80\x3f\x00\x40"))
+    array = opened(spec(BF16), (1, 2), 0, 4, read_only(b"\x80\x3f\x00\x40"))
     assert array.tolist() == [[0x3F80, 0x4000]]
 
 
 def test_strings_become_an_object_array() -> None:
     block = b"????" + b"\x01\x00\x00\x00a" + b"\x00\x00\x00\x00" + b"\x02\x00\x00\x00\xff\x00"
-    array = open_tensor(spec(BYTES), (3, 1), 4, 15, read_only(block))
+    data = open_tensor(spec(BYTES), (3, 1), 4, 15, read_only(block))
+    assert isinstance(data, memoryview)
+    array = open_strings("INPUT0", (3, 1), data)
     assert array.tolist() == [[b"a"], [b""], [b"\xff\x00"]]
 
 
@@ -64,16 +72,20 @@ def test_strings_become_an_object_array() -> None:
         (BYTES, (1,), 0, 65),
         (BYTES, (1,), 8, -4),
         (BYTES, (1,), 0, "4"),
-        (BYTES, (2,), 0, 4),
-        (BYTES, (1,), 1, 4),
+        (BYTES, (-1,), 0, 4),
+        (BYTES, "a", 0, 4),
     ],
 )
 def test_what_does_not_fit_the_block_is_an_error(datatype: Datatype, shape: Any, offset: Any, nbytes: Any) -> None:
     block = read_only(bytes(64))
     with pytest.raises(InternalError, match=r"tensor 'INPUT0' of type .* cannot be read from"):
-        open_tensor(spec(datatype), shape, offset, nbytes, block) if offset != 1 else open_tensor(
-            spec(datatype), shape, 0, nbytes, read_only(b"\x09\x00\x00\x00")
-        )
+        open_tensor(spec(datatype), shape, offset, nbytes, block)
+
+
+@pytest.mark.parametrize(("shape", "data"), [((2,), bytes(4)), ((1,), b"\x09\x00\x00\x00"), ((1,), b"\x00\x00")])
+def test_strings_that_do_not_fit_their_shape_are_an_error(shape: tuple[int, ...], data: bytes) -> None:
+    with pytest.raises(InternalError, match=r"tensor 'INPUT0' of type BYTES and shape .* cannot be read from"):
+        open_strings("INPUT0", shape, read_only(data))
 
 
 @given(st.lists(st.binary(max_size=5)))
@@ -81,7 +93,7 @@ def test_encoded_strings_can_be_opened_again(elements: list[bytes]) -> None:
     array = np.empty(len(elements), object)
     array[:] = elements
     data = encode_strings(array)
-    assert open_tensor(spec(BYTES), (len(elements),), 0, len(data), read_only(data)).tolist() == elements
+    assert open_strings("INPUT0", (len(elements),), read_only(data)).tolist() == elements
 
 
 def test_str_is_encoded_as_utf8_and_rows_in_order() -> None:

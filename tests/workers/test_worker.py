@@ -111,6 +111,7 @@ def test_a_whole_life(worker: Supervised, relu: str, batcher: Batcher) -> None:
         "op": "model_io",
         "inputs": [["INPUT0", "TYPE_FP32", [-1, 2]]],
         "outputs": [["OUTPUT0", "TYPE_FP32", [-1, 2]]],
+        "completed": None,
     }
     worker.channel.send({"op": "config", "config": {**identity(), "backend": "onnxruntime"}})
     assert worker.receive() == {"op": "loaded"}

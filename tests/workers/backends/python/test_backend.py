@@ -1,0 +1,319 @@
+"""backend.py and requests.py: batches through the real loop of a worker, with models as users write them."""
+
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from shoal.errors import InvalidArgumentError
+from shoal.model_config.signature import Signature
+from shoal.workers.backends.backend import Model
+from shoal.workers.backends.python import PythonBackend
+from shoal.workers.loop import Loop
+from tests.workers.surroundings import CPU, Batcher, model_config, strings, tensor_config
+
+DONE, RESPONSE, READY, RESCHEDULE = 7, 12, 13, 14
+INPUTS = [tensor_config("X", "TYPE_FP32", [-1])]
+OUTPUTS = [tensor_config("Y", "TYPE_FP32", [-1]), tensor_config("Z", "TYPE_STRING", [-1])]
+DEADLINE_S = 10.0
+HEAD = "import asyncio, json, threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n"
+Served = tuple[Loop, PythonBackend]
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve(batcher: Batcher, tmp_path: Path) -> Serve:
+    """(the body of execute, whether it is a coroutine, fields of the configuration) → the loop of a loaded model."""
+
+    def make(
+        body: str, *, prefix: str = "", config: dict[str, Any] | None = None, methods: str = "", **parameters: str
+    ) -> Served:
+        directory = tmp_path / "m" / "1"
+        directory.mkdir(parents=True, exist_ok=True)
+        file = directory / "model.py"
+        file.write_text(
+            f"{HEAD}class TritonPythonModel:\n{textwrap.indent(textwrap.dedent(methods), '    ')}\n"
+            f"    {prefix}def execute(self, requests):\n{textwrap.indent(textwrap.dedent(body).strip(), '        ')}\n"
+        )
+        made = model_config(
+            INPUTS, OUTPUTS, max_batch_size=0, backend="python", parameters=parameters, **(config or {})
+        )
+        backend = PythonBackend()
+        backend.load(Model("m", 1, "m_0_0", str(directory), str(file), made, {}), CPU)
+        return Loop(backend, Signature.from_config(made), "m_0_0", batcher.memory()), backend
+
+    return make
+
+
+def x(*values: float) -> list[tuple[str, str, Any]]:
+    return [("X", "FP32", np.array(values, np.float32))]
+
+
+class Heard:
+    """What the worker has said since the last time, by kind; waits for threads of the model's."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        self.records: list[tuple[int, ...]] = []
+
+    def wait(self, *kinds: int) -> list[tuple[int, ...]]:
+        """The records, when all of these kinds have come. READY counts where it is named: an answer may be faster."""
+        end = time.monotonic() + DEADLINE_S
+        while sorted(record[0] for record in self.records if record[0] in kinds or record[0] != READY) != sorted(kinds):
+            self.records += [record for record in self._batcher.reader.drain() if record[0] != 8]
+            assert time.monotonic() < end, self.records
+        return self.records
+
+    def answers(self, *kinds: int) -> list[tuple[int, Any]]:
+        """(status, outputs or the sentence) of each record that is an answer, in their order."""
+        return [
+            self._open(record)
+            for record in self.wait(*kinds)
+            if record[0] in (DONE, RESPONSE) and (record[3] or record[4])
+        ]
+
+    def _open(self, record: tuple[int, ...]) -> tuple[int, Any]:
+        _, _, _, status, ref, span, *_ = record
+        block = self._batcher.results.open(ref)
+        assert block is not None
+        header = bytes(block[span >> 32 : (span >> 32) + (span & 0xFFFFFFFF)])
+        if status:
+            return status, header.decode()
+        outputs, _ = msgpack.unpackb(header)
+        return 0, {name: bytes(block[offset : offset + nbytes]) for name, _, _, offset, nbytes in outputs}
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, np.float32).tobytes()
+
+
+DOUBLE = "return [pb.InferenceResponse([pb.Tensor('Y', r.inputs()[0].as_numpy() * 2)]) for r in requests]"
+
+
+def test_a_batch_is_answered(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve(DOUBLE)
+    batcher.send(batcher.request(x(1, 2)))
+    loop.step()
+    assert Heard(batcher).answers(DONE) == [(0, {"Y": floats(2, 4)})]
+
+
+def test_outputs_that_nobody_asked_for_or_configured_are_dropped(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve(
+        """
+        y, z, other = (pb.Tensor(name, np.array([1], np.float32)) for name in ("Y", "Z", "other"))
+        return [pb.InferenceResponse([y, z, other])]
+        """
+    )
+    batcher.send(batcher.request(x(1), outputs=["Z"]))
+    loop.step()
+    assert Heard(batcher).answers(DONE) == [(0, {"Z": floats(1)})]  # neither name nor datatype is checked
+
+
+def test_a_request_says_what_the_client_said(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve(
+        """
+        r = requests[0]
+        said = [r.request_id(), r.requested_output_names(), json.loads(r.parameters()), r.correlation_id(), r.flags(),
+                r.timeout(), r.is_cancelled(), [t.name() for t in r.inputs()]]
+        return [pb.InferenceResponse([pb.Tensor("Z", np.array([json.dumps(said)], object))])]
+        """
+    )
+    batcher.send(batcher.request(x(1), request_id="a"))
+    loop.step()
+    expected = b'["a", ["Y", "Z"], {}, 0, 0, 0, false, ["X"]]'
+    assert Heard(batcher).answers(DONE) == [(0, {"Z": strings(expected)})]
+
+
+def test_each_request_has_its_own_error(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve("return [pb.InferenceResponse(error=pb.TritonError('no', pb.TritonError.UNSUPPORTED))]")
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    assert Heard(batcher).answers(DONE) == [(6, "no")]
+
+
+def test_an_exception_is_the_answer(serve: Serve, batcher: Batcher, tmp_path: Path) -> None:
+    loop, _ = serve("return requests[5]")
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    file = tmp_path / "m" / "1" / "model.py"
+    assert Heard(batcher).answers(DONE) == [
+        (
+            2,
+            "Failed to process the request(s) for model 'm_0_0', message: IndexError: list index out of range\n\nAt:\n"
+            f"  {file}(7): execute\n",
+        )
+    ]
+
+
+def test_strings_that_are_none_fail_their_request(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve("return [pb.InferenceResponse([pb.Tensor('Z', np.array([5], object))])]")
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    ((status, sentence),) = Heard(batcher).answers(DONE)
+    assert (status, "an element of a BYTES tensor is int, not bytes or str" in sentence) == (2, True)
+
+
+# -- inputs that are written to --
+
+
+WRITES = """
+x = requests[0].inputs()[0].as_numpy()
+x[0] = 5
+return [pb.InferenceResponse([pb.Tensor("Y", x)])]
+"""
+
+
+def test_a_model_that_writes_into_its_inputs_gets_copies_from_then_on(serve: Serve, batcher: Batcher) -> None:
+    loop, backend = serve(WRITES)
+    for _ in range(2):
+        batcher.send(batcher.request(x(1, 2)))
+        loop.step()
+        assert Heard(batcher).answers(DONE) == [(0, {"Y": floats(5, 2)})]
+    assert backend._has_copies
+
+
+def test_it_can_be_said_beforehand(serve: Serve, batcher: Batcher) -> None:
+    _, backend = serve(WRITES, WRITABLE_INPUTS="yes")
+    assert backend._has_copies
+
+
+def test_what_has_answered_already_is_not_run_again(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve("requests[0].get_response_sender()\n" + WRITES)
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    ((status, sentence),) = Heard(batcher).answers(DONE)
+    assert (status, "read-only" in sentence) == (2, True)
+
+
+@pytest.mark.parametrize("key", ["FORCE_CPU_ONLY_INPUT_TENSORS", "WRITABLE_INPUTS"])
+def test_flags_are_yes_or_no(serve: Serve, key: str) -> None:
+    serve(DOUBLE, **{key: "no"})
+    with pytest.raises(InvalidArgumentError, match=f"Incorrect value for {key}: 'maybe'"):
+        serve(DOUBLE, **{key: "maybe"})
+
+
+# -- senders --
+
+
+def test_a_plain_model_may_answer_through_a_sender(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve(
+        """
+        sender = requests[0].get_response_sender()
+        response = pb.InferenceResponse([pb.Tensor("Y", np.array([3], np.float32))])
+        sender.send(response, pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return [None]
+        """
+    )
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    assert Heard(batcher).answers(DONE) == [(0, {"Y": floats(3)})]
+
+
+def test_a_request_goes_back_into_its_queue(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve("requests[0].set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)\nreturn [None]")
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    ((_, key, *_),) = Heard(batcher).wait(RESCHEDULE)
+    assert key == 1
+
+
+DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
+
+
+def test_a_decoupled_model_answers_when_it_likes(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve(
+        """
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request,)).start()
+        """,
+        methods="""
+        go = threading.Event()
+        def answer(self, request):
+            self.go.wait()
+            sender = request.get_response_sender()
+            for n in range(2):
+                sender.send(pb.InferenceResponse([pb.Tensor("Y", request.inputs()[0].as_numpy() + n)]))
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """,
+        config=DECOUPLED,
+    )
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    heard = Heard(batcher)
+    heard.wait(READY)  # the instance can take the next one
+    loop._backend._model._instance.go.set()  # type: ignore[attr-defined]
+    assert heard.answers(READY, RESPONSE, RESPONSE, DONE) == [(0, {"Y": floats(1)}), (0, {"Y": floats(2)})]
+
+
+def test_a_decoupled_model_that_returns_something_fails(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve("return []", config=DECOUPLED)
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    ((status, sentence),) = Heard(batcher).answers(DONE)
+    assert (status, "is using the decoupled mode and the execute function must return None." in sentence) == (2, True)
+
+
+def test_a_request_whose_sender_is_dropped_fails(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve("pass", config=DECOUPLED)
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    ((status, sentence),) = Heard(batcher).answers(DONE)
+    assert (status, sentence) == (2, "The model dropped the response sender of a request without an answer.")
+
+
+# -- coroutines --
+
+
+def test_coroutines_overlap(serve: Serve, batcher: Batcher) -> None:
+    loop, backend = serve(
+        """
+        self.waiting.append(asyncio.Event())
+        if len(self.waiting) == 2:
+            for event in self.waiting:
+                event.set()
+        await self.waiting[-1].wait()  # nothing is answered before the second has come
+        return [pb.InferenceResponse([pb.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+        """,
+        prefix="async ",
+        methods="waiting = []",
+    )
+    batcher.send(batcher.request(x(1)), batch=1)
+    batcher.send(batcher.request(x(2)), batch=2)
+    loop.step()
+    answers = Heard(batcher).answers(DONE, DONE)
+    assert sorted(outputs["Y"] for _, outputs in answers) == sorted([floats(1), floats(2)])
+    backend.unload()
+
+
+def test_a_coroutine_that_raises_fails_its_requests_only(serve: Serve, batcher: Batcher) -> None:
+    loop, backend = serve("await asyncio.sleep(0)\nraise KeyError('x')", prefix="async ")
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    ((status, sentence),) = Heard(batcher).answers(DONE)
+    assert (status, "message: KeyError: 'x'\n\nAt:\n" in sentence) == (2, True)
+    backend.unload()
+
+
+def test_unloading_ends_a_coroutine_that_hangs(serve: Serve, batcher: Batcher, monkeypatch: Any) -> None:
+    monkeypatch.setattr("shoal.workers.backends.python.backend.UNLOAD_WAIT_S", 0.0)
+    loop, backend = serve("await asyncio.Event().wait()", prefix="async ")
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    backend.unload()
+    ((status, sentence),) = Heard(batcher).answers(READY, DONE)
+    assert (status, sentence) == (5, "model instance 'm_0_0' is unloaded")
+
+
+def test_describe_gives_what_the_model_has_made_of_its_configuration(serve: Serve, tmp_path: Path) -> None:
+    serve(DOUBLE)
+    directory = tmp_path / "m" / "1"
+    config = model_config(INPUTS, OUTPUTS, max_batch_size=0, backend="python")
+    model_io = PythonBackend().describe(
+        Model("m", 1, "m_0_0", str(directory), str(directory / "model.py"), config, {}), CPU
+    )
+    assert model_io == ((), (), config)

@@ -1,0 +1,171 @@
+"""The Python backend: a user's model.py, run in its worker as Triton runs it in a stub.
+
+Three ways through `execute`. A plain model returns a list of responses, which go into one block as any backend's do. A
+decoupled one answers through senders, in its own time. One whose execute is a coroutine runs on an event loop of the
+instance's, beside others: its requests get senders, too, and the instance takes the next batch while it waits.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config.autocomplete import ModelIO
+from shoal.model_config.signature import Signature
+from shoal.workers.answers import Answers
+from shoal.workers.backends.backend import Backend, Device, Model
+from shoal.workers.backends.python import blas
+from shoal.workers.backends.python.event_loop import EventLoop
+from shoal.workers.backends.python.model import Identity, PythonModel, Responses
+from shoal.workers.backends.python.requests import ServedModel, ServedRequest
+from shoal.workers.backends.python.runtime import WorkerRuntime
+from shoal.workers.requests import Request
+from triton_python_backend_utils import TRITONSERVER_RESPONSE_COMPLETE_FINAL, TritonModelException, runtime
+from triton_python_backend_utils.errors import as_shoal_error
+from triton_python_backend_utils.request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+from triton_python_backend_utils.response_sender import outputs_of
+
+_log = logging.getLogger(__name__)
+
+#: How long coroutines may go on when the model is unloaded; nobody waits for them any more (ours).
+UNLOAD_WAIT_S = 5.0
+
+
+class PythonBackend(Backend):
+    """One instance of a TritonPythonModel."""
+
+    def __init__(self) -> None:
+        # Changed by describe and load.
+        self._model = PythonModel(Identity("", 0, "", "", ""), {})
+        self._served = ServedModel("", 0, (), False)
+        self._event_loop = EventLoop("execute")
+        # Changed by load, and by execute where the model turns out to write into its inputs.
+        self._has_copies = False
+
+    def describe(self, model: Model, device: Device) -> ModelIO:
+        """What the model's auto_complete_config makes of the configuration."""
+        self._open(model, device)
+        return ModelIO((), (), self._model.auto_complete())
+
+    def load(self, model: Model, device: Device) -> None:
+        """Import the model and initialize it. Raises InvalidArgumentError for a parameter that makes no sense."""
+        _flag(model, "FORCE_CPU_ONLY_INPUT_TENSORS", default="yes")
+        self._has_copies = _flag(model, "WRITABLE_INPUTS", default="no")
+        self._open(model, device)
+        outputs = tuple(Signature.from_config(model.config).outputs)
+        self._served = ServedModel(model.name, model.version, outputs, self._model.is_decoupled)
+        self._model.load()
+
+    def execute(self, requests: Sequence[Request], answers: Answers) -> None:
+        """Hand the batch to the model, and on what it returns."""
+        batch = [ServedRequest(request, answers, self._served, self._has_copies) for request in requests]
+        answers.input_end_ns = time.monotonic_ns()
+        if self._model.is_async:
+            for request in batch:
+                request._open_channel()  # in this thread: the loop must know who answers when `execute` returns
+            self._event_loop.begin(self._execute_async(batch))
+            return
+        try:
+            responses = self._execute(batch)
+        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+            self._fail(batch, error)
+        else:
+            answers.output_start_ns = time.monotonic_ns()
+            self._answer(batch, responses)
+
+    def unload(self) -> None:
+        """Wait for coroutines, then have the model tidy up."""
+        self._event_loop.stop(UNLOAD_WAIT_S)
+        try:
+            self._model.finalize()
+        except InternalError as error:
+            _log.error("model instance '%s' failed to finalize: %s", self._model.identity.instance_name, error)
+
+    # -- running it --
+
+    def _execute(self, batch: Sequence[ServedRequest]) -> Responses:
+        if self._model.is_decoupled:
+            for request in batch:
+                request.get_response_sender()  # a thread of the model's may ask for it when this batch is over
+            return self._model.execute(batch)
+        num_calls = _num_calls()
+        try:
+            return self._model.execute(batch)
+        except ValueError as error:
+            is_read_only = "read-only" in str(error) and not self._has_copies
+            if not is_read_only or num_calls != _num_calls():
+                raise
+            if any(request._channel is not None for request in batch):
+                raise  # somebody may have heard of it already
+        # Triton's inputs may be written to, and models do; nothing has come of this execution, so it is made again.
+        _log.warning(
+            "model instance '%s' writes into its inputs: it gets copies from now on. Set the parameter "
+            "WRITABLE_INPUTS to 'yes', or write into a copy of your own", self._model.identity.instance_name,
+        )  # fmt: skip
+        self._has_copies = True
+        for request in batch:
+            request.copy_inputs()
+        return self._model.execute(batch)
+
+    async def _execute_async(self, batch: Sequence[ServedRequest]) -> None:
+        try:
+            responses = await self._model.execute_async(batch)
+        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+            self._fail(batch, error)
+        except asyncio.CancelledError:
+            for request in batch:
+                request.fail(UnavailableError(f"model instance '{self._model.identity.instance_name}' is unloaded"))
+            raise
+        else:
+            self._answer(batch, responses)
+
+    # -- answering --
+
+    def _answer(self, batch: Sequence[ServedRequest], responses: Responses) -> None:
+        for request, response in zip(batch, responses, strict=True):
+            try:
+                if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+                    request._open_channel().reschedule()
+                elif response is not None and request._channel is not None:
+                    request.get_response_sender().send(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                elif response is not None and (error := response.error()) is not None:
+                    request.fail(as_shoal_error(error))
+                elif response is not None:
+                    request.answers.add_outputs(request.request, outputs_of(response), response._parameters or None)
+            except ShoalError as error:
+                request.fail(error)
+            except TritonModelException as error:  # of a sender that the model has used already
+                _log.error("model instance '%s': %s", self._model.identity.instance_name, error)
+
+    def _fail(self, batch: Sequence[ServedRequest], error: Exception) -> None:
+        failure = self._model.as_failure(error)
+        _log.error("%s", failure)
+        for request in batch:
+            request.fail(failure)
+
+    def _open(self, model: Model, device: Device) -> None:
+        identity = Identity(
+            model.name, model.version, model.instance_name, model.version_dir, model.file, device.kind, device.id
+        )
+        sys.dont_write_bytecode = True  # beside a model it would look like a change to who polls the repository
+        if self._model.identity == identity:
+            self._model.configure(model.config)
+            return
+        self._model = PythonModel(identity, model.config)
+        runtime.set_runtime(WorkerRuntime())
+        blas.use_threads(len(device.cores))
+
+
+def _num_calls() -> int:
+    return runtime.current.num_calls if runtime.current is not None else 0
+
+
+def _flag(model: Model, key: str, *, default: str) -> bool:
+    value = model.parameter(key) or default
+    if value not in ("yes", "no"):
+        raise InvalidArgumentError(
+            f"Incorrect value for {key}: '{value}' in model '{model.name}'; it must be 'yes' or 'no'"
+        )
+    return value == "yes"

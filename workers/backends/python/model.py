@@ -1,0 +1,250 @@
+"""A user's TritonPythonModel: how it is imported, and how each of its methods is called.
+
+Knows nothing of workers, so that a test can run a model in its own process. What a model raises or returns wrongly
+leaves here as a ShoalError with Triton's sentence.
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import triton_python_backend_utils
+from shoal.errors import InternalError
+from shoal.model_config.messages import Config
+from triton_python_backend_utils import InferenceRequest, InferenceResponse, ModelConfig, TritonModelException, runtime
+from triton_python_backend_utils.model_config import using_decoupled_model_transaction_policy
+from triton_python_backend_utils.request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+CLASS = "TritonPythonModel"
+#: Longest time that is_ready may take (Triton's).
+IS_READY_S = 5.0
+
+#: What execute has to give for each request; None where its sender answers it, or it goes back into the queue.
+Responses = Sequence[InferenceResponse | None]
+
+# Frames of these are not the model's: Triton's are C++, and nobody sees them; an importer's tell nothing.
+_NO_FRAMES = (os.path.dirname(triton_python_backend_utils.__file__) + os.sep, "<frozen importlib")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which model this is, and which instance of it."""
+
+    name: str
+    version: int
+    instance_name: str  # "add_sub_0_0"
+    version_dir: str
+    file: str  # the model.py; in the version directory, or in that of a backend
+    kind: str = "KIND_CPU"
+    device_id: int = 0
+
+
+class PythonModel:
+    """One instance. `load` comes first, or `auto_complete` and then `load`."""
+
+    def __init__(self, identity: Identity, config: Config) -> None:
+        self.identity = identity
+        # Changed by configure and load.
+        self.config = config
+        self.is_decoupled = using_decoupled_model_transaction_policy(config)
+        self.is_async = False
+        self._module: ModuleType | None = None
+        self._instance: Any = None
+
+    # -- before it serves --
+
+    def configure(self, config: Config) -> None:
+        """Go on with this configuration, which auto_complete has completed."""
+        self.config = config
+        self.is_decoupled = using_decoupled_model_transaction_policy(config)
+
+    def auto_complete(self) -> Config:
+        """The configuration as the model's auto_complete_config leaves it. Raises InternalError."""
+        config: Config = json.loads(json.dumps(self.config))
+        try:
+            hook = getattr(self._class(), "auto_complete_config", None)
+            completed = ModelConfig(config) if hook is None else hook(ModelConfig(config))
+        except Exception as error:
+            raise InternalError(describe(error)) from error
+        if not isinstance(completed, ModelConfig):
+            raise InternalError(
+                f"auto_complete_config function in model '{self.identity.name}' must return a valid pb.ModelConfig "
+                "object."
+            )
+        return completed.as_dict()
+
+    def load(self) -> None:
+        """Make the instance and initialize it. Raises InternalError with the text of whatever goes wrong."""
+        try:
+            self._instance = instance = self._class()()
+            if hasattr(instance, "initialize"):
+                instance.initialize(self._arguments())
+        except Exception as error:
+            raise InternalError(describe(error)) from error
+        self.is_async = inspect.iscoroutinefunction(getattr(instance, "execute", None))
+        self._let_call_models(True)
+
+    # -- while it serves --
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> Responses:
+        """Run one batch. What a model raises leaves as it is, for `as_failure`; TritonModelException for what it
+        returns wrongly. Not for a model whose execute is a coroutine."""
+        return self._checked(requests, self._execute()(list(requests)))
+
+    async def execute_async(self, requests: Sequence[InferenceRequest]) -> Responses:
+        """The same for a model whose execute is a coroutine."""
+        return self._checked(requests, await self._execute()(list(requests)))
+
+    def as_failure(self, error: BaseException) -> InternalError:
+        """What an execution raised, as clients are told of it."""
+        # Without a cause: its traceback leads back to the requests, and a cycle would keep their memory mapped.
+        return InternalError(
+            f"Failed to process the request(s) for model '{self.identity.instance_name}', message: {describe(error)}"
+        )
+
+    def is_ready(self) -> bool:
+        """What the model's is_ready says; True where it has none. Raises whatever it raises."""
+        check = getattr(self._instance, "is_ready", None)
+        if check is None:
+            return True
+        answer = check()
+        if inspect.isawaitable(answer):
+            answer = asyncio.run(_within(IS_READY_S, answer))
+        if not isinstance(answer, bool):
+            raise TritonModelException(f"is_ready must return a bool, found type '{type(answer)}'.")
+        return answer
+
+    def finalize(self) -> None:
+        """Have it tidy up, and let go of it. Raises InternalError."""
+        self._let_call_models(False)
+        instance, self._instance = self._instance, None
+        try:
+            if hasattr(instance, "finalize"):
+                instance.finalize()
+        except Exception as error:
+            raise InternalError(describe(error)) from error
+
+    # -- its parts --
+
+    def _class(self) -> Any:
+        if runtime.current is not None:
+            runtime.current.model_dir = self.identity.version_dir
+        if self._module is None:
+            self._module = import_model(self.identity.file, self.identity.version_dir)
+        return getattr(self._module, CLASS)
+
+    def _arguments(self) -> dict[str, str]:
+        """Of initialize; all are strings, as in Triton."""
+        identity = self.identity
+        return {
+            "model_config": json.dumps(self.config),
+            "model_instance_kind": identity.kind.removeprefix("KIND_"),
+            "model_instance_name": identity.instance_name,
+            "model_instance_device_id": str(identity.device_id),
+            "model_repository": os.path.dirname(identity.version_dir),
+            "model_version": str(identity.version),
+            "model_name": identity.name,
+        }
+
+    def _execute(self) -> Any:
+        try:
+            return self._instance.execute
+        except AttributeError:
+            raise TritonModelException(
+                f"Python model {self.identity.file} does not implement `execute` method."
+            ) from None
+
+    def _checked(self, requests: Sequence[InferenceRequest], returned: Any) -> Responses:
+        """What execute returned. Raises TritonModelException with Triton's sentences."""
+        if self.is_decoupled:
+            if returned is not None:
+                raise TritonModelException(
+                    f"Python model '{self.identity.instance_name}' is using the decoupled mode and the execute "
+                    "function must return None."
+                )
+            return [None] * len(requests)
+        if not isinstance(returned, list):
+            raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(requests):
+            raise TritonModelException(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        for request, response in zip(requests, returned, strict=True):
+            if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+                if response is not None:
+                    raise TritonModelException(
+                        "Expected a None object in the execute function return list for reschduled request, found "
+                        f"type '{type(response)}'."
+                    )
+            elif not isinstance(response, InferenceResponse) and not (response is None and request._sender):
+                raise TritonModelException(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response)}'."
+                )
+        return returned
+
+    @staticmethod
+    def _let_call_models(can_call: bool) -> None:
+        if runtime.current is not None:
+            runtime.current.can_call_models = can_call
+
+
+def import_model(file: str, version_dir: str) -> ModuleType:
+    """The module of a model, a part of the package that its directory is: both kinds of sibling imports work.
+
+    Raises whatever the module raises.
+    """
+    directory = os.path.dirname(file)
+    parent = os.path.dirname(directory)
+    for path in dict.fromkeys((version_dir, os.path.dirname(version_dir), directory)):
+        if path not in sys.path:
+            sys.path.append(path)
+    package = os.path.basename(directory)
+    # First for this one import: the directory is called "1", and another may be before it.
+    sys.path.insert(0, parent)
+    try:
+        importlib.import_module(package)
+    finally:
+        sys.path.remove(parent)
+    name = f"{package}.{os.path.splitext(os.path.basename(file))[0]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise InternalError(f"'{file}' is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def describe(error: BaseException) -> str:
+    """An exception in Triton's form: type and text, then the model's frames, the innermost first."""
+    if isinstance(error, TritonModelException) and not (error.__traceback__ and _frames(error)):
+        return str(error)
+    lines = [f"  {file}({line}): {function}\n" for file, line, function in _frames(error)]
+    return f"{type(error).__name__}: {error}\n\nAt:\n{''.join(lines)}" if lines else f"{type(error).__name__}: {error}"
+
+
+def _frames(error: BaseException) -> list[tuple[str, int, str]]:
+    frames: list[tuple[str, int, str]] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_filename == __file__:
+            frames.clear()  # we have called the model; who has called us is none of its business
+        elif not code.co_filename.startswith(_NO_FRAMES):
+            frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    return frames[::-1]
+
+
+async def _within(seconds: float, awaitable: Any) -> Any:
+    return await asyncio.wait_for(awaitable, seconds)

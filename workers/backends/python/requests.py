@@ -1,0 +1,119 @@
+"""A client's request as its model sees it: an InferenceRequest that looks things up only when it is asked.
+
+Its tensors are views on the client's block, read-only and valid until the request is answered.
+"""
+
+from shoal.errors import ShoalError
+from shoal.shm.layout import B
+from shoal.workers.answers import Answers
+from shoal.workers.requests import Request
+from shoal.workers.response_sender import ResponseSender
+from triton_python_backend_utils import InferenceRequest, InferenceTrace, Tensor
+from triton_python_backend_utils.parameters import as_json
+from triton_python_backend_utils.tensor import TensorSource
+
+
+class ServedModel:
+    """What all requests to one model have in common."""
+
+    def __init__(self, name: str, version: int, output_names: tuple[str, ...], is_decoupled: bool) -> None:
+        self.name = name
+        self.version = version
+        self.output_names = output_names  # those a client gets who asks for none in particular
+        self.is_decoupled = is_decoupled
+
+
+class ServedRequest(InferenceRequest):
+    """One of them. `has_copies` gives it inputs that may be written to."""
+
+    def __init__(self, request: Request, answers: Answers, model: ServedModel, has_copies: bool) -> None:
+        self._request: Request = request
+        self.request = request
+        self.answers = answers
+        self._model = model
+        self._is_decoupled = model.is_decoupled
+        self._model_name = model.name
+        self._model_version = model.version
+        # Changed by the methods.
+        self._has_copies = has_copies
+        self._tensors: list[Tensor] | None = None
+        self._channel: ResponseSender | None = None
+        self._other_flags: int | None = None
+
+    # -- for the backend --
+
+    def _open_channel(self) -> ResponseSender:
+        """From now on it is answered through this alone."""
+        if self._channel is None:
+            self._channel = self.answers.sender(self.request)
+        return self._channel
+
+    def fail(self, error: ShoalError) -> None:
+        """Its answer is this error, unless it has been answered."""
+        if self._channel is not None:
+            self._channel.fail(error)
+        else:
+            self.answers.fail(self.request.position, error)
+
+    def copy_inputs(self) -> None:
+        """Its inputs may be written to from now on."""
+        self._has_copies = True
+        self._tensors = None
+
+    # -- for the model --
+
+    def inputs(self) -> list[Tensor]:
+        """The tensors."""
+        if self._tensors is None:
+            self._tensors = self._open()
+        return self._tensors
+
+    def _open(self) -> list[Tensor]:
+        request = self.request
+        given, ref, tensors = request.tensors, request.record[B.BLOCK], []
+        for name, (spec, shape, offset, nbytes) in request.form.inputs.items():
+            data, source = given[name], TensorSource(ref, offset, nbytes, None)
+            if type(data) is memoryview:
+                tensor = Tensor._made(name, spec.datatype, shape, None, data, source)
+            else:
+                tensor = Tensor._made(name, spec.datatype, shape, data, None, source)
+            if self._has_copies:
+                tensor._own()
+            tensors.append(tensor)
+        return tensors
+
+    def request_id(self) -> str:
+        """What the client calls it."""
+        return self.request.id
+
+    def correlation_id(self) -> int | str:
+        """Which sequence it belongs to."""
+        return self.request.correlation_id
+
+    def flags(self) -> int:
+        """The beginning or the end of a sequence."""
+        return self.request.flags if self._other_flags is None else self._other_flags
+
+    def set_flags(self, flags: int) -> None:
+        """Other flags, for this model's own eyes."""
+        self._other_flags = flags
+
+    def timeout(self) -> int:
+        """How long it may wait in a queue, in microseconds."""
+        return self.request.timeout_us
+
+    def parameters(self) -> str:
+        """The client's parameters, as JSON."""
+        return as_json(self.request.form.parameters)
+
+    def requested_output_names(self) -> list[str]:
+        """What the client asked for; all outputs where it asked for none."""
+        return sorted(self.request.form.share[1] or self._model.output_names)
+
+    def trace(self) -> InferenceTrace:
+        """The trace that it belongs to."""
+        return InferenceTrace()
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self.request.is_cancelled()

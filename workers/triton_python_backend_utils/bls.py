@@ -1,0 +1,128 @@
+"""Business logic scripting: a model asks another over the runtime, and waits or iterates over the responses."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING
+
+from triton_python_backend_utils import runtime
+from triton_python_backend_utils.errors import TritonModelException
+from triton_python_backend_utils.response import InferenceResponse
+
+if TYPE_CHECKING:
+    from triton_python_backend_utils.request import InferenceRequest
+
+
+class ResponseIterator:
+    """The responses of one request, in their order; the last one may be empty. Once complete they can be read again."""
+
+    def __init__(self) -> None:
+        # Changed by a thread of the runtime's under the lock; the position by the reader.
+        self._changed = threading.Condition()
+        self._responses: list[InferenceResponse] = []
+        self._is_complete = False
+        self._wake: list[Callable[[], None]] = []
+        self._cancel: Callable[[], None] | None = None
+        self._position = 0
+
+    @classmethod
+    def of(cls, request: InferenceRequest, decoupled: bool) -> ResponseIterator:
+        """The responses to a request that is sent now. Raises TritonModelException where that must not be."""
+        server = runtime.require("A request to another model")
+        if not server.can_call_models:
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+        server.num_calls += 1
+        responses = cls()
+        responses._cancel = server.submit(request, decoupled, responses.add)
+        return responses
+
+    def add(self, response: InferenceResponse | None, is_final: bool) -> None:
+        """The runtime's: a response, or the end without one, which is told as an empty response, as in Triton."""
+        with self._changed:
+            self._responses.append(InferenceResponse() if response is None else response)
+            self._is_complete = is_final
+            self._changed.notify_all()
+            wake, self._wake = self._wake, []
+        for each in wake:
+            each()
+
+    def cancel(self) -> None:
+        """Nobody waits for the rest; what runs is told so."""
+        if self._cancel is not None and not self._is_complete:
+            self._cancel()
+
+    def next(self) -> InferenceResponse:
+        """The next response; waits for it. Raises StopIteration after the last."""
+        return self.__next__()
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        self._rewind()
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        with self._changed:
+            self._changed.wait_for(self._has_next)
+            if self._position == len(self._responses):
+                raise StopIteration
+            return self._take()
+
+    def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        self._rewind()
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        await self.wait()
+        with self._changed:
+            if self._position == len(self._responses):
+                raise StopAsyncIteration
+            return self._take()
+
+    async def wait(self) -> None:
+        """Until there is a next response, or no more."""
+        loop = asyncio.get_running_loop()
+        arrived = loop.create_future()
+
+        def arrive() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(arrive)
+
+        with self._changed:
+            if self._has_next():
+                return
+            self._wake.append(wake)
+        try:
+            await arrived
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def _has_next(self) -> bool:
+        return self._is_complete or self._position < len(self._responses)
+
+    def _take(self) -> InferenceResponse:
+        self._position += 1
+        return self._responses[self._position - 1]
+
+    def _rewind(self) -> None:
+        if self._is_complete and self._position == len(self._responses):
+            self._position = 0
+
+
+def execute(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
+    """InferenceRequest.exec."""
+    responses = ResponseIterator.of(request, decoupled)
+    return responses if decoupled else responses.next()
+
+
+async def execute_async(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
+    """InferenceRequest.async_exec."""
+    responses = ResponseIterator.of(request, decoupled)
+    if decoupled:
+        return responses
+    await responses.wait()
+    return responses.next()

@@ -1,0 +1,90 @@
+"""Triton's datatypes and numpy's: by number, by name, and the wire form of strings."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.datatypes import BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
+from triton_python_backend_utils.errors import TritonModelException
+
+#: A configuration's data_type → numpy's type. BF16 has none.
+TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
+    "TYPE_BOOL": bool,
+    "TYPE_UINT8": np.uint8,
+    "TYPE_UINT16": np.uint16,
+    "TYPE_UINT32": np.uint32,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_INT8": np.int8,
+    "TYPE_INT16": np.int16,
+    "TYPE_INT32": np.int32,
+    "TYPE_INT64": np.int64,
+    "TYPE_FP16": np.float16,
+    "TYPE_FP32": np.float32,
+    "TYPE_FP64": np.float64,
+    "TYPE_STRING": np.object_,
+}
+
+_BY_DTYPE: dict[np.dtype[Any], Datatype] = {
+    datatype.dtype: datatype for datatype in BY_WIRE.values() if datatype is not BF16
+}
+
+
+def datatype_of(dtype: np.dtype[Any]) -> Datatype:
+    """The datatype of arrays of this dtype. Raises TritonModelException where there is none."""
+    found = _BY_DTYPE.get(dtype)
+    if found is not None:
+        return found
+    if dtype.kind in "SU":
+        return BYTES
+    native = _BY_DTYPE.get(dtype.newbyteorder("="))
+    if native is None:
+        raise TritonModelException(f"Unsupported numpy dtype '{dtype}': no datatype of Triton's has such elements.")
+    return native
+
+
+def triton_to_numpy_type(data_type: int) -> type[Any]:
+    """The numpy type of a datatype's number. Raises TritonModelException where there is none."""
+    datatype = BY_WIRE.get(data_type)
+    if datatype is None or datatype is BF16:
+        raise TritonModelException(f"Unsupported triton dtype {data_type!r}")
+    return datatype.dtype.type
+
+
+def numpy_to_triton_type(data_type: Any) -> int:
+    """The number of the datatype of a numpy type. Raises TritonModelException where there is none."""
+    return datatype_of(np.dtype(data_type)).wire
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
+    """The numpy type of a configuration's data_type."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def serialize_byte_tensor(input_tensor: NDArray[Any]) -> Any:
+    """The wire form of an array of strings; () of an empty one, None of any other array, as in Triton."""
+    if input_tensor.size == 0:
+        return ()
+    if input_tensor.dtype.kind not in "OSU":
+        return None
+    return encode_bytes_tensor(string_elements(input_tensor))
+
+
+def deserialize_bytes_tensor(encoded_tensor: Any) -> NDArray[Any]:
+    """The wire form of strings → a 1-D array of bytes."""
+    return object_array(decode_bytes_tensor(memoryview(encoded_tensor).cast("B")))
+
+
+def string_elements(array: NDArray[Any]) -> list[bytes]:
+    """The elements of an array of strings, row by row; what is not bytes is its text in UTF-8."""
+    elements = array.ravel().tolist()
+    if all(type(element) is bytes for element in elements):
+        return elements
+    return [element if type(element) is bytes else str(element).encode() for element in elements]
+
+
+def object_array(elements: list[bytes]) -> NDArray[Any]:
+    """A 1-D array of these objects themselves."""
+    array: NDArray[Any] = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array

@@ -1,0 +1,118 @@
+"""Tensors to and from other frameworks without a copy, by the DLPack protocol; numpy's own, and BF16 beside it.
+
+numpy has no BF16: such a tensor passes through it as its 16-bit words, and its capsule is told what they are.
+"""
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.datatypes import BF16, Datatype
+from triton_python_backend_utils.datatypes import datatype_of
+from triton_python_backend_utils.errors import TritonModelException
+
+#: DLDeviceType.
+CPU, CUDA, CUDA_HOST = 1, 2, 3
+_UNSIGNED, _BFLOAT = 1, 4  # DLDataTypeCode
+
+
+class _Tensor(ctypes.Structure):
+    """The head of a DLTensor, with which a DLManagedTensor begins."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+class _Given:
+    """A capsule in the form in which numpy takes it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU, 0
+
+
+def export(array: NDArray[Any], datatype: Datatype) -> Any:
+    """A capsule of an array that may be written to."""
+    capsule = array.__dlpack__()
+    if datatype is BF16:
+        _head(capsule).code = _BFLOAT
+    return capsule
+
+
+def take(tensor: Any) -> tuple[NDArray[Any], Datatype]:
+    """A tensor of another framework on the CPU, or its capsule, as an array over its memory."""
+    if hasattr(tensor, "__dlpack__"):
+        capsule = tensor.__dlpack__()
+    elif type(tensor).__name__ == "PyCapsule":
+        capsule = tensor
+    else:
+        raise TritonModelException(
+            "Provided tensor is not supported. Tensor must be a DLPack capsule or have a `__dlpack__` attribute"
+        )
+    head = _head(capsule)
+    _refuse_strides(head)
+    is_bf16 = head.code == _BFLOAT and head.bits == 16
+    if is_bf16:
+        head.code = _UNSIGNED
+    array: NDArray[Any] = np.from_dlpack(_Given(capsule))
+    return array, BF16 if is_bf16 else datatype_of(array.dtype)
+
+
+def device_of(tensor: Any) -> tuple[int, int]:
+    """Where a tensor or a capsule lies: DLDeviceType, and the number of the device."""
+    if hasattr(tensor, "__dlpack_device__"):
+        kind, number = tensor.__dlpack_device__()
+        return int(kind), int(number)
+    if type(tensor).__name__ != "PyCapsule":
+        return CPU, 0
+    head = _head(tensor)
+    return head.device_type, head.device_id
+
+
+def to_host(tensor: Any) -> Any:
+    """A copy on the CPU of what lies on a GPU, made by the framework that it comes from."""
+    if type(tensor).__name__ == "PyCapsule" and "torch" in sys.modules:
+        tensor = sys.modules["torch"].from_dlpack(tensor)
+    for method in ("cpu", "get"):  # PyTorch's and CuPy's
+        if hasattr(tensor, method):
+            return getattr(tensor, method)()
+    raise TritonModelException(
+        f"a tensor of type '{type(tensor).__name__}' on a GPU cannot be brought to the CPU: pass one that has a method "
+        "cpu()"
+    )
+
+
+def _head(capsule: Any) -> _Tensor:
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return _Tensor.from_address(pointer(capsule, b"dltensor"))
+
+
+def _refuse_strides(head: _Tensor) -> None:
+    if not head.strides:
+        return
+    expected = 1
+    for axis in reversed(range(head.ndim)):
+        if head.shape[axis] > 1 and head.strides[axis] != expected:
+            raise TritonModelException(
+                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are "
+                "supported."
+            )
+        expected *= head.shape[axis]

@@ -1,0 +1,49 @@
+"""Logger: lines of a model in the server's log, with the model's own file and line number."""
+
+import sys
+from typing import Final
+
+from triton_python_backend_utils import runtime
+
+
+class Logger:
+    """Triton's log. Without a server, lines go to stderr."""
+
+    INFO: Final = "INFO"
+    WARNING: Final = "WARNING"
+    ERROR: Final = "ERROR"
+    VERBOSE: Final = "VERBOSE"
+
+    @staticmethod
+    def log(message: str, level: str = INFO) -> None:
+        """A line of this level."""
+        _write(level, message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        """A line of level INFO."""
+        _write(Logger.INFO, message)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        """A line of level WARNING."""
+        _write(Logger.WARNING, message)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        """A line of level ERROR."""
+        _write(Logger.ERROR, message)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        """A line that is written where --log-verbose is 1 or more."""
+        _write(Logger.VERBOSE, message)
+
+
+def _write(level: str, message: str) -> None:
+    frame = sys._getframe(2)  # the model's line, not ours
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    if runtime.current is not None:
+        runtime.current.log(level, str(message), file, line)
+    elif level != Logger.VERBOSE:
+        print(f"{level[0]} {file}:{line}] {message}", file=sys.stderr)  # noqa: T201 - what a plain interpreter has

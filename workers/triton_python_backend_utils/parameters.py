@@ -1,0 +1,24 @@
+"""Parameters of requests and responses: a dict on the way in, a string of JSON on the way out, as Triton has it."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from triton_python_backend_utils.errors import TritonModelException
+
+Parameters = dict[str, "str | int | float | bool"]
+
+
+def checked(parameters: Mapping[str, Any] | None) -> Parameters:
+    """A copy. Raises TritonModelException for a key or a value of a type that Triton does not take."""
+    for key, value in (parameters or {}).items():
+        if type(key) is not str:
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if type(value) not in (bool, int, str):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+    return dict(parameters or {})
+
+
+def as_json(parameters: Mapping[str, Any]) -> str:
+    """As a model reads them."""
+    return json.dumps(parameters, ensure_ascii=False, separators=(",", ":")) if parameters else "{}"

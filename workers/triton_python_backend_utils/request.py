@@ -1,0 +1,163 @@
+"""InferenceRequest: what a client asks of this model, or this model of another."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from triton_python_backend_utils import bls
+from triton_python_backend_utils import parameters as request_parameters
+from triton_python_backend_utils.errors import TritonModelException
+from triton_python_backend_utils.response import InferenceResponse
+from triton_python_backend_utils.response_sender import InferenceResponseSender, ResponseChannel
+from triton_python_backend_utils.tensor import Tensor
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
+TRITONSERVER_REQUEST_RELEASE_ALL: Final = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
+TRITONSERVER_MEMORY_CPU: Final = 0
+TRITONSERVER_MEMORY_GPU: Final = 2
+
+
+class PreferredMemory:
+    """Where a model would like to have the outputs of a request of its own."""
+
+    def __init__(self, preferred_memory_type: int = TRITONSERVER_MEMORY_CPU, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """The trace that a request belongs to; handed on in a request of a model's own."""
+
+    def __init__(self, context: str | None = None) -> None:
+        self._context = context
+
+    def get_context(self) -> str | None:
+        """The OpenTelemetry context as JSON, {"traceparent": …}; None where the request is not traced."""
+        return self._context
+
+
+class InferenceRequest:
+    """One request, a model's own or one that a server has made: that one knows where its answer goes."""
+
+    #: The server's request behind this one; None where a model has made it.
+    _request: Any = None
+    _is_decoupled = False
+    # Changed by get_response_sender and set_release_flags.
+    _sender: InferenceResponseSender | None = None
+    _release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        for tensor in inputs:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"'inputs' of an InferenceRequest must be Tensor objects, found {type(tensor)}")
+        if type(correlation_id) not in (int, str):
+            raise TritonModelException("Correlation ID must be integer or string")
+        self._inputs = tuple(inputs)
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._requested_output_names = tuple(requested_output_names)
+        self._model_name = model_name
+        self._model_version = model_version
+        self._flags = flags
+        self._timeout = timeout
+        self._preferred_memory = preferred_memory or PreferredMemory()
+        self._trace = trace or InferenceTrace()
+        self._parameters = request_parameters.checked(parameters)
+
+    # -- what it says --
+
+    def inputs(self) -> list[Tensor]:
+        """The tensors."""
+        return list(self._inputs)
+
+    def request_id(self) -> str:
+        """What the client calls it; "" where it does not."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """Which sequence it belongs to; 0 where to none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and …_END."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Other flags."""
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """How long it may wait in a queue, in microseconds; 0 where the model decides."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """The parameters, as JSON."""
+        return request_parameters.as_json(self._parameters)
+
+    def requested_output_names(self) -> list[str]:
+        """The outputs that are wanted."""
+        return list(self._requested_output_names)
+
+    def preferred_memory(self) -> PreferredMemory:
+        """Where the outputs should be."""
+        return self._preferred_memory
+
+    def trace(self) -> InferenceTrace:
+        """The trace that it belongs to."""
+        return self._trace
+
+    # -- how it is answered, where a server has made it --
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return False
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """What answers it, in the place of what execute returns; the same every time."""
+        if self._sender is None:
+            self._sender = InferenceResponseSender(self._open_channel(), self._is_decoupled)
+        return self._sender
+
+    def _open_channel(self) -> ResponseChannel:
+        """The way to whoever waits for the answer; a server's requests have one."""
+        raise TritonModelException("Only a request that a server has made has a response sender.")
+
+    def set_release_flags(self, flags: int) -> None:
+        """TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: back into the queue when execute returns, without an answer."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(f"Unsupported release flags {flags!r}.")
+        self._release_flags = flags
+
+    # -- BLS: a model asks another --
+
+    def exec(self, decoupled: bool = False) -> "InferenceResponse | bls.ResponseIterator":
+        """Send it to its model and wait for the response; with `decoupled`, iterate over the responses."""
+        return bls.execute(self, decoupled)
+
+    async def async_exec(self, decoupled: bool = False) -> "InferenceResponse | bls.ResponseIterator":
+        """The same, for a coroutine."""
+        return await bls.execute_async(self, decoupled)
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input of that name; None where there is none."""
+    for tensor in inference_request.inputs():
+        if tensor._name == name:
+            return tensor
+    return None

@@ -1,0 +1,50 @@
+"""InferenceResponse: what a model answers to one request, or another model answered to it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triton_python_backend_utils import parameters as request_parameters
+from triton_python_backend_utils.errors import TritonError, TritonModelException
+from triton_python_backend_utils.tensor import Tensor
+
+
+class InferenceResponse:
+    """Tensors, or an error in their place, and parameters."""
+
+    __slots__ = ("__weakref__", "_error", "_output_tensors", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        for tensor in output_tensors:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(
+                    f"'output_tensors' of an InferenceResponse must be Tensor objects, found type '{type(tensor)}'."
+                )
+        self._output_tensors = () if error is not None else output_tensors
+        self._error = error
+        self._parameters = request_parameters.checked(parameters) if parameters else {}
+
+    def output_tensors(self) -> list[Tensor]:
+        """The tensors; none where there is an error."""
+        return list(self._output_tensors)
+
+    def has_error(self) -> bool:
+        """Whether there is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """The error, None where there is none."""
+        return self._error
+
+    def parameters(self) -> str:
+        """The parameters, as JSON."""
+        return request_parameters.as_json(self._parameters)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output of that name; None where there is none."""
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)

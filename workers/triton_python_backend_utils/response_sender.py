@@ -1,0 +1,113 @@
+"""InferenceResponseSender: answers to one request, any number where the model is decoupled, from any thread."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from numpy.typing import NDArray
+
+from shoal.datatypes import Datatype
+from shoal.errors import InternalError, ShoalError
+from triton_python_backend_utils.errors import TritonModelException, as_shoal_error
+from triton_python_backend_utils.parameters import Parameters
+from triton_python_backend_utils.response import InferenceResponse
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
+
+_UNABLE = "Unable to send response. "
+#: Name, datatype and array of an output, in the form in which the server takes it.
+Output = tuple[str, Datatype, NDArray[Any]]
+
+
+class ResponseChannel(Protocol):
+    """The way to whoever waits for the answers to one request."""
+
+    def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
+        """One response. Raises ShoalError where it cannot be delivered."""
+        ...
+
+    def fail(self, error: ShoalError, *, final: bool = True) -> None:
+        """An error in the place of a response."""
+        ...
+
+    def finish(self) -> None:
+        """No more responses."""
+        ...
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits any more."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last answer is still to come."""
+        ...
+
+
+class InferenceResponseSender:
+    """The sender of one request."""
+
+    def __init__(self, channel: ResponseChannel, is_decoupled: bool) -> None:
+        self._channel = channel
+        self._is_decoupled = is_decoupled
+        # Changed by send, in any thread.
+        self._lock = threading.Lock()
+        self._num_sent = 0
+        self._is_closed = False
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """One response, the last one with TRITONSERVER_RESPONSE_COMPLETE_FINAL, which may also come by itself.
+
+        Raises TritonModelException for a wrong use, and where the response cannot be delivered.
+        """
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(f"{_UNABLE}Unsupported flag provided.")
+        if response is None and flags == 0:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        is_final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        self._count(response is not None, is_final)
+        try:
+            if response is not None:
+                # Of a model that is not decoupled the first is the last; its flag may still come and says nothing new.
+                self._deliver(response, is_final or not self._is_decoupled)
+            elif self._is_decoupled:
+                self._channel.finish()
+        except ShoalError as error:
+            raise TritonModelException(str(error)) from error
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._channel.is_cancelled
+
+    def __del__(self) -> None:
+        # Nobody can answer any more, and somebody waits.
+        if self._channel.is_open:
+            self._channel.fail(InternalError("The model dropped the response sender of a request without an answer."))
+
+    def _count(self, has_response: bool, is_final: bool) -> None:
+        with self._lock:
+            if not self._is_decoupled and has_response and self._num_sent:
+                raise TritonModelException(f"{_UNABLE}Non-decoupled model cannot send more than one response.")
+            if not self._is_decoupled and not has_response and not self._num_sent:
+                raise TritonModelException(
+                    f"{_UNABLE}Non-decoupled model cannot send complete final before sending a response."
+                )
+            if self._is_closed:
+                raise TritonModelException(f"{_UNABLE}Response sender has been closed.")
+            self._is_closed = is_final
+            self._num_sent += 1
+
+    def _deliver(self, response: InferenceResponse, is_final: bool) -> None:
+        error = response.error()
+        if error is not None:
+            self._channel.fail(as_shoal_error(error), final=is_final)
+        else:
+            self._channel.send(outputs_of(response), response._parameters or None, final=is_final)
+
+
+def outputs_of(response: InferenceResponse) -> list[Output]:
+    """The outputs in the form in which the server takes them."""
+    return [(tensor._name, tensor._datatype, tensor._host()) for tensor in response._output_tensors]

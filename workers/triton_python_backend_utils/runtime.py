@@ -1,0 +1,78 @@
+"""What a server gives to its models: BLS, model control, the log and metrics, behind one object.
+
+A worker sets one, and so does a test that runs a model without a server. In a plain interpreter there is none, and
+what needs one says so.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from triton_python_backend_utils.errors import TritonModelException
+
+if TYPE_CHECKING:
+    from triton_python_backend_utils.request import InferenceRequest
+    from triton_python_backend_utils.response import InferenceResponse
+
+#: Called once per response, from any thread: the response and whether it is the last; (None, True) is an end without.
+OnResponse: TypeAlias = "Callable[[InferenceResponse | None, bool], None]"
+
+
+class Runtime(ABC):
+    """A server, as seen by a model."""
+
+    #: The version directory of the model that runs here.
+    model_dir: str = ""
+    #: From the end of the model's initialize to the beginning of its finalize.
+    can_call_models: bool = False
+    #: Requests to other models so far.
+    num_calls: int = 0
+
+    @abstractmethod
+    def submit(self, request: InferenceRequest, decoupled: bool, on_response: OnResponse) -> Callable[[], None]:
+        """Send `request` to another model; returns what cancels it.
+
+        Errors are responses with an error. Raises TritonModelException only for a wrong use.
+        """
+
+    @abstractmethod
+    def load_model(self, name: str, config: str, files: dict[str, bytes] | None) -> None:
+        """Load a model and wait until it serves. Raises TritonModelException."""
+
+    @abstractmethod
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """Begin to unload a model. Raises TritonModelException."""
+
+    @abstractmethod
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether a model, or one version of it, serves."""
+
+    @abstractmethod
+    def log(self, level: str, message: str, file: str, line: int) -> None:
+        """Write a line to the log; `level` is INFO, WARNING, ERROR or VERBOSE."""
+
+    def metrics(self) -> Any:
+        """Where the values of custom metrics are kept; None where they stay in this process."""
+        return None
+
+
+#: The one that runs here.
+current: Runtime | None = None
+
+
+def set_runtime(runtime: Runtime | None) -> None:
+    """From now on models are served by this one; None ends that."""
+    global current
+    current = runtime
+
+
+def require(what: str) -> Runtime:
+    """The runtime. Raises TritonModelException where there is none; `what` is what asks for it."""
+    if current is None:
+        raise TritonModelException(
+            f"{what} needs a running server: this is a plain Python interpreter. Run the model with shoal.testing or "
+            "`shoal run` to have one in this process."
+        )
+    return current
