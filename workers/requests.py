@@ -4,7 +4,7 @@ Pure. Runs in a worker. The front end has checked the request against the model;
 process fail or mix up rows is checked again, because it stands in memory that another process can write.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from shoal.errors import InternalError
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.request import NO_SEQUENCE, Parameters, check_sequence
 from shoal.shm.layout import B
-from shoal.workers.tensors import Array, open_tensor
+from shoal.workers.tensors import Array, open_strings, open_tensor
 
 #: Headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150).
 MAX_FORMS = 512
@@ -54,9 +54,9 @@ class Form:
         requested = self.share[1]
         return not requested or output in requested
 
-    def open(self, block: memoryview) -> dict[str, Array]:
+    def open(self, block: memoryview) -> dict[str, Array | memoryview]:
         """The inputs of a plain form, read-only, in a block that reaches to its end."""
-        inputs: dict[str, Array] = {}
+        inputs: dict[str, Array | memoryview] = {}
         for name, shape, dtype, offset in self.views:
             inputs[name] = np.ndarray(shape, dtype, block, offset)
         return inputs
@@ -65,14 +65,14 @@ class Form:
 class Request:
     """One request of a batch."""
 
-    __slots__ = ("_hears_cancel", "_inputs", "block", "form", "position", "record")
+    __slots__ = ("_hears_cancel", "_inputs", "_tensors", "block", "form", "position", "record")
 
     def __init__(
         self,
         position: int,
         form: Form,
         block: memoryview,
-        inputs: dict[str, Array] | None,
+        tensors: Mapping[str, Array | memoryview] | None,
         record: Sequence[int],
         hears_cancel: Callable[[int], bool],
     ) -> None:
@@ -81,8 +81,9 @@ class Request:
         self.block = block
         self.record = record  # its BATCH_ITEM
         self._hears_cancel = hears_cancel
-        # Changed by the first look at `inputs`: a batch of several is gathered without an array for each.
-        self._inputs = inputs
+        # Changed by the first look at them: a batch of several is gathered without an array for each.
+        self._tensors = tensors
+        self._inputs: dict[str, Array] | None = None
 
     @property
     def id(self) -> str:
@@ -90,11 +91,26 @@ class Request:
         return self.form.id
 
     @property
+    def tensors(self) -> Mapping[str, Array | memoryview]:
+        """Its tensors as they lie there, read-only and valid until its answer is published: strings in wire form."""
+        tensors = self._tensors
+        if tensors is None:
+            tensors = self._tensors = self.form.open(self.block)
+        return tensors
+
+    @property
     def inputs(self) -> dict[str, Array]:
-        """Its tensors, read-only and valid until its answer is published."""
+        """The same with all strings as object arrays of bytes. Raises InternalError for damaged ones."""
+        if self.form.is_plain:
+            return self.tensors  # type: ignore[return-value]  # no strings in it
         inputs = self._inputs
         if inputs is None:
-            inputs = self._inputs = self.form.open(self.block)
+            inputs = self._inputs = {
+                name: open_strings(name, self.form.inputs[name][1], tensor)
+                if isinstance(tensor, memoryview)
+                else tensor
+                for name, tensor in self.tensors.items()
+            }
         return inputs
 
     @property
@@ -161,39 +177,42 @@ class RequestReader:
         form = self._forms.get(header)
         if form is not None and form.end <= len(block):
             return Request(position, form, block, None, record, self._hears_cancel)
-        form, inputs = read_form(header, block, self._signature)
+        form, tensors = read_form(header, block, self._signature)
         if form.is_plain and len(header) <= MAX_FORM_BYTES:
             if len(self._forms) >= MAX_FORMS:
                 self._forms.clear()
             self._forms[header] = form
-        return Request(position, form, block, inputs, record, self._hears_cancel)
+        return Request(position, form, block, tensors, record, self._hears_cancel)
 
 
-def read_form(header: bytes, block: memoryview, signature: Signature) -> tuple[Form, dict[str, Array]]:
-    """What a header says, and the inputs themselves. Raises InternalError where it is damaged or not for this model."""
+def read_form(header: bytes, block: memoryview, signature: Signature) -> tuple[Form, dict[str, Array | memoryview]]:
+    """What a header says, and the tensors as they lie there.
+
+    Raises InternalError where it is damaged or not for this model.
+    """
     specs, batching = signature.inputs, signature.max_batch_size > 0
     forms: dict[str, InputForm] = {}
-    inputs: dict[str, Array] = {}
+    tensors: dict[str, Array | memoryview] = {}
     rows = -1
     try:
         # The form is that of shoal.request.pack_request; open_tensor finds what lies outside the block.
-        id_, tensors, outputs, parameters, *sequence = msgpack.unpackb(header, use_list=False, raw=False)
+        id_, refs, outputs, parameters, *sequence = msgpack.unpackb(header, use_list=False, raw=False)
         if not (type(id_) is str and type(outputs) is tuple and type(parameters) is dict):
             raise TypeError("id, outputs or parameters are of another kind")
         correlation_id, flags = check_sequence(sequence[0]) if sequence else NO_SEQUENCE
-        for name, wire, shape, offset, nbytes in tensors:
+        for name, wire, shape, offset, nbytes in refs:
             spec = specs.get(name)
             if spec is None or spec.datatype.wire != wire:
                 raise InternalError(f"model '{signature.name}' has no input '{name}' of datatype number {wire}")
-            array = inputs[name] = open_tensor(spec, shape, offset, nbytes, block)
-            forms[name] = (spec, array.shape, offset, nbytes)
+            tensors[name] = open_tensor(spec, shape, offset, nbytes, block)
+            forms[name] = (spec, shape, offset, nbytes)
             if batching:
-                if not (array.ndim and rows in (-1, len(array))):
+                if not (shape and rows in (-1, shape[0])):
                     raise InternalError(
-                        f"input '{name}' of model '{signature.name}' has shape {format_shape(array.shape)}, expected a "
+                        f"input '{name}' of model '{signature.name}' has shape {format_shape(shape)}, expected a "
                         f"first dimension of {'the batch' if rows < 0 else rows}"
                     )
-                rows = len(array)
+                rows = shape[0]
         rows = 1 if rows < 0 else rows
         hash(outputs)  # a name that is no string may not be hashable, and shares are looked up
     except (TypeError, ValueError, msgpack.UnpackException) as error:
@@ -206,7 +225,7 @@ def read_form(header: bytes, block: memoryview, signature: Signature) -> tuple[F
     if is_plain:
         views = [(name, shape, spec.datatype.dtype, offset) for name, (spec, shape, offset, _) in forms.items()]
     share = (rows, outputs)
-    return Form(id_, forms, tuple(views), end, rows, share, parameters, is_plain, correlation_id, flags), inputs
+    return Form(id_, forms, tuple(views), end, rows, share, parameters, is_plain, correlation_id, flags), tensors
 
 
 def gather(requests: Sequence[Request]) -> dict[str, Array]:

@@ -7,11 +7,11 @@ from shoal.errors import ShoalError
 #: Longest sentence of an error, in bytes: one fits into the smallest block.
 MAX_SENTENCE_BYTES = 4096
 
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # a traceback has its lines
 
 
 def sentence_bytes(error: ShoalError) -> bytes:
-    """One line of UTF-8, cut at MAX_SENTENCE_BYTES."""
+    """In UTF-8, cut at MAX_SENTENCE_BYTES."""
     data = _CONTROL_CHARACTERS.sub(_escape, str(error)).encode(errors="replace")
     return data if len(data) <= MAX_SENTENCE_BYTES else data[:MAX_SENTENCE_BYTES].decode(errors="ignore").encode()
 

@@ -3,14 +3,13 @@
 Pure. Runs in a worker. What lies in a client's block is looked at in place and read-only; nothing here writes to it.
 """
 
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.datatypes import BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
-from shoal.errors import InternalError
+from shoal.datatypes import BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor, num_elements
+from shoal.errors import InternalError, InvalidArgumentError
 from shoal.model_config.signature import TensorSpec
 
 Array: TypeAlias = NDArray[Any]
@@ -18,10 +17,13 @@ Array: TypeAlias = NDArray[Any]
 Output: TypeAlias = tuple[str, Datatype, Array]
 
 
-def open_tensor(spec: TensorSpec, shape: tuple[int, ...], offset: int, nbytes: int, block: memoryview) -> Array:
+def open_tensor(
+    spec: TensorSpec, shape: tuple[int, ...], offset: int, nbytes: int, block: memoryview
+) -> Array | memoryview:
     """The tensor as a read-only array: a view of the block, or a copy where it is off its element alignment.
 
-    BYTES become an object array of bytes. Raises InternalError where shape, size and block do not fit together.
+    Of BYTES the wire form, for `open_strings`: not every model looks at it. Raises InternalError where shape, size and
+    block do not fit together.
     """
     dtype = spec.datatype.dtype
     try:
@@ -29,11 +31,12 @@ def open_tensor(spec: TensorSpec, shape: tuple[int, ...], offset: int, nbytes: i
         if not 0 <= offset <= offset + nbytes <= len(block):
             raise ValueError("it lies outside")
         if spec.datatype is BYTES:
-            return _open_bytes(shape, block[offset : offset + nbytes])
+            num_elements(shape)
+            return block[offset : offset + nbytes]
         array: Array = np.ndarray(shape, dtype, block, offset)
         if array.nbytes != nbytes:
             raise ValueError(f"the shape needs {array.nbytes} bytes")
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, InvalidArgumentError) as error:
         raise InternalError(
             f"tensor '{spec.name}' of type {spec.datatype.name} and shape {shape} cannot be read from {nbytes} bytes "
             f"at {offset} of a block of {len(block)} bytes: {error}"
@@ -42,11 +45,17 @@ def open_tensor(spec: TensorSpec, shape: tuple[int, ...], offset: int, nbytes: i
     return array if offset % dtype.itemsize == 0 else array.copy()
 
 
-def _open_bytes(shape: tuple[int, ...], data: memoryview) -> Array:
-    elements = decode_bytes_tensor(data)
-    array: Array = np.empty(len(elements), BYTES.dtype)
-    array[:] = elements
-    return array.reshape(shape)
+def open_strings(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
+    """The object array of bytes that a BYTES tensor is. Raises InternalError where shape and data do not agree."""
+    try:
+        elements = decode_bytes_tensor(data)
+        array: Array = np.empty(len(elements), BYTES.dtype)
+        array[:] = elements
+        return array.reshape(shape)
+    except ValueError as error:
+        raise InternalError(
+            f"tensor '{name}' of type BYTES and shape {shape} cannot be read from {len(data)} bytes: {error}"
+        ) from error
 
 
 def encode_strings(array: Array) -> bytes:
@@ -54,14 +63,18 @@ def encode_strings(array: Array) -> bytes:
 
     Raises TypeError for an element that is neither.
     """
-    return encode_bytes_tensor(_encoded(array.ravel().tolist()))
+    elements = array.ravel().tolist()
+    kinds = set(map(type, elements))
+    if kinds == {str}:
+        elements = list(map(str.encode, elements))  # half the time of a look at each
+    elif not kinds <= {bytes}:
+        elements = [_encoded(element) for element in elements]
+    return encode_bytes_tensor(elements)
 
 
-def _encoded(elements: Iterable[object]) -> Iterable[bytes]:
-    for element in elements:
-        if isinstance(element, bytes):
-            yield element
-        elif isinstance(element, str):
-            yield element.encode()
-        else:
-            raise TypeError(f"an element of a BYTES tensor is {type(element).__name__}, not bytes or str")
+def _encoded(element: object) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        return element.encode()
+    raise TypeError(f"an element of a BYTES tensor is {type(element).__name__}, not bytes or str")
