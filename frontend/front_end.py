@@ -6,9 +6,10 @@ The lane uses it in its only thread, the road behind a lock (transport.py).
 from dataclasses import dataclass
 
 from shoal import control, fault, log
+from shoal.client.models import ModelTable
 from shoal.control import Channel, Message
 from shoal.frontend import tracing
-from shoal.frontend.state import ModelTable, ServerState
+from shoal.frontend.state import ServerState
 from shoal.ledger import ledger_message
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CounterTableView

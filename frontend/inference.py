@@ -6,10 +6,10 @@ A request whose model is reloaded while it is being parsed is prepared again for
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shoal.client.models import ModelEntry
 from shoal.errors import UnsupportedError
 from shoal.frontend.call import Call, Handler, blocking
 from shoal.frontend.response import Response
-from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2 import generate as flat
 from shoal.frontend.v2.compression import compress, decompress
 from shoal.frontend.v2.infer import PreparedRequest, prepare, render

@@ -9,12 +9,12 @@ import logging
 import os.path
 import re
 
+from shoal.client.questions import NoAnswerError
 from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError
 from shoal.frontend import read_json as door
 from shoal.frontend.binary_content import told_by_content_type
 from shoal.frontend.call import Call, Handler, Route, administrative
 from shoal.frontend.inference import generate, generate_stream, infer
-from shoal.frontend.questions import NoAnswerError
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_response
 from shoal.frontend.router import Router

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from http.client import responses
 
 from shoal import errors
+from shoal.client.models import ModelEntry
+from shoal.client.refusal import refusal
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend import json_form
@@ -20,10 +22,9 @@ from shoal.frontend.connection import Chunks
 from shoal.frontend.header_forwarding import NOTHING, forwarded
 from shoal.frontend.http_head import Head
 from shoal.frontend.json_form import JsonForm
-from shoal.frontend.refusal import refusal
 from shoal.frontend.response import JSON_HEAD, Response, error_response
 from shoal.frontend.router import Found
-from shoal.frontend.state import ModelEntry, ServerState
+from shoal.frontend.state import ServerState
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, prepare, render, write_block
 from shoal.request import InferResponse, TensorRef, unpack_response
 from shoal.shm.layout import pack_span
@@ -274,7 +275,7 @@ class Submission:
         prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
         try:
             if reply.reason or reply.block is None or reply.header is None:
-                raise refusal(prepared, reply)
+                raise refusal(prepared.entry, prepared.id, reply)
             if reply.status:
                 raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))
             response = unpack_response(reply.header, len(reply.block))

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from shoal import errors
+from shoal.client.oversize import OversizeBlocks
+from shoal.client.questions import Questions
+from shoal.client.refusal import refusal
 from shoal.control import Message
 from shoal.errors import ShoalError, UnavailableError
 from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
-from shoal.frontend.oversize import OversizeBlocks
-from shoal.frontend.questions import Questions
-from shoal.frontend.refusal import refusal
 from shoal.frontend.tracing import TracedRequest
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.options import SLAB_PARTS
@@ -205,7 +205,7 @@ class PortTransport:
 
     def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
         if reply.reason or reply.block is None or reply.header is None:
-            raise refusal(prepared, reply)
+            raise refusal(prepared.entry, prepared.id, reply)
         try:
             if reply.status:
                 raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))

@@ -27,6 +27,17 @@ class TensorRef(NamedTuple):
     nbytes: int
 
 
+class LentTensorRef(NamedTuple):
+    """A TensorRef in a request whose tensor lies in another block than the header; workers alone read it."""
+
+    name: str
+    datatype: int
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    ref: int
+
+
 #: Correlation id (0 or "" = none) and Triton's flags.
 Sequence = tuple["int | str", int]
 NO_SEQUENCE: Sequence = (0, 0)

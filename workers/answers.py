@@ -123,6 +123,9 @@ class Answers:
         self.senders = {**self.senders, request.position: sender}
         return sender
 
+    def watch(self) -> None:
+        """From now on any thread may ask a request of this worker whether it is cancelled. Called by the loop's."""
+
     def wait_for_senders(self) -> None:
         """Until all requests that are left to senders have had their end, of whom nobody is told."""
         for sender in tuple(self.senders.values()):
@@ -270,6 +273,10 @@ class WrittenAnswers(Answers):
             sender = WrittenResponseSender(request, batch, memory, lambda: WrittenAnswers(1, plans, instance, memory))
             batch.add(request.position, sender)
         return sender
+
+    def watch(self) -> None:
+        """The same, of requests of clients."""
+        self._memory.share()
 
     def executed(self, times: tuple[int, ...]) -> None:
         """`execute` has returned; senders may go on."""

@@ -41,7 +41,7 @@ class Loop:
         self._signature = signature
         self._instance = instance
         self._memory = memory
-        self._reader = RequestReader(signature, memory.is_cancelled)
+        self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open)
         self._plans = Plans(signature)
         self._open_batches = OpenBatches(memory)
         self._listening = threading.Lock()
@@ -54,7 +54,8 @@ class Loop:
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
         poller.register(bell_fd, select.POLLIN)
         poller.register(channel_fd, select.POLLIN)
-        self._memory.oversize.listen = functools.partial(self._listen, channel)
+        self._memory.oversize.listen = listen = functools.partial(self._listen, channel)
+        self._memory.segments.connect(channel, listen)
         while not self._is_stopping or self._open_batches.num_open:
             ready = dict(poller.poll())
             # Announcements first: a batch may name a segment only after we acknowledged it, never before.
@@ -75,10 +76,10 @@ class Loop:
         """Put a message of the supervisor in force; "stop" ends `run` after what has been taken."""
         op = message["op"]
         if op == "segment":
-            self._memory.add_segment(message["owner"], SegmentView.attach(fds[0]))
+            self._memory.segments.add(message["owner"], SegmentView.attach(fds[0]))
             fds = fds[1:]
         elif op == "segment_gone":
-            self._memory.remove_segment(message["owner"])
+            self._memory.segments.remove(message["owner"])
         elif op in ("oversize", "oversize_ready"):
             self._memory.oversize.hear(message, fds)
             fds = []
@@ -154,7 +155,7 @@ class Loop:
         rows, most = 0, self._signature.max_batch_size
         for position in range(len(records)):
             record = records[position]
-            block = self._memory.open(record[B.BLOCK])
+            block = self._memory.segments.open(record[B.BLOCK])
             try:
                 if block is None:
                     raise InternalError(

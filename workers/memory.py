@@ -30,8 +30,9 @@ from shoal.shm.layout import (
 )
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
-from shoal.shm.slab import Block, Slab, SlabView
+from shoal.shm.slab import Block, Slab
 from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.segments import Segments
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Memory:
         self.slab = Slab(segment)
         self.bell = bell
         self.oversize = oversize
+        self.segments = Segments()
         self._words = segment.words
         self._reader = RingReader(segment, link)
         self._writer = writer = RingWriter(segment, link)
@@ -75,8 +77,7 @@ class Memory:
         #: Wake the batcher.
         self.ring = batcher_bell.ring
         self._block_wait_s = block_wait_s
-        # Changed by the supervisor's announcements and by what the batcher sends.
-        self._views: dict[int, SlabView] = {}
+        # Changed by what the batcher sends.
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
         self._cancelled: set[int] = set()
@@ -90,19 +91,6 @@ class Memory:
         # even slab nothing is, because it would split the largest block.
         self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
         self._spare = self.slab.allocate(UNIT) if self._has_spare else None
-
-    def add_segment(self, owner: int, view: SegmentView) -> None:
-        """Requests may lie in that segment from now on."""
-        self._views[owner] = SlabView(view)
-
-    def remove_segment(self, owner: int) -> None:
-        """Its owner is gone; requests that lie there fail."""
-        self._views.pop(owner, None)
-
-    def open(self, ref: int) -> memoryview | None:
-        """A block of another process, read-only; None where it is stale or nobody announced its owner."""
-        view = self._views.get(layout.ref_owner(ref))
-        return view.open(ref) if view is not None else None
 
     def share(self) -> None:
         """From now on several threads use this: each change is made under `lock`.

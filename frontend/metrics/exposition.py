@@ -10,9 +10,10 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from shoal.client.models import ModelEntry
 from shoal.frontend.metrics import families
 from shoal.frontend.metrics.families import Family, Figure, Latency
-from shoal.frontend.state import ModelEntry, ServerState
+from shoal.frontend.state import ServerState
 from shoal.model_config.model_metrics import first_response_bounds
 from shoal.shm.counters import RowView
 from shoal.shm.windows import quantile_us

@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from shoal.client.questions import Ask
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.frontend.questions import Ask
 from shoal.frontend.response import JSON_CONTENT, Response
 from shoal.frontend.v2.model_instances import number_of
 

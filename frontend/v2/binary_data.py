@@ -4,13 +4,9 @@ After the JSON, whose size is in the header Inference-Header-Content-Length, com
 little-endian, dense, with nothing between. Nothing is copied: a tensor is a view of the body. Front-end processes.
 """
 
-import struct
-
 from shoal.errors import InvalidArgumentError
 
 HEADER = "Inference-Header-Content-Length"
-
-_LENGTH = struct.Struct("<I")
 
 
 def parse_header_length(text: str, content_length: int) -> int:
@@ -32,33 +28,3 @@ def take(tail: memoryview, offset: int, nbytes: int, name: str, model: str) -> m
             f"unexpected size for input '{name}', expecting {missing} additional bytes for model '{model}'"
         )
     return tail[offset : offset + nbytes]
-
-
-def check_bytes_elements(data: memoryview, expected: int, name: str, model: str) -> str | None:
-    """What is wrong with a BYTES tensor that must have `expected` elements, in Triton's words; None if nothing is.
-
-    Stops at the first element too many, so the time it takes is bounded by the shape that was asked for.
-    """
-    where = f"for inference input '{name}' for model '{model}'"
-    offset, end, count = 0, len(data), 0
-    unpack_from = _LENGTH.unpack_from
-    while offset < end:
-        if count == expected:
-            return f"unexpected number of string elements {count + 1} {where}, expecting {expected}"
-        if end - offset < 4:
-            return (
-                f"incomplete string length indicator {where}, expecting 4 bytes but only {end - offset} bytes "
-                "available. Please make sure the string length indicator is in one buffer."
-            )
-        (length,) = unpack_from(data, offset)
-        offset += 4
-        if end - offset < length:
-            return (
-                f"incomplete string data {where}, expecting string of length {length} "
-                f"but only {end - offset} bytes available."
-            )
-        offset += length
-        count += 1
-    if count != expected:
-        return f"expected {expected} string elements {where}, got {count}"
-    return None

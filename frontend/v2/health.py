@@ -6,9 +6,10 @@ address of ours.
 
 from typing import Any
 
+from shoal.client.models import NO_VERSION, ModelEntry
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.frontend.response import Response, json_response
-from shoal.frontend.state import NO_VERSION, ModelEntry, ServerState
+from shoal.frontend.state import ServerState
 
 _YES = Response(200)
 _NO = Response(400)

@@ -13,20 +13,19 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from shoal.client.models import ModelEntry, client_shape
+from shoal.client.validation import ParsedInput, PreparedInput, log_prefix, validate
 from shoal.datatypes import BY_NAME, BY_WIRE, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend import read_json as door
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, check_forwarded
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response
-from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2.binary_data import HEADER, parse_header_length, take
 from shoal.frontend.v2.classification import classify
 from shoal.frontend.v2.json_tensors import checked_num_elements, decode_data, encode_data
 from shoal.frontend.v2.raw_request import parse_raw_request
 from shoal.frontend.v2.shared_memory import client_shm_disabled
-from shoal.frontend.v2.validation import ParsedInput, PreparedInput, log_prefix, validate
-from shoal.model_config.signature import reshaped
 from shoal.request import InferRequest, InferResponse, Parameters, TensorRef, pack_request
 from shoal.shm.layout import pack_span
 
@@ -368,18 +367,3 @@ def _head(prepared: PreparedRequest, parameters: Parameters) -> bytes:
 @lru_cache(maxsize=1024)
 def _model_members(name: str, version: int) -> bytes:
     return orjson.dumps({"model_name": name, "model_version": str(version)})[1:-1] + b","
-
-
-def client_shape(entry: ModelEntry, ref: TensorRef) -> tuple[int, ...]:
-    """The shape clients see: an output's `reshape` is undone."""
-    spec = entry.signature.outputs.get(ref.name)
-    if spec is None or spec.reshape is None:
-        return ref.shape
-    has_batch = entry.signature.max_batch_size > 0
-    inner = ref.shape[has_batch:]
-    if len(inner) != len(spec.reshape):
-        raise InternalError(
-            f"output '{ref.name}' of model '{entry.name}' has shape {list(ref.shape)}, "
-            f"which does not fit the reshape {list(spec.reshape)} of its configuration"
-        )
-    return ref.shape[:has_batch] + reshaped(inner, spec.reshape, spec.dims)

@@ -6,16 +6,15 @@ ready, whether it may, files. What an operator has not allowed costs no disk.
 
 from typing import Any
 
+from shoal.client import model_control
+from shoal.client.file_overrides import PREFIX
+from shoal.client.questions import Ask
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.frontend import read_json as door
-from shoal.frontend.questions import Ask, NoAnswerError
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response, json_response
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2 import file_overrides
 
-#: Ours: a configuration has kilobytes, and it travels in one message.
-MAX_CONFIG_BYTES = 4 << 20
 _DONE = Response(200, JSON_CONTENT)
 
 
@@ -34,19 +33,7 @@ def load(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
     """Load a model, or the newest of it; answers once it serves. `body` may bring a configuration and files."""
     config, contents = _parse_load(read_json(body, state.max_request_bytes) if body else {})
     _require_control(state)
-    places = file_overrides.place(contents)
-    if places and config is None:
-        raise InvalidArgumentError("Load parameter 'config' must be specified for model file override")
-    directory = file_overrides.write(places, contents) if places else None
-    contents.clear()  # loading takes its time, and what was sent may be large
-    try:
-        ask("load", {"model": name, "config": config, "directory": directory})
-    except NoAnswerError:
-        raise  # the model may be loading from that directory
-    except BaseException:
-        if directory is not None:
-            file_overrides.remove(directory)  # refused: the supervisor has not taken it over
-        raise
+    model_control.load(ask, name, config, contents)
     return _DONE
 
 
@@ -62,12 +49,11 @@ def _parse_load(request: Any) -> tuple[str | None, dict[str, str]]:
             raise InternalError(door.wrong_type("string"))
         if key == "config":
             config = value
-        elif key.startswith(file_overrides.PREFIX):
+        elif key.startswith(PREFIX):
             contents[key] = value
         else:
             raise InternalError("unexpected error on creating Triton parameter")
-    if config is not None and len(config.encode("utf-8", "replace")) > MAX_CONFIG_BYTES:
-        raise InvalidArgumentError(f"Load parameter 'config' has more than the maximum of {MAX_CONFIG_BYTES} bytes")
+    model_control.check_config(config)
     return config, contents
 
 

@@ -5,9 +5,9 @@ Name, datatype and shape are deduced from the model's configuration. Pure; front
 
 from math import prod
 
+from shoal.client.validation import ParsedInput, log_prefix
 from shoal.datatypes import BYTES, encode_bytes_tensor
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.v2.validation import ParsedInput, log_prefix
 from shoal.model_config.signature import Signature, TensorSpec
 
 

@@ -5,9 +5,10 @@ Every key is always there: perf_analyzer fails without `cache_hit` and `cache_mi
 
 from typing import Any
 
+from shoal.client.models import ModelEntry, parse_version
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.response import Response, json_response
-from shoal.frontend.state import ModelEntry, ServerState, parse_version
+from shoal.frontend.state import ServerState
 from shoal.shm.counters import BatchStatistics, RowView
 
 

@@ -14,8 +14,9 @@ from shoal.shm.layout import HEAD_WORD, TAIL_WORD, LayoutError
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import taken_nbytes
 from shoal.supervisor.ledger import shared_bytes, title_of
+from shoal.supervisor.participant import Participant
 from shoal.supervisor.progress import Progress, rss_bytes
-from shoal.supervisor.star import Participant, Star
+from shoal.supervisor.star import Star
 
 Figures = dict[str, Any]
 
@@ -49,8 +50,7 @@ def gauges(instances: Iterable[Instance], star: Star, num_takeovers: int, now_ns
         "instances": list(by_name.values()),
         "front_ends": [
             {"process": title_of(client.member.pid).removeprefix("shoal "), **_memory(client)}
-            for client in star.clients.values()
-            if client.is_joined
+            for client in star.front_ends
         ],
         "shared_bytes": shared_bytes(),
         "num_takeovers": num_takeovers,

@@ -28,9 +28,9 @@ from shoal.supervisor.hangs import Execution
 from shoal.supervisor.host import Host
 from shoal.supervisor.members import Member
 from shoal.supervisor.output import Output
+from shoal.supervisor.participant import Participant
 from shoal.supervisor.progress import Progress
 from shoal.supervisor.restarts import Restarts, Verdict
-from shoal.supervisor.star import Participant
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class Instance:
             "oversize": self._on_oversize,
             "oversize_mapped": self._on_oversize,
             "oversize_gone": self._on_oversize,
+            "segment_wanted": self._on_segment_wanted,
         }
 
     @property
@@ -296,6 +297,10 @@ class Instance:
     def _on_oversize(self, message: Message) -> None:
         if self._participant is not None:
             self._host.star.on_oversize(self._participant, message)
+
+    def _on_segment_wanted(self, message: Message) -> None:
+        if self._participant is not None:
+            self._host.star.lend(self._participant, message["owner"])
 
     # --- its end ---
 

@@ -35,7 +35,7 @@ class LogSettings:
         star = self._star
         for worker in star.workers.values():
             worker.member.send(message)
-        listening = [client.member for client in star.clients.values() if client.is_joined]
+        listening = [client.member for client in star.front_ends]
         if star.batcher is not None:
             listening.append(star.batcher)
         star.acknowledgements.announce([(member, message, ()) for member in listening], lambda: question.answer(now))

@@ -15,6 +15,8 @@ from shoal.shm.port import RECORDS_PER_REQUEST
 MIB = 1 << 20
 #: Executions whose outputs a worker's slab holds: one running, one being sent, and slow readers (ours).
 EXECUTIONS_PER_SLAB = 4
+#: The slab of a worker whose model calls others: what is larger than a quarter of it gets a segment of its own (ours).
+MAX_CALLER_SLAB_MIB = 16
 #: What an output of unknown size is taken for, per row (ours: a megabyte is a large embedding or a small image).
 UNKNOWN_OUTPUT_BYTES = 1 * MIB
 #: What a BYTES element is taken for (ours).
@@ -31,6 +33,12 @@ MAX_OVERSIZE_SEGMENTS = 256
 def client_geometry(options: ServerOptions) -> Geometry:
     """A front end's own segment: its ring to the batcher and the slab for its requests."""
     return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, options.shm_client_slab_mib * MIB)
+
+
+def caller_geometry(options: ServerOptions) -> Geometry:
+    """The same of a worker whose model calls others: it lends most of what it passes on, and has a smaller slab."""
+    nbytes = min(options.shm_client_slab_mib, MAX_CALLER_SLAB_MIB) * MIB
+    return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, nbytes)
 
 
 def client_link_geometry(options: ServerOptions) -> Geometry:

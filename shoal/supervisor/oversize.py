@@ -101,6 +101,11 @@ class OversizeSegments:
         found = self._segments.get(owner)
         return found if found is not None and found.asker == asker else None
 
+    def lendable(self, owner: int) -> OversizeSegment | None:
+        """The segment `owner`, for whoever asks; None where it is gone, or not there yet."""
+        found = self._segments.get(owner)
+        return found if found is not None and found.is_mapped else None
+
     def written_by(self, asker: int) -> list[OversizeSegment]:
         """All of one client or worker."""
         return [each for each in self._segments.values() if each.asker == asker]

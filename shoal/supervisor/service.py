@@ -92,8 +92,7 @@ class Service:
             self._star.acknowledgements.announce([(member, {"op": "ping"}, ())], echoed)
 
     def _members(self) -> dict[str, Member]:
-        front_ends = [client.member for client in self._star.clients.values() if client.is_joined]
-        members = {f"front end {member.pid}": member for member in front_ends}
+        members = {f"front end {client.member.pid}": client.member for client in self._star.front_ends}
         if self._star.batcher is not None:
             members[f"batcher {self._star.batcher.pid}"] = self._star.batcher
         return members

@@ -20,36 +20,22 @@ from shoal.shm import counters, layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
 from shoal.supervisor.available_memory import available_nbytes
+from shoal.supervisor.loans import Loans
 from shoal.supervisor.members import Acknowledgements, Member
-from shoal.supervisor.memory_plan import client_geometry, client_link_geometry, worker_geometry, worker_link_geometry
+from shoal.supervisor.memory_plan import (
+    caller_geometry,
+    client_geometry,
+    client_link_geometry,
+    worker_geometry,
+    worker_link_geometry,
+)
 from shoal.supervisor.oversize import OversizeSegment, OversizeSegments
+from shoal.supervisor.participant import Participant, client_message, worker_message
 
 _log = logging.getLogger(__name__)
 
 
 Recipient = tuple[Member, Message, Sequence[int]]
-
-
-@dataclass(slots=True, eq=False)
-class Participant:
-    """A client or a worker in the star: its connection and the descriptors of its side."""
-
-    owner: int
-    member: Member
-    segment_fd: int  # writable where it is a client's, sealed where it is a worker's
-    read_only_fd: int
-    link_fd: int
-    bell: Doorbell
-    is_joined: bool = False  # others may be told of it, and it of others
-    model_id: int = 0  # a worker's, once it may be announced
-    is_ready: bool = False  # batches may go to this worker
-    is_retiring: bool = False  # no more shall, and it ends when it has finished those it has
-
-    def close(self) -> None:
-        """Give all descriptors back; what others have mapped stays until they let go."""
-        for fd in (self.segment_fd, self.read_only_fd, self.link_fd):
-            os.close(fd)
-        self.bell.close()
 
 
 @dataclass(slots=True)
@@ -69,6 +55,7 @@ class Star:
     _counters_fd: int = -1
     _counters: counters.CounterTableView | None = None
     _oversize: OversizeSegments = field(init=False)
+    _loans: Loans = field(default_factory=Loans)
 
     def __post_init__(self) -> None:
         self._oversize = OversizeSegments(self.options.shm_oversize_mib * MIB, available_nbytes)
@@ -116,10 +103,10 @@ class Star:
         """
         successor = self.batcher
         assert successor is not None
-        told = [_client_message(client) for client in self.clients.values()]
+        told = [client_message(client) for client in self.clients.values()]
         for worker in self.workers.values():
             if worker.is_joined:
-                told.append(_worker_message(worker))
+                told.append(worker_message(worker))
             if worker.is_ready:
                 told.append(({"op": "worker_ready", "owner": worker.owner}, []))
             if worker.is_retiring:
@@ -142,16 +129,35 @@ class Star:
 
     def join_client(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
         """A front end wants to submit requests; `then` when everybody has its segment and it has everything."""
-        client = self._participant(
-            member, layout.CLIENT, client_geometry(self.options), client_link_geometry(self.options), sealed=False
-        )
-        self.clients[client.owner] = client
-        recipients = self._to_batcher(*_client_message(client))
+        client = self._client(member, client_geometry(self.options), sealed=False)
+        recipients = self._to_batcher(*client_message(client))
         recipients += [
             (worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd])
             for worker in self.workers.values()
         ]
         self.acknowledgements.announce(recipients, lambda: self._welcome_client(client, welcome, then))
+        return client
+
+    def join_caller(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
+        """A worker wants to submit requests of its model's; `then` when it has everything.
+
+        Other workers ask for its segment when they need it: told of it, one that executes would not acknowledge, and
+        the worker that joins is one.
+        """
+        caller = self._client(member, caller_geometry(self.options), sealed=True)
+        caller.is_caller = True
+
+        def mapped(_caller: Participant) -> None:
+            segment.seal_writes(caller.segment_fd)
+            then(caller)
+
+        recipients = self._to_batcher(*client_message(caller))
+        self.acknowledgements.announce(recipients, lambda: self._welcome_client(caller, welcome, mapped))
+        return caller
+
+    def _client(self, member: Member, own: Geometry, *, sealed: bool) -> Participant:
+        client = self._participant(member, layout.CLIENT, own, client_link_geometry(self.options), sealed=sealed)
+        self.clients[client.owner] = client
         return client
 
     def _welcome_client(self, client: Participant, welcome: Message, then: Callable[[Participant], None]) -> None:
@@ -171,8 +177,11 @@ class Star:
         self.clients.pop(client.owner, None)
 
         def forgotten() -> None:
-            for worker in self.workers.values():
-                worker.member.send({"op": "segment_gone", "owner": client.owner})
+            if client.is_caller:
+                self._loans.end(client.owner)
+            else:
+                for worker in self.workers.values():
+                    worker.member.send({"op": "segment_gone", "owner": client.owner})
             self._release_all(client)
             client.close()
 
@@ -203,11 +212,12 @@ class Star:
         segment.seal_writes(worker.segment_fd)
         worker.is_joined = True
         worker.model_id = model_id
-        recipients = self._to_batcher(*_worker_message(worker))
+        recipients = self._to_batcher(*worker_message(worker))
         for client in self.clients.values():
             if client.is_joined:
                 recipients.append((client.member, {"op": "segment", "owner": worker.owner}, [worker.read_only_fd]))
-            recipients.append((worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd]))
+            if not client.is_caller:
+                recipients.append((worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd]))
         recipients += [
             (worker.member, {"op": "segment", "owner": request.owner}, [request.read_only_fd])
             for request in self._oversize.read_by(model_id)
@@ -230,8 +240,10 @@ class Star:
         Clients unmap its segments once the batcher has passed on its last answers.
         """
         self.workers.pop(worker.owner, None)
+        self._loans.forget(worker.member)
 
         def passed_on() -> None:
+            self._loans.end(worker.owner)
             for client in self.clients.values():
                 client.member.send({"op": "segment_gone", "owner": worker.owner})
             self._release_all(worker)
@@ -264,6 +276,15 @@ class Star:
         """How many such segments there have been, how many are gone."""
         return self._oversize.counts
 
+    def lend(self, worker: Participant, owner: int) -> None:
+        """A request in that worker's hands names a segment of which it was not told."""
+        lender = self.clients.get(owner) or self.workers.get(owner)
+        if lender is not None and lender.is_joined:
+            self._loans.lend(worker.member, owner, lender.read_only_fd)
+        else:
+            payload = self._oversize.lendable(owner)
+            self._loans.lend(worker.member, owner, None if payload is None else payload.read_only_fd)
+
     def _make_oversize(self, asker: Participant, message: Message) -> None:
         answer = {"op": "oversize", "request": message["request"]}
         model_id = 0 if asker.owner in self.workers else message["model"]
@@ -289,6 +310,7 @@ class Star:
 
     def _release(self, gone: OversizeSegment) -> None:
         self._oversize.remove(gone)
+        self._loans.end(gone.owner)
         message = {"op": "segment_gone", "owner": gone.owner}
         self._tell_readers(gone, message, (), lambda: self._oversize.close(gone))
 
@@ -303,6 +325,11 @@ class Star:
         yield [client.member for client in self.clients.values() if client.is_joined]
         yield [] if self.batcher is None else [self.batcher]
         yield [worker.member for worker in self.workers.values() if worker.is_joined]
+
+    @property
+    def front_ends(self) -> list[Participant]:
+        """Those that have joined."""
+        return [client for client in self.clients.values() if client.is_joined and not client.is_caller]
 
     def tell_clients(self, message: Message) -> None:
         """Every front end that has joined hears of something."""
@@ -347,18 +374,6 @@ class Star:
             owner = _after(owner)
         self.next_owner = _after(owner)
         return owner
-
-
-def _client_message(client: Participant) -> tuple[Message, list[int]]:
-    """What the batcher hears of a client."""
-    fds = [client.read_only_fd, client.link_fd, client.bell.fd]
-    return {"op": "client", "owner": client.owner}, fds
-
-
-def _worker_message(worker: Participant) -> tuple[Message, list[int]]:
-    """What the batcher hears of a worker."""
-    fds = [worker.read_only_fd, worker.link_fd, worker.bell.fd]
-    return {"op": "worker", "owner": worker.owner, "model": worker.model_id}, fds
 
 
 def _after(owner: int) -> int:

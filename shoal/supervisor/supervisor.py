@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal import log
@@ -36,12 +36,13 @@ from shoal.supervisor.members import Member
 from shoal.supervisor.model_control import ModelControl
 from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
+from shoal.supervisor.participant import Participant
 from shoal.supervisor.questions import Question, Questions
 from shoal.supervisor.repository import Repository
 from shoal.supervisor.roster import Roster
 from shoal.supervisor.scaling import Scaling
 from shoal.supervisor.service import Service
-from shoal.supervisor.star import Participant, Star
+from shoal.supervisor.star import Star
 from shoal.supervisor.trace_settings import Tracing
 from shoal.supervisor.zygotes import Zygotes
 from shoal.tracing.command_line import understand
@@ -173,7 +174,9 @@ class Supervisor:
             elif kind == "worker":
                 self._roster.join(message["instance"], member)
             elif kind == "client":
-                self._join_client(member)
+                self._listen_to(member, self._star.join_client(member, self._http.welcome(), self._on_client_joined))
+            elif kind == "caller":
+                self._listen_to(member, self._star.join_caller(member, self._http.welcome(), self._on_caller_joined))
             elif kind == "poller":
                 self._repository.join(member)
             elif kind == "tracer":
@@ -229,13 +232,12 @@ class Supervisor:
         elif client is not None:
             os.kill(client.member.pid, signal.SIGKILL)
 
-    def _join_client(self, member: Member) -> None:
-        participant = self._star.join_client(member, self._http.welcome(), self._on_client_joined)
-        member.on_message = lambda message, _fds: self._on_client_message(participant, message)
+    def _listen_to(self, member: Member, client: Participant) -> None:
+        member.on_message = lambda message, _fds: self._on_client_message(client, message)
 
         def gone() -> None:
             self._star.acknowledgements.gone(member)
-            self._star.leave_client(participant)
+            self._star.leave_client(client)
 
         member.on_gone = gone
 
@@ -253,10 +255,16 @@ class Supervisor:
         question.answer(gauges(self._roster, self._star, num_takeovers, time.monotonic_ns()))
 
     def _on_client_joined(self, client: Participant) -> None:
+        self._tracing.tell(client)
+        self._tell_models(client, self._http.on_client_started)
+
+    def _on_caller_joined(self, caller: Participant) -> None:
+        self._tell_models(caller, lambda: None)
+
+    def _tell_models(self, client: Participant, then: Callable[[], None]) -> None:
         for message in self._models.messages():
             client.member.send(message)
-        self._tracing.tell(client)
-        self._star.acknowledgements.announce([(client.member, {"op": "started"}, ())], self._http.on_client_started)
+        self._star.acknowledgements.announce([(client.member, {"op": "started"}, ())], then)
 
     # --- phases ---
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from shoal.control import Message
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.participant import Participant
 from shoal.supervisor.questions import Question
-from shoal.supervisor.star import Participant, Star
+from shoal.supervisor.star import Star
 from shoal.supervisor.tracer import Tracer
 from shoal.tracing.command_line import TraceConfig
 from shoal.tracing.settings import GLOBAL, OFF, TraceSettings, describe
@@ -57,9 +58,8 @@ class Tracing:
             return
         self._settings.change(model, changes)
         message, fds = self._message()
-        clients = [client.member for client in self._star.clients.values() if client.is_joined]
         self._star.acknowledgements.announce(
-            [(member, message, fds) for member in clients], lambda: self._tell_tracer(answer)
+            [(client.member, message, fds) for client in self._star.front_ends], lambda: self._tell_tracer(answer)
         )
 
     def tell(self, client: Participant) -> None:
@@ -79,6 +79,5 @@ class Tracing:
     def _on_collected(self, revision: int, count: int) -> None:
         """Nothing is left to be collected under a setting: tell those who sample."""
         if self._settings.collected(revision, count):
-            for client in self._star.clients.values():
-                if client.is_joined:
-                    self.tell(client)
+            for client in self._star.front_ends:
+                self.tell(client)

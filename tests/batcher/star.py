@@ -36,7 +36,7 @@ class End:
         self.writer = RingWriter(self.own, link_view)
         self.reader = RingReader(self.own, link_view)
         self.bell = Doorbell.create()
-        self.link, self.own_view = link, own_view
+        self.link, self.own_view, self.link_view = link, own_view, link_view
 
     def say(self, *words: int) -> None:
         """Push one record and publish it."""

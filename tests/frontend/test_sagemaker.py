@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from shoal.client.questions import NoAnswerError
 from shoal.errors import AlreadyExistsError, InternalError, NotFoundError, ShoalError, UnavailableError
-from shoal.frontend.questions import NoAnswerError
 from shoal.frontend.response import Response
 from shoal.frontend.router import answer
 from shoal.frontend.sagemaker import SAGEMAKER

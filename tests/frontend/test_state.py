@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from shoal.client.models import ModelTable, parse_version
 from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
-from shoal.frontend.state import ModelTable, ServerState, parse_version
+from shoal.frontend.state import ServerState
 from tests.frontend.conftest import SIMPLE, model_message
 
 Message = Callable[..., dict[str, Any]]

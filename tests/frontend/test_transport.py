@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from shoal import log
+from shoal.client.questions import NoAnswerError
+from shoal.client.validation import PreparedInput
 from shoal.control import Channel, Message
 from shoal.datatypes import BY_NAME
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
-from shoal.frontend.questions import NoAnswerError
 from shoal.frontend.state import ServerState
 from shoal.frontend.transport import Answer, PortTransport
 from shoal.frontend.v2.infer import PreparedRequest
-from shoal.frontend.v2.validation import PreparedInput
 from shoal.shm import segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import CLIENT, LINK, OVERSIZE, WORKER, Geometry

@@ -15,8 +15,8 @@ from shoal.shm.ring import RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab
 from shoal.supervisor.gauges import gauges
+from shoal.supervisor.participant import Participant
 from shoal.supervisor.progress import Progress
-from shoal.supervisor.star import Participant
 from tests.supervisor.test_star import CONFIG, Sky
 
 VERSION = ModelVersion("m", 2, 3, 0, Path())

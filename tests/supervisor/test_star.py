@@ -13,7 +13,8 @@ from shoal.options import ServerOptions
 from shoal.reasons import Reason
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Member
-from shoal.supervisor.star import Participant, Star
+from shoal.supervisor.participant import Participant
+from shoal.supervisor.star import Star
 
 OPTIONS = ServerOptions(
     model_repository=(Path(),), shm_client_slab_mib=1, shm_worker_slab_mib=1, shm_oversize_mib=4, max_in_flight=8

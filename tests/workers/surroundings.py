@@ -88,7 +88,7 @@ class Batcher:
             OversizeBlocks(self.worker_channel, self._block_wait_s),
             block_wait_s=self._block_wait_s,
         )
-        memory.add_segment(CLIENT_OWNER, SegmentView.attach(os.dup(self.client_fd)))
+        memory.segments.add(CLIENT_OWNER, SegmentView.attach(os.dup(self.client_fd)))
         return memory
 
     def request(

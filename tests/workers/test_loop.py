@@ -78,7 +78,7 @@ def test_announced_segments_are_acknowledged_and_stop_answers_what_was_taken(
 ) -> None:
     supervisor, worker = channels
     memory = batcher.memory()
-    memory.remove_segment(7)
+    memory.segments.remove(7)
     backend = IdentityBackend()
     backend.load(model(CONFIG), CPU)
     batcher.send(batcher.request([("INPUT0", "FP32", rows(5))]))

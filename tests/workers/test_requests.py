@@ -40,7 +40,7 @@ def test_a_client_nobody_announced_and_one_that_is_gone(batcher: Batcher) -> Non
     loop = Loop(backend, Signature.from_config(CONFIG), "m_0_0", memory)
     request = batcher.request([("INPUT0", "FP32", rows(1))])
     batcher.send((99 << 40 | request[0] & (1 << 40) - 1, request[1]))
-    memory.remove_segment(7)
+    memory.segments.remove(7)
     batcher.send(request)
     loop.step()
     assert [done.status for done in batcher.done()] == [2, 2]

@@ -12,9 +12,9 @@ import tritonclient.http as triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.client.models import ModelEntry
 from shoal.datatypes import BY_NAME, decode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
-from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2.classification import classify
 from shoal.frontend.v2.infer import RequestedOutput, prepare, render
 from shoal.request import InferResponse, TensorRef

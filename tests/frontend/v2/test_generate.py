@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.client.models import ModelEntry
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.response import Response
-from shoal.frontend.state import ModelEntry
 from shoal.frontend.transport import Answer, Part
 from shoal.frontend.v2.generate import fitted, flatten, generate, generate_stream, prepare
 from shoal.frontend.v2.infer import PreparedRequest

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import np_to_triton_dtype
 
+from shoal.client.models import ModelEntry
 from shoal.errors import InternalError, ShoalError
 from shoal.frontend.response import Response
-from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, prepare, render, write_block
 from shoal.request import InferResponse, TensorRef, unpack_request
 

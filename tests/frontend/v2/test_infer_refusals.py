@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.client.models import ModelEntry
 from shoal.errors import ShoalError
-from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2.infer import block_nbytes, prepare, write_block
 
 LIMIT = 1 << 20

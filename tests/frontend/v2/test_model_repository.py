@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from shoal.client.model_control import MAX_CONFIG_BYTES
+from shoal.client.questions import NoAnswerError
 from shoal.errors import (
     InternalError,
     InvalidArgumentError,
@@ -14,10 +16,9 @@ from shoal.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from shoal.frontend.questions import NoAnswerError
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2.model_repository import MAX_CONFIG_BYTES, index, load, refuse_repository_name, unload
+from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
 
 JSON = (("Content-Type", "application/json"),)
 DONE = Response(200, JSON)

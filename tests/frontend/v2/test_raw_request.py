@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from shoal.client.models import ModelEntry
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2.raw_request import parse_raw_request
 
 Make = Callable[..., ModelEntry]

@@ -17,6 +17,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.backends.python import blas
+from shoal.workers.backends.python.bls import Parents
 from shoal.workers.backends.python.event_loop import EventLoop
 from shoal.workers.backends.python.model import Identity, PythonModel, Responses
 from shoal.workers.backends.python.requests import ServedModel, ServedRequest
@@ -41,6 +42,7 @@ class PythonBackend(Backend):
         self._model = PythonModel(Identity("", 0, "", "", ""), {})
         self._served = ServedModel("", 0, (), False)
         self._event_loop = EventLoop("execute")
+        self._runtime = WorkerRuntime("")
         # Changed by load, and by execute where the model turns out to write into its inputs.
         self._has_copies = False
 
@@ -61,11 +63,13 @@ class PythonBackend(Backend):
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Hand the batch to the model, and on what it returns."""
         batch = [ServedRequest(request, answers, self._served, self._has_copies) for request in requests]
+        # A decoupled model may answer at any time, so nothing of its requests is lent.
+        parents = self._runtime.begin(requests, answers, can_lend=not self._model.is_decoupled)
         answers.input_end_ns = time.monotonic_ns()
         if self._model.is_async:
             for request in batch:
                 request._open_channel()  # in this thread: the loop must know who answers when `execute` returns
-            self._event_loop.begin(self._execute_async(batch))
+            self._event_loop.begin(self._execute_async(batch, parents))
             return
         try:
             responses = self._execute(batch)
@@ -74,6 +78,7 @@ class PythonBackend(Backend):
         else:
             answers.output_start_ns = time.monotonic_ns()
             self._answer(batch, responses)
+        self._runtime.end(parents)
 
     def unload(self) -> None:
         """Wait for coroutines, then have the model tidy up."""
@@ -109,9 +114,9 @@ class PythonBackend(Backend):
             request.copy_inputs()
         return self._model.execute(batch)
 
-    async def _execute_async(self, batch: Sequence[ServedRequest]) -> None:
+    async def _execute_async(self, batch: Sequence[ServedRequest], parents: Parents) -> None:
         try:
-            responses = await self._model.execute_async(batch)
+            responses = await self._call_async(batch, parents)
         except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
             self._fail(batch, error)
         except asyncio.CancelledError:
@@ -120,6 +125,14 @@ class PythonBackend(Backend):
             raise
         else:
             self._answer(batch, responses)
+
+    async def _call_async(self, batch: Sequence[ServedRequest], parents: Parents) -> Responses:
+        self._runtime.adopt(parents)
+        try:
+            return await self._model.execute_async(batch)
+        finally:
+            if self._runtime.has_lent(parents):
+                await asyncio.to_thread(self._runtime.end, parents)
 
     # -- answering --
 
@@ -154,7 +167,8 @@ class PythonBackend(Backend):
             self._model.configure(model.config)
             return
         self._model = PythonModel(identity, model.config)
-        runtime.set_runtime(WorkerRuntime())
+        self._runtime = WorkerRuntime(model.name)
+        runtime.set_runtime(self._runtime)
         blas.use_threads(len(device.cores))
 
 

@@ -72,7 +72,7 @@ class ServedRequest(InferenceRequest):
         request = self.request
         given, ref, tensors = request.tensors, request.record[B.BLOCK], []
         for name, (spec, shape, offset, nbytes) in request.form.inputs.items():
-            data, source = given[name], TensorSource(ref, offset, nbytes, None)
+            data, source = given[name], TensorSource(request.form.lent.get(name, ref), offset, nbytes, None)
             if type(data) is memoryview:
                 tensor = Tensor._made(name, spec.datatype, shape, None, data, source)
             else:

@@ -1,12 +1,22 @@
-"""What a worker gives to its model: the log."""
+"""What a worker gives to its model: calls of other models, model control, the log. For any thread of the model's."""
 
 import logging
-from collections.abc import Callable
-from typing import NoReturn
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from shoal import log
+from shoal.client import client, model_control
+from shoal.client.client import Client
+from shoal.errors import ShoalError
+from shoal.workers.answers import Answers
+from shoal.workers.backends.python.bls import NO_PARENTS, Call, Parents, current_parents
+from shoal.workers.requests import Request
 from triton_python_backend_utils import InferenceRequest, TritonModelException
-from triton_python_backend_utils.runtime import OnResponse, Runtime
+from triton_python_backend_utils.runtime import Runtime
+
+if TYPE_CHECKING:
+    from triton_python_backend_utils.runtime import OnResponse
 
 _log = logging.getLogger(__name__)
 
@@ -14,29 +24,76 @@ _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ER
 
 
 class WorkerRuntime(Runtime):
-    """The runtime of a worker that is no client of the server's: it cannot ask other models."""
+    """That of one model instance."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        # Changed by the first call.
+        self._client: Client | None = None
+
+    # --- what calls are made for ---
+
+    def begin(self, requests: Sequence[Request], answers: Answers, *, can_lend: bool) -> Parents:
+        """From now on, calls of this thread are made for these requests. Called by the loop's thread.
+
+        Where they `can_lend`, `end` is called before they are answered.
+        """
+        if self._client is not None:
+            answers.watch()  # not before the first call: it has its price
+        parents = Parents(requests, can_lend, is_watched=self._client is not None)
+        current_parents.set(parents)
+        return parents
+
+    def adopt(self, parents: Parents) -> None:
+        """The same for this coroutine, of what has begun in the loop's thread."""
+        current_parents.set(parents)
+
+    def end(self, parents: Parents) -> None:
+        """They are about to be answered: wait for calls that were lent their tensors and that nobody has awaited."""
+        current_parents.set(NO_PARENTS)
+        if self._client is not None:
+            self._client.wait_until_returned(parents.refs)
+
+    def has_lent(self, parents: Parents) -> bool:
+        """Whether `end` has to wait."""
+        return self._client is not None and self._client.has_lent(parents.refs)
+
+    # --- calls ---
+
+    # The docstrings are Runtime's.
+
+    def submit(self, request: InferenceRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
+        call = Call(self._join(), self._model, request, decoupled, on_response)
+        call.attempt()
+        return call.cancel
+
+    def load_model(self, name: str, config: str, files: dict[str, bytes] | None) -> None:
+        try:
+            model_control.check_config(config)
+            model_control.load(self._join().ask, name, config or None, dict(files or {}))
+        except ShoalError as error:
+            raise TritonModelException(str(error)) from error
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        try:
+            self._join().ask("unload", {"model": name, "unload_dependents": unload_dependents})
+        except ShoalError as error:
+            raise TritonModelException(str(error)) from error
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        try:
+            return self._join().models.lookup(name, version).ready
+        except ShoalError:
+            return False
 
     def log(self, level: str, message: str, file: str, line: int) -> None:
-        """A line of the server's log that names the model's file."""
         number = _LEVELS.get(level, logging.INFO)
         if _log.isEnabledFor(number):
             _log.handle(_log.makeRecord(_log.name, number, file, line, message, (), None))
 
-    def submit(self, request: InferenceRequest, decoupled: bool, on_response: OnResponse) -> Callable[[], None]:
-        """Raises TritonModelException."""
-        self._refuse()
-
-    def load_model(self, name: str, config: str, files: dict[str, bytes] | None) -> None:
-        """Raises TritonModelException."""
-        self._refuse()
-
-    def unload_model(self, name: str, unload_dependents: bool) -> None:
-        """Raises TritonModelException."""
-        self._refuse()
-
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Raises TritonModelException."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise TritonModelException("This worker cannot ask other models.")
+    def _join(self) -> Client:
+        with self._lock:
+            if self._client is None:
+                self._client = client.join()
+            return self._client

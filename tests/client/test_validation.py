@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from shoal.client.models import ModelEntry
+from shoal.client.validation import ParsedInput, validate
 from shoal.datatypes import BY_NAME, num_elements
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.state import ModelEntry
-from shoal.frontend.v2.validation import ParsedInput, validate
 
 Make = Callable[..., ModelEntry]
 NOTE = (

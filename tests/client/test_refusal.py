@@ -1,15 +1,13 @@
 """refusal.py: what a reply says is told with the names its model has for it."""
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
+from shoal.client.models import ModelEntry
+from shoal.client.refusal import refusal
 from shoal.errors import InternalError, ShoalError, UnavailableError
-from shoal.frontend.refusal import refusal
-from shoal.frontend.state import ServerState
-from shoal.frontend.v2.infer import PreparedRequest
 from shoal.shm.port import Reply
-from tests.frontend.conftest import SIMPLE, model_message
 
 #: pid 4242, instance 1 of the first group, signal 9.
 DETAIL = 0x00001092_00_01_FFF7
@@ -25,10 +23,11 @@ DETAIL = 0x00001092_00_01_FFF7
     ],
     ids=["died", "queue full", "no memory", "damaged"],
 )
-def test_each_reply_without_an_answer(state: ServerState, reply: Reply, kind: type[ShoalError], words: str) -> None:
-    config: dict[str, Any] = {**SIMPLE, "instance_group": [{"name": "simple_0"}]}
-    state.models.apply(model_message("simple", 9, 10, config))
-    entry = state.models.lookup("simple", "9")
-    error = refusal(PreparedRequest(entry, "r7", (), (), True, {}, 0, 1, 0, 0), reply)
+def test_each_reply_without_an_answer(
+    make_entry: Callable[..., ModelEntry], reply: Reply, kind: type[ShoalError], words: str
+) -> None:
+    entry = make_entry("simple", 0, [])
+    entry.config["instance_group"] = [{"name": "simple_0"}]
+    error = refusal(entry, "r7", reply)
     assert type(error) is kind
     assert words in str(error)

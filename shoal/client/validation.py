@@ -1,17 +1,16 @@
 """What every request must satisfy before it may be queued, whatever protocol it came by: Triton's core validation.
 
 Names, number of inputs, batch dimension, datatypes, shapes, byte sizes, in Triton's order and words; then `reshape`.
-Pure: a request as parsed and a Signature in, the inputs as the backend will see them out. Front-end processes.
+Pure: a request as parsed and a Signature in, the inputs as the backend will see them out. In every client's process.
 """
 
+import struct
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
 from shoal.datatypes import BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.read_json import MAX_INT64
-from shoal.frontend.v2.binary_data import check_bytes_elements
 from shoal.model_config.signature import Signature, TensorSpec, reshaped
 
 _BATCH_NOTE = (
@@ -19,6 +18,8 @@ _BATCH_NOTE = (
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
+_LENGTH = struct.Struct("<I")
+_MAX_INT64 = 2**63 - 1
 #: A request may name a million inputs; its answer does not repeat them all. Ours.
 _MAX_NAMES = 100
 
@@ -184,4 +185,34 @@ def _shape_key(signature: Signature, inputs: Sequence[ParsedInput], variable: di
     for name in signature.inputs:
         shape = variable.get(name, ())
         words += (int(name in present), len(shape), *shape)
-    return hash(tuple(words)) & MAX_INT64 or 1
+    return hash(tuple(words)) & _MAX_INT64 or 1
+
+
+def check_bytes_elements(data: memoryview, expected: int, name: str, model: str) -> str | None:
+    """What is wrong with a BYTES tensor that must have `expected` elements, in Triton's words; None if nothing is.
+
+    Stops at the first element too many, so the time it takes is bounded by the shape that was asked for.
+    """
+    where = f"for inference input '{name}' for model '{model}'"
+    offset, end, count = 0, len(data), 0
+    unpack_from = _LENGTH.unpack_from
+    while offset < end:
+        if count == expected:
+            return f"unexpected number of string elements {count + 1} {where}, expecting {expected}"
+        if end - offset < 4:
+            return (
+                f"incomplete string length indicator {where}, expecting 4 bytes but only {end - offset} bytes "
+                "available. Please make sure the string length indicator is in one buffer."
+            )
+        (length,) = unpack_from(data, offset)
+        offset += 4
+        if end - offset < length:
+            return (
+                f"incomplete string data {where}, expecting string of length {length} "
+                f"but only {end - offset} bytes available."
+            )
+        offset += length
+        count += 1
+    if count != expected:
+        return f"expected {expected} string elements {where}, got {count}"
+    return None

@@ -1,7 +1,7 @@
 """Files that come with a load request, in place of the model's directory: `file:1/model.onnx` and its bytes in base64.
 
 `place` is pure and decides where each file goes: nowhere but inside the directory, whatever the client calls it.
-`write` makes that directory, private and fresh. Runs on the road.
+`write` makes that directory, private and fresh. Runs on the road, and in workers whose models load others.
 """
 
 import base64
@@ -59,11 +59,11 @@ def _path(parameter: str) -> str:
     return path
 
 
-def write(places: Mapping[str, str], contents: Mapping[str, str]) -> str:
+def write(places: Mapping[str, str], contents: Mapping[str, str | bytes]) -> str:
     """A fresh directory that only this user can enter, with each file at its place; `contents` by parameter.
 
-    It is the caller's to `remove`. Raises InvalidArgumentError for what is no base64, InternalError where the system
-    refuses to write.
+    Text is base64. The directory is the caller's to `remove`. Raises InvalidArgumentError for what is no base64,
+    InternalError where the system refuses to write.
     """
     try:
         directory = tempfile.mkdtemp(prefix="shoal-override-")
@@ -71,7 +71,8 @@ def write(places: Mapping[str, str], contents: Mapping[str, str]) -> str:
             for path, parameter in places.items():
                 target = Path(directory, path)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(_decode(parameter, contents[parameter]))
+                content = contents[parameter]
+                target.write_bytes(_decode(parameter, content) if isinstance(content, str) else content)
         except BaseException:
             remove(directory)
             raise

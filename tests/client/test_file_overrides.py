@@ -1,4 +1,4 @@
-"""frontend/v2/file_overrides.py: where the files of a load request go, and that they go nowhere else."""
+"""shoal/client/file_overrides.py: where the files of a load request go, and that they go nowhere else."""
 
 import errno
 import os
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.client.file_overrides import MAX_FILES, place, remove, write
 from shoal.errors import InternalError, InvalidArgumentError
-from shoal.frontend.v2.file_overrides import MAX_FILES, place, remove, write
 
 
 @pytest.fixture

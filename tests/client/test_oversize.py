@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from shoal.client.oversize import OversizeBlocks
 from shoal.control import Channel, Message
 from shoal.errors import InvalidArgumentError, UnavailableError
-from shoal.frontend.oversize import OversizeBlocks
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.segment import SegmentView

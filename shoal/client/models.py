@@ -1,0 +1,223 @@
+"""The models a process may ask for, as the supervisor tells it, and which version a request means.
+
+Filled by one thread while others look models up, so the table is copied on write: whoever took hold of a table, a model
+or an entry keeps a consistent one. Front-end processes, and workers whose models call others.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+from shoal.model_config.signature import Signature, reshaped
+from shoal.reasons import ALL_FAILED
+from shoal.repository.identifier import ModelIdentifier, meant_by
+from shoal.request import TensorRef
+
+#: The version number of a model that failed before any of its versions was known.
+NO_VERSION = -1
+
+_MAX_INT64 = 2**63 - 1
+# As C++'s std::stol reads a number: leading white space and a sign, and whatever follows is ignored.
+_STOL = re.compile(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One version of a model. `model_id` is the number ring records carry, `row` its row of counters."""
+
+    name: str
+    version: int
+    model_id: int
+    row: int
+    state: str  # LOADING, READY, UNLOADING, UNAVAILABLE: the words of the repository index
+    reason: str
+    failed: bool  # UNAVAILABLE because its instances died again and again
+    num_instances: int  # that there should be
+    num_instances_up: int  # that batches may go to
+    config: dict[str, Any]
+    signature: Signature
+    load_seconds: float
+    labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
+    namespace: str = ""  # its repository, with --model-namespacing
+
+    @property
+    def ready(self) -> bool:
+        """Whether an instance is alive."""
+        return self.num_instances_up > 0
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether it is not there, or will not be soon, because nobody wants it."""
+        return self.state == "UNLOADING" or (self.state == "UNAVAILABLE" and self.reason == "unloaded")
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether the model may answer a request any number of times."""
+        policy = self.config.get("model_transaction_policy")
+        return policy is not None and policy["decoupled"]
+
+    def refuse_if_failed(self) -> None:
+        """Raise UnavailableError, with the sentence that says so, where all its instances are FAILED."""
+        if self.failed:
+            raise UnavailableError(ALL_FAILED.format(model=self.name, version=self.version))
+
+
+Versions = dict[int, ModelEntry]
+
+
+class ModelTable:
+    """All model versions by model and number, and for each name the one that answers when no version is asked for."""
+
+    def __init__(self, *, namespacing: bool = False) -> None:
+        self._namespacing = namespacing
+        # All are replaced by apply(), in the process's control thread; never changed in place.
+        self._models: dict[ModelIdentifier, Versions] = {}
+        self._named: dict[str, Versions] = {}  # of the names that mean one model, as _latest
+        self._latest: dict[str, ModelEntry] = {}
+        #: Counts what apply() took in: while it stays, lookup() finds what it found.
+        self.num_changes = 0
+
+    def apply(self, message: Mapping[str, Any]) -> None:
+        """Take in one message of the supervisor: `model` replaces an entry, `model_removed` drops it."""
+        identifier, version = ModelIdentifier(message["name"], message["namespace"]), message["version"]
+        versions = dict(self._models.get(identifier, {}))
+        if message["op"] == "model":
+            previous = versions.get(version)
+            if version != NO_VERSION:
+                versions.pop(NO_VERSION, None)  # its versions are known now
+            versions[version] = _entry(message, previous)
+        elif message["op"] == "model_removed":
+            versions.pop(version, None)
+        else:
+            raise ValueError(f"not a message about a model: {message['op']!r}")
+        self._replace(identifier, dict(sorted(versions.items())))
+
+    def _replace(self, identifier: ModelIdentifier, versions: Versions) -> None:
+        models = {**self._models, identifier: versions}
+        if not versions:
+            del models[identifier]
+        name = identifier.name
+        named = {other: each for other, each in self._named.items() if other != name}
+        latest = {other: entry for other, entry in self._latest.items() if other != name}
+        bearers = self._bearers(models, name)
+        if len(bearers) == 1:
+            named[name] = bearers[0]
+            if ready := _ready(bearers[0]):
+                latest[name] = ready[-1]
+        self._models, self._named, self._latest = models, named, latest
+        self.num_changes += 1
+
+    def _bearers(self, models: Mapping[ModelIdentifier, Versions], name: str) -> list[Versions]:
+        """The models that a name could mean: with namespacing one that is unloaded makes room for the others."""
+        bearers = [versions for identifier, versions in models.items() if identifier.name == name]
+        return [versions for versions in bearers if _is_wanted(versions)] if self._namespacing else bearers
+
+    def lookup(self, name: str, version: str | None) -> ModelEntry:
+        """The READY entry a request means; without a version the highest READY one.
+
+        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a version that is no number and a name that
+        means several models.
+        """
+        number = None if not version else parse_version(version)
+        if number is None:
+            entry = self._latest.get(name)
+            if entry is not None:
+                return entry
+        versions = self._named.get(name) or meant_by(name, self._bearers(self._models, name))
+        if versions is None or versions.keys() == {NO_VERSION}:
+            unknown = InvalidArgumentError if self._namespacing else NotFoundError  # as in Triton
+            raise unknown(f"Request for unknown model: '{name}' is not found")
+        if number is None:
+            for each in versions.values():
+                each.refuse_if_failed()
+            raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
+        entry = versions.get(number)
+        if entry is None:
+            raise NotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
+        if entry.state != "READY":
+            entry.refuse_if_failed()
+            raise UnavailableError(f"Request for unknown model: '{name}' version {number} is not at ready state")
+        return entry
+
+    def ready_entries(self, name: str | None = None) -> list[ModelEntry]:
+        """The READY versions of the model that a name means, or of all models, by name and ascending version."""
+        if name is None:
+            return [entry for _, versions in sorted(self._models.items()) for entry in _ready(versions)]
+        return _ready(self._named.get(name, {}))
+
+    def entries(self) -> Iterable[ModelEntry]:
+        """Every known version of every model, whatever its state."""
+        return [entry for versions in self._models.values() for entry in versions.values()]
+
+
+def client_shape(entry: ModelEntry, ref: TensorRef) -> tuple[int, ...]:
+    """The shape clients see: an output's `reshape` is undone."""
+    spec = entry.signature.outputs.get(ref.name)
+    if spec is None or spec.reshape is None:
+        return ref.shape
+    has_batch = entry.signature.max_batch_size > 0
+    inner = ref.shape[has_batch:]
+    if len(inner) != len(spec.reshape):
+        raise InternalError(
+            f"output '{ref.name}' of model '{entry.name}' has shape {list(ref.shape)}, "
+            f"which does not fit the reshape {list(spec.reshape)} of its configuration"
+        )
+    return ref.shape[:has_batch] + reshaped(inner, spec.reshape, spec.dims)
+
+
+def parse_version(text: str) -> int:
+    """The version number that a path or a request names, read as Triton reads it. Raises InvalidArgumentError."""
+    match = _STOL.match(text)
+    # 19 digits hold every 64-bit number; int() itself refuses thousands of digits.
+    if match is None or len(match[2]) > 19 or int(match[2]) > _MAX_INT64:
+        raise InvalidArgumentError(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    number = int(match[2])
+    if match[1] == "-" and number > 0:
+        raise InvalidArgumentError(
+            f"invalid model version specified '{text}' , version should be an integral value > 0"
+        )
+    return number
+
+
+def _ready(versions: Versions) -> list[ModelEntry]:
+    return [entry for entry in versions.values() if entry.state == "READY"]
+
+
+def _is_wanted(versions: Versions) -> bool:
+    return any(number != NO_VERSION and not entry.is_unloaded for number, entry in versions.items())
+
+
+def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntry:
+    config, labels = message["config"], message["labels"]
+    if config is None:
+        # Said once per load: later messages about the same load need not repeat it.
+        known = previous is not None and previous.model_id == message["model"]
+        if previous is not None and known:
+            config, labels = previous.config, previous.labels
+        else:
+            config, labels = _config_unknown(message["name"]), {}
+    return ModelEntry(
+        name=message["name"],
+        version=message["version"],
+        model_id=message["model"],
+        row=message["row"],
+        state=message["state"],
+        reason=message["reason"],
+        failed=message["failed"],
+        num_instances=message["num_instances"],
+        num_instances_up=message["num_instances_up"],
+        config=config,
+        signature=Signature.from_config(config),
+        load_seconds=message["load_seconds"],
+        labels={output: tuple(lines) for output, lines in labels.items()},
+        namespace=message["namespace"],
+    )
+
+
+def _config_unknown(name: str) -> dict[str, Any]:
+    return {"name": name, "max_batch_size": 0, "input": [], "output": []}

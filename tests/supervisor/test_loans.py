@@ -1,0 +1,98 @@
+"""Callers in the star, and segments lent to workers that meet them in a request: who hears of what, and when."""
+
+import fcntl
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.reasons import Reason
+from shoal.supervisor.participant import Participant
+from tests.supervisor.test_star import F_GET_SEALS, FUTURE_WRITE_AND_SEAL, Process, Sky
+
+
+@pytest.fixture
+def sky() -> Iterator[Sky]:
+    made = Sky()
+    yield made
+    for each in (*made.star.clients.values(), *made.star.workers.values()):
+        each.close()
+    for process in made.all:
+        process.close()
+
+
+def join_caller(sky: Sky) -> tuple[Process, Participant]:
+    process = sky.start()
+    caller = sky.star.join_caller(process.member, {}, lambda _caller: None)
+    sky.settle()
+    return process, caller
+
+
+def test_a_caller_joins_although_every_worker_executes(sky: Sky) -> None:
+    process = sky.start()
+    joined: list[Participant] = []
+    caller = sky.star.join_caller(process.member, {}, joined.append)
+    assert [message["op"] for message in sky.third.heard()] == []
+    sky.acknowledge(sky.batcher)
+    sky.acknowledge(process)
+    assert joined == [caller]
+    # It maps all workers, whose replies may name them.
+    sky.acknowledge(process)
+    assert [message["owner"] for message in process.all_heard if message["op"] == "segment"] == [
+        sky.worker_of_3.owner,
+        sky.worker_of_4.owner,
+    ]
+
+
+def test_nobody_else_can_write_to_a_callers_memory(sky: Sky) -> None:
+    _, caller = join_caller(sky)
+    assert fcntl.fcntl(caller.segment_fd, F_GET_SEALS) & FUTURE_WRITE_AND_SEAL == FUTURE_WRITE_AND_SEAL
+
+
+def test_a_caller_is_no_front_end(sky: Sky) -> None:
+    _, caller = join_caller(sky)
+    assert caller.owner in sky.star.clients
+    assert [client.owner for client in sky.star.front_ends] == [sky.client_a.owner, sky.client_b.owner]
+
+
+def test_a_worker_is_lent_what_it_asks_for_and_told_of_its_end(sky: Sky) -> None:
+    _, caller = join_caller(sky)
+    sky.star.lend(sky.worker_of_3, caller.owner)
+    assert sky.third.heard() == [{"op": "segment", "owner": caller.owner}]
+    sky.star.leave_client(caller)
+    assert sky.third.heard() == []  # not before the batcher has forgotten its requests
+    sky.settle()
+    assert sky.third.all_heard[-1] == {"op": "segment_gone", "owner": caller.owner}
+    assert {"op": "segment_gone", "owner": caller.owner} not in sky.fourth.all_heard
+
+
+def test_a_workers_results_and_a_payload_can_be_lent(sky: Sky) -> None:
+    payload = sky.make(sky.third, sky.worker_of_3)
+    sky.star.lend(sky.worker_of_4, sky.worker_of_3.owner)
+    sky.star.lend(sky.worker_of_4, payload)
+    assert sky.fourth.heard() == [
+        {"op": "segment", "owner": sky.worker_of_3.owner},
+        {"op": "segment", "owner": payload},
+    ]
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 0)
+    sky.settle()
+    assert [message for message in sky.fourth.all_heard if message["op"] == "segment_gone"] == [
+        {"op": "segment_gone", "owner": sky.worker_of_3.owner},
+        {"op": "segment_gone", "owner": payload},
+    ]
+
+
+def test_what_is_not_there_is_not_lent(sky: Sky) -> None:
+    unmapped = int(sky.ask(sky.third, sky.worker_of_3)["owner"])
+    for owner in (999, unmapped):
+        sky.star.lend(sky.worker_of_4, owner)
+        assert sky.fourth.heard() == [{"op": "segment_gone", "owner": owner}]
+
+
+def test_a_dead_borrower_is_forgotten(sky: Sky) -> None:
+    _, caller = join_caller(sky)
+    sky.star.lend(sky.worker_of_3, caller.owner)
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 0)
+    sky.settle()
+    sky.star.leave_client(caller)
+    sky.settle()
+    assert {"op": "segment_gone", "owner": caller.owner} not in sky.third.all_heard

@@ -1,0 +1,239 @@
+"""Business logic scripting: how a model's own requests reach other models, and what they inherit. Runs in a worker.
+
+With its first call the worker joins the star a second time, as a client. A large tensor that lies in the server's
+memory is lent, not copied: one of a request that is being executed until the calls made for it are answered, one of
+another model's response for as long as anybody looks at it. A call has what is left of its parents' time and their
+priority, and ends with them.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shoal.client.client import Answer, Client
+from shoal.client.models import ModelEntry, client_shape
+from shoal.client.outgoing import Ask, Input, check
+from shoal.datatypes import BY_WIRE, BYTES, encode_bytes_tensor
+from shoal.errors import InternalError, ShoalError, UnavailableError
+from shoal.reasons import ModelGoneError
+from shoal.request import Parameters
+from shoal.shm.layout import NO_BLOCK
+from shoal.workers.requests import Request
+from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor
+from triton_python_backend_utils.datatypes import string_elements
+from triton_python_backend_utils.errors import as_triton_error
+from triton_python_backend_utils.tensor import TensorSource
+
+if TYPE_CHECKING:
+    from triton_python_backend_utils.runtime import OnResponse
+
+#: Smaller tensors are copied: a header that names another's block is not among those that the reader knows already, and
+#: to read it costs as much as to copy this (ours).
+LEND_NBYTES = 32 * 1024
+#: Of the time that a request may take, what calls made for it may use (ours).
+_SHARE = 0.9
+#: Reloads of its model that one call may meet; after one more it is refused.
+_MAX_RELOADS = 3
+
+
+@dataclass(slots=True, eq=False)
+class Parents:
+    """The requests of a batch that is being executed: what calls that are made meanwhile inherit."""
+
+    requests: Sequence[Request]
+    can_lend: bool  # whether their end waits for their children's
+    is_watched: bool  # whether any thread may ask whether they are cancelled
+
+    @property
+    def refs(self) -> list[int]:
+        """The blocks that their tensors lie in."""
+        return [ref for request in self.requests for ref in request.refs]
+
+    def deadline_ns(self, now_ns: int, request_timeout_ns: int) -> int:
+        """When the last of them gives up, or, where no client said when, a little before the server does: so that its
+        model can still say why."""
+        deadlines = [
+            request.deadline_ns or request.accepted_ns + int(request_timeout_ns * _SHARE) for request in self.requests
+        ]
+        return max(deadlines, default=now_ns + request_timeout_ns)
+
+    def timeout_us(self, now_ns: int) -> int:
+        """How long a call may wait in a queue, as far as their clients said; 0 where one did not."""
+        deadlines = [request.deadline_ns for request in self.requests]
+        return max(1, (max(deadlines) - now_ns) // 1000) if deadlines and 0 not in deadlines else 0
+
+    def priority(self) -> int:
+        """The highest, which is the smallest number; 0 where none has one."""
+        return min([request.priority for request in self.requests if request.priority], default=0)
+
+    def trace_context(self) -> Parameters:
+        """The span that they belong to, as clients' headers named it; nothing where they belong to several."""
+        if len(self.requests) != 1:
+            return {}
+        return {key: value for key, value in self.requests[0].parameters.items() if key in _TRACE_CONTEXT}
+
+    def are_cancelled(self) -> bool:
+        """Whether nobody waits for any of them any more."""
+        return self.is_watched and all(request.is_cancelled() for request in self.requests)
+
+
+_TRACE_CONTEXT = frozenset({"traceparent", "tracestate"})
+NO_PARENTS = Parents((), can_lend=False, is_watched=False)
+#: Of this thread or coroutine. A thread that a model starts has none.
+current_parents: ContextVar[Parents] = ContextVar("parents", default=NO_PARENTS)
+
+
+class Call:
+    """One request of a model's own, sent again where its model is reloaded on the way."""
+
+    def __init__(
+        self, client: Client, caller: str, request: InferenceRequest, decoupled: bool, on_response: "OnResponse"
+    ) -> None:
+        self._client = client
+        self._caller = caller
+        self._request = request
+        self._decoupled = decoupled
+        self._on_response = on_response
+        self._parents = current_parents.get()
+        timeout_ns = int(client.request_timeout_s * 1e9)
+        self._deadline_ns = self._parents.deadline_ns(time.monotonic_ns(), timeout_ns)
+        # Changed by attempt; by the last response.
+        self._entry: ModelEntry | None = None
+        self._number = 0
+        self._num_attempts = 0
+
+    def attempt(self) -> None:
+        """Find the model, check the request against it, send it. What goes wrong is the response."""
+        self._num_attempts += 1
+        name = self._request._model_name
+        try:
+            self._entry = self._find()
+            outgoing = check(self._entry, self._ask())
+            self._number = self._client.submit(
+                outgoing, self._answer, self._deadline_ns, self._parents.are_cancelled, self._lenders()
+            )
+        except ShoalError as error:
+            self._fail(type(error)(f"Model {name} - Error when running inference: {error}"), is_final=True)
+
+    def cancel(self) -> None:
+        """Nobody wants the rest of the responses."""
+        self._client.cancel(self._number)
+
+    def _find(self) -> ModelEntry:
+        name, version = self._request._model_name, self._request._model_version
+        try:
+            entry = self._client.models.lookup(name, None if version == -1 else str(version))
+        except ShoalError:
+            entry = None
+        if entry is None or not entry.ready:
+            raise UnavailableError(f"Failed for execute the inference request. Model '{name}' is not ready.")
+        if entry.is_decoupled and not self._decoupled:
+            raise InternalError(
+                f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
+                "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
+                "calls for decoupled models.'"
+            )
+        return entry
+
+    def _ask(self) -> Ask:
+        request, parents = self._request, self._parents
+        return Ask(
+            request._request_id,
+            [self._input(tensor) for tensor in request._inputs],
+            tuple(request._requested_output_names),
+            {**parents.trace_context(), **_context(request), **request._parameters},
+            parents.priority(),
+            request._timeout or parents.timeout_us(time.monotonic_ns()),
+            request._correlation_id,
+            request._flags,
+        )
+
+    def _input(self, tensor: Tensor) -> Input:
+        name, datatype, shape = tensor._name, tensor._datatype, tuple(tensor._shape)
+        if datatype is not BYTES:
+            array = tensor._host()
+            data = array.reshape(-1).view(np.uint8).data
+        elif tensor._data is not None:
+            data = tensor._data
+        else:
+            data = memoryview(encode_bytes_tensor(string_elements(tensor._host())))
+        source = tensor._source
+        if source is None or source.nbytes < LEND_NBYTES or not (source.keep is not None or self._parents.can_lend):
+            return Input(name, datatype, shape, data)
+        return Input(name, datatype, shape, data, source.ref, source.offset)
+
+    def _lenders(self) -> list[object]:
+        """What keeps the responses whose tensors are lent."""
+        return [tensor._source.keep for tensor in self._request._inputs if tensor._source is not None]
+
+    # --- what comes back: in the listening thread, which waits for nothing ---
+
+    def _answer(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
+        if answer is None:
+            self._tell(None, is_final=True)
+        elif isinstance(answer, ModelGoneError) and self._num_attempts <= _MAX_RELOADS:
+            threading.Thread(target=self.attempt, name="bls-again", daemon=True).start()
+        elif isinstance(answer, ShoalError):
+            self._fail(answer, is_final)
+        else:
+            try:
+                response = InferenceResponse(self._tensors(answer), parameters=answer.response.parameters)
+            except ShoalError as error:
+                self._fail(error, is_final)
+            else:
+                self._tell(response, is_final)
+
+    def _fail(self, error: ShoalError, is_final: bool) -> None:
+        if time.monotonic_ns() >= self._deadline_ns and self._calls_itself():
+            error = UnavailableError(
+                f"{error}; model '{self._caller}' has called itself, and its only instance waits for that call. Give "
+                "it more instances, or make execute a coroutine that awaits async_exec()"
+            )
+        self._tell(InferenceResponse(error=as_triton_error(error)), is_final)
+
+    def _tell(self, response: InferenceResponse | None, is_final: bool) -> None:
+        on_response = self._on_response
+        if is_final:
+            # Whoever hears of responses knows how to cancel: as a cycle, they would keep memory until it is collected.
+            self._on_response = _nobody
+        on_response(response, is_final)
+
+    def _calls_itself(self) -> bool:
+        return self._entry is not None and self._entry.name == self._caller and self._entry.num_instances == 1
+
+    def _tensors(self, answer: Answer) -> list[Tensor]:
+        assert self._entry is not None
+        response, block, block_ref = answer
+        if self._decoupled:
+            # A stream's responses are all kept by their iterator; their model gets its memory back at once instead.
+            block, block_ref = block.copy(), NO_BLOCK
+        tensors = []
+        for ref in response.outputs:
+            name, wire, _, offset, nbytes = ref
+            datatype, shape = BY_WIRE[wire], client_shape(self._entry, ref)
+            source = TensorSource(block_ref, offset, nbytes, block) if block_ref else None
+            if datatype is BYTES:
+                tensors.append(Tensor._made(name, datatype, shape, None, block.data[offset : offset + nbytes], source))
+            elif prod(shape) * datatype.itemsize != nbytes:
+                raise InternalError(f"output tensor shape does not match size of output for '{name}'")
+            else:
+                array = np.ndarray(shape, datatype.dtype, block, offset)
+                tensors.append(Tensor._made(name, datatype, shape, array, None, source))
+        return tensors
+
+
+def _nobody(_response: InferenceResponse | None, _is_final: bool) -> None:
+    """The call is over."""
+
+
+def _context(request: InferenceRequest) -> Parameters:
+    """The span that a model has handed on with `trace`."""
+    context = request._trace.get_context()
+    return {} if context is None else {key: str(value) for key, value in json.loads(context).items()}

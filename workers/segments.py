@@ -1,0 +1,68 @@
+"""The segments of other processes that a worker's requests may lie in: announced ones, and those it asks for.
+
+Front ends' are announced before they ask for anything. Those of workers, whose models lend tensors to others, are asked
+for when a request names one for the first time: a worker that executes could not acknowledge them. Runs in a worker;
+opened by the thread that runs its loop, announced by whichever listens.
+"""
+
+import select
+import time
+from collections.abc import Callable
+
+from shoal.control import Channel
+from shoal.shm.layout import ref_owner
+from shoal.shm.segment import SegmentView
+from shoal.shm.slab import SlabView
+
+#: How long the supervisor may take to lend a segment (ours; usual is a millisecond).
+BORROW_WAIT_S = 10.0
+#: Another thread may take the message that is waited for: look after so long whether it has (ours).
+_LOOK_MS = 10
+
+
+class Segments:
+    """By owner id."""
+
+    def __init__(self) -> None:
+        # Set by connect: where to ask, and how the supervisor's next message is obeyed.
+        self._channel: Channel | None = None
+        self._listen: Callable[[], None] = lambda: None
+        # Changed by add and remove; by open, which owner is being asked for (0 = none).
+        self._views: dict[int, SlabView] = {}
+        self._wanted = 0
+
+    def connect(self, channel: Channel, listen: Callable[[], None]) -> None:
+        """From now on segments that nobody announced can be asked for."""
+        self._channel, self._listen = channel, listen
+
+    def add(self, owner: int, view: SegmentView) -> None:
+        """Requests may lie in that segment from now on."""
+        self._views[owner] = SlabView(view)
+        self._settle(owner)
+
+    def remove(self, owner: int) -> None:
+        """Its owner is gone, or was never there; requests that lie there fail."""
+        self._views.pop(owner, None)
+        self._settle(owner)
+
+    def open(self, ref: int) -> memoryview | None:
+        """A block of another process, read-only; None where it is stale or its owner is gone."""
+        view = self._views.get(ref_owner(ref)) or self._borrow(ref_owner(ref))
+        return view.open(ref) if view is not None else None
+
+    def _borrow(self, owner: int) -> SlabView | None:
+        if self._channel is None:
+            return None
+        self._wanted = owner
+        self._channel.send({"op": "segment_wanted", "owner": owner})
+        deadline = time.monotonic() + BORROW_WAIT_S
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        while self._wanted and (left_s := deadline - time.monotonic()) > 0:
+            if poller.poll(min(left_s * 1000, _LOOK_MS)):
+                self._listen()
+        return self._views.get(owner)
+
+    def _settle(self, owner: int) -> None:
+        if owner == self._wanted:
+            self._wanted = 0
