@@ -26,6 +26,8 @@ A segment is written by one process, its owner, and mapped read-only by its peer
                            overlap
     320         8          busy for: all batches     ns        worker → supervisor
                            that have ended
+    384         8          taken: requests since the number    worker → supervisor
+                           worker is ready
     4096        128 × cap  the ring's records                  owner → the ring's reader
     …           8 × units  generation table                    owner → whoever opens a block
     slab offset slab size  blocks, each 2^n × 4096 bytes       owner → whoever holds a reference
@@ -49,7 +51,7 @@ KIND_NAMES = {CLIENT: "client", LINK: "link", WORKER: "worker", COUNTERS: "count
 
 HEADER = struct.Struct("<8Q")
 # Word indices (byte offset / 8) of what changes after the start; each on its own cache line.
-TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD, BUSY_FOR_WORD = 8, 16, 24, 32, 40
+TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD, BUSY_FOR_WORD, TAKEN_WORD = 8, 16, 24, 32, 40, 48
 OVERLAP_WORD = BUSY_SINCE_WORD  # of a link
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits (DESIGN: "tensors stay").

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_DESCRIPTORS = 8
 
 _PACKER = msgpack.Packer(use_bin_type=True)
+_PACKING = threading.Lock()  # a worker has several threads that send, and the packer one buffer
 _PEERCRED = struct.Struct("3i")
 
 
@@ -46,7 +48,8 @@ class Channel:
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message and duplicates of descriptors. Raises OSError where the peer is gone or reads nothing."""
-        body = _PACKER.pack(message)
+        with _PACKING:
+            body = _PACKER.pack(message)
         if len(body) <= MAX_INLINE_BYTES:
             self._send(b"\x00" + body, fds)
             return

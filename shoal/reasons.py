@@ -39,27 +39,58 @@ class ModelGoneError(errors.UnavailableError):
 class DeathDetail(NamedTuple):
     """The DETAIL word of a REPLY whose REASON is the end of a worker.
 
-    bits 32 to 63 pid | 24 to 31 instance group | 16 to 23 number in the group | 0 to 15 return code, two's complement
+    bits 42 to 63 pid | 34 to 41 instance group | 26 to 33 number in the group | 0 to 25 figure
     """
 
-    pid: int
+    pid: int  # the kernel's are below 2^22
     group: int  # index of the group in the model's configuration
     number: int  # of the instance in its group: the last part of its name
-    code: int  # the exit code; negative: the signal
+    #: The return code in two's complement of 16 bits; of EXECUTION_LIMIT the limit in ms, of OUT_OF_MEMORY two sizes.
+    figure: int
 
     def pack(self) -> int:
         """The word."""
-        return self.pid << 32 | self.group << 24 | self.number << 16 | self.code & 0xFFFF
+        return self.pid << 42 | self.group << 34 | self.number << 26 | self.figure
 
     @classmethod
     def unpack(cls, word: int) -> "DeathDetail":
         """What a word says, whatever it is."""
-        code = word & 0xFFFF
-        return cls(word >> 32, word >> 24 & 0xFF, word >> 16 & 0xFF, code - 0x10000 if code & 0x8000 else code)
+        return cls(word >> 42, word >> 34 & 0xFF, word >> 26 & 0xFF, word & MAX_FIGURE)
+
+    @property
+    def code(self) -> int:
+        """The exit code; negative: the signal."""
+        code = self.figure & 0xFFFF
+        return code - 0x10000 if code & 0x8000 else code
 
     def instance_name(self, groups: Sequence[str]) -> str:
         """Triton's name of the instance, as in `simple_0_1`; `groups` are the names of the model's instance groups."""
         return f"{groups[self.group] if self.group < len(groups) else '?'}_{self.number}"
+
+
+MAX_FIGURE = (1 << 26) - 1
+_MANTISSA_BITS, _EXPONENT_BITS = 9, 4
+_MAX_MIB = ((1 << _MANTISSA_BITS) - 1) << ((1 << _EXPONENT_BITS) - 1)  # 16 TiB
+
+
+def pack_sizes(*sizes_mib: int) -> int:
+    """Two sizes in one figure, to three digits: each of 9 bits, shifted by as many as 4 bits say."""
+    figure = 0
+    for size_mib in sizes_mib:
+        mib = min(size_mib, _MAX_MIB)
+        exponent = max(0, mib.bit_length() - _MANTISSA_BITS)
+        figure = (figure << _MANTISSA_BITS | mib >> exponent) << _EXPONENT_BITS | exponent
+    return figure
+
+
+def unpack_sizes(figure: int) -> tuple[int, int]:
+    """The two sizes in MiB, rounded down."""
+    bits = _MANTISSA_BITS + _EXPONENT_BITS
+    first, second = (
+        (part >> _EXPONENT_BITS & (1 << _MANTISSA_BITS) - 1) << (part & (1 << _EXPONENT_BITS) - 1)
+        for part in (figure >> bits, figure)
+    )
+    return first, second
 
 
 #: For a version all of whose instances are FAILED; front ends refuse with it, too.
@@ -68,7 +99,11 @@ ALL_FAILED = (
     "how; they are tried again from time to time"
 )
 _FAILED = "[request id: {id}] Failed to process the request(s) for model '{model}': "
-_INSTANCE = "the model instance '{instance}' (pid {pid})"
+#: Triton's sentence, which clients match on; then what it does not say.
+_DIED = (
+    "[request id: {id}] Failed to process the request(s) for model instance '{instance}', message: Stub process "
+    "'{instance}' is not healthy. The worker of model '{model}' (pid {pid})"
+)
 _RESTARTED = "The server's log says more; the instance is being restarted"
 
 _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
@@ -84,18 +119,19 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
     Reason.CANCELLED: (errors.CancelledError, "[request id: {id}] Request was cancelled"),
     Reason.INSTANCE_DIED: (
         errors.InternalError,
-        f"{_FAILED}{_INSTANCE} {{end}} while executing them. {_RESTARTED}",
+        f"{_DIED} {{end}} while executing them. {_RESTARTED}",
     ),
     Reason.OUT_OF_MEMORY: (
         errors.InternalError,
-        f"{_FAILED}the system ran out of memory and killed {_INSTANCE} while it was executing them. {_RESTARTED}",
+        f"{_DIED} was killed by the kernel's OOM killer while executing them: its memory had peaked at {{peak}}, the "
+        f"limit is {{limit}}. {_RESTARTED}",
     ),
     # No code of Triton's says "too late, and do not try again"; UNAVAILABLE, its code for a request that expired in the
     # queue, invites clients to send again what has just cost an instance. So it is the code of every other death.
     Reason.EXECUTION_LIMIT: (
         errors.InternalError,
-        f"{_FAILED}{_INSTANCE} exceeded the execution limit of the model and was ended. If the model needs longer, "
-        f"raise its parameter 'execution_timeout_ms', or --model-execution-timeout-secs. {_RESTARTED}",
+        f"{_DIED} was ended because the execution took longer than the limit of {{limit_ms}} ms. If the model needs "
+        f"it, raise the parameter 'execution_timeout_ms', or --model-execution-timeout-secs. {_RESTARTED}",
     ),
     Reason.DAMAGED: (
         errors.InternalError,
@@ -133,6 +169,7 @@ def error_for(
         (errors.InternalError, f"the batcher refused the request for a reason this front end does not know: {reason}"),
     )
     death = DeathDetail.unpack(detail)
+    peak, limit = map(describe_size, unpack_sizes(death.figure))
     return kind(
         sentence.format(
             model=model,
@@ -141,8 +178,16 @@ def error_for(
             instance=death.instance_name(groups),
             pid=death.pid,
             end=describe_exit(death.code),
+            limit_ms=death.figure,
+            peak=peak,
+            limit=limit,
         )
     )
+
+
+def describe_size(mib: int) -> str:
+    """A size of memory: `212 MiB`, `7.9 GiB`."""
+    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
 def describe_exit(code: int) -> str:

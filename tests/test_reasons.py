@@ -6,10 +6,27 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal.errors import ShoalError
-from shoal.reasons import DeathDetail, ModelGoneError, Reason, describe_exit, error_for
+from shoal.reasons import (
+    MAX_FIGURE,
+    DeathDetail,
+    ModelGoneError,
+    Reason,
+    describe_exit,
+    error_for,
+    pack_sizes,
+    unpack_sizes,
+)
 
-#: pid 4242, instance 3 of the second group, signal 11.
-DETAIL = 0x00001092_01_03_FFF5
+#: pid 4242, instance 3 of the second group.
+WHO = 4242 << 42 | 1 << 34 | 3 << 26
+#: Signal 11; 8100 and 8192 MiB, as 9 bits shifted by 4 and by 5; 1500 ms.
+DETAILS = {9: WHO | (506 << 4 | 4) << 13 | 256 << 4 | 5, 10: WHO | 1500}
+DETAIL = WHO | 0xFFF5
+_NOT_HEALTHY = (
+    "[request id: r7] Failed to process the request(s) for model instance 'cpu_3', message: Stub process 'cpu_3' is "
+    "not healthy. The worker of model 'simple' (pid 4242) "
+)
+_RESTARTED = "The server's log says more; the instance is being restarted"
 
 SENTENCES: list[tuple[int, type[ShoalError], str]] = [
     (1, errors.UnavailableError, "[request id: r7] Exceeds maximum queue size"),
@@ -23,9 +40,7 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
     (
         5,
         errors.InternalError,
-        "[request id: r7] Failed to process the request(s) for model 'simple': the model instance 'cpu_3' (pid 4242) "
-        "was killed by signal 11 (SIGSEGV) while executing them. The server's log says more; the instance is being "
-        "restarted",
+        f"{_NOT_HEALTHY}was killed by signal 11 (SIGSEGV) while executing them. {_RESTARTED}",
     ),
     (
         6,
@@ -43,17 +58,14 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
     (
         9,
         errors.InternalError,
-        "[request id: r7] Failed to process the request(s) for model 'simple': the system ran out of memory and killed "
-        "the model instance 'cpu_3' (pid 4242) while it was executing them. The server's log says more; the instance "
-        "is being restarted",
+        f"{_NOT_HEALTHY}was killed by the kernel's OOM killer while executing them: its memory had peaked at 7.9 GiB, "
+        f"the limit is 8.0 GiB. {_RESTARTED}",
     ),
     (
         10,
         errors.InternalError,
-        "[request id: r7] Failed to process the request(s) for model 'simple': the model instance 'cpu_3' (pid 4242) "
-        "exceeded the execution limit of the model and was ended. If the model needs longer, raise its parameter "
-        "'execution_timeout_ms', or --model-execution-timeout-secs. The server's log says more; the instance is being "
-        "restarted",
+        f"{_NOT_HEALTHY}was ended because the execution took longer than the limit of 1500 ms. If the model needs it, "
+        f"raise the parameter 'execution_timeout_ms', or --model-execution-timeout-secs. {_RESTARTED}",
     ),
     (
         11,
@@ -72,7 +84,8 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
 
 @pytest.mark.parametrize(("reason", "kind", "sentence"), SENTENCES, ids=[str(row[0]) for row in SENTENCES])
 def test_each_reason_has_its_sentence(reason: int, kind: type[ShoalError], sentence: str) -> None:
-    error = error_for(reason, DETAIL, model="simple", version=3, request_id="r7", groups=["gpu", "cpu"])
+    detail = DETAILS.get(reason, DETAIL)
+    error = error_for(reason, detail, model="simple", version=3, request_id="r7", groups=["gpu", "cpu"])
     assert type(error) is kind
     assert str(error) == sentence
 
@@ -89,8 +102,8 @@ def test_a_request_without_an_id_is_named_as_triton_names_it() -> None:
 def test_names_are_not_read_as_formats() -> None:
     error = error_for(5, model="{id}{0}", version=1, request_id="{model}%s", groups=["{pid}"])
     assert str(error).startswith(
-        "[request id: {model}%s] Failed to process the request(s) for model '{id}{0}': the model instance "
-        "'{pid}_0' (pid 0)"
+        "[request id: {model}%s] Failed to process the request(s) for model instance '{pid}_0', message: Stub process "
+        "'{pid}_0' is not healthy. The worker of model '{id}{0}' (pid 0) exited"
     )
 
 
@@ -101,16 +114,25 @@ def test_an_unknown_reason_is_an_internal_error_that_says_its_number(reason: int
     assert str(error) == f"the batcher refused the request for a reason this front end does not know: {reason}"
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 255), st.integers(-64, 255))
+@given(st.integers(0, 2**22 - 1), st.integers(0, 255), st.integers(0, 255), st.integers(-64, 255))
 def test_a_death_fits_into_a_word(pid: int, group: int, number: int, code: int) -> None:
-    word = DeathDetail(pid, group, number, code).pack()
+    word = DeathDetail(pid, group, number, code & 0xFFFF).pack()
     assert 0 <= word < 2**64
-    assert DeathDetail.unpack(word) == (pid, group, number, code)
+    read = DeathDetail.unpack(word)
+    assert (read.pid, read.group, read.number, read.code) == (pid, group, number, code)
 
 
-@given(st.integers(0, 2**64 - 1))
-def test_any_word_can_be_read(word: int) -> None:
-    assert "model instance '" in str(error_for(5, word, model="m", version=1, request_id=""))
+@given(st.integers(0, 17 << 20), st.integers(0, 17 << 20))
+def test_two_sizes_fit_into_a_figure_to_three_digits(first: int, second: int) -> None:
+    figure = pack_sizes(first, second)
+    assert 0 <= figure <= MAX_FIGURE
+    for said, meant in zip(unpack_sizes(figure), (first, second), strict=True):
+        assert min(meant, 511 << 15) * 0.996 <= said <= meant
+
+
+@given(st.sampled_from([5, 9, 10]), st.integers(0, 2**64 - 1))
+def test_any_word_can_be_read(reason: int, word: int) -> None:
+    assert "model instance '" in str(error_for(reason, word, model="m", version=1, request_id=""))
 
 
 def test_an_instance_of_an_unknown_group_keeps_its_number() -> None:

@@ -23,6 +23,7 @@ from shoal.shm.layout import (
     FREE,
     HAVE,
     PROGRESS_WORD,
+    TAKEN_WORD,
     UNIT,
     WANT,
     B,
@@ -193,6 +194,7 @@ class Memory:
             if kind == BATCH_ITEM:
                 self._incomplete.append(record)
                 if len(self._incomplete) == record[B.COUNT]:
+                    self._words[TAKEN_WORD] += len(self._incomplete)
                     self._batches.append(self._incomplete)
                     self._incomplete = []
                 if record[B.FREED]:

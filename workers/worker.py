@@ -22,6 +22,7 @@ from shoal.workers import backends
 from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
+from shoal.workers.metrics_reporter import report_metrics
 from shoal.workers.oversize import OversizeBlocks
 from shoal.workers.warmup import warm_up
 
@@ -58,6 +59,7 @@ def serve(channel: Channel) -> None:
     if loaded is None:
         return
     backend, signature = loaded
+    reporter = report_metrics(channel)
     received = _receive(channel, "memory")
     if received is not None:
         log.configure(**received[0]["log"])
@@ -65,6 +67,8 @@ def serve(channel: Channel) -> None:
         channel.send({"op": "mapped"})
         Loop(backend, signature, instance_name, memory).run(channel)
     backend.unload()
+    if reporter is not None:
+        reporter.flush()
 
 
 def pin(instance_name: str, device: Device) -> None:

@@ -5,6 +5,7 @@ family is printed from the start, a model's series only while the version is loa
 not printed at all. Labels are sorted by name, `le` and `quantile` last, which is how Triton prints them.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -18,7 +19,8 @@ from shoal.model_config.model_metrics import first_response_bounds
 from shoal.shm.counters import RowView
 from shoal.shm.windows import quantile_us
 
-_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
+_ESCAPES = {**_HELP_ESCAPES, ord('"'): '\\"'}
 _NS_PER_US, _NS_PER_MS, _NS_PER_S = 1000, 1e6, 1e9
 #: Bounds of Shoal's histograms, in bits of a time in ns: 16 µs to 137 s.
 _BITS = range(14, 38)
@@ -47,7 +49,12 @@ class _Version(NamedTuple):
 def exposition(state: ServerState, surroundings: Surroundings, now_ns: int) -> str:
     """All families; `now_ns` is the monotonic time."""
     versions = [_Version(entry, _labels(entry), state.read_counters(entry)) for entry in state.models.ready_entries()]
-    lines = [*_triton(state, versions, now_ns), *_machine(surroundings), *_shoal(versions, surroundings.gauges, now_ns)]
+    lines = [
+        *_triton(state, versions, now_ns),
+        *_machine(surroundings),
+        *_shoal(versions, surroundings.gauges, now_ns),
+        *_custom(surroundings.gauges),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -176,11 +183,28 @@ def _front_ends(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     yield from _plain(families.FRONT_END_RINGS, ratios)
 
 
+# --- models' own ---
+
+
+def _custom(gauges: Mapping[str, Any] | None) -> Iterator[str]:
+    """What models have made, as shoal/supervisor/custom_metrics.py tells it."""
+    for name, kind, text, series in (gauges or {}).get("custom", ()):
+        family = Family(name, kind, (), text)
+        yield from _header(family)
+        for pairs, figures in series:
+            labels = tuple((label, value) for label, value in pairs)
+            if kind == "histogram":
+                yield from _histogram(name, labels, *figures)
+            else:
+                yield _sample(name, labels, figures)
+
+
 # --- lines ---
 
 
 def _header(family: Family) -> tuple[str, str]:
-    return f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"
+    text = family.help.translate(_HELP_ESCAPES)
+    return f"# HELP {family.name} {text}", f"# TYPE {family.name} {family.kind}"
 
 
 def _plain(family: Family, samples: Iterable[tuple[Labels, float]]) -> Iterator[str]:
@@ -205,10 +229,8 @@ def _histogram(
     *cumulated, count = accumulate(counts)
     yield _sample(f"{name}_count", labels, count)
     yield _sample(f"{name}_sum", labels, total)
-    text = _text(labels)
-    for bound, seen in zip(bounds, cumulated, strict=True):
-        yield f'{name}_bucket{{{text},le="{_number(bound)}"}} {seen}'
-    yield f'{name}_bucket{{{text},le="+Inf"}} {count}'
+    for bound, seen in zip((*bounds, math.inf), (*cumulated, count), strict=True):
+        yield _sample(f"{name}_bucket", labels, seen, f'le="{_number(bound)}"')
 
 
 def _sample(name: str, labels: Labels, value: float, last: str = "") -> str:
@@ -219,8 +241,8 @@ def _sample(name: str, labels: Labels, value: float, last: str = "") -> str:
 @lru_cache(maxsize=1024)  # bounds come again and again
 def _number(value: float) -> str:
     """Whole numbers without a point, as Triton prints them."""
-    if value != value:
-        return "NaN"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'+' if value > 0 else '-'}Inf"
     return str(int(value)) if value == int(value) else repr(value)
 
 

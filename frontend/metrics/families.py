@@ -261,6 +261,10 @@ INSTANCE_FAMILIES = (
         "restarts",
     ),
     Figure(
+        _counter("shoal_instance_recycles_total", INSTANCE, "How often that was because of max_requests or max_rss"),
+        "recycles",
+    ),
+    Figure(
         _gauge("shoal_instance_resident_memory_bytes", INSTANCE, "Memory of the worker, what it shares included"),
         "rss_bytes",
     ),

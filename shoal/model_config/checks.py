@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Callable, Iterator
 
 from shoal.errors import InvalidArgumentError
-from shoal.model_config import execution_timeout, model_metrics, scaling, warmup
+from shoal.model_config import execution_timeout, model_metrics, recycling, scaling, warmup
 from shoal.model_config.backends import disagreements
 from shoal.model_config.messages import Config
 from shoal.model_config.scaling import MAX_INSTANCES
@@ -143,7 +143,7 @@ def _too_long(name: str, field: str, microseconds: int) -> Iterator[str]:
 #: What needs no auto-complete, and must hold before a process is started for the model.
 _UNFINISHED: tuple[Rule, ...] = (
     disagreements, file_names, warmup_files, delay_and_order, queue_policies, instance_groups, execution_timeout.faults,
-    scaling.faults, model_metrics.faults,
+    recycling.faults, scaling.faults, model_metrics.faults,
 )  # fmt: skip
 _FINISHED: tuple[Rule, ...] = (*_UNFINISHED, batch_size, tensors, labels, preferred_sizes, warmup.faults)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.placement import Placement
-from shoal.reasons import DeathDetail, Reason, describe_exit
+from shoal.reasons import MAX_FIGURE, DeathDetail, Reason, describe_exit, pack_sizes
 
 _MIB = 1 << 20
 #: How many lines are worth a look where nothing among them begins a report.
@@ -41,7 +41,14 @@ class Death:
         """The word that says whose death it is and how it ended."""
         groups = [group["name"] for group in config["instance_group"]]
         number = int(placement.instance_name.rpartition("_")[2])
-        return DeathDetail(self.pid, groups.index(placement.group), number, self.code).pack()
+        return DeathDetail(self.pid, groups.index(placement.group), number, self._figure()).pack()
+
+    def _figure(self) -> int:
+        if self.reason is Reason.EXECUTION_LIMIT:
+            return min(self.limit_ms, MAX_FIGURE)
+        if self.reason is Reason.OUT_OF_MEMORY:
+            return pack_sizes(self.peak_rss_bytes // _MIB, self.memory_limit_bytes // _MIB)
+        return self.code & 0xFFFF
 
     def describe(self) -> str:
         """What comes after "instance 'simple_0_0'" in the log."""

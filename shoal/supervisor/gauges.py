@@ -33,6 +33,8 @@ class Instance(Protocol):
     @property
     def num_starts(self) -> int: ...
     @property
+    def num_recycles(self) -> int: ...
+    @property
     def pid(self) -> int: ...
     @property
     def progress(self) -> Progress | None: ...
@@ -65,6 +67,7 @@ def _instance(instance: Instance, now_ns: int) -> Figures:
         "model_instance": instance.name,
         "device": _device(instance.placement),
         "restarts": max(0, instance.num_starts - 1),
+        "recycles": instance.num_recycles,
         "rss_bytes": rss_bytes(instance.pid),
         "is_up": instance.progress is not None,
     }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.options import ServerOptions
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
+from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.oom_kills import OomKills
 from shoal.supervisor.star import Star
@@ -39,4 +40,5 @@ class Host:
     log_settings: dict[str, Any]
     cores: tuple[int, ...]  # that the server may use
     roster: Enrolment
+    metrics: CustomMetrics
     oom_kills: OomKills = field(default_factory=OomKills)

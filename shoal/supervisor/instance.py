@@ -29,7 +29,7 @@ from shoal.supervisor.host import Host
 from shoal.supervisor.members import Member
 from shoal.supervisor.output import Output
 from shoal.supervisor.participant import Participant
-from shoal.supervisor.progress import Progress
+from shoal.supervisor.progress import Progress, rss_bytes
 from shoal.supervisor.restarts import Restarts, Verdict
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,8 @@ class Instance:
         self._listener = listener
         # Changed as the worker goes through its states.
         self.state = InstanceState.DOWN
-        self.num_starts = 0
+        self.num_starts = 0  # and those of the instances whose place it took
+        self.num_recycles = 0
         self._restarts = Restarts()
         self._child: Child | None = None
         self._output: Output | None = None
@@ -104,6 +105,7 @@ class Instance:
         self._participant: Participant | None = None
         self._progress: Progress | None = None
         self._up_since_s = 0.0
+        self.rss_when_up_bytes = 0  # before its first batch
         self._is_over_limit = False
         self._error: ShoalError | None = None
         self._has_been_up = self._is_failed = self._is_leaving = False
@@ -113,6 +115,7 @@ class Instance:
             "failed": self._on_failed,
             "mapped": self._on_mapped,
             "ack": self._on_ack,
+            "metrics": self._on_metrics,
             "oversize": self._on_oversize,
             "oversize_mapped": self._on_oversize,
             "oversize_gone": self._on_oversize,
@@ -153,6 +156,10 @@ class Instance:
     def has_been_up(self) -> bool:
         """Whether it has ever been ready for batches."""
         return self._has_been_up
+
+    def take_place_of(self, other: "Instance") -> None:
+        """It is not started yet, and its start is another start of what has the other's name."""
+        self.num_starts, self.num_recycles = other.num_starts, other.num_recycles + 1
 
     def start(self) -> None:
         """Start the worker. It has --model-load-timeout-secs to come up."""
@@ -283,6 +290,7 @@ class Instance:
         self.state = InstanceState.UP
         self._has_been_up, self._is_failed = True, False
         self._up_since_s = self._host.loop.now_s()
+        self.rss_when_up_bytes = rss_bytes(self.pid)
         self._progress = Progress(self._participant.read_only_fd, self._participant.link_fd)
         self._host.star.admit_worker(self._participant)
         self._listener.on_up(self)
@@ -293,6 +301,9 @@ class Instance:
     def _on_ack(self, message: Message) -> None:
         if self._member is not None:
             self._host.star.acknowledgements.received(self._member, message["seq"])
+
+    def _on_metrics(self, message: Message) -> None:
+        self._host.metrics.add(self.version.model_id, self.number, message["families"])
 
     def _on_oversize(self, message: Message) -> None:
         if self._participant is not None:
@@ -325,7 +336,10 @@ class Instance:
     def _exited(self, child: Child, code: int) -> None:
         if self._output is not None:
             self._output.finish()
+        if self._member is not None:
+            self._member.drain()
         was, self.state = self.state, InstanceState.DOWN
+        self._host.metrics.leave(self.number)
         death = self._account(child, code, was)
         if self._participant is not None:
             detail = death.detail(self.version.config, self.placement)

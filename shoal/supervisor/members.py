@@ -56,6 +56,11 @@ class Member:
             return
         self._outbox.append((message, [os.dup(fd) for fd in fds]))
 
+    def drain(self) -> None:
+        """The process has ended: hear what it had said before."""
+        while self._hear():
+            pass
+
     def hang_up(self) -> None:
         """Close the connection; the process takes that as the end of its supervisor."""
         if not self._is_open:
@@ -83,18 +88,25 @@ class Member:
         self._loop.on_writable(self._channel.fileno(), None)
 
     def _receive(self) -> None:
+        self._hear()
+
+    def _hear(self) -> bool:
+        """Take a message; False where there is none."""
+        if not self._is_open:
+            return False
         try:
             message, fds = self._channel.receive()
         except BlockingIOError:
-            return
+            return False
         except EOFError:
             self.hang_up()
-            return
+            return False
         if message["op"] == "ledger":
             self.counts = message["counts"]
         else:
             self.on_message(message, fds)
         _close_all(fds)
+        return True
 
 
 class Acknowledgements:

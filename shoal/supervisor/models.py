@@ -143,6 +143,7 @@ class Models:
         """Nothing is left of it."""
         version = served.version
         self._served.pop(version.model_id, None)
+        self._host.metrics.forget(version.model_id)
         self._free_rows.append(version.row)
         self._give_back(version.version_dir.parent)
         self._forget([each.version.version_dir for each in self._served.values()])

@@ -1,11 +1,14 @@
 """What a worker writes to stdout and stderr: read at once, passed on by the line within a budget, its end remembered.
 
-User code may print without end; neither the log nor a full pipe shall suffer for it. Runs in the supervisor.
+User code may print without end; neither the log nor a full pipe shall suffer for it, and where our own output goes into
+a pipe that is not read, the supervisor does not wait for its workers' sake. Runs in the supervisor.
 """
 
+import fcntl
 import logging
 import os
 import sys
+import termios
 from typing import IO
 
 from shoal.supervisor.children import Child
@@ -35,15 +38,15 @@ class Lines:
         # Changed by feed and take_dropped.
         self.num_dropped = 0
 
-    def feed(self, stream: int, data: bytes, now_ns: int) -> bytes:
-        """What is to be passed on now that `data` has come; b"" is the end of the stream."""
+    def feed(self, stream: int, data: bytes, now_ns: int, room: int = sys.maxsize) -> bytes:
+        """What is to be passed on, `room` bytes at most, now that `data` has come; b"" is the end of the stream."""
         begun = self._begun[stream] + data
         whole, newline, rest = begun.rpartition(b"\n")
         whole += newline
         if rest and (not data or len(rest) > MAX_LINE_BYTES):
             whole, rest = begun + b"\n", b""
         self._begun[stream] = rest
-        return self._admit(whole, now_ns) if whole else b""
+        return self._admit(whole, now_ns, room) if whole else b""
 
     def take_dropped(self, now_ns: int) -> int:
         """How many lines the second that is over has cost; 0 while it lasts."""
@@ -52,17 +55,27 @@ class Lines:
         count, self.num_dropped = self.num_dropped, 0
         return count
 
-    def _admit(self, lines: bytes, now_ns: int) -> bytes:
+    def _admit(self, lines: bytes, now_ns: int, room: int) -> bytes:
         if now_ns >= self._second_ends_ns:
             self._second_ends_ns = now_ns + _SECOND_NS
             self._num_left = BYTES_PER_S
-        admitted = lines
-        if len(lines) > self._num_left:
-            admitted = lines[: lines.rfind(b"\n", 0, self._num_left) + 1]
+        admitted, most = lines, min(self._num_left, room)
+        if len(lines) > most:
+            admitted = lines[: lines.rfind(b"\n", 0, most) + 1]
             self.num_dropped += lines.count(b"\n", len(admitted))
             self._num_left = len(admitted)  # one gap a second, not one at each long line
         self._num_left -= len(admitted)
         return admitted
+
+
+def room_of(file: IO[str]) -> int:
+    """How much of workers' output it takes without anybody's waiting: of a pipe half, the rest is for our own log."""
+    try:
+        capacity = fcntl.fcntl(file.fileno(), fcntl.F_GETPIPE_SZ)
+        unread = fcntl.ioctl(file.fileno(), termios.FIONREAD, bytes(4))
+    except OSError:
+        return sys.maxsize  # a file, a terminal, or nothing that has a descriptor
+    return max(0, capacity // 2 - int.from_bytes(unread, sys.byteorder))
 
 
 class Output:
@@ -117,10 +130,10 @@ class Output:
         now_ns = int(self._loop.now_s() * 1e9)
         self._tell_dropped(now_ns)
         had_dropped = self._lines.num_dropped
-        passed_on = self._lines.feed(stream, data, now_ns)
+        file = (sys.stdout, sys.stderr)[stream]
+        file.flush()
+        passed_on = self._lines.feed(stream, data, now_ns, room_of(file))
         if passed_on:
-            file = (sys.stdout, sys.stderr)[stream]
-            file.flush()
             file.buffer.write(passed_on)
             file.buffer.flush()
         if self._lines.num_dropped and not had_dropped:
@@ -129,7 +142,7 @@ class Output:
     def _tell_dropped(self, now_ns: int) -> None:
         if num_dropped := self._lines.take_dropped(now_ns):
             _log.warning(
-                "worker %s wrote more than %d bytes in a second: %d lines were dropped",
+                "worker %s writes more than %d bytes a second, or than is read: %d lines were dropped",
                 self._name, BYTES_PER_S, num_dropped,
             )  # fmt: skip
 

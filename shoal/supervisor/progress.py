@@ -18,6 +18,7 @@ from shoal.shm.layout import (
     RECORD_BYTES,
     RING_OFFSET,
     TAIL_WORD,
+    TAKEN_WORD,
     WORD,
 )
 from shoal.shm.segment import SegmentView
@@ -65,6 +66,11 @@ class Progress:
     def has_completed(self) -> bool:
         """Whether a batch was completed since the worker became ready."""
         return self.num_completed > 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests taken since the worker became ready, those that lie before it included."""
+        return self._words[TAKEN_WORD]
 
     @property
     def is_waited_for(self) -> bool:

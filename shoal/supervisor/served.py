@@ -63,6 +63,7 @@ class Served:
         # Changed as instances come and go.
         self.instances: list[Instance] = []
         self._leaving: list[Instance] = []
+        self._fresh: dict[Instance, Instance] = {}  # one that is to come up → the one whose place it takes
         self._started_s = 0.0
         self._has_come_up = self._is_retiring = self._is_ending = False
         self._resizes: list[Outcome] = []
@@ -159,6 +160,8 @@ class Served:
     def on_up(self, instance: Instance) -> None:
         """A version is ready when all its instances have come up once."""
         version = self.version
+        if instance in self._fresh:
+            self._hand_over(instance)
         self._count()
         if not self._has_come_up:
             if version.num_instances_up == version.num_instances:
@@ -177,8 +180,11 @@ class Served:
 
     def on_load_failed(self, instance: Instance, error: ShoalError) -> None:
         """An instance that cannot load fails its version, or the resize it came with."""
+        is_fresh = instance in self._fresh
         self._forget(instance)
-        if self._has_come_up:
+        if is_fresh:
+            _log.error("instance '%s' of model '%s' keeps its worker: %s", instance.name, self.version.name, error)
+        elif self._has_come_up:
             self._give_up_resize(error)
         else:
             self.fail(error)
@@ -210,6 +216,7 @@ class Served:
         for instances in (self.instances, self._leaving):
             if instance in instances:
                 instances.remove(instance)
+        self._fresh.pop(instance, None)
         self._host.roster.dismiss(instance)
 
     def _count(self) -> None:
@@ -261,6 +268,32 @@ class Served:
         for outcome in outcomes:
             outcome(error)
 
+    # --- a fresh instance for one that has served enough ---
+
+    def replace(self, instance: Instance) -> bool:
+        """Start a fresh instance in its place; it goes when that is up. False where this is not the time for it.
+
+        Raises ShoalError where there is no model file for it.
+        """
+        if self._fresh or self._resizes or self._is_retiring or self._is_ending or not self._has_come_up:
+            return False
+        fresh = self._enrol(instance.placement)
+        fresh.take_place_of(instance)
+        self._fresh[fresh] = instance
+        fresh.start()
+        return True
+
+    def _hand_over(self, fresh: Instance) -> None:
+        old = self._fresh.pop(fresh)
+        if old in self.instances:
+            fresh.pin(old.placement)
+            self.instances[self.instances.index(old)] = fresh
+            self._leaving.append(old)
+            old.retire()
+        else:  # scaled down meanwhile
+            self._leaving.append(fresh)
+            fresh.retire()
+
     # --- the end ---
 
     def retire(self) -> None:
@@ -284,13 +317,13 @@ class Served:
     def _end(self) -> None:
         self._is_ending = True
         self.version.num_instances_up = 0
-        for instance in [*self.instances, *self._leaving]:
+        for instance in [*self.instances, *self._leaving, *self._fresh]:
             if instance.state is not InstanceState.STOPPED:
                 instance.stop()
         self._check_over()
 
     def _check_over(self) -> None:
-        if self._is_ending and not self.instances and not self._leaving:
+        if self._is_ending and not (self.instances or self._leaving or self._fresh):
             self._is_ending = False
             if self.version.is_config_final:
                 self._host.star.tell_batcher(self._message("model_gone"))

@@ -9,6 +9,7 @@ It owns the listening sockets and nothing that a request needs. One thread: chil
 import faulthandler
 import logging
 import os
+import random
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from shoal import log
 from shoal.cloud_url import CloudUrl
 from shoal.control import Listener, Message
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
+from shoal.frontend.metrics import families
 from shoal.options import ServerOptions
 from shoal.process import adopt_orphans, set_title
 from shoal.repository.cloud_cache import Slot, take_slot
@@ -26,6 +28,7 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.available_memory import available_nbytes
 from shoal.supervisor.batchers import Batchers
 from shoal.supervisor.children import reap_orphans
+from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.gauges import gauges
 from shoal.supervisor.host import Host
@@ -38,6 +41,7 @@ from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.questions import Question, Questions
+from shoal.supervisor.recycling import Recycling
 from shoal.supervisor.repository import Repository
 from shoal.supervisor.roster import Roster
 from shoal.supervisor.scaling import Scaling
@@ -104,9 +108,11 @@ class Supervisor:
         self._zygotes = Zygotes(self._loop, self._control.address)
         self._repository = Repository(self._loop, options, self._control.address, log_settings, slots)
         self._roster = Roster(self._loop)
+        self._metrics = CustomMetrics({family.name for family in families.ALL})
         cores = tuple(sorted(os.sched_getaffinity(0)))
+        address = self._control.address
         host = Host(
-            self._loop, self._zygotes, self._star, options, self._control.address, log_settings, cores, self._roster
+            self._loop, self._zygotes, self._star, options, address, log_settings, cores, self._roster, self._metrics
         )
         self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
@@ -130,6 +136,7 @@ class Supervisor:
         )
         log_verbs = {"log_settings": LogSettings(log_settings, self._star, self._repository).change}
         self._scaling = Scaling(self._loop, self._models, self._star.read_counters, time.monotonic_ns)
+        self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
         self._tracing = Tracing(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
@@ -199,6 +206,7 @@ class Supervisor:
         else:
             self._roster.watch()
             self._scaling.watch()
+            self._recycling.watch()
             self._model_control.start(self._on_models_settled, self._on_no_repository)
             if not self._is_stopping:
                 self._http.start()  # not before: until here the reader of repositories needs the cores for its imports
@@ -252,7 +260,8 @@ class Supervisor:
     def _on_gauges(self, question: Question) -> None:
         """What /metrics tells beside the batcher's figures."""
         num_takeovers = max(0, self._batchers.num_active - 1)
-        question.answer(gauges(self._roster, self._star, num_takeovers, time.monotonic_ns()))
+        told = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
+        question.answer({**told, "custom": self._metrics.told()})
 
     def _on_client_joined(self, client: Participant) -> None:
         self._tracing.tell(client)

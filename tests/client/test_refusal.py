@@ -10,13 +10,13 @@ from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.shm.port import Reply
 
 #: pid 4242, instance 1 of the first group, signal 9.
-DETAIL = 0x00001092_00_01_FFF7
+DETAIL = 4242 << 42 | 1 << 26 | 0xFFF7
 
 
 @pytest.mark.parametrize(
     ("reply", "kind", "words"),
     [
-        (Reply(1, 2, 5, None, None, DETAIL), InternalError, "instance 'simple_0_1' (pid 4242) was killed by signal 9"),
+        (Reply(1, 2, 5, None, None, DETAIL), InternalError, "Stub process 'simple_0_1' is not healthy. The worker of"),
         (Reply(1, 5, 1, None, None), UnavailableError, "[request id: r7] Exceeds maximum queue size"),
         (Reply(1, 5, 0, None, None), UnavailableError, "have no shared memory left"),
         (Reply(1, 0, 0, None, None), InternalError, "sent an answer that cannot be read"),

@@ -1,5 +1,6 @@
 """A real server for tests: `shoal serve` as a user starts it, its log read until it says that it serves."""
 
+import http.client
 import json
 import os
 import re
@@ -118,6 +119,16 @@ def serving(
         server.wait()
         assert server.process.stdout is not None
         server.process.stdout.close()
+
+
+def samples(metrics_port: int) -> dict[str, float]:
+    """/metrics: name and labels as they are printed → value."""
+    connection = http.client.HTTPConnection("127.0.0.1", metrics_port, timeout=DEADLINE_S)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
 
 
 def imbalances(ledger: Ledger) -> list[tuple[str, str, int]]:

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from tests.end_to_end.changes import add_versions, explicit, reload, scale, write_model
-from tests.end_to_end.server import DEADLINE_S, imbalances, serving
+from tests.end_to_end.server import DEADLINE_S, imbalances, samples, serving
 from tests.end_to_end.traffic import Traffic
 
 
@@ -50,6 +50,30 @@ def test_a_busy_model_gets_more_instances_by_itself(tmp_path: Path) -> None:
         assert server.read_log(b"model 'm' version 1 goes from 1 to 2 instances: they are busy for")
         assert server.read_log(b"instance 'm_0_1' of model 'm' is up")
         assert not outcome.faults
+
+
+def test_instances_that_have_served_enough_are_recycled_and_nobody_notices(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    config = tmp_path / "m" / "config.pbtxt"
+    parameters = {"max_requests": "100", "max_requests_jitter": "20"}
+    said = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
+    )
+    config.write_text(config.read_text() + said)
+    with explicit(tmp_path) as server:
+        with Traffic(server, 200) as outcome:
+            for _ in range(3):
+                assert server.read_log(b"instance 'm_0_0' of model 'm' is up again")
+                assert b"of model 'm' is recycled: it has taken " in server.log
+                server.log = b""
+        assert not outcome.faults
+        assert outcome.num_right > 300
+        server.ledger_once(lambda ledger: not imbalances(ledger))
+        label = 'device="CPU",model="m",model_instance="m_0_0",version="1"'
+        recycles = samples(server.metrics_port)[f"shoal_instance_recycles_total{{{label}}}"]
+        assert recycles >= 3
+        assert samples(server.metrics_port)[f"shoal_instance_restarts_total{{{label}}}"] >= recycles
+        assert server.stop() == 0
 
 
 def test_what_was_accepted_before_the_end_is_answered(tmp_path: Path) -> None:

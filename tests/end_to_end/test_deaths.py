@@ -51,9 +51,9 @@ def test_client_and_log_name_model_instance_pid_and_signal(tmp_path: Path, numbe
         (executed,), (_behind,) = wait(both, DEADLINE_S, FIRST_COMPLETED)
         assert sentence(executed) == (
             "500",
-            "[request id: <id_unknown>] Failed to process the request(s) for model 'slow': the model instance "
-            f"'slow_0_0' (pid {worker}) was killed by {name} while executing them. The server's log says more; the "
-            "instance is being restarted",
+            "[request id: <id_unknown>] Failed to process the request(s) for model instance 'slow_0_0', message: Stub "
+            f"process 'slow_0_0' is not healthy. The worker of model 'slow' (pid {worker}) was killed by {name} while "
+            "executing them. The server's log says more; the instance is being restarted",
         )
         assert server.read_log(UP_AGAIN)
         said = f"model 'slow' version 1: instance 'slow_0_0' (pid {worker}) was killed by {name} while it was executing"
@@ -96,7 +96,7 @@ def test_server_limit_ends_a_long_execution_with_its_stack_in_the_log(tmp_path: 
     repository = identity_model(tmp_path, delay_ms=60_000)
     with serving(repository, "--model-execution-timeout-secs=1") as server, ThreadPoolExecutor(1) as pool:
         status, text = sentence(pool.submit(ask, server, 1))
-        assert (status, "exceeded the execution limit" in str(text)) == ("500", True)
+        assert (status, "took longer than the limit of 1000 ms" in str(text)) == ("500", True)
         assert server.read_log(b"signal 6 (SIGABRT) because it was over the execution limit of 1000 ms")
         assert b"Fatal Python error: Aborted" in server.log
 
@@ -150,7 +150,7 @@ def test_one_poisonous_request_in_a_thousand_fails_alone_and_says_so() -> None:
             answers = [pool.submit(infer, number) for number in range(1000)]
         status, text = sentence(answers.pop(500))
         assert status == "500"
-        assert "the model instance 'mlp_0_0'" in str(text)
+        assert "Stub process 'mlp_0_0' is not healthy" in str(text)
         assert "was killed by signal 11 (SIGSEGV) while executing them" in str(text)
         assert len({answer.result() for answer in answers}) == 7
         end = time.monotonic() + DEADLINE_S

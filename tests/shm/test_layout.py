@@ -128,4 +128,5 @@ def test_no_two_names_of_a_record_are_one_word(words: type) -> None:
 
 def test_head_and_tail_lie_on_cache_lines_of_their_own() -> None:
     assert (layout.TAIL_WORD, layout.HEAD_WORD, layout.PROGRESS_WORD, layout.BUSY_SINCE_WORD) == (8, 16, 24, 32)
+    assert (layout.BUSY_FOR_WORD, layout.TAKEN_WORD) == (40, 48)
     assert layout.RECORD_BYTES == 128

@@ -50,11 +50,21 @@ def test_each_end_has_its_sentence_and_its_reason(death: Death, reason: Reason, 
     assert death.describe() == sentence
 
 
-def test_word_for_clients_says_which_instance() -> None:
+@pytest.mark.parametrize(
+    ("death", "figure"),
+    [
+        (Death(42, -11, "idle", 0, 0, is_oom_kill=False), 0xFFF5),
+        (Death(42, 1, "idle", 0, 0, is_oom_kill=False), 1),
+        (Death(42, -6, "idle", 0, 0, is_oom_kill=False, limit_ms=1500), 1500),
+        (Death(42, -6, "idle", 0, 0, is_oom_kill=False, limit_ms=10**12), (1 << 26) - 1),
+        (Death(42, -9, "idle", 100 * MIB, 511 * MIB, is_oom_kill=True), 100 << 17 | 511 << 4),
+    ],
+    ids=["signal", "code", "limit", "a long limit", "out of memory"],
+)
+def test_word_for_clients_says_which_instance_and_how_it_ended(death: Death, figure: int) -> None:
     config = {"instance_group": [{"name": "m_cpu"}, {"name": "m_1"}]}
     placement = Placement("m_1_3", "m_1", "KIND_CPU", 0, (0,))
-    word = Death(42, -11, "idle", 0, 0, is_oom_kill=False).detail(config, placement)
-    assert DeathDetail.unpack(word) == (42, 1, 3, -11)
+    assert DeathDetail.unpack(death.detail(config, placement)) == (42, 1, 3, figure)
 
 
 DUMP = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "m.py", line 1 in run'

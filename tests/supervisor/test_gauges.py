@@ -31,6 +31,7 @@ class Instance:
     participant: Participant | None = None
     pid: int = 0
     num_starts: int = 0
+    num_recycles: int = 0
     placement: Placement = ON_CPU
     version: ModelVersion = VERSION
     name: str = "m_0_0"
@@ -56,14 +57,16 @@ def join_worker(sky: Sky) -> tuple[Participant, memoryview]:
 
 def test_an_instance_tells_of_its_batches_its_process_and_its_memory(sky: Sky) -> None:
     worker, words = join_worker(sky)
-    instance = Instance(Progress(worker.read_only_fd, worker.link_fd), worker, os.getpid(), num_starts=3)
+    instance = Instance(
+        Progress(worker.read_only_fd, worker.link_fd), worker, os.getpid(), num_starts=3, num_recycles=1
+    )
     words[24], words[32], words[40] = 5, 1_000, 777
     (figures,) = gauges([instance], sky.star, 0, now_ns=1_250)["instances"]
     rss_bytes = figures.pop("rss_bytes")
     assert 1 << 20 < rss_bytes < 1 << 34
     assert figures == {
-        "model": "m", "version": 2, "model_instance": "m_0_0", "device": "CPU", "restarts": 2, "is_up": True,
-        "busy_ns": 777, "executing_ns": 250, "batches": 4,
+        "model": "m", "version": 2, "model_instance": "m_0_0", "device": "CPU", "restarts": 2, "recycles": 1,
+        "is_up": True, "busy_ns": 777, "executing_ns": 250, "batches": 4,
         "slab_used_bytes": 0, "slab_total_bytes": (1 << 20) + 4096, "ring_used_ratio": 0.0,
     }  # fmt: skip
     words[32] = 0
@@ -74,8 +77,8 @@ def test_an_instance_tells_of_its_batches_its_process_and_its_memory(sky: Sky) -
 def test_one_that_is_down_tells_what_there_is(sky: Sky) -> None:
     on_gpu = replace(Instance(), placement=ON_CPU._replace(kind="KIND_GPU", device_id=1))
     assert gauges([Instance(), on_gpu], sky.star, 0, 0)["instances"] == [
-        {"model": "m", "version": 2, "model_instance": "m_0_0", "device": device, "restarts": 0, "rss_bytes": 0,
-         "is_up": False}
+        {"model": "m", "version": 2, "model_instance": "m_0_0", "device": device, "restarts": 0, "recycles": 0,
+         "rss_bytes": 0, "is_up": False}
         for device in ("CPU", "GPU 1")
     ]  # fmt: skip
 

@@ -55,6 +55,22 @@ def run_until(loop: EventLoop, seconds: float = 0.0) -> None:
     loop.run()
 
 
+def test_what_a_process_had_said_before_its_end_is_heard(start: Callable[[], Process]) -> None:
+    process = start()
+    for number in range(3):
+        process.channel.send({"op": "say", "number": number})
+    process.member.drain()
+    assert process.said == [{"op": "say", "number": number} for number in range(3)]
+    assert process.member.is_open
+    process.channel.send({"op": "last"})
+    process.channel.close()
+    process.member.drain()
+    assert process.said[3:] == [{"op": "last"}]
+    assert process.is_gone
+    process.member.drain()
+    assert len(process.said) == 4
+
+
 def test_process_that_reads_late_gets_everything_in_order(loop: EventLoop, start: Callable[[], Process]) -> None:
     process = start()
     count = 2000  # more than a socket's buffer holds

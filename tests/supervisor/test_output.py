@@ -1,6 +1,10 @@
 """output.py: lines within a budget, and a real process whose streams are read."""
 
+import fcntl
+import io
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +14,10 @@ from hypothesis import strategies as st
 
 from shoal.supervisor.children import Child, spawn
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.output import Lines, Output
+from shoal.supervisor.output import Lines, Output, room_of
 
 S = 1_000_000_000
-SAID = "worker simple_0_0 wrote more than 65536 bytes in a second: ([0-9]+) lines were dropped"
+SAID = "worker simple_0_0 writes more than 65536 bytes a second, or than is read: ([0-9]+) lines were dropped"
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.text("ab\n", max_size=9)), max_size=50))
@@ -39,6 +43,32 @@ def test_beyond_the_budget_lines_are_dropped_and_counted_until_the_second_is_ove
     assert lines.take_dropped(6 * S) == 36 + 3
     assert lines.take_dropped(6 * S) == 0
     assert lines.feed(1, line, 6 * S) == line
+
+
+def test_what_nobody_has_room_for_is_dropped_and_counted() -> None:
+    lines = Lines(1)
+    assert lines.feed(0, b"one\ntwo\nthree\n", S, room=9) == b"one\ntwo\n"
+    assert lines.feed(0, b"four\n", S + 1, room=0) == b""
+    assert lines.take_dropped(2 * S) == 2
+
+
+def test_half_of_a_pipe_is_for_workers() -> None:
+    reading, writing = os.pipe()
+    capacity = fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
+    with os.fdopen(reading, "rb", buffering=0) as reader, os.fdopen(writing, "w") as pipe:
+        assert room_of(pipe) == capacity // 2
+        os.write(writing, b"x" * 1000)
+        assert room_of(pipe) == capacity // 2 - 1000
+        os.write(writing, b"x" * (capacity // 2))
+        assert room_of(pipe) == 0
+        reader.read(capacity)
+        assert room_of(pipe) == capacity // 2
+
+
+def test_what_is_no_pipe_has_room(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        assert room_of(file) == sys.maxsize
+    assert room_of(io.StringIO()) == sys.maxsize
 
 
 def test_after_a_drop_nothing_of_that_second_passes() -> None:

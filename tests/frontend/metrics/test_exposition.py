@@ -21,13 +21,13 @@ NOTHING = Surroundings(None, {}, ())
 OPTIONAL = {family.name for family in (*[each.family for each in families.SUMMARIES], *families.CACHE_SUMMARIES,
                                        families.FIRST_RESPONSES)}  # fmt: skip
 INSTANCE = {
-    "model": "simple", "version": 3, "model_instance": "simple_0_1", "device": "CPU", "restarts": 2, "rss_bytes": 4096,
-    "is_up": True, "busy_ns": 1_500_000_000, "executing_ns": 0, "batches": 7,
+    "model": "simple", "version": 3, "model_instance": "simple_0_1", "device": "CPU", "restarts": 2, "recycles": 1,
+    "rss_bytes": 4096, "is_up": True, "busy_ns": 1_500_000_000, "executing_ns": 0, "batches": 7,
     "slab_used_bytes": 8192, "slab_total_bytes": 16384, "ring_used_ratio": 0.25,
 }  # fmt: skip
 DOWN = {
-    "model": "simple", "version": 3, "model_instance": "simple_0_0", "device": "CPU", "restarts": 5, "rss_bytes": 0,
-    "is_up": False,
+    "model": "simple", "version": 3, "model_instance": "simple_0_0", "device": "CPU", "restarts": 5, "recycles": 0,
+    "rss_bytes": 0, "is_up": False,
 }  # fmt: skip
 GAUGES: dict[str, Any] = {
     "instances": [INSTANCE, DOWN],
@@ -275,3 +275,38 @@ def test_prometheus_reads_it(state: ServerState, counters: CounterTable, metrics
             own = {"le", "quantile", "_team"}
             labels = {frozenset(sample.labels) - own for sample in read[family.name].samples}
             assert labels <= {frozenset(family.labels)}, family
+
+
+def test_models_own_families_are_printed_under_their_own_names(state: ServerState) -> None:
+    gauges = {
+        **GAUGES,
+        "custom": [
+            ["tokens", "counter", 'All\nof "them"\\', [[[], 3.0], [[["b", 'x"\n\\'], ["a", "1"]], 0.5]]],
+            ["load", "gauge", "", [[[], float("inf")], [[["n", "2"]], float("-inf")], [[["n", "3"]], float("nan")]]],
+            ["rows", "histogram", "Rows", [[[], [[1, 2.5], [4, 0, 1], 7.25]], [[["m", "a"]], [[], [2], 1e3]]]],
+        ],
+    }
+    found = lines(state, NOTHING._replace(gauges=gauges))
+    assert found[found.index('# HELP tokens All\\nof "them"\\\\') :] == [
+        '# HELP tokens All\\nof "them"\\\\',
+        "# TYPE tokens counter",
+        "tokens 3",
+        'tokens{a="1",b="x\\"\\n\\\\"} 0.5',
+        "# HELP load ",
+        "# TYPE load gauge",
+        "load +Inf",
+        'load{n="2"} -Inf',
+        'load{n="3"} NaN',
+        "# HELP rows Rows",
+        "# TYPE rows histogram",
+        "rows_count 5",
+        "rows_sum 7.25",
+        'rows_bucket{le="1"} 4',
+        'rows_bucket{le="2.5"} 4',
+        'rows_bucket{le="+Inf"} 5',
+        'rows_count{m="a"} 2',
+        'rows_sum{m="a"} 1000',
+        'rows_bucket{m="a",le="+Inf"} 2',
+    ]
+    names = {family.name for family in text_string_to_metric_families("\n".join(found) + "\n")}
+    assert {"tokens", "load", "rows"} <= names

@@ -1,0 +1,66 @@
+"""When an instance of a model has served enough and a fresh one takes its place: parameters of a model. Pure.
+
+    parameters { key: "max_requests" value { string_value: "10000" } }
+    parameters { key: "max_requests_jitter" value { string_value: "500" } }
+    parameters { key: "max_rss" value { string_value: "2GiB" } }
+
+The first two are gunicorn's words: the jitter is the most that is added to an instance's limit, by chance, so that not
+all of them go at once. Triton has nothing like it; a parameter is what its configurations have for what they do not
+know.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shoal.model_config.messages import Config
+
+#: What a number in a configuration may be at most (ours).
+MAX_REQUESTS = 1_000_000_000
+_COUNTS = ("max_requests", "max_requests_jitter")
+#: As systemd reads MemoryMax: powers of 1024.
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?) ?(?:([KMGT])(?:iB)?)?")
+_FACTORS = {None: 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class RecyclingLimits(NamedTuple):
+    """0: no limit."""
+
+    max_requests: int
+    max_requests_jitter: int
+    max_rss_bytes: int
+
+
+def recycling_limits(config: Config) -> RecyclingLimits:
+    """The limits of each instance. The configuration has been checked."""
+    max_requests, jitter = (int(_text(config, parameter) or 0) for parameter in _COUNTS)
+    return RecyclingLimits(max_requests, jitter, _size(_text(config, "max_rss") or "0") or 0)
+
+
+def faults(config: Config) -> Iterator[str]:
+    """The rule: whole numbers, and a size."""
+    for parameter in _COUNTS:
+        text = _text(config, parameter)
+        if text is not None and not (
+            text.isascii() and text.isdecimal() and len(text) < 11 and int(text) <= MAX_REQUESTS
+        ):
+            yield (
+                f"parameter '{parameter}' of model '{config['name']}' is '{text}', must be a whole number of requests, "
+                f"at most {MAX_REQUESTS}, or 0 for no limit"
+            )
+    text = _text(config, "max_rss")
+    if text is not None and _size(text) is None:
+        yield (
+            f"parameter 'max_rss' of model '{config['name']}' is '{text}', must be a size as in 800MiB, 1.5GiB or "
+            "2000000000, or 0 for no limit"
+        )
+
+
+def _size(text: str) -> int | None:
+    matched = _SIZE.fullmatch(text)
+    return int(float(matched[1]) * _FACTORS[matched[2]]) if matched else None
+
+
+def _text(config: Config, parameter: str) -> str | None:
+    value = config["parameters"].get(parameter)
+    return None if value is None else str(value.get("string_value", ""))

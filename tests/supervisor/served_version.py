@@ -1,0 +1,168 @@
+"""A version in the supervisor's hands: real instances whose workers are `sleep`; the test says what workers say."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ShoalError
+from shoal.model_config import pbtxt
+from shoal.model_config.normalise import normalise
+from shoal.repository.lifecycle import ModelVersion
+from shoal.repository.plan import Source
+from shoal.shm.segment import Segment
+from shoal.supervisor.children import Child, Program, prepare
+from shoal.supervisor.custom_metrics import CustomMetrics
+from shoal.supervisor.host import Host
+from shoal.supervisor.instance import Instance, InstanceState
+from shoal.supervisor.roster import Roster
+from shoal.supervisor.served import Served
+from tests.supervisor.test_star import OPTIONS, Process, Sky
+
+CONFIG = (
+    'name: "m" backend: "identity" max_batch_size: 4 input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] } '
+    'output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] } instance_group { count: 2 kind: KIND_CPU } '
+)
+DEADLINE_S = 20.0
+
+
+class Sleepers:
+    """In the zygotes' place: every worker is a `sleep`, which ends as workers do."""
+
+    def __init__(self, sky: Sky) -> None:
+        self._sky = sky
+
+    def spawn(self, _backend: str, program: Program, *, captured: bool) -> Child:
+        child = prepare(self._sky.loop, program, captured=captured)
+        process = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+        child._process = process
+        child.began(process.pid)
+        return child
+
+
+class Owner:
+    """The version's model: it publishes what is ready, and notes the rest."""
+
+    def __init__(self) -> None:
+        self.errors: list[ShoalError] = []
+        self.is_over = False
+
+    def on_ready(self, served: Served) -> None:
+        served.publish()
+
+    def on_load_failed(self, served: Served, error: ShoalError) -> None:
+        self.errors.append(error)
+
+    def on_changed(self, served: Served) -> None: ...
+
+    def on_over(self, served: Served) -> None:
+        self.is_over = True
+
+
+class Version:
+    """One version, its instances' workers and the batcher as the test plays them."""
+
+    def __init__(self, more: str = "") -> None:
+        self.sky = Sky()
+        self.owner = Owner()
+        self.roster = Roster(self.sky.loop)
+        config = normalise(pbtxt.parse(CONFIG + more, Path("config.pbtxt")))
+        host = Host(
+            self.sky.loop, Sleepers(self.sky), self.sky.star, OPTIONS, "@", {}, (0,), self.roster, CustomMetrics(())  # type: ignore[arg-type]
+        )  # fmt: skip
+        source: Source = None  # type: ignore[assignment]  # nobody asks where it came from
+        self.served = Served(ModelVersion("m", 1, 9, 0, Path("/m/1"), config), source, host, self.owner)
+        self._processes: dict[int, Process] = {}
+        #: By an instance's number: the words of its worker's segment, as the worker writes them.
+        self.words: dict[int, memoryview] = {}
+
+    def load(self) -> None:
+        self.served.load()
+        for instance in self.served.instances:
+            self.bring_up(instance)
+
+    def bring_up(self, instance: Instance) -> None:
+        """Its worker joins, loads, maps, and everybody acknowledges it."""
+        process = self._join(instance)
+        process.member.on_message({"op": "loaded"}, [])
+        self.sky.settle()
+        self.words[instance.number] = Segment.attach(os.dup(process.fds[0])).words
+        process.member.on_message({"op": "mapped"}, [])
+        self.sky.settle()
+        assert instance.state is InstanceState.UP
+
+    def refuse(self, instance: Instance) -> None:
+        """Its worker says that it cannot load, and ends."""
+        process = self._join(instance)
+        process.member.on_message({"op": "failed", "wire": 1, "sentence": "no such file"}, [])
+        self.end(instance)
+
+    def _join(self, instance: Instance) -> Process:
+        process = self._processes[instance.number] = self.sky.start()
+        self.roster.join(instance.number, process.member)
+        return process
+
+    def told(self, instance: Instance) -> list[dict[str, Any]]:
+        """What its worker was told."""
+        self.sky.settle()
+        return self._processes[instance.number].all_heard
+
+    def told_batcher(self) -> list[dict[str, Any]]:
+        self.sky.settle()
+        return self.sky.batcher.all_heard
+
+    def end(self, instance: Instance, number: int = signal.SIGKILL) -> None:
+        """Its worker ends by a signal."""
+        pid = instance.pid
+        os.kill(pid, number)
+        self.until(lambda: instance.pid != pid)
+        self._forget(instance.number)
+
+    def _forget(self, number: int) -> None:
+        process = self._processes.pop(number)
+        self.sky.all.remove(process)
+        process.close()
+
+    def until(self, is_true: Callable[[], bool]) -> None:
+        """Run the supervisor's loop until it is."""
+        end_s = time.monotonic() + DEADLINE_S
+
+        def look() -> None:
+            assert time.monotonic() < end_s
+            if is_true():
+                self.sky.loop.stop()
+            else:
+                self.sky.loop.call_after(0.001, look)
+
+        look()
+        if not is_true():
+            self.sky.loop.run()
+
+    def close(self) -> None:
+        for instance in self.roster:
+            instance.retire()
+            instance.kill()
+        self.until(lambda: not list(self.roster))
+        for number in tuple(self._processes):
+            self._forget(number)
+        self.sky.settle()  # with the batcher's acknowledgement the memory of the dead goes
+        self.words.clear()
+        for each in (*self.sky.star.clients.values(), *self.sky.star.workers.values()):
+            each.close()
+        for process in self.sky.all:
+            process.close()
+
+
+@contextmanager
+def version(more: str = "") -> Iterator[Version]:
+    """A version whose instances are up."""
+    made = Version(more)
+    try:
+        made.load()
+        yield made
+    finally:
+        made.close()

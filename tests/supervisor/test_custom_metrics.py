@@ -1,0 +1,156 @@
+"""custom_metrics.py: what instances report becomes one total, whatever they report when, and whoever dies."""
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.supervisor.custom_metrics import MAX_SERIES, CustomMetrics
+from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricRegistry, set_registry
+
+MODEL, OTHER = 3, 4
+
+
+def change(name: str, kind: str, what: Any, labels: Any = ()) -> Any:
+    return [name, kind, "text", [[labels, what]]]
+
+
+def told(metrics: CustomMetrics) -> dict[str, dict[Any, Any]]:
+    return {name: {tuple(labels): figures for labels, figures in series} for name, _, _, series in metrics.told()}
+
+
+def test_counters_add_up_and_outlive_who_counted() -> None:
+    metrics = CustomMetrics(())
+    metrics.add(MODEL, 1, [change("n", "counter", 2.0, [["a", "x"]])])
+    metrics.add(MODEL, 2, [change("n", "counter", 0.5, [["a", "x"]]), change("n", "counter", 1.0, [["a", "y"]])])
+    metrics.leave(1)
+    assert metrics.told() == [["n", "counter", "text", [[(("a", "x"),), 2.5], [(("a", "y"),), 1.0]]]]
+
+
+def test_histograms_add_up_where_their_buckets_are_the_same() -> None:
+    metrics = CustomMetrics(())
+    metrics.add(MODEL, 1, [change("h", "histogram", [[1, 5], [1, 0, 2], 20.0])])
+    metrics.add(MODEL, 2, [change("h", "histogram", [[1, 5], [0, 1, 0], 3.0])])
+    metrics.add(MODEL, 2, [change("h", "histogram", [[1, 6], [9, 9, 9], 9.0])])
+    metrics.leave(2)
+    assert told(metrics) == {"h": {(): ((1, 5), [1, 1, 2], 23.0)}}
+
+
+def test_a_gauge_is_what_was_set_last_and_what_was_added_since() -> None:
+    metrics = CustomMetrics(())
+    for instance, what, value in [
+        (1, (None, 2.0), 2.0),
+        (2, (None, 3.0), 5.0),
+        (1, (7.0, 1.0), 8.0),
+        (2, (None, -3.0), 5.0),
+    ]:
+        metrics.add(MODEL, instance, [change("g", "gauge", what)])
+        assert told(metrics) == {"g": {(): value}}
+
+
+def test_what_a_dead_instance_had_added_to_a_gauge_goes_and_what_it_had_set_stays() -> None:
+    metrics = CustomMetrics(())
+    metrics.add(MODEL, 1, [change("in_flight", "gauge", (None, 4.0)), change("size", "gauge", (9.0, 1.0))])
+    metrics.add(MODEL, 2, [change("in_flight", "gauge", (None, 1.0))])
+    metrics.leave(1)
+    metrics.leave(1)
+    metrics.leave(3)
+    assert told(metrics) == {"in_flight": {(): 1.0}, "size": {(): 9.0}}
+
+
+def test_series_go_with_the_last_model_that_has_a_part_in_them() -> None:
+    metrics = CustomMetrics(())
+    metrics.add(MODEL, 1, [change("shared", "counter", 1.0), change("own", "counter", 1.0)])
+    metrics.add(OTHER, 2, [change("shared", "counter", 1.0), change("shared", "counter", 1.0, [["o", ""]])])
+    metrics.forget(MODEL)
+    metrics.leave(1)
+    assert told(metrics) == {"shared": {(): 2.0, (("o", ""),): 1.0}}
+    metrics.forget(OTHER)
+    metrics.forget(5)
+    assert metrics.told() == []
+
+
+def test_a_name_has_one_kind_and_the_servers_names_are_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = CustomMetrics({"nv_inference_count"})
+    metrics.add(MODEL, 1, [change("n", "counter", 1.0)])
+    for _ in range(2):
+        metrics.add(OTHER, 2, [change("n", "gauge", (1.0, 0.0)), change("nv_inference_count", "counter", 1.0)])
+    assert told(metrics) == {"n": {(): 1.0}}
+    assert [record.getMessage() for record in caplog.records] == [
+        "/metrics does not show all of a model's metric family 'n': another model has made it a counter, not a gauge",
+        "/metrics does not show all of a model's metric family 'nv_inference_count': the server has a family of that "
+        "name itself",
+    ]
+
+
+def test_a_model_has_so_many_series_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = CustomMetrics(())
+    with caplog.at_level(logging.WARNING):
+        for instance, ids in ((1, range(600)), (2, range(500, 1100))):
+            metrics.add(MODEL, instance, [change("n", "counter", 1.0, [["id", str(each)]]) for each in ids])
+    assert len(told(metrics)["n"]) == MAX_SERIES
+    assert told(metrics)["n"][("id", "550"),] == 2.0
+    assert len(caplog.records) == 1
+    metrics.add(OTHER, 3, [change("n", "counter", 1.0, [["id", "other"]])])
+    assert len(told(metrics)["n"]) == MAX_SERIES + 1
+
+
+#: (instance, what it does, the figure); a report of what has changed comes in between, or does not.
+STEPS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["increment", "set", "observe", "report"]), st.integers(0, 9)),
+    max_size=60,
+)
+
+
+def make(registry: MetricRegistry) -> tuple[Metric, Metric, Metric]:
+    set_registry(registry)
+    counter = MetricFamily("c", "text", MetricFamily.COUNTER).Metric()
+    gauge = MetricFamily("g", "text", MetricFamily.GAUGE).Metric()
+    return counter, gauge, MetricFamily("h", "text", MetricFamily.HISTOGRAM).Metric(buckets=[2, 5])
+
+
+@given(STEPS)
+def test_the_total_does_not_depend_on_when_was_reported(steps: list[tuple[int, str, int]]) -> None:
+    registries = [MetricRegistry() for _ in range(3)]
+    made = [make(registry) for registry in registries]
+    metrics = CustomMetrics(())
+    counted, observed = 0, list[int]()
+    for instance, verb, figure in steps:
+        counter, gauge, histogram = made[instance]
+        if verb == "increment":
+            counter.increment(figure)
+            gauge.increment(-figure)
+            counted += figure
+        elif verb == "set":
+            gauge.set(figure)
+        elif verb == "observe":
+            histogram.observe(figure)
+            observed.append(figure)
+        else:
+            metrics.add(MODEL, instance, registries[instance].take_changes())
+    for instance, registry in enumerate(registries):
+        metrics.add(MODEL, instance, registry.take_changes())
+    counts = [
+        sum(each <= 2 for each in observed),
+        sum(2 < each <= 5 for each in observed),
+        sum(each > 5 for each in observed),
+    ]
+    shown = told(metrics)
+    assert (shown["c"], shown["h"]) == ({(): counted}, {(): ((2, 5), counts, sum(observed))})
+
+
+@given(STEPS)
+def test_a_gauge_of_one_instance_is_what_the_instance_says(steps: list[tuple[int, str, int]]) -> None:
+    registry = MetricRegistry()
+    _, gauge, _ = make(registry)
+    metrics = CustomMetrics(())
+    for _, verb, figure in steps:
+        if verb == "increment":
+            gauge.increment(-figure)
+        elif verb == "set":
+            gauge.set(figure)
+        else:
+            metrics.add(MODEL, 1, registry.take_changes())
+            assert told(metrics)["g"] == {(): gauge.value()}

@@ -1,0 +1,112 @@
+"""served.py: fresh instances in the place of old ones, with everything that may come in between."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.errors import ShoalError
+from shoal.supervisor.instance import Instance, InstanceState
+from tests.supervisor.served_version import Version, version
+
+
+@pytest.fixture
+def pair() -> Iterator[Version]:
+    """Two instances of one model."""
+    with version() as made:
+        yield made
+
+
+def replace_first(pair: Version) -> tuple[Instance, Instance]:
+    """(the old one, the fresh one, which starts)."""
+    served = pair.served
+    old = served.instances[0]
+    assert served.replace(old)
+    (fresh,) = (each for each in pair.roster if each not in served.instances)
+    assert (fresh.name, fresh.state) == (old.name, InstanceState.STARTING)
+    return old, fresh
+
+
+def retired(pair: Version, instance: Instance) -> bool:
+    return {"op": "worker_retire", "owner": instance.owner} in pair.told_batcher()
+
+
+def test_the_old_one_serves_until_the_fresh_one_does_and_then_ends(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    second = pair.served.instances[1]
+    assert pair.served.instances == [old, second]
+    assert not retired(pair, old)
+    pair.bring_up(fresh)
+    assert pair.served.instances == [fresh, second]
+    assert (pair.served.version.num_instances_up, pair.served.version.num_instances) == (2, 2)
+    assert retired(pair, old)
+    assert {"op": "stop"} not in pair.told(old)
+    old.stop()  # the batcher has nothing more for it
+    assert {"op": "stop"} in pair.told(old)
+    pair.end(old)
+    assert list(pair.roster) == [second, fresh]
+    assert old.state is InstanceState.STOPPED
+
+
+def test_the_fresh_one_goes_on_with_the_counts_of_the_name(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    assert (old.num_starts, old.num_recycles, fresh.num_starts, fresh.num_recycles) == (1, 0, 2, 1)
+
+
+def test_one_at_a_time_and_only_while_nothing_else_changes(pair: Version) -> None:
+    _, fresh = replace_first(pair)
+    second = pair.served.instances[1]
+    assert not pair.served.replace(second)
+    pair.bring_up(fresh)
+    assert pair.served.replace(second)
+    (another,) = (each for each in pair.roster if each.state is InstanceState.STARTING)
+    pair.bring_up(another)
+    outcomes = list[ShoalError | None]()
+    groups = [{**pair.served.version.config["instance_group"][0], "count": 3}]
+    pair.served.resize(groups, outcomes.append)
+    assert not pair.served.replace(fresh)
+    pair.bring_up(pair.served.instances[2])
+    assert outcomes == [None]
+    pair.served.retire()
+    assert not pair.served.replace(fresh)
+
+
+def test_where_the_fresh_one_cannot_load_the_old_one_stays(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    pair.refuse(fresh)
+    assert fresh.state is InstanceState.STOPPED
+    assert pair.served.instances[0] is old
+    assert (old.state, pair.owner.errors, retired(pair, old)) == (InstanceState.UP, [], False)
+    assert pair.served.replace(old)
+
+
+def test_the_old_one_may_die_before_the_fresh_one_is_up(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    pair.end(old)
+    assert pair.served.version.num_instances_up == 1
+    pair.bring_up(fresh)
+    assert pair.served.instances[0] is fresh
+    assert pair.served.version.num_instances_up == 2
+    pair.until(lambda: old not in pair.roster)
+
+
+def test_scaling_down_meanwhile_wins(pair: Version) -> None:
+    served = pair.served
+    first, second = served.instances
+    assert served.replace(second)
+    fresh = next(each for each in pair.roster if each.state is InstanceState.STARTING)
+    served.resize([{**served.version.config["instance_group"][0], "count": 1}], lambda _error: None)
+    pair.bring_up(fresh)
+    assert served.instances == [first]
+    assert retired(pair, second)
+    assert retired(pair, fresh)
+    assert served.version.num_instances_up == 1
+
+
+def test_the_end_takes_a_fresh_one_along(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    pair.served.stop()
+    pair.until(lambda: fresh not in pair.roster)
+    assert not pair.owner.is_over
+    for instance in (old, pair.served.instances[1]):
+        pair.end(instance)
+    assert pair.owner.is_over
