@@ -18,7 +18,8 @@ BEGIN, END = "<!-- flags: begin -->\n", "<!-- flags: end -->\n"
 OWN = frozenset({
     "shm-client-slab-mib", "shm-worker-slab-mib", "shm-oversize-mib", "max-in-flight", "default-max-queue-size",
     "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs", "max-request-bytes",
-    "listen-backlog", "http-process-count", "sagemaker-address", "vertex-ai-address",
+    "listen-backlog", "http-process-count", "sagemaker-address", "vertex-ai-address", "install-requirements",
+    "environment-cache-directory",
 })  # fmt: skip
 
 #: The beginning of a refused flag's name → what to do instead; without a line here: leave it out.

@@ -10,8 +10,6 @@ import mmap
 import os
 import secrets
 
-import posix_ipc
-
 from shoal.shm import layout
 from shoal.shm.layout import Geometry, LayoutError
 
@@ -65,6 +63,8 @@ def _create_memfd() -> int:
 
 def _create_unlinked() -> int:
     """A /dev/shm file without a name; a memfd where /dev/shm is missing or not ours to write."""
+    import posix_ipc  # here: a worker makes no segments, and its environment need not have it
+
     name = f"/shoal-{secrets.token_hex(16)}"
     try:
         memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)

@@ -124,6 +124,11 @@ class ServerOptions:
 
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    backend_directory: str = "/opt/tritonserver/backends"  # backends written in Python lie in it; Triton's
+
+    # Python environments of models.
+    environment_cache_directory: str = ""  # where they are made; "": systemd's, else the user's cache directory; ours
+    install_requirements: bool = True  # a requirements.txt beside a Python model; ours; tritonserver's is Triton's, no
 
     # Shared memory.
     shm_client_slab_mib: int = 64  # MiB of requests per front-end process; ours: one request of http_max_input_size

@@ -90,7 +90,13 @@ def main() -> int:
             Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)
             for place, slot in message["repositories"]
         ]
-        repositories = Repositories(sources, message["strict"], message["config_name"], message["namespacing"])
+        repositories = Repositories(
+            sources,
+            message["strict"],
+            message["config_name"],
+            message["namespacing"],
+            Path(message["backend_directory"]),
+        )
         Poller(channel, repositories).run()
     except (EOFError, BrokenPipeError):
         return 0

@@ -8,8 +8,6 @@ import os
 import signal
 from collections.abc import Collection
 
-from setproctitle import setproctitle
-
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -55,5 +53,12 @@ def pin_threads(pid: int, cores: Collection[int]) -> None:
 
 
 def set_title(title: str) -> None:
-    """What `ps` shows: `shoal batcher`, `shoal worker densenet_0 (CPU 0-1)`."""
+    """What `ps` shows: `shoal batcher`, `shoal worker densenet_0 (CPU 0-1)`.
+
+    The environment of a model need not have setproctitle; there it shows the command, which ends with the instance.
+    """
+    try:
+        from setproctitle import setproctitle
+    except ImportError:
+        return
     setproctitle(f"shoal {title}")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from shoal import control, fault, log
 from shoal.control import Channel, Message
 from shoal.errors import InternalError, ShoalError
+from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
 from shoal.placement import format_cores
 from shoal.process import die_with_parent, ignore_group_signals, set_title
@@ -85,7 +86,7 @@ def pin(instance_name: str, device: Device) -> None:
 def load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Signature] | None:
     """Load and warm up what `order` says; None where the supervisor says stop meanwhile. Raises what goes wrong."""
     config = order["config"]
-    backend = backends.create(config["backend"])
+    backend = backends.create(runs_on(config))
     if not order["final"]:
         model_io = backend.describe(_model(order, config), device)
         inputs, outputs, completed = model_io

@@ -45,12 +45,13 @@ Start with:
 """
 
 
-#: Where Triton's defaults are open to the network and Shoal's are not.
+#: Where Triton's defaults are not Shoal's: it is open to the network, and installs nothing.
 TRITONS_DEFAULTS: dict[str, Any] = {
     "http_address": "0.0.0.0",
     "sagemaker_address": "0.0.0.0",
     "vertex_ai_address": "0.0.0.0",
     "allow_remote_admin": True,
+    "install_requirements": False,
 }
 
 

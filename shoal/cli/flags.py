@@ -221,12 +221,14 @@ TRACING = (
 )
 BACKENDS = (
     honour("backend-config", BACKEND_SETTING, "setting of a backend, or of all of them; repeat it for several"),
-    ignore(
-        "backend-directory",
-        TEXT,
-        "/opt/tritonserver/backends",
-        "backends are part of the package",
-        in_force="/opt/tritonserver/backends",
+    honour("backend-directory", TEXT, "directory of backends written in Python: NAME/model.py is the backend NAME"),
+    honour(
+        "install-requirements", BOOLEAN, "a requirements.txt beside a Python model is installed, for that model alone"
+    ),
+    honour(
+        "environment-cache-directory",
+        ANY_TEXT,
+        "where the Python environments of models are made and kept; empty: the user's cache directory, or systemd's",
     ),
     ignore("repoagent-directory", TEXT, "/opt/tritonserver/repoagents", "repository agents are not there yet"),
     refuse("cache-config", TEXT, None, _CACHE),

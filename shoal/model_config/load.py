@@ -12,6 +12,7 @@ from shoal.model_config import backends, pbtxt
 from shoal.model_config.checks import check_unfinished
 from shoal.model_config.messages import Config
 from shoal.model_config.normalise import normalise
+from shoal.model_config.python_backends import python_backend_file
 from shoal.model_config.support import check_support
 
 CONFIG_FILENAME = "config.pbtxt"
@@ -20,7 +21,13 @@ CONFIGS_DIRECTORY = "configs"
 
 
 def read_config(
-    model_dir: Path, *, name: str = "", mapped: bool = False, strict: bool = False, config_name: str = ""
+    model_dir: Path,
+    *,
+    name: str = "",
+    mapped: bool = False,
+    strict: bool = False,
+    config_name: str = "",
+    backend_directory: Path | None = None,
 ) -> Config:
     """The configuration in `model_dir`, or an empty one, as `prepare_config` has it.
 
@@ -34,7 +41,8 @@ def read_config(
     config = pbtxt.parse(text, path)
     if mapped:
         config["name"] = name
-    return prepare_config(_named(config, name or model_dir.name), model_dir, strict=strict)
+    config = _named(config, name or model_dir.name)
+    return prepare_config(config, model_dir, strict=strict, backend_directory=backend_directory)
 
 
 def parse_override(text: str, model_name: str) -> Config:
@@ -49,17 +57,20 @@ def parse_override(text: str, model_name: str) -> Config:
     return _named(config, model_name)
 
 
-def prepare_config(config: Config, model_dir: Path, *, strict: bool = False) -> Config:
+def prepare_config(
+    config: Config, model_dir: Path, *, strict: bool = False, backend_directory: Path | None = None
+) -> Config:
     """A configuration as written, its name settled, with the defaults that need no look into the model's file.
 
-    `strict` is Triton's --disable-auto-complete-config: the backend is not guessed. Raises InvalidArgumentError and
-    UnsupportedError for what is wrong already, before any process is started for the model.
+    `strict` is Triton's --disable-auto-complete-config: the backend is not guessed. `backend_directory` has those that
+    are not built in. Raises InvalidArgumentError and UnsupportedError for what is wrong already, before any process is
+    started for the model.
     """
     if not strict and not backends.has_backend(config):
         config = backends.detect(config, _first_directory(model_dir))
     config = normalise(config)
     check_unfinished(config)
-    check_support(config)
+    check_support(config, python_backend_file(config["backend"], backend_directory))
     return config
 
 

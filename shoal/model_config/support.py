@@ -6,6 +6,7 @@ two tables and the effects against every field that there is. Pure.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
@@ -88,22 +89,23 @@ HARMLESS = {
 }
 
 
-def check_support(config: Config) -> None:
+def check_support(config: Config, python_backend: Path | None = None) -> None:
     """Raises UnsupportedError for the first feature, backend or runtime that `config` asks for in vain.
 
-    A backend that nobody has is InvalidArgumentError, as in Triton.
+    A backend that nobody has is InvalidArgumentError, as in Triton. `python_backend` is the model.py of one that is not
+    built in (python_backends.py).
     """
     name, runtime = config["name"], config["runtime"]
     backend = config["backend"] or config["platform"]
     for feature in FEATURES:
         if any(feature.asks(value) for value in _values(config, feature.path)):
             raise UnsupportedError(f"model '{name}' sets '{feature.path}', which is not supported: {feature.reason}")
-    if backend not in BACKENDS:
+    if backend not in BACKENDS and python_backend is None:
         raise InvalidArgumentError(
             f"unable to find backend library for backend '{backend}', try specifying runtime on the model "
             f"configuration. For model '{name}' there are: {', '.join(BACKENDS)}"
         )
-    if runtime not in ("", f"libtriton_{backend}.so"):
+    if runtime not in ("", f"libtriton_{backend}.so") and (python_backend is None or runtime != python_backend.name):
         raise UnsupportedError(
             f"unable to find backend library '{runtime}' for model '{name}': the backend '{backend}' is built in; "
             "remove 'runtime' from its configuration"

@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.model_config.load import (
@@ -53,6 +53,7 @@ class Repositories:
     strict: bool = False  # --disable-auto-complete-config
     config_name: str = ""  # --model-config-name
     namespacing: bool = False  # --model-namespacing
+    backend_directory: Path | None = None  # --backend-directory
 
     def scan(self) -> RepositoryScan:
         """Which models there are. Raises InvalidArgumentError for a repository that cannot be read."""
@@ -109,6 +110,7 @@ class Repositories:
         """
         name, namespace = identifier
         written = None if override is None else parse_override(override, name)
+        how: dict[str, Any] = {"strict": self.strict, "backend_directory": self.backend_directory}
         versions: dict[int, FoundVersion] = {}
         config: Config = {}
         labels: dict[str, tuple[str, ...]] = {}
@@ -116,11 +118,9 @@ class Repositories:
         others_ns = 0
         try:
             if written is None:
-                config = read_config(
-                    directory, name=name, mapped=mapped, strict=self.strict, config_name=self.config_name
-                )
+                config = read_config(directory, name=name, mapped=mapped, config_name=self.config_name, **how)
             else:
-                config = prepare_config(written, directory, strict=self.strict)
+                config = prepare_config(written, directory, **how)
             available = version_directories(directory)
             for number in wanted_versions(available, config["version_policy"], name):
                 versions[number] = FoundVersion(available[number], newest_ns(available[number]))

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal import errors, log
-from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.control import Message
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.execution_timeout import execution_timeout_ms
-from shoal.placement import Placement, thread_environment
+from shoal.placement import Placement
 from shoal.process import pin_threads
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.children import Child, Program
+from shoal.supervisor.children import Child
 from shoal.supervisor.death import Death, last_words
 from shoal.supervisor.hangs import Execution
 from shoal.supervisor.host import Host
@@ -31,6 +31,7 @@ from shoal.supervisor.output import Output
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.progress import Progress, rss_bytes
 from shoal.supervisor.restarts import Restarts, Verdict
+from shoal.supervisor.worker_program import worker_program
 
 _log = logging.getLogger(__name__)
 
@@ -168,13 +169,8 @@ class Instance:
         self._error = None
         self._is_over_limit = False
         self._num_oom_kills = self._host.oom_kills.count()
-        environment = {
-            ADDRESS_VARIABLE: self._host.control_address,
-            "SHOAL_INSTANCE": str(self.number),
-            **thread_environment(len(self.placement.cores)),
-        }
-        program = Program(f"worker {self.name}", ["shoal.workers.worker"], environment)
-        self._child = self._host.zygotes.spawn(self.version.config["backend"], program, captured=True)
+        kind, program = worker_program(self.number, self.version, self.placement, self._host)
+        self._child = self._host.zygotes.spawn(kind, program, captured=True)
         self._child.watch(self._exited)
         self._output = Output(self._host.loop, self.name, self._child)
         self._output.start()

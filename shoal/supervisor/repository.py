@@ -88,6 +88,7 @@ class Repository:
                 "strict": options.disable_auto_complete_config,
                 "config_name": options.model_config_name,
                 "namespacing": options.model_namespacing,
+                "backend_directory": options.backend_directory,
             }
         )
         for order in self._orders.values():

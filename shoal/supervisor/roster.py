@@ -7,7 +7,9 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+from shoal.model_config.python_backends import python_backend_file
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.scan import model_file
@@ -35,7 +37,9 @@ class Roster:
 
     def enrol(self, version: ModelVersion, placement: Placement, host: Host, listener: Listener) -> Instance:
         """A new instance. Raises ShoalError where there is no model file for it."""
-        path = model_file(version.version_dir, version.config, placement.instance_name)
+        backend_directory = Path(host.options.backend_directory)
+        path = python_backend_file(version.config["backend"], backend_directory)
+        path = path or model_file(version.version_dir, version.config, placement.instance_name)
         instance = Instance(next(self._numbers), version, placement, path, host, listener)
         self._instances[instance.number] = instance
         return instance

@@ -34,7 +34,7 @@ TRITON = """
 SHOAL = """
     shm-client-slab-mib shm-worker-slab-mib shm-oversize-mib max-in-flight default-max-queue-size request-timeout-secs
     model-load-timeout-secs model-execution-timeout-secs max-request-bytes listen-backlog http-process-count
-    allow-remote-admin sagemaker-address vertex-ai-address
+    allow-remote-admin sagemaker-address vertex-ai-address install-requirements environment-cache-directory
 """.split()  # noqa: SIM905 - to be compared with a page
 
 

@@ -62,7 +62,7 @@ def test_what_follows_from_how_the_server_works(tmp_path: Path, capsys: pytest.C
     unit = settings(capsys.readouterr().out)
     expected = {
         "Type": "notify", "NotifyAccess": "main", "KillMode": "mixed", "OOMPolicy": "continue", "LimitCORE": "0",
-        "Restart": "on-failure", "TimeoutStopSec": "45",
+        "Restart": "on-failure", "TimeoutStopSec": "45", "CacheDirectory": "shoal",
     }  # fmt: skip
     assert expected.items() <= unit.items()
     # gunicorn replaces a front end that hangs after 30 s: systemd must not end the server before.

@@ -136,7 +136,6 @@ def test_what_the_server_does_anyway_is_taken_without_a_word(arguments: str) -> 
         ("--grpc-http2-max-ping-strikes=1", NO_GRPC),
         ("--grpc-max-connection-age=1", NO_GRPC),
         ("--grpc-max-connection-age-grace=1", NO_GRPC),
-        ("--backend-directory=/b", "backends are part of the package"),
         ("--pinned-memory-pool-byte-size=0", "Shoal keeps no such memory pool"),
         ("--cuda-memory-pool-byte-size=0:64", "Shoal keeps no such memory pool"),
         ("--cuda-virtual-address-size=0:64", "Shoal keeps no such memory pool"),
@@ -332,7 +331,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
     return calls
 
 
-def test_the_two_commands_differ_in_who_is_let_in(
+def test_the_two_commands_differ_in_who_is_let_in_and_in_what_is_installed(
     started: list[ServerOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--model-repository=models"]) == 7
@@ -342,7 +341,8 @@ def test_the_two_commands_differ_in_who_is_let_in(
     assert not shoal.allow_remote_admin
     addresses = ("http_address", "metrics_address", "sagemaker_address", "vertex_ai_address")
     everywhere: dict[str, Any] = dict.fromkeys(addresses, "0.0.0.0")
-    assert triton == replace(shoal, **everywhere, allow_remote_admin=True)
+    assert shoal.install_requirements  # Triton takes no notice of the file
+    assert triton == replace(shoal, **everywhere, allow_remote_admin=True, install_requirements=False)
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", f"Warning: --grpc-port is ignored: {NO_GRPC}\n")
 

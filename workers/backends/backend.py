@@ -25,7 +25,7 @@ class Model:
     version: int
     instance_name: str  # "simple_0_0"
     version_dir: str
-    file: str  # inside version_dir; "" where the backend needs none
+    file: str  # inside version_dir, or that of a backend written in Python; "" where the backend needs none
     config: Config
     backend_config: dict[str, str]  # --backend-config of this backend
 

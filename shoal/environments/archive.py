@@ -1,0 +1,150 @@
+"""An environment's archive, as conda-pack makes it, unpacked: whatever is in it, nothing is touched outside.
+
+Rules: a member's name is a plain path below the directory; it is a file, a directory or a link, nothing else; it comes
+once. A symbolic link is relative and leads to somewhere inside. Files are written first, links made last: while
+anything is written there is no link that it could be written through. Owners, setuid bits and others' right to write
+are left behind. What breaks a rule is refused with its name, and the caller removes what is there by then.
+"""
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+from shoal.errors import InvalidArgumentError
+
+#: Bounds of an archive (ours): the largest environments have 10 GB in 300,000 files.
+MAX_MEMBERS, MAX_NBYTES = 1_000_000, 64 << 30
+#: No header of a tar has more, but for one made to fill the memory.
+MAX_READ_NBYTES = 4 << 20
+_CHUNK_NBYTES = 1 << 20
+
+_OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+}
+
+
+def unpack(archive: Path, into: Path) -> None:
+    """Unpack a tar, compressed or not, into an empty directory. Raises InvalidArgumentError, or OSError of the disk."""
+    with archive.open("rb") as file, _explained(archive):
+        start = file.read(6)
+        file.seek(0)
+        opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
+        stream = _Bounded(opener(file) if opener else file)
+        with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as tar:
+            _Unpacking(tar, into).run()
+        # tarfile takes a damaged header for the end; and only whoever reads on learns whether the checksum is right.
+        while rest := stream.read(_CHUNK_NBYTES):
+            if rest.strip(b"\0"):
+                raise tarfile.ReadError("there is something behind its end")
+
+
+@contextmanager
+def _explained(archive: Path) -> Iterator[None]:
+    """The errors of tarfile and of the decompressors in a sentence."""
+    try:
+        yield
+    except (tarfile.TarError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, EOFError, ValueError) as error:
+        raise InvalidArgumentError(f"archive '{archive}' cannot be unpacked: {error}") from error
+    except OSError as error:
+        if error.errno is None:  # bz2's word for bad data
+            raise InvalidArgumentError(f"archive '{archive}' cannot be unpacked: {error}") from error
+        raise
+
+
+class _Bounded:
+    """A file whose reads are small: tarfile reads a header of any length at once."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.seek = file.seek
+        self.tell = file.tell
+
+    def read(self, nbytes: int) -> bytes:
+        """At most MAX_READ_NBYTES. Raises tarfile.ReadError."""
+        if nbytes > MAX_READ_NBYTES:
+            raise tarfile.ReadError(f"a header of {nbytes} bytes")
+        found: bytes = self._file.read(nbytes)
+        return found
+
+
+class _Unpacking:
+    """One archive on its way to the disk. What breaks a rule raises tarfile.ReadError."""
+
+    def __init__(self, tar: tarfile.TarFile, root: Path) -> None:
+        self._tar = tar
+        self._root = root.resolve()
+        # Changed member by member.
+        self._free_nbytes = min(MAX_NBYTES, shutil.disk_usage(root).free)
+        self._links: dict[Path, str] = {}
+
+    def run(self) -> None:
+        """All of it."""
+        for number, member in enumerate(self._tar):
+            if number >= MAX_MEMBERS:
+                raise tarfile.ReadError(f"it has more than {MAX_MEMBERS} members")
+            try:
+                self._take(member)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                raise tarfile.ReadError(f"member '{member.name}' is in the place of another") from error
+        for path, target in self._links.items():
+            try:
+                path.symlink_to(target)
+            except FileExistsError as error:
+                raise tarfile.ReadError(f"link '{self._name(path)}' is in the place of another member") from error
+        # With all of them there: one link may lead on through others.
+        for path, target in self._links.items():
+            if not Path(os.path.realpath(path)).is_relative_to(self._root):
+                raise tarfile.ReadError(f"link '{self._name(path)}' leads out of it, to '{target}'")
+
+    def _take(self, member: tarfile.TarInfo) -> None:
+        path = self._place(member.name)
+        if member.isdir():
+            path.mkdir(parents=True, exist_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if member.issym():
+            if not member.linkname or PurePosixPath(member.linkname).is_absolute():
+                raise tarfile.ReadError(f"link '{member.name}' leads out of it, to '{member.linkname}'")
+            if path in self._links:
+                raise tarfile.ReadError(f"member '{member.name}' comes twice")
+            self._links[path] = member.linkname
+        elif member.islnk():
+            target = self._place(member.linkname)
+            if not target.is_file():
+                raise tarfile.ReadError(f"member '{member.name}' is a link to '{member.linkname}', no file before it")
+            path.hardlink_to(target)
+        elif member.isfile() and not member.issparse():
+            self._write(member, path)
+        else:
+            raise tarfile.ReadError(f"member '{member.name}' is neither file, directory nor link")
+
+    def _place(self, name: str) -> Path:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name:
+            raise tarfile.ReadError(f"member '{name}' is outside of it")
+        return self._root / path
+
+    def _write(self, member: tarfile.TarInfo, path: Path) -> None:
+        if member.size > self._free_nbytes:
+            raise tarfile.ReadError(f"it is too large: there is no room for '{member.name}' ({member.size} bytes)")
+        self._free_nbytes -= member.size
+        content = self._tar.extractfile(member)
+        assert content is not None
+        with content, path.open("xb") as file:
+            shutil.copyfileobj(content, file, _CHUNK_NBYTES)
+            os.fchmod(file.fileno(), 0o644 | (member.mode & 0o111))
+        # What is compiled already counts as old otherwise, and everything would be compiled again.
+        os.utime(path, (member.mtime, member.mtime))
+
+    def _name(self, path: Path) -> Path:
+        return path.relative_to(self._root)

@@ -1,0 +1,76 @@
+"""Becomes a worker in an environment of its own: makes the environment where it is not there yet, then execs.
+
+    supervisor ── exec ──► python -m shoal.environments.enter ORDER ── exec, same pid ──► <interpreter> <links> NAME
+                                              └─ joins, only to say why not: the load fails with that sentence
+
+So whatever an environment takes, nobody but its own instance waits, under the deadline that every start of one has.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal import control, log
+from shoal.environments.cache import Cache
+from shoal.environments.resolve import resolve
+from shoal.environments.server_packages import link_packages
+from shoal.environments.wanted import Wanted
+from shoal.errors import InternalError, ShoalError
+from shoal.process import die_with_parent, ignore_group_signals, set_title
+
+# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
+_log = logging.getLogger("shoal.environments.enter")
+
+
+def program(wanted: Wanted, instance_name: str, directory: Path, log_settings: Mapping[str, Any]) -> list[str]:
+    """The module to run, and its order: make what is `wanted` in the cache at `directory` and become the instance."""
+    order = {
+        "wanted": wanted._asdict(),
+        "instance_name": instance_name,
+        "cache": str(directory),
+        "log": dict(log_settings),
+    }
+    return ["shoal.environments.enter", json.dumps(order)]
+
+
+def main(text: str) -> int:
+    """The exit status, where the worker has not begun."""
+    die_with_parent()
+    ignore_group_signals()
+    order = json.loads(text)
+    log.configure(**order["log"])
+    name: str = order["instance_name"]
+    set_title(f"environment of {name}")
+    cache = Cache(Path(order["cache"]))
+    try:
+        environment = resolve(Wanted(**order["wanted"]), cache, os.environ)
+        cache.prepare()
+        packages = link_packages(cache.root)
+        _log.info("worker %s runs in the environment '%s'", name, environment.directory)
+        # No -P before Python 3.11, and no need of it: what is run is a directory, and that comes first in the path.
+        # The name is for `ps`: the environment need not have setproctitle.
+        command = [str(environment.interpreter), "-s", "-u", str(packages), name]
+        os.execve(environment.interpreter, command, environment.variables)
+    except ShoalError as error:
+        return _fail(error)
+    except OSError as error:
+        return _fail(InternalError(f"worker {name} cannot be started in its environment: {error}"))
+
+
+def _fail(error: ShoalError) -> int:
+    """Say it where a worker says why it cannot load."""
+    try:
+        channel = control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"]))
+        channel.receive()
+        channel.send({"op": "failed", "wire": error.wire, "sentence": str(error)})
+    except (EOFError, ConnectionError):
+        return 1  # the supervisor is gone
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,153 @@
+"""From what a model asks for to an environment that is there: found, unpacked or installed.
+
+May take minutes and write gigabytes. Runs in the process that will become the worker (enter.py).
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, run
+from typing import NamedTuple
+
+from shoal.environments.archive import unpack
+from shoal.environments.cache import Cache
+from shoal.environments.interpreter import Interpreter, ask, variables_of
+from shoal.environments.wanted import EXECUTION_ENV_PATH, PYTHON_INTERPRETER, Wanted
+from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
+from shoal.process import die_with_parent
+
+#: So many of the last lines of an installer say why it failed.
+_LAST_LINES = 12
+
+
+class Environment(NamedTuple):
+    """An environment to run a worker in."""
+
+    interpreter: Path
+    variables: dict[str, str]  # all of them
+    directory: Path
+
+
+def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str]) -> Environment:
+    """Make what is wanted, where it is not there yet. Raises ShoalError with the reason why it cannot be."""
+    if wanted.execution_env and wanted.interpreter:
+        raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} and {PYTHON_INTERPRETER} are both set; one of them has to go")
+    try:
+        path = _interpreter(wanted, cache, environ)
+    except OSError as error:
+        raise UnavailableError(f"no environment for this model: {error}") from error
+    variables = variables_of(path, environ)
+    interpreter = ask(path, variables)
+    if not interpreter.has_numpy:
+        raise InvalidArgumentError(
+            f"there is no numpy in the environment '{interpreter.prefix}', and a worker needs it; install it there"
+        )
+    return Environment(path, variables, interpreter.prefix)
+
+
+def _interpreter(wanted: Wanted, cache: Cache, environ: Mapping[str, str]) -> Path:
+    if wanted.execution_env:
+        place = Path(wanted.execution_env).absolute()
+        if not place.exists():
+            raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} '{place}' does not exist")
+        return _python_in(place if place.is_dir() else _unpacked(place, cache, environ))
+    base = Path(sys.executable)
+    if wanted.interpreter:
+        found = shutil.which(wanted.interpreter, path=environ.get("PATH"))
+        if found is None:
+            raise InvalidArgumentError(f"{PYTHON_INTERPRETER} '{wanted.interpreter}' is no program")
+        base = Path(found).absolute()
+    return _python_in(_installed(Path(wanted.requirements), base, cache, environ)) if wanted.requirements else base
+
+
+def _python_in(directory: Path) -> Path:
+    # Not resolved: it is by the link that a virtual environment's Python knows where it belongs.
+    path = directory / "bin" / "python"
+    if not path.exists():
+        raise InvalidArgumentError(
+            f"there is no bin/python in '{directory}'; {EXECUTION_ENV_PATH} is an archive made by conda-pack, "
+            "or the directory of an environment"
+        )
+    return path
+
+
+def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str]) -> Path:
+    """The environment in an archive, as if it had been installed where it lies now."""
+    cache.prepare()
+
+    def make(directory: Path) -> None:
+        _say(f"unpacking '{archive}'")
+        unpack(archive, directory)
+        prefixes = directory / "bin" / "conda-unpack"
+        if prefixes.exists():  # rewrites what names the directory that the environment was packed in
+            python = _python_in(directory)
+            _run([str(python), str(prefixes)], directory, variables_of(python, environ), f"archive '{archive}'")
+
+    return cache.get(f"archive-{cache.digest(archive)}", make)
+
+
+def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[str, str]) -> Path:
+    """A virtual environment of `base` with the packages in a requirements.txt, and numpy."""
+    cache.prepare()
+    interpreter = ask(base, variables_of(base, environ))
+    facts = [requirements.read_bytes(), os.fsencode(base.resolve()), repr(interpreter.version).encode()]
+    key = hashlib.sha256(b"\0".join(facts)).hexdigest()
+
+    def make(directory: Path) -> None:
+        _say(f"installing '{requirements}'")
+        _install(requirements, interpreter, directory, environ)
+
+    return cache.get(f"requirements-{key}", make)
+
+
+def _install(requirements: Path, base: Interpreter, directory: Path, environ: Mapping[str, str]) -> None:
+    what, place = f"'{requirements}'", requirements.parent  # what it names by relative paths lies there
+    create, install = _installers(base, directory, environ)
+    _run(create, place, variables_of(base.path, environ), what)
+    python = directory / "bin" / "python"
+    variables = variables_of(python, environ)
+    install += ["-r", str(requirements)]
+    _run(install, place, variables, what)
+    if not ask(python, variables).has_numpy:
+        _run([*install, "numpy"], place, variables, what)  # from where the file says that packages come from
+
+
+def _installers(base: Interpreter, directory: Path, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The commands that create a virtual environment, and that install into it: the fastest there are."""
+    path, python = str(base.path), str(directory / "bin" / "python")
+    if uv := shutil.which("uv", path=environ.get("PATH")):
+        create = [uv, "venv", "--allow-existing", "--python", path, str(directory)]
+        return create, [uv, "pip", "install", "--python", python]
+    create, pip = [path, "-m", "venv", str(directory)], ["-m", "pip", "--no-input", "--disable-pip-version-check"]
+    # From pip 22.3 on the one that is there installs for others; to give each environment one of its own takes 7 s.
+    question = [path, *pip, "--python", path, "--version"]
+    answer = run(question, env=variables_of(base.path, environ), stdin=DEVNULL, capture_output=True, check=False)
+    if answer.returncode:
+        return create, [python, *pip, "install"]
+    return [*create, "--without-pip"], [path, *pip, "--python", python, "install"]
+
+
+def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], what: str) -> None:
+    """Run a program, its output being ours. Raises InternalError with its last lines."""
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    with Popen(
+        command, cwd=directory, env=variables, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
+        text=True, errors="replace", preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - we have one thread
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            last.append(line.rstrip())
+            _say(last[-1])
+    if process.returncode:
+        words = "\n".join(last)
+        raise InternalError(f"the environment of {what} cannot be made: {command[0]} failed with\n{words}")
+
+
+def _say(line: str) -> None:
+    """Progress, for who watches the server start."""
+    print(line, flush=True)  # noqa: T201 - the supervisor passes a worker's output on

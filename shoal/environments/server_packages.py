@@ -1,0 +1,47 @@
+"""What a worker in an environment of its own sees of the server: a directory of links, and not one package more.
+
+<directory>/
+├── __main__.py                     worker.py: `<interpreter> <directory>` runs it, and looks here for modules first
+├── shoal, triton_python_backend_utils
+└── .behind/msgpack                 looked at last: an environment's own may have its C part, ours is of our Python
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from shoal.environments import worker
+
+_BEFORE = ("shoal", "triton_python_backend_utils", "c_python_backend_utils")
+_BEHIND = ("msgpack",)
+
+
+def link_packages(root: Path) -> Path:
+    """The directory, beneath `root`; made where it is not there yet. Raises OSError."""
+    links = {"__main__.py": str(worker.__file__)}
+    links |= {name: _location(name) for name in _BEFORE}
+    links |= {f"{worker.BEHIND}/{name}": _location(name) for name in _BEHIND}
+    # Named by its targets: another server's, or that of a server that has moved, is another directory.
+    directory = root / f"server-{hashlib.sha256(repr(links).encode()).hexdigest()[:16]}"
+    if not directory.exists():
+        fresh = Path(tempfile.mkdtemp(prefix=".", dir=root))
+        (fresh / worker.BEHIND).mkdir()
+        for name, target in links.items():
+            (fresh / name).symlink_to(target)
+        try:
+            fresh.rename(directory)  # publishes: all links
+        except OSError:
+            shutil.rmtree(fresh)
+            if not directory.exists():  # else another worker was faster
+                raise
+    return directory
+
+
+def _location(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, package
+    assert spec.origin is not None, package
+    return os.path.dirname(spec.origin)

@@ -1,0 +1,28 @@
+"""Backends written in Python: a directory NAME with a model.py in --backend-directory, for all models that name it.
+
+Triton's rule. Such a model needs no model.py of its own: what lies in its versions is for that of the backend to read.
+"""
+
+import re
+from pathlib import Path
+
+from shoal.model_config.messages import Config
+from shoal.model_config.support import BACKENDS
+
+FILENAME = "model.py"
+#: What may be the name of a directory in the directory of backends, and of nothing else.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def python_backend_file(backend: str, directory: Path | None) -> Path | None:
+    """The model.py of a backend; None where there is none, or the backend is built in."""
+    if directory is None or backend in BACKENDS or not _NAME.fullmatch(backend):
+        return None
+    file = directory / backend / FILENAME
+    return file.absolute() if file.is_file() else None
+
+
+def runs_on(config: Config) -> str:
+    """The built-in backend whose code runs a model that can be served: a name that is not built in is Python's."""
+    backend: str = config["backend"]
+    return backend if backend in BACKENDS else "python"
