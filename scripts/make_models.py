@@ -1,8 +1,8 @@
 """Makes the sample models in model_repository/ (run it through scripts/make-models).
 
-Owns every file below model_repository/ but its README, and the held-out digits in tests/data/; all of them are
-committed. The same package versions on the same kind of processor write the same bytes. Opset 17 and IR version 8,
-so that every ONNX Runtime since 1.17 runs them.
+Owns the models simple, simple_string, simple_identity, mlp and digits, and the held-out digits in tests/data/; all of
+it is committed. The same package versions on the same kind of processor write the same bytes. Opset 17 and IR version
+8, so that every ONNX Runtime since 1.17 runs them.
 """
 
 import json

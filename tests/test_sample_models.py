@@ -27,7 +27,7 @@ def held_out_digits() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
         return arrays["images"].astype(np.float32), arrays["labels"]
 
 
-@pytest.mark.parametrize("model", ["simple", "simple_string", "mlp", "digits"])
+@pytest.mark.parametrize("model", ["simple", "simple_string", "mlp", "digits", "encoder"])
 def test_onnx_runtime_1_17_can_read_the_model(model: str) -> None:
     loaded = onnx.load(REPOSITORY / model / "1" / "model.onnx")
     assert loaded.ir_version <= 9

@@ -1,0 +1,109 @@
+"""The samples written in Python, served: the text pipeline and each of its models, the table, the stream, the page."""
+
+import http.client
+import json
+import re
+import subprocess
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from scripts.topics import TOPICS, held_out
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def infer(server: Server, model: str, outputs: list[str], **inputs: Array) -> list[Array]:
+    tensors = []
+    for name, array in inputs.items():
+        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
+        result = client.infer(model, tensors)
+    found: list[Array] = []
+    for name in outputs:
+        output: Array | None = result.as_numpy(name)
+        assert output is not None, f"no output '{name}'"
+        found.append(output)
+    return found
+
+
+def column(texts: list[str]) -> Array:
+    return np.array([[text.encode()] for text in texts], np.object_)
+
+
+def run(server: Server, command: str) -> str:
+    """What a command of a page prints."""
+    command = command.replace("localhost:8000", server.url)
+    done = subprocess.run(["sh", "-ec", command], check=True, capture_output=True, text=True, timeout=DEADLINE_S)
+    return done.stdout
+
+
+def test_the_page_of_the_text_classifier_shows_what_happens(samples: Server) -> None:
+    page = (SAMPLES / "text_classification" / "README.md").read_text()
+    command, shown = re.findall(r"```(?:sh|json)\n(.*?)```", page, re.DOTALL)
+    answer, expected = json.loads(run(samples, command)), json.loads(shown)
+    assert answer.pop("probability") == pytest.approx(expected.pop("probability"), abs=1e-4)
+    assert answer == expected
+
+
+def test_the_pipeline_answers_as_its_models_one_by_one(samples: Server) -> None:
+    texts = held_out()
+    sent = column([sentence.text for sentence in texts])
+    labels, probabilities = infer(samples, "text_classification", ["label", "probability"], text=sent)
+    input_ids, attention_mask = infer(samples, "tokenizer", ["input_ids", "attention_mask"], text=sent)
+    [logits] = infer(samples, "encoder", ["logits"], input_ids=input_ids, attention_mask=attention_mask)
+    named, likelihoods = infer(samples, "postprocessing", ["label", "probability"], logits=logits)
+    assert labels.tolist() == named.tolist()
+    np.testing.assert_allclose(probabilities, likelihoods, rtol=1e-5)
+    right = [list(TOPICS).index(label.decode()) == each.topic for [label], each in zip(labels, texts, strict=True)]
+    assert np.mean(right) >= 0.8
+
+
+def test_many_texts_at_once_get_their_own_labels(samples: Server) -> None:
+    texts = {"snow and frost": b"weather", "the final match": b"sport", "a violin concert": b"music"}
+    with triton.InferenceServerClient(samples.url, concurrency=16, network_timeout=DEADLINE_S) as client:
+        sent = []
+        for text in [*texts] * 16:
+            tensor = triton.InferInput("text", [1, 1], "BYTES")
+            tensor.set_data_from_numpy(column([text]))
+            sent.append((text, client.async_infer("text_classification", [tensor])))
+        for text, request in sent:
+            label = request.get_result(timeout=DEADLINE_S).as_numpy("label")
+            assert label is not None
+            assert label.tolist() == [[texts[text]]]
+
+
+def test_vectors_come_out_of_the_table(samples: Server) -> None:
+    table = np.load(SAMPLES / "embedding_table" / "1" / "table.npy")
+    ids = np.arange(len(table))[::-1]
+    np.testing.assert_array_equal(infer(samples, "embedding_table", ["vectors"], ids=ids)[0], table[::-1])
+    with pytest.raises(InferenceServerException, match="id 640 is not in the table, which has 640 rows") as refused:
+        infer(samples, "embedding_table", ["vectors"], ids=np.array([640]))
+    assert refused.value.status() == "400"
+
+
+def test_add_sub_adds_and_subtracts(samples: Server) -> None:
+    left, right = np.array([1, 2, 3, 4], np.float32), np.array([4, 3, 2, 0.5], np.float32)
+    total, difference = infer(samples, "add_sub", ["OUTPUT0", "OUTPUT1"], INPUT0=left, INPUT1=right)
+    assert (total.tolist(), difference.tolist()) == ([5, 5, 5, 4.5], [-3, -1, 1, 3.5])
+
+
+def test_repeat_streams_its_input_as_the_page_shows(samples: Server) -> None:
+    page = (SAMPLES / "README.md").read_text()
+    command, shown = re.findall(r"```(?:sh|text)\n(.*?)```", page, re.DOTALL)
+    assert run(samples, command) == shown
+
+
+def test_repeat_refuses_delays_that_do_not_fit(samples: Server) -> None:
+    body = json.dumps({"IN": [7, 8, 9], "DELAY": [0], "WAIT": 0})
+    with closing(http.client.HTTPConnection("127.0.0.1", samples.http_port, timeout=DEADLINE_S)) as connection:
+        connection.request("POST", "/v2/models/repeat/generate_stream", body)
+        response = connection.getresponse()
+        assert (response.status, json.load(response)) == (400, {"error": "IN and DELAY must have equal lengths"})
