@@ -1,0 +1,201 @@
+"""The verb `run`: one request to a model, without a server. What is given for inputs is `run_inputs.py`'s business."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.errors import ShoalError
+
+if TYPE_CHECKING:  # whatever is imported for --help is waited for
+    from shoal.cli.run_inputs import Request
+    from shoal.testing import Response, Server
+    from shoal.workers.tensors import Array
+
+EXIT_DONE, EXIT_MISUSED, EXIT_FAILED = 0, 1, 2
+
+_USAGE = "shoal run <model directory> --input <name>=<value> … [options]"
+_HELP = """\
+Ask a model once, in this process: no server, no ports, and a breakpoint in model.py works. The directory is that of
+one model, with its config.pbtxt and versions in it.
+
+Examples:
+  shoal run models/simple --sample ones
+  shoal run models/simple --input INPUT0=[1,2,3,…] --input INPUT1=@b.npy
+  shoal run models/tokenizer --input 'text=school of fish' --json
+  shoal run models/digits --data request.json --repeat 100
+  shoal run models/pipeline --load encoder --sample random     # which calls the model next to it
+
+Options:
+  --input <name>=<value>      a tensor: JSON, @file.json, @file.npy, or plain text for a BYTES input. What has no batch
+                              dimension gets one of 1, and a flat list is given the shape that it fits
+  --data <file>               requests from a file: what POST …/infer takes, perf_analyzer's {"data": [{…}, …]}, or just
+                              {"<name>": <value>, …}
+  --sample zeros|ones|random  values for every input that is not given, with the sizes of the configuration (-1 = 1)
+  --output <name>             only this output; repeat it for several
+  --parameter <key>=<value>   a request parameter, a number, true or false, or else a text; repeat it for several
+  --version <number>          which version of the model (default: the latest)
+  --load <model>              another model of the same repository, which this one calls; repeat it for several
+  --repeat <count>            ask so many times, and print how long it took
+  --json                      print JSON, as POST …/infer answers
+  --traceback                 where the model raises an error, show its traceback
+  --help                      print this and exit
+
+Exit codes: 0 done; 1 the command is wrong; 2 the model could not be loaded, or answered with an error.
+"""
+
+
+def run(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Run a model once; the exit code."""
+    del environ
+    try:
+        arguments = _parser().parse_args(list(argv))
+        if arguments.help:
+            print(f"Usage: {_USAGE}\n\n{_HELP}", end="")
+            return EXIT_DONE
+        if arguments.model is None:
+            raise CommandLineError("Which model? Name its directory.")
+        return _run(arguments)
+    except CommandLineError as error:
+        print(f"{error}\nUsage: {_USAGE}\n'shoal run --help' explains it.", file=sys.stderr)
+        return EXIT_MISUSED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="shoal run", usage=_USAGE, add_help=False)
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--input", action="append", default=[], type=_pair)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--sample", choices=("zeros", "ones", "random"))
+    parser.add_argument("--output", action="append", default=[])
+    parser.add_argument("--parameter", action="append", default=[], type=_pair)
+    parser.add_argument("--version", type=int)
+    parser.add_argument("--load", action="append", default=[])
+    parser.add_argument("--repeat", type=_count)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--traceback", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"expected <name>=<value>, got '{text}'")
+    return name, value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of times, got '{text}'")
+    return int(text)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import logging
+
+    from shoal.cli.run_inputs import InputError, read_requests
+    from shoal.testing import Server
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(filename)s:%(lineno)d %(message)s")  # to stderr
+    model = arguments.model.resolve()
+    if not model.is_dir():
+        raise CommandLineError(f"There is no directory '{arguments.model}'.")
+    # Beside a model that is run alone anything may lie; next to one that calls others lie these.
+    repository = model.parent if arguments.load else model
+    try:
+        with Server(repository, [*arguments.load, model.name], raise_errors=arguments.traceback) as server:
+            requests = read_requests(
+                server.config(model.name, arguments.version), arguments.input, arguments.data, arguments.sample
+            )
+            parameters = {key: _parameter(value) for key, value in arguments.parameter}
+            for request in requests:
+                _ask(server, model.name, request, parameters, arguments)
+    except InputError as error:
+        raise CommandLineError(str(error)) from None
+    except ShoalError as error:
+        print(f"{error.words}: {error}", file=sys.stderr)
+        if "unknown model" in str(error):
+            print("What the model calls is loaded from beside it: --load <model>.", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_DONE
+
+
+def _parameter(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (bool, int, float)) else text
+
+
+def _ask(
+    server: "Server", model: str, request: "Request", parameters: Mapping[str, Any], arguments: argparse.Namespace
+) -> None:
+    """Ask as often as wanted, print the responses to the last time and how long it took."""
+    times_ms: list[float] = []
+    responses: list[Response] = []
+    for _ in range(arguments.repeat or 1):
+        start_s = time.perf_counter()
+        responses = server.stream(
+            model,
+            request.inputs,
+            version=arguments.version,
+            outputs=arguments.output or request.outputs,
+            parameters={**request.parameters, **parameters},
+            request_id=request.id,
+        )
+        times_ms.append((time.perf_counter() - start_s) * 1e3)
+    for response in responses:
+        print(as_json(response) if arguments.json else as_text(response))
+    if arguments.repeat:
+        times_ms.sort()
+        print(
+            f"{len(times_ms)} times: fastest {times_ms[0]:.3f} ms, median {times_ms[len(times_ms) // 2]:.3f} ms, "
+            f"slowest {times_ms[-1]:.3f} ms",
+            file=sys.stderr,
+        )
+
+
+def as_json(response: "Response") -> str:
+    """A response as POST …/infer answers it, on one line."""
+    outputs = [
+        {"name": name, "datatype": _datatype(array), "shape": list(array.shape), "data": _plain(array).ravel().tolist()}
+        for name, array in response.outputs.items()
+    ]
+    said = {"id": response.id} if response.id else {}
+    model = {"model_name": response.model_name, "model_version": str(response.model_version)}
+    more = {"parameters": response.parameters} if response.parameters else {}
+    return json.dumps({**said, **model, **more, "outputs": outputs}, ensure_ascii=False)
+
+
+def as_text(response: "Response") -> str:
+    """A response for a person: each output's name, datatype and shape, then its values, long ones shortened."""
+    import numpy as np
+
+    lines = []
+    for name, array in response.outputs.items():
+        lines.append(f"{name}  {_datatype(array)} {list(array.shape)}")
+        with np.printoptions(precision=6, suppress=True, threshold=200, linewidth=116):
+            lines += [f"  {line}" for line in str(_plain(array)).splitlines()]
+    lines += [f"{key} = {value}" for key, value in response.parameters.items()]
+    return "\n".join(lines) or "a response without outputs"
+
+
+def _plain(array: "Array") -> "Array":
+    """Strings as text, where they are."""
+    if array.dtype != object:
+        return array
+    texts = array.copy()
+    texts.ravel()[:] = [each.decode(errors="replace") for each in array.ravel()]
+    return texts
+
+
+def _datatype(array: "Array") -> str:
+    from shoal.datatypes import ALL
+
+    return next(datatype.name for datatype in ALL if datatype.dtype == array.dtype)

@@ -1,0 +1,217 @@
+"""What the verb `run` is given for a model's inputs: on the command line, in a file, or nothing, to be made up.
+
+A value becomes an array of the input's datatype and of a shape that fits it. Files are read, nothing is printed.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.datatypes import BYTES, format_shape
+from shoal.errors import InvalidArgumentError
+from shoal.frontend.v2.generate import fitted
+from shoal.model_config.messages import Config
+from shoal.model_config.signature import Signature, TensorSpec
+from shoal.testing.tensors import made
+from shoal.workers.tensors import Array
+
+
+class InputError(Exception):
+    """What is given is no request to this model; the message says why, and what is."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request."""
+
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    outputs: Sequence[str] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+
+def read_requests(
+    config: Config, given: Sequence[tuple[str, str]], data: Path | None, sample: str | None
+) -> list[Request]:
+    """The requests of the file `data`, or one, with what is `given` on the command line, and the rest made up where
+    `sample` says how. Raises InputError.
+    """
+    form = Form(Signature.from_config(config))
+    requests = [Request()] if data is None else form.read(data)
+    own = {name: form.value(name, text) for name, text in given}
+    return [form.completed(replace(each, inputs={**each.inputs, **own}), sample) for each in requests]
+
+
+class Form:
+    """What requests to a model look like."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+
+    # -- the command line -----------------------------------------------------------------------------------------
+
+    def value(self, name: str, text: str) -> Array:
+        """An input from the command line: JSON, a file's contents, or a text."""
+        spec = self._spec(name)
+        if text.startswith("@"):
+            return self._from_file(spec, Path(text[1:]))
+        try:
+            value = json.loads(text)
+        except ValueError:
+            if spec.datatype is not BYTES:
+                raise InputError(f"Input {self._described(spec)} cannot be {text!r}: give it JSON or @file.") from None
+            value = text
+        if spec.datatype is BYTES and not isinstance(value, (str, list)):
+            value = text  # a number, true or null: a text all the same
+        return self._array(spec, value)
+
+    def _from_file(self, spec: TensorSpec, path: Path) -> Array:
+        try:
+            if path.suffix == ".npy":
+                return self._shaped(spec, np.load(path, allow_pickle=False))
+            contents = path.read_bytes()
+        except (OSError, ValueError) as error:
+            raise InputError(f"Input '{spec.name}': cannot read {path}: {error}") from None
+        if path.suffix == ".json":
+            return self._array(spec, _json(contents, path))
+        if spec.datatype is BYTES:
+            return self._array(spec, [contents])  # an image, say
+        raise InputError(f"Input {self._described(spec)} is read from .npy or .json, not from {path}.")
+
+    # -- a file of requests ---------------------------------------------------------------------------------------
+
+    def read(self, path: Path) -> list[Request]:
+        """All requests of a file, in any of the three forms."""
+        try:
+            document = _json(path.read_bytes(), path)
+        except OSError as error:
+            raise InputError(f"--data: cannot read {path}: {error.strerror}") from None
+        if not isinstance(document, dict):
+            raise InputError(f"--data: {path} holds no JSON object.")
+        if isinstance(document.get("inputs"), list):
+            return [self._infer_request(document)]
+        if isinstance(document.get("data"), list) and "data" not in self._signature.inputs:
+            steps = [step for each in document["data"] for step in (each if isinstance(each, list) else [each])]
+            return [Request({name: self._content(name, value) for name, value in step.items()}) for step in steps]
+        return [Request({name: self._content(name, value) for name, value in document.items()})]
+
+    def _infer_request(self, document: Mapping[str, Any]) -> Request:
+        """The body of POST …/infer, its tensors in JSON."""
+        try:
+            inputs = {
+                each["name"]: self._content(each["name"], {"content": each["data"], "shape": each["shape"]})
+                for each in document["inputs"]
+            }
+            outputs = [each["name"] for each in document.get("outputs", ())]
+        except (KeyError, TypeError) as error:
+            raise InputError(f"--data: an input or output has no {error}.") from None
+        return Request(inputs, outputs, document.get("parameters", {}), document.get("id", ""))
+
+    def _content(self, name: str, value: Any) -> Array:
+        """A tensor of a file: a value, {"content": [...], "shape": [...]} or {"b64": "..."}."""
+        spec = self._spec(name)
+        if not isinstance(value, dict):
+            return self._array(spec, value)
+        try:
+            if "b64" in value:
+                return self._decoded(spec, base64.b64decode(value["b64"], validate=True))
+            array = made(value["content"], spec)
+            return array.reshape(value["shape"]) if "shape" in value else self._shaped(spec, array)
+        except (KeyError, ValueError, TypeError, binascii.Error, InvalidArgumentError) as error:
+            raise InputError(f"Input {self._described(spec)}: {error}") from None
+
+    def _decoded(self, spec: TensorSpec, data: bytes) -> Array:
+        if spec.datatype is BYTES:
+            return self._array(spec, [data])
+        return self._shaped(spec, np.frombuffer(data, spec.datatype.dtype))
+
+    # -- samples --------------------------------------------------------------------------------------------------
+
+    def completed(self, request: Request, sample: str | None) -> Request:
+        """The request with every input that it must have. Raises InputError where one is missing."""
+        missing = [
+            spec for spec in self._signature.inputs.values() if spec.name not in request.inputs and not spec.optional
+        ]
+        if missing and sample is None:
+            wanted = "; ".join(f"missing input {self._described(spec)}" for spec in missing)
+            raise InputError(f"{wanted}. Give it with --input {missing[0].name}=<value>, or with --data or --sample.")
+        made_up = {spec.name: _SAMPLES[str(sample)](spec, self._smallest(spec)) for spec in missing}
+        return replace(request, inputs={**request.inputs, **made_up})
+
+    def _smallest(self, spec: TensorSpec) -> tuple[int, ...]:
+        return tuple(1 if dim == -1 else dim for dim in self._dims(spec))
+
+    # -- shapes ---------------------------------------------------------------------------------------------------
+
+    def _array(self, spec: TensorSpec, value: Any) -> Array:
+        try:
+            return self._shaped(spec, made(value, spec))
+        except InvalidArgumentError as error:
+            raise InputError(f"Input {self._described(spec)}: {error}") from None
+
+    def _shaped(self, spec: TensorSpec, array: Array) -> Array:
+        """The array in a shape that the model takes, where there is one: with a batch of 1, or all elements anew."""
+        dims = self._dims(spec)
+        if _fits(array.shape, dims):
+            return array
+        if self._signature.max_batch_size > 0 and _fits(array.shape, spec.dims):
+            return array[np.newaxis]
+        shape = fitted(dims, array.size) if array.ndim <= 1 else None
+        if shape is None:
+            raise InputError(f"Input {self._described(spec)} is given in shape {format_shape(array.shape)}.")
+        return array.reshape(shape)
+
+    def _dims(self, spec: TensorSpec) -> tuple[int, ...]:
+        return (-1, *spec.dims) if self._signature.max_batch_size > 0 else spec.dims
+
+    def _spec(self, name: str) -> TensorSpec:
+        spec = self._signature.inputs.get(name)
+        if spec is None:
+            known = ", ".join(self._described(each) for each in self._signature.inputs.values())
+            raise InputError(f"'{name}' is no input of model '{self._signature.name}', which takes {known}.")
+        return spec
+
+    def _described(self, spec: TensorSpec) -> str:
+        return f"'{spec.name}' ({spec.datatype.name}, shape {format_shape(self._dims(spec))})"
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+
+
+def _json(data: bytes, path: Path) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise InputError(f"{path} is no JSON: {error}") from None
+
+
+def _filled(text: bytes, number: int) -> Callable[[TensorSpec, tuple[int, ...]], Array]:
+    def fill(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+        return np.full(shape, text if spec.datatype is BYTES else number, spec.datatype.dtype)
+
+    return fill
+
+
+def _random(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+    """The same at every run, so that a model which fails does so again."""
+    generator = np.random.default_rng(0)
+    if spec.datatype is BYTES:
+        numbers = generator.integers(0, 1000, shape)
+        return np.array([f"text {number}".encode() for number in numbers.flat], object).reshape(shape)
+    if spec.datatype.dtype.kind == "f":
+        return generator.random(shape).astype(spec.datatype.dtype)
+    return generator.integers(0, 2 if spec.datatype.dtype.kind == "b" else 100, shape).astype(spec.datatype.dtype)
+
+
+_SAMPLES: Mapping[str, Callable[[TensorSpec, tuple[int, ...]], Array]] = {
+    "zeros": _filled(b"", 0),
+    "ones": _filled(b"1", 1),
+    "random": _random,
+}

@@ -1,0 +1,30 @@
+"""The fixture `shoal_server` of pytest: servers of `shoal.testing` that end with the test.
+
+    def test_five_requests_make_one_batch(shoal_server):
+        server = shoal_server("model_repository", models=["simple"])
+        …
+
+Loaded into every run of pytest where Shoal is installed, so it imports nothing that a run does not use.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from shoal.testing.server import Server
+
+
+@pytest.fixture
+def shoal_server() -> "Iterator[Callable[..., Server]]":
+    """A function with the arguments of `shoal.testing.Server`, which returns one; it is closed after the test."""
+    from shoal.testing.server import Server
+
+    with ExitStack() as servers:
+
+        def start(*arguments: Any, **options: Any) -> Server:
+            return servers.enter_context(Server(*arguments, **options))
+
+        yield start

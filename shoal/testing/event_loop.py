@@ -1,0 +1,107 @@
+"""The event loop of a model with coroutines, on the clock of the test: `asyncio.sleep` costs no time.
+
+It runs until all its coroutines wait, then says what they wait for: a time, a socket, or somebody else.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any
+
+
+class _Selector(selectors.DefaultSelector):
+    """Never blocks: where the loop would, it stops."""
+
+    stop: Callable[[float | None], None]
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and (timeout is None or timeout > 0):
+            self.stop(timeout)
+        return ready
+
+
+class VirtualEventLoop(asyncio.SelectorEventLoop):
+    """One model instance's loop. It is run by whoever waits, in that thread, by one at a time."""
+
+    def __init__(
+        self,
+        now_ns: Callable[[], int],
+        wake: Callable[[], None],
+        around: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`wake` is called when a thread has something for the loop; it runs in the context that `around` makes."""
+        self._now_ns = now_ns
+        self._wake = wake
+        self._around = around
+        self._own_selector = _Selector()
+        super().__init__(self._own_selector)
+        self._own_selector.stop = self._stop_at
+        self._num_own_files = len(self._own_selector.get_map())
+        # Changed by run, and by threads that have something for the loop.
+        #: When the first of its timers is due; None = there is none.
+        self.due_ns: int | None = None
+        self.is_claimed = False
+        self._is_woken = False
+        # A loop itself keeps only weak references.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def time(self) -> float:
+        """The test's clock, in seconds."""
+        return self._now_ns() / 1e9
+
+    def call_soon_threadsafe(  # type: ignore[override]  # as always, whatever else its arguments are
+        self, callback: Callable[..., object], *arguments: Any, **options: Any
+    ) -> asyncio.Handle:
+        """As always, and whoever waits gets to know."""
+        handle = super().call_soon_threadsafe(callback, *arguments, **options)
+        self._is_woken = True
+        self._wake()
+        return handle
+
+    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Start it when the loop is run next."""
+        task = self.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._is_woken = True
+
+    def end(self) -> None:
+        """Cancel what has not ended, and close the loop."""
+        for task in self._tasks:
+            task.cancel()
+        self.run()
+        self.close()
+
+    @property
+    def has_sockets(self) -> bool:
+        """Whether a coroutine waits for a file or a socket."""
+        return len(self._own_selector.get_map()) > self._num_own_files
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether `run` would do something."""
+        return self._is_woken or (self.due_ns is not None and self.due_ns <= now_ns)
+
+    def claim(self) -> Callable[[], None]:
+        """`run`, for one thread alone."""
+        self.is_claimed = True
+        return self.run
+
+    def run(self) -> None:
+        """Run until every coroutine waits."""
+        self._is_woken = False
+        # A test may itself be a coroutine, as every cell of a notebook is; so may be a model that waits for this one.
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            with self._around():
+                self.run_forever()
+        finally:
+            asyncio._set_running_loop(outer)
+            self.is_claimed = False
+
+    def _stop_at(self, timeout: float | None) -> None:
+        # At least a nanosecond later: seconds in floats round, and with a timer never quite due the clock would stand.
+        self.due_ns = None if timeout is None else self._now_ns() + max(1, round(timeout * 1e9))
+        self.stop()

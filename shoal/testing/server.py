@@ -1,0 +1,162 @@
+"""The server that a test holds: its models, its clock, and the ways to ask."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shoal.errors import ShoalError
+from shoal.frontend.state import ModelEntry
+from shoal.model_config.messages import Config
+from shoal.options import ServerOptions
+from shoal.testing.batcher import Batch, Batcher
+from shoal.testing.future import Future, Response, as_raised
+from shoal.testing.models import Models
+from shoal.testing.repository import Repository
+from shoal.testing.requests import prepare
+
+
+class Server:
+    """Models of a repository in this process. Use it in a `with` statement, or `close` it.
+
+    Time stands still while the test does something else: a request that was submitted waits until the test lets time
+    pass (`advance`), wants an answer (`infer`, `stream`, `Future.result`) or lets everything run (`run_until_idle`).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        models: Sequence[str] | None = None,
+        *,
+        raise_errors: bool = False,
+        execution_ms: Mapping[str, float] | None = None,
+        backend_config: Mapping[str, Mapping[str, str]] | None = None,
+        patience_s: float = 10.0,
+    ) -> None:
+        """Load `models`, or all, of a model repository, or the model whose own directory `path` is.
+
+        `raise_errors`: what a model raises is raised as it is, not as the error that a client would get.
+        `execution_ms`: by model, how long one execution takes on the server's clock; 0 where nothing is said.
+        `backend_config`: by backend, what --backend-config would say.
+        `patience_s`: how long threads of a model may keep everybody waiting, in real seconds, before StuckError.
+        Raises the error of a model that cannot be loaded.
+        """
+        options = ServerOptions(backend_config={each: dict(said) for each, said in (backend_config or {}).items()})
+        repository = Repository(Path(path))
+        self._raise_errors = raise_errors
+        self._batcher = Batcher(patience_s)
+        self._models = Models(repository, options, execution_ms or {}, self._batcher)
+        try:
+            for name in repository.names() if models is None else models:
+                self.load(name)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unload all models; requests that are still open are answered by nobody."""
+        self._models.close()
+
+    # -- models ---------------------------------------------------------------------------------------------------
+
+    def load(self, model: str, config: str | None = None) -> None:
+        """Load a model, or load it again; `config`, a ModelConfig in JSON, takes the place of its file.
+
+        Raises what is wrong with it; what was loaded before then stays.
+        """
+        try:
+            self._models.load(model, config)
+        except ShoalError as error:
+            raise as_raised(error, raise_errors=self._raise_errors) from error.__cause__
+
+    def unload(self, model: str) -> None:
+        """Unload a model if it is loaded; requests that wait for it fail."""
+        self._models.unload(model)
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models that are loaded."""
+        return self._models.names
+
+    def config(self, model: str, version: int | None = None) -> Config:
+        """A model's configuration, complete, as GET /v2/models/MODEL/config tells it."""
+        return self._lookup(model, version).config
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        priority: int = 0,
+        timeout_us: int = 0,
+    ) -> Future:
+        """Put a request into the model's queue. Raises what a client would be told at once.
+
+        Inputs are arrays, of the datatypes and shapes that a client would send, or lists, numbers and texts, which
+        become what the model wants. `outputs` are those wanted; none named means all.
+        """
+        prepared = prepare(
+            self._lookup(model, version),
+            inputs,
+            outputs=outputs,
+            parameters=parameters,
+            request_id=request_id,
+            sequence_id=sequence_id,
+            sequence_start=sequence_start,
+            sequence_end=sequence_end,
+            priority=priority,
+            timeout_us=timeout_us,
+        )
+        future = Future(prepared, self._batcher.run_until, raise_errors=self._raise_errors)
+        request = self._batcher.submit(prepared, future.hear)
+        future.on_cancel = lambda: self._batcher.cancel(request)
+        return future
+
+    def _lookup(self, model: str, version: int | None) -> ModelEntry:
+        return self._models.lookup(model, None if version is None else str(version))
+
+    def infer(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Response:
+        """The response to a request, submitted as by `submit`; time passes until it is there. Raises its error."""
+        return self.submit(model, inputs, **options).result()
+
+    def stream(self, model: str, inputs: Mapping[str, Any], **options: Any) -> list[Response]:
+        """All responses of a decoupled model to a request. Raises the first error among them."""
+        return self.submit(model, inputs, **options).results()
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    @property
+    def batches(self) -> list[Batch]:
+        """Every execution since the server began, or since the test cleared this list."""
+        return self._batcher.batches
+
+    @property
+    def now_ms(self) -> float:
+        """What the clock shows; it begins at 0."""
+        return self._batcher.now_ms
+
+    def advance(self, *, seconds: float = 0, milliseconds: float = 0, microseconds: float = 0) -> None:
+        """Let time pass: all that is due meanwhile runs, in order, each at its time."""
+        self._batcher.advance(round(seconds * 1e9 + milliseconds * 1e6 + microseconds * 1e3))
+
+    def run_until_idle(self) -> None:
+        """Let time pass until every request has been answered. Raises StuckError where that will never be."""
+        self._batcher.run_until_idle()

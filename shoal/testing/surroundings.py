@@ -1,0 +1,66 @@
+"""What a Python model has around it: the modules beside it, and the server it may call; its own, and never another's.
+
+In a worker a model has the interpreter to itself. Here several share one, and two of them may have a `utils.py` or lie
+in a directory called "1": while a model runs, its own modules are those that are there.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+from triton_python_backend_utils import runtime
+from triton_python_backend_utils.runtime import Runtime
+
+#: Whose model runs; one that calls another is put aside meanwhile. Models run in one thread at a time, but for those
+#: threads that they start: these have what happens to be there.
+_running: "list[Surroundings]" = []
+
+
+class Surroundings:
+    """Those of one model instance."""
+
+    def __init__(self, directory: str, runtime: Runtime) -> None:
+        """What is imported from the model's `directory`, which ends with a slash, is its own."""
+        self._directory = directory
+        self._runtime = runtime
+        # Changed by enter.
+        self._modules: dict[str, ModuleType] = {}
+        self._paths: list[str] = []
+        self._known: set[str] = set()
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Run the model in here."""
+        if _running:
+            _running[-1]._take_away()
+        _running.append(self)
+        self._put()
+        try:
+            yield
+        finally:
+            self._take_away()
+            _running.remove(self)
+            if _running:
+                _running[-1]._put()
+
+    def _put(self) -> None:
+        self._known = set(sys.modules)
+        sys.modules.update(self._modules)
+        sys.path.extend(self._paths)
+        runtime.set_runtime(self._runtime)  # and left there: threads of the model may still need it
+
+    def _take_away(self) -> None:
+        for name in sys.modules.keys() - self._known:
+            if self._is_own(sys.modules[name]):
+                self._modules[name] = sys.modules.pop(name)
+        self._paths = [path for path in sys.path if self._holds(path)]
+        sys.path[:] = [path for path in sys.path if path not in self._paths]
+
+    def _is_own(self, module: ModuleType) -> bool:
+        places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+        return any(self._holds(place) for place in places)
+
+    def _holds(self, path: str) -> bool:
+        return (path + os.sep).startswith(self._directory)

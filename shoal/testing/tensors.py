@@ -1,0 +1,102 @@
+"""What a test gives for a tensor, as a request carries it, and what a model returned, as a test looks at it.
+
+An array says its datatype itself and is refused where the model wants another, as a client's would be; a list, a number
+or a text says none and becomes what the model wants. Pure.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from shoal.datatypes import ALL, BF16, BYTES, FP32, Datatype, decode_bytes_tensor
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError
+from shoal.frontend.state import ModelEntry
+from shoal.frontend.v2.infer import client_shape
+from shoal.frontend.v2.validation import ParsedInput
+from shoal.model_config.signature import Signature, TensorSpec
+from shoal.request import Parameters, TensorRef
+from shoal.workers.tensors import Array, encode_strings
+
+#: An output as a model hands it over: name, datatype, array (BYTES: bytes or str elements; BF16: uint16 words).
+Output: TypeAlias = tuple[str, Datatype, Array]
+#: What a model has to say to one request: outputs and parameters, or why there are none.
+Answer: TypeAlias = tuple[Sequence[Output], Parameters] | ShoalError
+
+_BY_DTYPE = {datatype.dtype: datatype for datatype in ALL if datatype not in (BF16, BYTES)}
+#: Kind of numpy type of a tensor → those of the values it may be made of, as in JSON: 1 is an FP32, 1.5 is no INT32.
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+
+
+def parse_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[ParsedInput]:
+    """The inputs of a request, not yet validated. Raises InvalidArgumentError for what is no tensor at all."""
+    return [_parse(name, value, signature.inputs.get(name)) for name, value in inputs.items()]
+
+
+def _parse(name: str, value: Any, spec: TensorSpec | None) -> ParsedInput:
+    array = np.asarray(value) if spec is None or hasattr(value, "__array__") else made(value, spec)
+    datatype = _datatype(array, spec)
+    if datatype is None:
+        raise InvalidArgumentError(f"input '{name}' is of numpy type {array.dtype}, which no tensor has")
+    if datatype is BYTES:
+        try:
+            return ParsedInput(name, datatype, array.shape, memoryview(encode_strings(array)), array.size)
+        except TypeError as error:
+            raise InvalidArgumentError(f"input '{name}': {error}") from error
+    if datatype is BF16 and array.dtype == FP32.dtype:
+        array = (array.view(np.uint32) >> 16).astype(BF16.dtype)  # the upper half, as Triton's client has it
+    return ParsedInput(name, datatype, array.shape, memoryview(array.tobytes()), -1)
+
+
+def made(value: Any, spec: TensorSpec) -> Array:
+    """The array that numbers and texts stand for. Raises InvalidArgumentError where the input cannot hold them."""
+    datatype = FP32 if spec.datatype is BF16 else spec.datatype
+    if datatype is BYTES:
+        return np.array(value, BYTES.dtype)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgumentError(f"input '{spec.name}' is a list of lists that differ in length") from error
+    if array.size and array.dtype.kind not in _KINDS[datatype.dtype.kind]:
+        raise InvalidArgumentError(f"input '{spec.name}': {value!r} cannot be a tensor of {spec.datatype.name}")
+    return array.astype(datatype.dtype)
+
+
+def _datatype(array: Array, spec: TensorSpec | None) -> Datatype | None:
+    if array.dtype.kind in "OSU":
+        return BYTES
+    if spec is not None and spec.datatype is BF16 and array.dtype in (FP32.dtype, BF16.dtype):
+        return BF16  # numpy has no such type
+    return _BY_DTYPE.get(array.dtype)
+
+
+def client_outputs(entry: ModelEntry, outputs: Sequence[Output], wanted: Collection[str]) -> list[Output]:
+    """Copies of a model's outputs as clients are to get them: `reshape` undone, only what is `wanted`, or all.
+
+    Raises InternalError for an output that is not what it says.
+    """
+    sent: list[Output] = []
+    for name, datatype, array in outputs:
+        if not wanted or name in wanted:
+            shape = client_shape(entry, TensorRef(name, datatype.wire, array.shape, 0, 0))
+            copied = _as_bytes(entry.name, name, array) if datatype is BYTES else array.copy()
+            sent.append((name, datatype, copied.reshape(shape)))
+    return sent
+
+
+def as_arrays(outputs: Sequence[Output]) -> dict[str, Array]:
+    """Outputs as numpy knows them: BF16 becomes float32."""
+    return {
+        name: (array.astype(np.uint32) << 16).view(np.float32) if datatype is BF16 else array
+        for name, datatype, array in outputs
+    }
+
+
+def _as_bytes(model: str, output: str, array: Array) -> Array:
+    """Strings, whether bytes, str or numpy's own, as an array of bytes."""
+    strings: Array = np.empty(array.size, BYTES.dtype)
+    try:
+        strings[:] = decode_bytes_tensor(memoryview(encode_strings(array)))
+    except (TypeError, UnicodeEncodeError) as error:
+        raise InternalError(f"model '{model}' returned output '{output}' that is no BYTES tensor: {error}") from error
+    return strings

@@ -1,0 +1,240 @@
+"""`shoal run`: one request from the shell, printed for a person or as JSON, and every mistake said."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.cli import main
+from tests.testing.models import DECOUPLED, DOUBLE, write_identity, write_python
+
+SAMPLES = Path(__file__).parents[2] / "model_repository"
+TEXT = """
+input [ { name: "X" data_type: TYPE_STRING dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main(["run", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    """A model of two floats a row."""
+    write_identity(tmp_path)
+    return tmp_path / "echo"
+
+
+def test_the_answer_is_printed_for_a_person(capsys: pytest.CaptureFixture[str], echo: Path) -> None:
+    assert run(capsys, echo, "--input", "X=[[1.5,2],[3,4]]") == (0, "Y  FP32 [2, 2]\n  [[1.5 2. ]\n   [3.  4. ]]\n", "")
+
+
+def test_the_answer_is_printed_for_a_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = """
+    def execute(self, requests):
+        said = json_of(requests[0].parameters())
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", x_of(requests[0]).as_numpy())], parameters=said)]
+
+
+def json_of(text):
+    import json
+    return json.loads(text)
+"""
+    write_python(tmp_path, "said", code)
+    parameters = ["--parameter", "n=3", "--parameter", "name=cod", "--parameter", "deep=true"]
+    code_, printed, _ = run(capsys, tmp_path / "said", "--input", "X=[1,2]", "--json", *parameters)
+    assert code_ == 0
+    assert json.loads(printed) == {
+        "model_name": "said",
+        "model_version": "1",
+        "parameters": {"n": 3, "name": "cod", "deep": True},
+        "outputs": [{"name": "Y", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}],
+    }
+
+
+def test_every_response_of_a_decoupled_model_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = """
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(answer(x_of(request).as_numpy()))
+            sender.send(answer(-x_of(request).as_numpy()), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    write_python(tmp_path, "twice", code, DECOUPLED)
+    assert (
+        run(capsys, tmp_path / "twice", "--sample", "ones")[1] == "Y  FP32 [2]\n  [1. 1.]\nY  FP32 [2]\n  [-1. -1.]\n"
+    )
+
+
+def test_a_model_may_call_those_that_are_loaded_beside_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = """
+    def execute(self, requests):
+        return [answer(y_of(asked("double", x_of(request)).exec())) for request in requests]
+"""
+    write_python(tmp_path, "double", DOUBLE)
+    write_python(tmp_path, "caller", code)
+    sample = ("--sample", "ones")
+    assert run(capsys, tmp_path / "caller", "--load", "double", *sample)[1] == "Y  FP32 [1, 2]\n  [[2. 2.]]\n"
+    failed, _, complaint = run(capsys, tmp_path / "caller", *sample)
+    assert failed == 2
+    assert "unknown model: 'double' is not found" in complaint
+    assert complaint.endswith("\nWhat the model calls is loaded from beside it: --load <model>.\n")
+
+
+def test_a_version_and_an_output_are_chosen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_identity(tmp_path)
+    (tmp_path / "echo" / "3").mkdir()
+    chosen = ("--version", 3, "--output", "Y", "--sample", "zeros", "--json")
+    assert json.loads(run(capsys, tmp_path / "echo", *chosen)[1])["model_version"] == "3"
+    failed, _, complaint = run(capsys, tmp_path / "echo", "--version", 2, "--sample", "zeros")
+    assert (failed, "version 2 is not found" in complaint) == (2, True)
+
+
+def test_repeating_says_how_long_it_took(capsys: pytest.CaptureFixture[str], echo: Path) -> None:
+    code, printed, told = run(capsys, echo, "--sample", "zeros", "--repeat", 5)
+    assert (code, printed.count("Y  FP32")) == (0, 1)
+    assert told.startswith("5 times: fastest ")
+
+
+def test_a_model_s_error_is_told_and_its_traceback_where_it_is_wanted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_python(tmp_path, "raises", "\n    def execute(self, requests):\n        raise KeyError('no fish')\n")
+    code, printed, complaint = run(capsys, tmp_path / "raises", "--sample", "ones")
+    assert (code, printed) == (2, "")
+    assert complaint.startswith("Internal: Failed to process the request(s) for model 'raises_0', message: KeyError:")
+    with pytest.raises(KeyError, match="no fish"):
+        main(["run", str(tmp_path / "raises"), "--sample", "ones", "--traceback"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "Which model? Name its directory."),
+        (["nowhere"], "There is no directory 'nowhere'."),
+        (
+            ["ECHO"],
+            "missing input 'X' (FP32, shape [-1,2]). Give it with --input X=<value>, or with --data or --sample.",
+        ),
+        (["ECHO", "--input", "Z=1"], "'Z' is no input of model 'echo', which takes 'X' (FP32, shape [-1,2])."),
+        (["ECHO", "--input", "X=fish"], "Input 'X' (FP32, shape [-1,2]) cannot be 'fish': give it JSON or @file."),
+        (["ECHO", "--input", "X=[1,2,3]"], "Input 'X' (FP32, shape [-1,2]) is given in shape [3]."),
+        (["ECHO", "--input", "X"], "argument --input: expected <name>=<value>, got 'X'"),
+        (["ECHO", "--input", "X=@none.npy"], "Input 'X': cannot read none.npy: "),
+        (["ECHO", "--data", "none.json"], "--data: cannot read none.json: No such file or directory"),
+        (["ECHO", "--repeat", "0"], "argument --repeat: expected a number of times, got '0'"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else None,
+)
+def test_a_mistake_is_explained(
+    capsys: pytest.CaptureFixture[str], echo: Path, arguments: list[str], sentence: str
+) -> None:
+    code, printed, complaint = run(capsys, *[str(echo) if each == "ECHO" else each for each in arguments])
+    assert (code, printed) == (1, "")
+    assert complaint.startswith(sentence)
+    assert complaint.endswith(
+        "\nUsage: shoal run <model directory> --input <name>=<value> … [options]\n'shoal run --help' explains it.\n"
+    )
+
+
+def test_help_is_printed_without_imports() -> None:
+    script = (
+        "import sys; from shoal.cli import main; code = main(['run', '--help']);"
+        "print(code, sorted({'numpy', 'google', 'shoal.testing'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.startswith("Usage: shoal run <model directory>")
+    assert done.stdout.endswith("\n0 []\n")
+
+
+# -- where inputs come from ---------------------------------------------------------------------------------------
+
+
+def values(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[object]:
+    """The data of the only output, request by request."""
+    code, printed, complaint = run(capsys, *arguments, "--json")
+    assert code == 0, complaint
+    return [json.loads(line)["outputs"][0]["data"] for line in printed.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("[[1,2],[3,4]]", [1, 2, 3, 4]),
+        ("[1,2]", [1, 2]),  # the batch dimension is missing
+        ("[1,2,3,4]", [1, 2, 3, 4]),  # flat
+        ("@a.json", [5, 6]),
+        ("@a.npy", [7, 8]),
+    ],
+)
+def test_a_tensor_from_the_command_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, echo: Path, value: str, expected: list[int]
+) -> None:
+    monkeypatch.chdir(echo.parent)
+    Path("a.json").write_text("[[5,6]]")
+    np.save("a.npy", np.array([7, 8], np.float32))
+    assert values(capsys, echo, "--input", f"X={value}") == [expected]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("hello", ["hello"]),
+        ("12", ["12"]),
+        ('["a", "b c"]', ["a", "b c"]),
+        ('"quoted"', ["quoted"]),
+        ("@picture", ["PNG"]),
+    ],
+)
+def test_a_text_from_the_command_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str, expected: list[str]
+) -> None:
+    (tmp_path / "texts" / "1").mkdir(parents=True)
+    (tmp_path / "texts" / "config.pbtxt").write_text(f'backend: "identity" {TEXT}')
+    (tmp_path / "picture").write_bytes(b"PNG")
+    monkeypatch.chdir(tmp_path)
+    assert values(capsys, "texts", "--input", f"X={value}") == [expected]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"inputs": [{"name": "X", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]}]}, [[1, 2, 3, 4]]),
+        ({"data": [{"X": [1, 2]}, {"X": {"content": [3, 4, 5, 6], "shape": [2, 2]}}]}, [[1, 2], [3, 4, 5, 6]]),
+        ({"data": [[{"X": [1, 2]}], [{"X": {"b64": "AACAPwAAAEA="}}]]}, [[1, 2], [1, 2]]),
+        ({"X": [[1, 2]]}, [[1, 2]]),
+    ],
+    ids=["infer", "perf_analyzer", "sequences", "plain"],
+)
+def test_requests_from_a_file(
+    capsys: pytest.CaptureFixture[str], echo: Path, document: object, expected: list[list[int]]
+) -> None:
+    (echo.parent / "data.json").write_text(json.dumps(document))
+    assert values(capsys, echo, "--data", echo.parent / "data.json") == expected
+
+
+def test_a_sample_request_of_the_repository_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, _ = run(capsys, SAMPLES / "digits", "--data", SAMPLES / "digits" / "request.json")
+    assert (code, printed.splitlines()[0]) == (0, "probabilities  FP32 [1, 10]")
+
+
+@pytest.mark.parametrize("sample", ["zeros", "ones", "random"])
+def test_every_kind_of_tensor_is_made_up(capsys: pytest.CaptureFixture[str], tmp_path: Path, sample: str) -> None:
+    kinds = ["BOOL", "UINT8", "INT64", "FP16", "FP32", "BF16", "STRING"]
+    tensors = [
+        f'{side} [ {{ name: "{side}{kind}" data_type: TYPE_{kind} dims: [ 2 ] }} ]'
+        for side in ("input", "output")
+        for kind in kinds
+    ]
+    (tmp_path / "all" / "1").mkdir(parents=True)
+    (tmp_path / "all" / "config.pbtxt").write_text('backend: "identity"\n' + "\n".join(tensors))
+    code, printed, complaint = run(capsys, tmp_path / "all", "--sample", sample, "--json")
+    assert code == 0, complaint
+    assert run(capsys, tmp_path / "all", "--sample", sample, "--json")[1] == printed, "the same every time"
+    assert len(json.loads(printed)["outputs"]) == len(kinds)

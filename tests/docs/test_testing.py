@@ -1,0 +1,48 @@
+"""docs/testing.md: its commands print what it shows, its tests pass, its links lead somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "testing.md").read_text()
+SHOWN = re.findall(r"```sh\n(shoal [^\n]*\n)```\n+```text\n((?:(?!```).)*)```", PAGE, re.DOTALL)
+
+
+def run(command: list[str]) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_page_shows_commands() -> None:
+    assert len(SHOWN) == 2
+
+
+@pytest.mark.parametrize(("command", "output"), SHOWN)
+def test_a_command_prints_what_is_shown(command: str, output: str, tmp_path: Path) -> None:
+    shoal = tmp_path / "shoal"
+    shoal.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from shoal.cli import main; exit(main())" "$@"\n')
+    shoal.chmod(0o755)
+    assert run(["sh", "-ec", f"PATH={tmp_path}:$PATH; {command}"]) == output
+
+
+def test_the_tests_pass(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    file = tmp_path / "test_page.py"
+    file.write_text("".join(blocks))
+    plain = ["-p", "shoal.pytest_plugin", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    printed = run([sys.executable, "-m", "pytest", "-q", *plain, str(file)])
+    assert f"{''.join(blocks).count('def test_')} passed" in printed
+
+
+def test_every_page_that_is_linked_exists() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target

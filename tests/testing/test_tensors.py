@@ -1,0 +1,60 @@
+"""What a test gives for a tensor becomes what a client would send."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.datatypes import BF16, BOOL, BYTES, FP16, FP32, INT32, UINT8, Datatype
+from shoal.errors import InvalidArgumentError
+from shoal.model_config.signature import Signature, TensorSpec
+from shoal.testing.tensors import as_arrays, parse_inputs
+
+
+def parsed(datatype: Datatype, value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    spec = TensorSpec("X", datatype, (-1,), None, optional=False, ragged=False, label_filename="")
+    [found] = parse_inputs(Signature("m", 0, {"X": spec}, {}), {"X": value})
+    assert found.datatype is not None
+    return found.datatype.name, found.shape, bytes(found.data)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "expected"),
+    [
+        (INT32, [1, -1], ("INT32", (2,), b"\1\0\0\0\xff\xff\xff\xff")),
+        (FP32, [1], ("FP32", (1,), b"\0\0\x80\x3f")),
+        (FP32, [], ("FP32", (0,), b"")),
+        (FP16, [[1.0]], ("FP16", (1, 1), b"\0\x3c")),
+        (BF16, [1.0], ("BF16", (1,), b"\x80\x3f")),
+        (BF16, np.array([1.0], np.float32), ("BF16", (1,), b"\x80\x3f")),
+        (BF16, np.array([0x3F80], np.uint16), ("BF16", (1,), b"\x80\x3f")),
+        (BOOL, [True], ("BOOL", (1,), b"\1")),
+        (BYTES, "hi", ("BYTES", (), b"\2\0\0\0hi")),
+        (BYTES, [b"a", "ü"], ("BYTES", (2,), b"\1\0\0\0a\2\0\0\0\xc3\xbc")),
+        (BYTES, np.array(["ab"]), ("BYTES", (1,), b"\2\0\0\0ab")),
+        (UINT8, np.array([[1, 2], [3, 4]], np.uint8).T, ("UINT8", (2, 2), b"\1\3\2\4")),
+        (FP32, np.array([1], np.int16), ("INT16", (1,), b"\1\0")),  # for the validation to refuse
+    ],
+)
+def test_a_value_becomes_a_tensor(datatype: Datatype, value: Any, expected: tuple[str, tuple[int, ...], bytes]) -> None:
+    assert parsed(datatype, value) == expected
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "sentence"),
+    [
+        (INT32, [1.5], r"input 'X': \[1.5\] cannot be a tensor of INT32"),
+        (FP32, ["1"], "cannot be a tensor of FP32"),
+        (FP32, [[1], [2, 3]], "lists that differ in length"),
+        (FP32, np.array([1j]), "numpy type complex128, which no tensor has"),
+        (BYTES, [1], "an element of a BYTES tensor is int"),
+    ],
+)
+def test_what_is_no_tensor_is_refused(datatype: Datatype, value: Any, sentence: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=sentence):
+        parsed(datatype, value)
+
+
+def test_bf16_outputs_are_floats() -> None:
+    words = np.array([[0x3F80, 0xC000]], np.uint16)
+    assert as_arrays([("Y", BF16, words)])["Y"].tolist() == [[1.0, -2.0]]
