@@ -201,7 +201,8 @@ class PortTransport:
         try:
             return Part(self._answer(prepared, reply), None, reply.is_final)
         except ShoalError as error:
-            return Part(None, error, reply.is_final)
+            # Without its traceback, which has the reply in it, and so the worker's memory.
+            return Part(None, error.with_traceback(None), reply.is_final)
 
     def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
         if reply.reason or reply.block is None or reply.header is None:

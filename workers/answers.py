@@ -304,6 +304,7 @@ class WrittenAnswers(Answers):
         Raises UnavailableError where there is no memory for too long, InternalError where there can never be enough.
         """
         if len(self.senders) == self._num_requests:
+            self._give_back()
             return NO_BLOCK
         sentences = self._sentences() if self._errors else b""
         if not self.spans:  # a backend that answers nobody: an empty header is refused by who reads it
@@ -318,9 +319,10 @@ class WrittenAnswers(Answers):
     def write_errors(self) -> int:
         """Like `write` after `fail_all`, but never waits and never fails: without memory there is no sentence."""
         self._give_back()
+        are_all_sent = len(self.senders) == self._num_requests
         sentences = self._sentences()
         self._errors.clear()  # their tracebacks lead back here, and a cycle would keep the requests' memory mapped
-        block = self._memory.allocate_for_errors(len(sentences))
+        block = None if are_all_sent else self._memory.allocate_for_errors(len(sentences))
         if block is not None:
             return self._write(block, sentences)
         self.spans = [0] * self._num_requests

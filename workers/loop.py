@@ -128,11 +128,7 @@ class Loop:
                 self._backend.execute(requests, answers)
             ref = answers.write()
         except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
-            failure = as_shoal_error(error, self._signature.name, self._instance)
-            answers.fail_all(failure)
-            ref = answers.write_errors()
-            for sender in tuple(answers.senders.values()):
-                sender.fail(failure)
+            ref = _fail(answers, as_shoal_error(error, self._signature.name, self._instance))
         end_ns = time.monotonic_ns()
         input_end_ns, output_start_ns = answers.input_end_ns or start_ns, answers.output_start_ns or end_ns
         times = (start_ns, input_end_ns, output_start_ns, end_ns, 0, 0, 0, 0, 0, 0)
@@ -170,6 +166,19 @@ class Loop:
         if rows > most > 0:
             raise InternalError(f"batch size {rows} for '{self._instance}', max allowed is {most}")
         return requests
+
+
+def _fail(answers: WrittenAnswers, error: ShoalError) -> int:
+    """Every request that has no answer yet fails, a sender's too. Returns the sentence's block.
+
+    Not done in the frame where it was caught: that is part of its traceback, and a cycle would keep the requests'
+    memory mapped.
+    """
+    answers.fail_all(error)
+    ref = answers.write_errors()
+    for sender in tuple(answers.senders.values()):
+        sender.fail(error)
+    return ref
 
 
 def as_shoal_error(error: Exception, model: str, instance: str) -> ShoalError:

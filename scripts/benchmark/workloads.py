@@ -15,7 +15,6 @@ from pathlib import Path
 from scripts.benchmark.errors import BenchmarkError
 
 _SAMPLES = Path(__file__).parents[2] / "model_repository"
-_SERVED = Path(__file__).parent / "served"
 MLP = _SAMPLES / "mlp" / "1" / "model.onnx"
 MLP_THREADS = 1  # of ONNX Runtime, for every server: the cores are shared with the rest of the server and the load
 
@@ -52,7 +51,9 @@ class Model:
 IDENTITY_16 = Model("identity_16", ("INPUT0",), (16,), ("OUTPUT0",), (16,), 0)
 IDENTITY_IMAGE = Model("identity_image", ("INPUT0",), (3, 224, 224), ("OUTPUT0",), (3, 224, 224), 0)
 MLP_512 = Model("mlp", ("features",), (512,), ("scores",), (10,), 32, MLP)
-ADD_SUB = Model("add_sub", ("INPUT0", "INPUT1"), (16,), ("OUTPUT0", "OUTPUT1"), (16,), 0, _SERVED / "add_sub.py")
+ADD_SUB = Model(
+    "add_sub", ("INPUT0", "INPUT1"), (16,), ("OUTPUT0", "OUTPUT1"), (16,), 0, _SAMPLES / "add_sub" / "1" / "model.py"
+)
 #: Small, and never asked: what one more model costs.
 DIGITS = Model("digits", ("image",), (64,), ("probabilities",), (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx")
 MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, MLP_512, ADD_SUB)}

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shoal.batcher.scheduling.scheduler import from_config
-from shoal.frontend.state import ModelEntry, ModelTable
-from shoal.frontend.v2.file_overrides import place as place_files
+from shoal.client.file_overrides import place as place_files
+from shoal.client.models import ModelEntry, ModelTable
 from shoal.model_config.autocomplete import ModelIO, needs_autocomplete
 from shoal.model_config.finish import finish_config
 from shoal.model_config.messages import Config

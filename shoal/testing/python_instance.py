@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
+from shoal.client.validation import PreparedInput
 from shoal.datatypes import BYTES
 from shoal.errors import CancelledError, InternalError, ShoalError
-from shoal.frontend.v2.validation import PreparedInput
 from shoal.model_config.autocomplete import ModelIO
 from shoal.request import Parameters
 from shoal.testing.event_loop import VirtualEventLoop
@@ -146,8 +146,11 @@ class ServedRequest(InferenceRequest):
         )
         self._parameters = prepared.parameters  # which may have floats, as a model's own requests may not
         self._is_decoupled = is_decoupled
-        self._open_channel = lambda: _Channel(request, desk)
+        self._desk = desk
         self.open_request = request
+
+    def _open_channel(self) -> "_Channel":
+        return _Channel(self.open_request, self._desk)
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the answer any more."""

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.client.models import ModelEntry
+from shoal.client.validation import ParsedInput, validate
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2.infer import (
     SEQUENCE_END,
     SEQUENCE_START,
@@ -15,7 +16,6 @@ from shoal.frontend.v2.infer import (
     parse_parameter,
     write_block,
 )
-from shoal.frontend.v2.validation import ParsedInput, validate
 from shoal.request import Parameters
 from shoal.shm.layout import unpack_span
 from shoal.testing.tensors import Answer, client_outputs, parse_inputs

@@ -5,11 +5,11 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from shoal.client.models import ModelEntry
+from shoal.client.validation import ParsedInput
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
-from shoal.frontend.state import ModelEntry
 from shoal.frontend.v2.infer import PreparedRequest
-from shoal.frontend.v2.validation import ParsedInput
 from shoal.testing.batcher import Batcher
 from shoal.testing.requests import validated
 from shoal.testing.tensors import Answer, Output

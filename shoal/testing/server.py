@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from shoal.client.models import ModelEntry
 from shoal.errors import ShoalError
-from shoal.frontend.state import ModelEntry
 from shoal.model_config.messages import Config
 from shoal.options import ServerOptions
 from shoal.testing.batcher import Batch, Batcher

@@ -9,11 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shoal.client.models import ModelEntry, client_shape
+from shoal.client.validation import ParsedInput
 from shoal.datatypes import ALL, BF16, BYTES, FP32, Datatype, decode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
-from shoal.frontend.state import ModelEntry
-from shoal.frontend.v2.infer import client_shape
-from shoal.frontend.v2.validation import ParsedInput
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.request import Parameters, TensorRef
 from shoal.workers.tensors import Array, encode_strings

@@ -14,6 +14,7 @@ from shoal.datatypes import BYTES, FP32, INT32
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
+from shoal.shm.slab import taken_nbytes
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.plans import Plans
@@ -158,6 +159,7 @@ def test_an_exception_ends_what_senders_have_open(batcher: Batcher) -> None:
     records = heard(batcher)
     assert [(each[0], each[1], each[3]) for each in records] == [(DONE, 1, 0), (DONE, 2, 4)]
     assert value(batcher, records[1]) == "broken"
+    assert taken_nbytes(batcher.worker_view) == 2 * 4096  # the two that were told of
 
 
 def test_outputs_go_as_they_are(batcher: Batcher) -> None:

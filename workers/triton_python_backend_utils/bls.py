@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class ResponseIterator:
     """The responses of one request, in their order; the last one may be empty. Once complete they can be read again."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: runtime.Runtime) -> None:
+        self._server = server
         # Changed by a thread of the runtime's under the lock; the position by the reader.
         self._changed = threading.Condition()
         self._responses: list[InferenceResponse] = []
@@ -34,7 +35,7 @@ class ResponseIterator:
         if not server.can_call_models:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         server.num_calls += 1
-        responses = cls()
+        responses = cls(server)
         responses._cancel = server.submit(request, decoupled, responses.add)
         return responses
 
@@ -63,7 +64,7 @@ class ResponseIterator:
 
     def __next__(self) -> InferenceResponse:
         with self._changed:
-            self._changed.wait_for(self._has_next)
+            self._server.wait(self._changed, self._has_next)
             if self._position == len(self._responses):
                 raise StopIteration
             return self._take()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from threading import Condition
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from triton_python_backend_utils.errors import TritonModelException
@@ -36,6 +37,10 @@ class Runtime(ABC):
 
         Errors are responses with an error. Raises TritonModelException only for a wrong use.
         """
+
+    def wait(self, changed: Condition, has_come: Callable[[], bool]) -> None:
+        """Wait, in a thread of the model's that holds `changed`, until a response has come, which notifies it."""
+        changed.wait_for(has_come)
 
     @abstractmethod
     def load_model(self, name: str, config: str, files: dict[str, bytes] | None) -> None:

@@ -6,6 +6,7 @@ Only the pages that are asked for are ever read, and all instances share them.
 from pathlib import Path
 
 import numpy as np
+
 import triton_python_backend_utils as pb_utils
 
 

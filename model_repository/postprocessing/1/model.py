@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+
 import triton_python_backend_utils as pb_utils
 
 

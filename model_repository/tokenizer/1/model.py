@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+
 import triton_python_backend_utils as pb_utils
 
 PADDING = "[PAD]"
