@@ -4,7 +4,8 @@
         server = shoal_server("model_repository", models=["simple"])
         …
 
-Loaded into every run of pytest where Shoal is installed, so it imports nothing that a run does not use.
+A conftest.py has it with `pytest_plugins = ["shoal.pytest_plugin"]`. It is no entry point: pytest would rewrite the
+assertions of all of Shoal in every run of everybody who has it installed. It imports nothing that a run does not use.
 """
 
 from collections.abc import Callable, Iterator

@@ -11,12 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from shoal.datatypes import BY_WIRE, BYTES, decode_bytes_tensor
-from shoal.errors import InternalError, ShoalError
+from shoal.errors import InternalError
 from shoal.request import TensorRef, unpack_response
 from shoal.shm.layout import unpack_span
 from shoal.testing.event_loop import VirtualEventLoop
 from shoal.testing.requests import OpenRequest
-from shoal.testing.tensors import Answer
+from shoal.testing.tensors import Answer, with_cause
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.loop import as_shoal_error
@@ -106,10 +106,3 @@ def _array(ref: TensorRef, data: memoryview) -> Array:
     strings: Array = np.empty(math.prod(ref.shape), BYTES.dtype)
     strings[:] = decode_bytes_tensor(data)
     return strings.reshape(ref.shape)
-
-
-def with_cause(error: ShoalError, cause: BaseException) -> ShoalError:
-    """The error, which remembers what it was made of."""
-    if error is not cause:
-        error.__cause__ = cause
-    return error

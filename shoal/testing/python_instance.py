@@ -14,7 +14,7 @@ from shoal.request import Parameters
 from shoal.testing.event_loop import VirtualEventLoop
 from shoal.testing.requests import OpenRequest
 from shoal.testing.surroundings import Surroundings
-from shoal.testing.tensors import Answer, Output
+from shoal.testing.tensors import Answer, Output, with_cause
 from shoal.workers.backends.backend import Model
 from shoal.workers.backends.python.model import Identity, PythonModel, Responses
 from triton_python_backend_utils import (
@@ -113,7 +113,7 @@ class PythonInstance:
         # Without our own frame: the traceback that clients are shown begins in the model.
         traceback = error.__traceback__
         failure = self._model.as_failure(error.with_traceback(traceback and traceback.tb_next))
-        return dict.fromkeys(range(len(served)), failure)
+        return dict.fromkeys(range(len(served)), with_cause(failure, error))
 
     def unload(self) -> None:
         """Let go of the model. Raises InternalError where it cannot tidy up."""

@@ -99,3 +99,10 @@ def _as_bytes(model: str, output: str, array: Array) -> Array:
     except (TypeError, UnicodeEncodeError) as error:
         raise InternalError(f"model '{model}' returned output '{output}' that is no BYTES tensor: {error}") from error
     return strings
+
+
+def with_cause(error: ShoalError, cause: BaseException) -> ShoalError:
+    """The error, which remembers what it was made of."""
+    if error is not cause:
+        error.__cause__ = cause
+    return error

@@ -92,7 +92,7 @@ def test_what_is_inferred_is_said_by_the_operator(ask: Any, state: ServerState) 
     told = json.loads(ask("POST", "/invocations", body).chunks[0])
     assert told["OUTPUT1"] == [6] * 16
     state.sagemaker_inference_type = "generate_stream"
-    assert ask("POST", "/invocations", body).chunks[0].startswith(b"data: {")
+    assert next(ask("POST", "/invocations", body).stream).startswith(b"data: {")
 
 
 @pytest.mark.parametrize(
