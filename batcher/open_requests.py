@@ -92,13 +92,16 @@ class OpenRequests(dict[int, OpenRequest]):
         """A request that is not accepted, and counts nowhere."""
         self._refuse(client, number, UnavailableError.wire, reason)
 
-    def cancel(self, key: int, now_ns: int) -> Model | None:
-        """Its client does not want it any more. Returns the model one of whose workers has it, if any."""
+    def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> Model | None:
+        """Its client does not want it any more, or perhaps: then it stays in its queue.
+
+        Returns the model one of whose workers has it, if any.
+        """
         request = self.get(key)
         if request is None:
             return None
         model = request[1]
-        if not model.scheduler.cancel(key):
+        if not (is_sure and model.scheduler.cancel(key)):
             return model
         self.fail(key, Reason.CANCELLED, now_ns, CANCELED)
         return None

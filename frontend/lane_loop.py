@@ -207,10 +207,14 @@ class Lane:
     def _read_ahead(self, connection: Connection) -> None:
         """The client sends while it is owed an answer: one read of it is kept, the rest waits in the kernel.
 
-        So does its end: it may only have closed its side, and the answers are still sent.
+        Its end may mean that it has gone, or that it has closed its side only: a model that is at work is told, as
+        Triton tells it, and the answers are still sent.
         """
         if len(connection.buffer) < READ_BYTES:
-            connection.buffer += connection.read() or b""
+            data = connection.read()
+            connection.buffer += data or b""
+            if data == b"" and connection.stage is WAITING:
+                self._port.cancel(connection.number, is_sure=False)
         self._set_quiet(connection, True)
 
     def _set_quiet(self, connection: Connection, quiet: bool) -> None:

@@ -15,9 +15,9 @@ from shoal.shm.ring import Record, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
 
-#: Records of a client's ring per request in flight: its REQUEST, its TRACE, its CANCEL, the RELEASE of the one before
+#: Records of a client's ring per request in flight: its REQUEST, its TRACE, two CANCELs, the RELEASE of the one before
 #: it, and, said to a new batcher, the REQUEST once more and a HOLD.
-RECORDS_PER_REQUEST = 6
+RECORDS_PER_REQUEST = 7
 # Looked up in its class, each takes 0.3k instructions, per reply.
 _NUMBER, _STATUS, _BLOCK, _HEADER, _REASON, _DETAIL = P.NUMBER, P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL
 _MORE, _ASKED_BLOCK = P.MORE, R.BLOCK
@@ -154,10 +154,13 @@ class Port:
         self._must_ring = True
         return number
 
-    def cancel(self, number: int) -> None:
-        """Nobody waits for this answer any more; say so once. Its one reply still comes and must still be released."""
+    def cancel(self, number: int, *, is_sure: bool = True) -> None:
+        """Nobody waits for this answer any more; say so once, and once before that where it is not sure.
+
+        Unless it is, a request that is still queued stays so. Its one reply still comes and must still be released.
+        """
         if number in self._open:
-            self._writer.push(layout.record(CANCEL, number))
+            self._writer.push(layout.record(CANCEL, number, 0 if is_sure else 1))
             self._must_ring = True
 
     def trace(self, number: int) -> None:

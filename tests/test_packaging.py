@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ["frontend", "batcher", "workers", "shm", "systemd"]
 #: Holds no Python, only what is installed beside it.
 DATA = {"shoal.systemd"}
-#: In workers/, under names of their own: models import them by these.
+#: In workers/pb_utils, under names of their own: models import them by these.
 OF_MODELS = ["triton_python_backend_utils", "c_python_backend_utils"]
 
 
@@ -25,7 +25,7 @@ def folders_with_modules(folder: Path, package: str) -> set[str]:
     """The import names of `folder` and of the folders below it that hold Python files; links are left out."""
     found = {package} if any(folder.glob("*.py")) else set()
     for below in folder.iterdir():
-        if below.is_dir() and not below.is_symlink() and below.name not in ("__pycache__", *OF_MODELS):
+        if below.is_dir() and not below.is_symlink() and below.name not in ("__pycache__", "pb_utils"):
             found |= folders_with_modules(below, f"{package}.{below.name}")
     return found
 
@@ -40,8 +40,8 @@ def test_the_package_list_names_every_folder_that_holds_python_files() -> None:
 @pytest.mark.parametrize("name", OF_MODELS)
 def test_what_models_import_is_a_package_of_its_own(name: str) -> None:
     assert f'"{name}"' in section("tool.setuptools")
-    assert f'"{name}" = "workers/{name}"' in section("tool.setuptools.package-dir")
-    assert str((ROOT / name).readlink()) == f"workers/{name}"
+    assert f'"{name}" = "workers/pb_utils/{name}"' in section("tool.setuptools.package-dir")
+    assert (ROOT / "workers" / "pb_utils" / name / "__init__.py").is_file()
 
 
 def test_every_package_has_an_init_file() -> None:
