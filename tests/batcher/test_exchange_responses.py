@@ -130,6 +130,23 @@ def test_a_running_request_that_is_cancelled_stays_open_and_its_worker_hears() -
     assert (replies(client), worker.heard()) == ([(1, 0, 0, 0, 0)], [])
 
 
+def test_a_doubtful_cancel_is_for_who_is_at_work_only() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    ask(client, 1)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    ask(client, 2)
+    client.say(CANCEL, 2, 1)
+    client.say(CANCEL, 1, 1)
+    star.exchange.step(now_ns=700)
+    assert [record[:2] for record in worker.heard()] == [(CANCEL, item[B.KEY])]
+    assert replies(client) == []
+    end(worker, item)
+    star.exchange.step(now_ns=800)
+    assert [record[P.NUMBER] for record in client.heard()] == [1]
+    assert [record[B.KEY] & 0xFF for record in worker.heard() if record[0] == BATCH_ITEM] == [2]
+
+
 def test_cancels_wait_for_a_worker_that_does_not_read() -> None:
     star, client, worker = one_of_each(SINGLE)
     for number in range(1, 41):

@@ -113,7 +113,7 @@ def unchanged(server: Server) -> Iterator[None]:
     before = usage(server)
     assert len(before) >= 6
     yield
-    wait_until(lambda: usage(server) == before, lambda: (before, usage(server)))
+    wait_until(lambda: usage(server) == before, lambda: set(before) ^ set(usage(server)))
 
 
 @pytest.fixture(scope="module")

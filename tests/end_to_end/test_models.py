@@ -45,7 +45,7 @@ def test_model_that_fails_ends_the_server_with_one(repository: Path) -> None:
     [
         ("max_batch_size: -1 backend: 'identity'", {}, "'max_batch_size' must be non-negative value for broken"),
         ("frobnicate: 1", {}, "failed to read text proto from"),
-        ("backend: 'python'", {"model__py": b""}, "python"),
+        ("backend: 'nobody'", {"model__py": b""}, "nobody"),
         ("backend: 'onnxruntime' max_batch_size: 1", {"model__onnx": b"no model"}, "model.onnx"),
         ("backend: 'onnxruntime' max_batch_size: 1", {}, "unable to find"),
         ("backend: 'identity' max_batch_size: 1 sequence_batching {}", {}, "sequence_batching"),

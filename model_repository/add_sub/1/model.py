@@ -1,5 +1,7 @@
 """Triton's first Python example: the sum and the difference of two vectors."""
 
+from __future__ import annotations  # Triton has no pb_utils.InferenceRequest while it completes configurations
+
 import json
 
 import triton_python_backend_utils as pb_utils

@@ -3,10 +3,11 @@
 Only the pages that are asked for are ever read, and all instances share them.
 """
 
+from __future__ import annotations  # Triton has no pb_utils.InferenceRequest while it completes configurations
+
 from pathlib import Path
 
 import numpy as np
-
 import triton_python_backend_utils as pb_utils
 
 

@@ -1,9 +1,10 @@
 """Logits to the likeliest label and the probabilities of all."""
 
+from __future__ import annotations  # Triton has no pb_utils.InferenceRequest while it completes configurations
+
 from pathlib import Path
 
 import numpy as np
-
 import triton_python_backend_utils as pb_utils
 
 

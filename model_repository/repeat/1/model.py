@@ -3,11 +3,12 @@
 `execute` returns at once; a thread per request sends the responses. A client that goes away stops its thread.
 """
 
+from __future__ import annotations  # Triton has no pb_utils.InferenceRequest while it completes configurations
+
 import threading
 import time
 
 import numpy as np
-
 import triton_python_backend_utils as pb_utils
 
 

@@ -4,6 +4,8 @@ The tensors of one model go to the next where they lie; nothing is copied on the
 coroutine, so while one text waits for a model, this instance takes up others.
 """
 
+from __future__ import annotations  # Triton has no pb_utils.InferenceRequest while it completes configurations
+
 import asyncio
 
 import triton_python_backend_utils as pb_utils

@@ -1,11 +1,12 @@
 """Text to token ids: lower case, words and marks apart, then the longest pieces of the vocabulary (WordPiece)."""
 
+from __future__ import annotations  # Triton has no pb_utils.InferenceRequest while it completes configurations
+
 import re
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-
 import triton_python_backend_utils as pb_utils
 
 PADDING = "[PAD]"

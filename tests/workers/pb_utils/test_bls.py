@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-
 from triton_python_backend_utils import (
     InferenceRequest,
     InferenceResponse,

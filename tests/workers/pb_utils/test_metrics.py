@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from triton_python_backend_utils import metrics
 from triton_python_backend_utils.errors import TritonModelException
 from triton_python_backend_utils.metrics import MAX_SERIES, MetricFamily, MetricRegistry, set_registry

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-
 import triton_python_backend_utils as pb_utils
 from triton_python_backend_utils import ModelConfig
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import triton_python_backend_utils as pb_utils
-from shoal import errors
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonError, TritonModelException
 from triton_python_backend_utils.errors import as_shoal_error, as_triton_error
+
+from shoal import errors
 
 X, Y = Tensor("X", np.zeros(1)), Tensor("Y", np.ones(1))
 

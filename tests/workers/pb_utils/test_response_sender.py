@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from triton_python_backend_utils import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL,
 )
@@ -18,6 +16,8 @@ from triton_python_backend_utils import (
     TritonModelException,
 )
 from triton_python_backend_utils.response_sender import Output
+
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 
 
 class Collected:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from shoal.datatypes import BF16, BYTES, FP32, Datatype
 from triton_python_backend_utils import Tensor, TritonModelException
 from triton_python_backend_utils.tensor import TensorSource
+
+from shoal.datatypes import BF16, BYTES, FP32, Datatype
 
 
 def view(*values: float) -> Tensor:

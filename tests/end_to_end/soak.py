@@ -1,0 +1,255 @@
+"""A soak: Python models under mixed traffic, with exceptions, deaths, oversized tensors and clients that leave.
+
+`scripts/soak` is the long form, test_soak.py the short one. After a warm-up that does everything once, the server's
+memory, descriptors and shared pages at rest are noted; at the end they must be the same.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tests.end_to_end.server import Server, descendants, imbalances, serving
+from tests.end_to_end.test_ledger import footprint
+
+FLAGS = ("--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64")
+OVERSIZED = 500_000  # elements: 2 MB, more than a block of these slabs
+#: What a process may have more at the end: allocators and caches, not something that grows with requests.
+MAX_GROWTH = 1.1
+EXIT_EVERY_S = 5.0
+EXCEPTION, EXIT = -1, -2
+
+#: Answers what it is asked, and misbehaves when it is asked to.
+ECHO = """
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            if values[0] == -1:
+                raise ValueError("asked to fail")
+            if values[0] == -2:
+                os._exit(3)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]))
+        return responses
+"""
+#: A response per element, from a thread, until its client is gone.
+STREAM = """
+import threading
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().copy()
+            threading.Thread(target=self.answer, args=(request.get_response_sender(), values), daemon=True).start()
+
+    def answer(self, sender, values):
+        for value in values:
+            if sender.is_cancelled():
+                break
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))]))
+            time.sleep(0.002)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 0
+input {{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }}
+output {{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }}
+instance_group {{ count: {count} kind: KIND_CPU }}
+model_transaction_policy {{ decoupled: {decoupled} }}
+"""
+
+
+def write_models(repository: Path) -> Path:
+    """The two models."""
+    for name, source, count, decoupled in (("echo", ECHO, 2, "false"), ("stream", STREAM, 1, "true")):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "1" / "model.py").write_text(source)
+        (repository / name / "config.pbtxt").write_text(CONFIG.format(count=count, decoupled=decoupled))
+    return repository
+
+
+class Soak:
+    """One server and its traffic: every kind of request has a connection of its own that repeats it."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        self._server = server
+        self._random = random.Random(seed)
+        # Changed by every request.
+        self.counts: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self._last_exit_s = 0.0
+
+    async def run(self, seconds: float) -> None:
+        """All kinds of traffic for so long."""
+        end = time.monotonic() + seconds
+        kinds: list[Callable[[], Awaitable[None]]] = [
+            *[self._small] * 6, self._oversized, self._exception, self._exit, self._read_stream, self._leave_stream,
+            self._leave,
+        ]  # fmt: skip
+        assert self._server.process.stdout is not None
+        log = self._server.process.stdout
+        loop = asyncio.get_running_loop()
+        loop.add_reader(log.fileno(), self._read_log)
+        await asyncio.gather(*[self._repeat(kind, end) for kind in kinds])
+        loop.remove_reader(log.fileno())
+
+    def _read_log(self) -> None:
+        # A server whose log nobody reads stands still once the pipe is full.
+        assert self._server.process.stdout is not None
+        self._server.log += self._server.process.stdout.raw.read(65536) or b""  # type: ignore[attr-defined]
+
+    async def _repeat(self, kind: Callable[[], Awaitable[None]], end: float) -> None:
+        while time.monotonic() < end:
+            await kind()
+            await asyncio.sleep(0)
+
+    async def _small(self) -> None:
+        await self._echo("right", self._random.randrange(1, 1 << 30), 4)
+
+    async def _oversized(self) -> None:
+        await self._echo("oversized", self._random.randrange(1, 1 << 30), OVERSIZED)
+        await asyncio.sleep(0.05)
+
+    async def _exception(self) -> None:
+        status, body = await self._ask("echo", EXCEPTION, 4)
+        self._expect("exception", status == 500 and (b"asked to fail" in body or _is_death(body)), status, body)
+        await asyncio.sleep(0.01)
+
+    async def _exit(self) -> None:
+        if time.monotonic() - self._last_exit_s < EXIT_EVERY_S:
+            await asyncio.sleep(0.1)
+            return
+        self._last_exit_s = time.monotonic()
+        status, body = await self._ask("echo", EXIT, 4)
+        self._expect("exit", status == 500 and _is_death(body), status, body)
+
+    async def _echo(self, name: str, first: int, count: int) -> None:
+        status, body = await self._ask("echo", first, count)
+        is_right = status == 200 and json.loads(body)["outputs"][0]["data"][:2] == [first, 7]
+        if not is_right and _is_death(body):
+            self.counts["died beside"] += 1
+        else:
+            self._expect(name, is_right, status, body[:300])
+
+    async def _ask(self, model: str, first: int, count: int) -> tuple[int, bytes]:
+        reader, writer = await self._send(model, "infer", _body(first, count))
+        try:
+            status, length = _read_head(await reader.readuntil(b"\r\n\r\n"))
+            return status, await reader.readexactly(length)
+        finally:
+            writer.close()
+
+    async def _read_stream(self) -> None:
+        count = self._random.randrange(20)
+        reader, writer = await self._send("stream", "generate_stream", json.dumps({"IN": [5] * count or [5]}).encode())
+        body = await reader.read()
+        writer.close()
+        self._expect("stream", body.count(b'"OUT":5') == max(1, count), 200, body[-300:])
+
+    async def _leave_stream(self) -> None:
+        reader, writer = await self._send("stream", "generate_stream", json.dumps({"IN": [5] * 1000}).encode())
+        await reader.readuntil(b'"OUT":5')
+        writer.transport.abort()
+        self.counts["left a stream"] += 1
+
+    async def _leave(self) -> None:
+        _, writer = await self._send("echo", "infer", _body(9, 100_000))
+        writer.transport.abort()
+        self.counts["left"] += 1
+        await asyncio.sleep(0.02)
+
+    async def _send(self, model: str, verb: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._server.http_port, limit=1 << 26)
+        head = f"POST /v2/models/{model}/{verb} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        return reader, writer
+
+    def _expect(self, name: str, is_right: bool, status: int, body: bytes) -> None:
+        if is_right:
+            self.counts[name] += 1
+        else:
+            self.faults.append(f"{name}: {status} {body[:300]!r}")
+
+
+def _body(first: int, count: int) -> bytes:
+    data = [first, 7] + [3] * (count - 2)
+    return json.dumps({"inputs": [{"name": "IN", "shape": [count], "datatype": "INT32", "data": data}]}).encode()
+
+
+def _read_head(head: bytes) -> tuple[int, int]:
+    fields = [line.lower() for line in head.split(b"\r\n")]
+    length = next(int(line[15:]) for line in fields if line.startswith(b"content-length:"))
+    return int(head.split(b" ", 2)[1]), length
+
+
+def _is_death(body: bytes) -> bool:
+    return b"is not healthy" in body
+
+
+def at_rest(server: Server) -> list[object]:
+    """The footprint once everything has been given back and every instance is there."""
+    return footprint(server.ledger_once(lambda ledger: num_workers(ledger) == 3 and not imbalances(ledger)))
+
+
+def num_workers(ledger: dict[str, list[dict[str, str]]]) -> int:
+    """Instances that answered for the ledger."""
+    return sum(each["title"].startswith("shoal worker") for each in ledger["processes"])
+
+
+def resident_bytes(server: Server) -> int:
+    """Private and shared pages of all processes, each shared one counted once (PSS)."""
+    total = 0
+    for pid in [server.process.pid, *descendants(server.process.pid)]:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) << 10
+    return total
+
+
+def main() -> int:
+    """The long form. Exit status 1 if something did not come out."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/soak",
+        description="Python models under mixed traffic for ten minutes: exceptions, os._exit, tensors larger than any "
+        "slab, streams, clients that leave. At the end memory, descriptors and shared pages must be as after the "
+        "warm-up.",
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long it lasts; default 600")
+    parser.add_argument("--warm-up", type=float, default=30.0, help="seconds before the first look; default 30")
+    parser.add_argument("--seed", type=int, default=1, help="of what is asked; default 1")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory, serving(write_models(Path(directory)), *FLAGS) as server:
+        soak = Soak(server, options.seed)
+        asyncio.run(soak.run(options.warm_up))
+        before, before_bytes = at_rest(server), resident_bytes(server)
+        print(f"after the warm-up: {before_bytes >> 20} MiB, {dict(soak.counts)}", flush=True)
+        asyncio.run(soak.run(options.seconds))
+        after, after_bytes = at_rest(server), resident_bytes(server)
+        print(f"at the end:        {after_bytes >> 20} MiB, {dict(soak.counts)}", flush=True)
+        wrong = soak.faults[:5]
+        if after != before:
+            wrong.append(f"the processes have {after}, after the warm-up {before}")
+        if after_bytes > before_bytes * MAX_GROWTH:
+            wrong.append(f"{after_bytes >> 20} MiB of memory, after the warm-up {before_bytes >> 20}")
+        if server.stop() != 0:
+            wrong.append(f"the server did not end as it should:\n{server.log.decode()[-2000:]}")
+    print("\n".join(wrong) or "every request had its answer; memory, descriptors and shared pages are as before")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
