@@ -18,7 +18,7 @@ EXAMPLES = SHOWN.findall((ROOT / "README.md").read_text())
 
 
 def test_the_readme_shows_commands_and_a_client() -> None:
-    assert [language for language, _, _, _ in EXAMPLES] == ["sh", "python", "sh", "sh"]
+    assert [language for language, _, _, _ in EXAMPLES] == ["sh", "python", "sh", "sh", "sh", "sh", "sh"]
 
 
 @pytest.mark.parametrize(("language", "code", "kind", "output"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
@@ -31,7 +31,10 @@ def test_example_prints_what_the_readme_shows(
         code = f"{code.rstrip()} --output {tmp_path}/shoal.service"
         output = output.replace("/etc/systemd/system", str(tmp_path))
     command = ["sh", "-ec", code] if language == "sh" else [sys.executable, "-c", code]
-    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    printed = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PATH": path}, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
     if kind == "json":
         assert json.loads(printed) == json.loads(output)
     else:
