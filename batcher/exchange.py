@@ -215,8 +215,11 @@ class Exchange:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether somebody's ring was too full for all that it shall hear."""
-        return bool(self._written)
+        """Whether a client's ring was too full for all that it shall hear: then it must be looked at again soon.
+
+        A worker's need not: a busy one reads nothing. What was cancelled waits for the next step, whoever rings.
+        """
+        return bool(self._written) and any(isinstance(peer, Client) for peer in self._written)
 
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
@@ -337,7 +340,8 @@ class Exchange:
                 executions.finish(worker, record, now_ns)
                 unheld.append(record[D.BLOCK])
             elif kind == RESPONSE:
-                executions.respond(worker, record, now_ns)
+                if (model := executions.respond(worker, record, now_ns)) is not None:
+                    self._tell_cancelled(record[D.KEY], model)
                 unheld.append(record[D.BLOCK])
             elif kind == READY:
                 executions.ready(worker, record, now_ns)
@@ -361,10 +365,13 @@ class Exchange:
         return [worker for worker in self.workers.values() if worker.model is model]
 
     def _tell_cancelled(self, key: int, model: Model) -> None:
-        """Whoever has the request hears that nobody waits for it; those that cannot stop ignore it."""
+        """Whoever has the request hears that nobody waits for it; those that cannot stop ignore it.
+
+        What a dead batcher gave a worker whose executions overlap is not known: all such hear.
+        """
         for worker in self._workers_of(model):
-            if key in worker.missing or worker.overlaps:
-                worker.backlog.append(layout.record(CANCEL, key))
+            if key in worker.missing or (self._is_resuming and worker.overlaps):
+                worker.cancelled.add(key)
                 self._written.add(worker)
 
     def _free(self, ref: int) -> None:

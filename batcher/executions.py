@@ -41,16 +41,18 @@ class Executions:
         if not running.num_missing:
             self._finish_batch(worker, running, compute, now_ns)
 
-    def respond(self, worker: Worker, record: Record, now_ns: int) -> None:
-        """One RESPONSE: the request stays with its worker."""
+    def respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
+        """One RESPONSE: the request stays with its worker.
+
+        Returns its model where it has failed none the less: the worker is at work for nobody.
+        """
         _, key, _, status, ref, header, *_ = record
         if key not in worker.missing:
-            return
+            return None
         worker.note_overlap()
         if ref and layout.ref_owner(ref) != worker.owner and self._is_foreign(worker, ref):
-            self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
-        else:
-            self._requests.respond(key, status, ref, header, now_ns)
+            return self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
+        return self._requests.respond(key, status, ref, header, now_ns)
 
     def ready(self, worker: Worker, record: Record, now_ns: int) -> None:
         """One READY: the instance is free again, though answers of the batch are missing."""

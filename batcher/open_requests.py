@@ -39,20 +39,20 @@ class OpenRequests(dict[int, OpenRequest]):
         #: Requests that have had responses, not their last.
         self._responded: set[int] = set()
 
-    def respond(self, key: int, status: int, ref: int, header: int, now_ns: int) -> None:
-        """A worker has answered, and will again: a part of the whole."""
+    def respond(self, key: int, status: int, ref: int, header: int, now_ns: int) -> Model | None:
+        """A worker has answered, and will again: a part of the whole. Returns the model where the request fails now."""
         request = self.get(key)
         if request is None:
-            return
+            return None
         client, _, number, _, _, _, _, _ = request
         if len(client.backlog) >= MAX_BACKLOG:
-            self.fail(key, Reason.NO_MEMORY, now_ns, BACKEND)
-            return
+            return self.fail(key, Reason.NO_MEMORY, now_ns, BACKEND)
         if ref:
             self._holders.hold_part(ref, key)
         self._responded.add(key)
         client.say((REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0))
         self._written.add(client)
+        return None
 
     def answer(self, key: int, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int) -> None:
         """A worker has answered: its words go to the client, which holds the answer's block from now on."""
@@ -76,17 +76,21 @@ class OpenRequests(dict[int, OpenRequest]):
         if self._second_chances or self._responded:
             self._forget(key)
 
-    def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> None:
-        """No worker will answer it. `cell` counts such failures, `detail` is what the reason's sentence names."""
+    def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> Model | None:
+        """No worker will answer it. `cell` counts such failures, `detail` is what the reason's sentence names.
+
+        Returns its model, None where it had ended before.
+        """
         request = self.pop(key, None)
         if request is None:
-            return
+            return None
         client, model, number, _, _, start_ns, _, _ = request
         self._forget(key)
         client.traced.discard(number)
         self._refuse(client, number, InternalError.wire, reason, detail)
         statistics.count_failure(model.row, cell, start_ns, now_ns)
         self._counted.add(model)
+        return model
 
     def turn_away(self, client: Client, number: int, reason: Reason) -> None:
         """A request that is not accepted, and counts nowhere."""

@@ -6,9 +6,10 @@ Values with little behaviour; `exchange.py` changes them. Live in the batcher.
 from collections import deque
 
 from shoal.batcher.scheduling.scheduler import Scheduler
+from shoal.shm import layout
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import BATCH_ITEM, FREE, NUMBER_BITS, OVERLAP_WORD, PROGRESS_WORD, B
+from shoal.shm.layout import BATCH_ITEM, CANCEL, FREE, NUMBER_BITS, OVERLAP_WORD, PROGRESS_WORD, B
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 
@@ -19,7 +20,7 @@ MAX_CANCELS = 32
 class Peer:
     """One link: the ring from a process and the ring to it."""
 
-    __slots__ = ("backlog", "bell", "must_ring", "owner", "reader", "writer")
+    __slots__ = ("bell", "must_ring", "owner", "reader", "writer")
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell) -> None:
         self.owner = owner
@@ -28,24 +29,14 @@ class Peer:
         self.bell = bell
         #: Whether something was pushed that the peer must be woken for; a FREE can wait.
         self.must_ring = False
-        #: What its ring has no room for yet.
-        self.backlog: deque[Record] = deque()
 
     def flush(self) -> bool:
-        """Show the peer what was pushed; its bell rings once, and only if it must. False where there is a backlog."""
-        if self.backlog:
-            self.catch_up()
+        """Show the peer what was pushed; its bell rings once, and only if it must. False where it shall hear more."""
         self.writer.publish()
         if self.must_ring:
             self.must_ring = False
             self.bell.ring()
-        return not self.backlog
-
-    def catch_up(self) -> None:
-        """Push of the backlog what there is room for."""
-        for _ in range(min(self.writer.num_free, len(self.backlog))):
-            self.writer.push(self.backlog.popleft())
-            self.must_ring = True
+        return True
 
     def acknowledge(self) -> None:
         """What was read of the peer has had its effect: a successor need not read it again."""
@@ -55,11 +46,13 @@ class Peer:
 class Client(Peer):
     """A front end. Its number of a request, added to `first_key`, is the request's key."""
 
-    __slots__ = ("first_key", "traced")
+    __slots__ = ("backlog", "first_key", "traced")
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell) -> None:
         super().__init__(owner, link, segment, bell)
         self.first_key = owner << NUMBER_BITS
+        #: Replies that its ring has no room for yet.
+        self.backlog: deque[Record] = deque()
         #: Numbers of open requests whose replies shall have the times in them.
         self.traced: set[int] = set()
 
@@ -73,6 +66,15 @@ class Client(Peer):
             self.writer.push(reply)
         except RingFullError:
             self.backlog.append(reply)
+
+    def flush(self) -> bool:
+        """Of the backlog, show it what there is room for, too."""
+        if self.backlog:
+            for _ in range(min(self.writer.num_free, len(self.backlog))):
+                self.writer.push(self.backlog.popleft())
+                self.must_ring = True
+        super().flush()
+        return not self.backlog
 
 
 class Model:
@@ -109,7 +111,7 @@ class Worker(Peer):
     """A model instance: the requests it has been given and has not answered, in the order of their batches."""
 
     __slots__ = (
-        "_link_words", "_words", "freed", "is_hungry", "missing", "model", "num_batches", "num_finished"
+        "_link_words", "_words", "cancelled", "freed", "is_hungry", "missing", "model", "num_batches", "num_finished"
     )  # fmt: skip
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
@@ -121,6 +123,8 @@ class Worker(Peer):
         self.num_finished = 0
         #: Blocks of its that nobody holds any more, to be told with its next batch, or at the end of the step.
         self.freed: list[int] = []
+        #: Requests that nobody waits for any more, which it has not been told: each once, whoever says it again.
+        self.cancelled: set[int] = set()
         self.is_hungry = False  # it waits for memory
         self._words = segment.words
         self._link_words = link.words
@@ -131,17 +135,16 @@ class Worker(Peer):
         return self._words[PROGRESS_WORD]
 
     def flush(self) -> bool:
-        """Tell what was freed and did not travel with a batch, too."""
+        """Tell what was freed and did not travel with a batch, too, and of what was cancelled as much as leaves room
+        for blocks and batches."""
         for ref in self.freed:
             self.writer.push((FREE, 0, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
         self.freed.clear()
-        return super().flush()
-
-    def catch_up(self) -> None:
-        """Of what was cancelled, which may wait, as much as leaves room for blocks and batches."""
-        for _ in range(min(MAX_CANCELS - self.writer.num_unread, len(self.backlog))):
-            self.writer.push(self.backlog.popleft())
+        while self.cancelled and self.writer.num_unread < MAX_CANCELS:
+            self.writer.push(layout.record(CANCEL, self.cancelled.pop()))
             self.must_ring = True
+        super().flush()
+        return not self.cancelled
 
     @property
     def overlaps(self) -> bool:

@@ -5,9 +5,7 @@ one of a response sender. Never on the way of an ordinary result.
 """
 
 import os
-import select
 import threading
-import time
 from collections.abc import Callable
 
 from shoal import errors
@@ -16,11 +14,10 @@ from shoal.errors import ShoalError, UnavailableError
 from shoal.shm.layout import ref_owner
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block, whole_ref, whole_slab
+from shoal.workers.listening import listen_until
 
 #: How long the supervisor and all front ends may take to make and map a segment (ours; then the result fails with 503).
 SEGMENT_WAIT_S = 10.0
-#: Another thread may take the message that one waits for: look after so long whether it has (ours).
-_LOOK_MS = 10
 
 
 class OversizeBlocks:
@@ -68,12 +65,10 @@ class OversizeBlocks:
         return refusal
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + self._wait_s
-        poller = select.poll()
-        poller.register(self._channel.fileno(), select.POLLIN)
-        while not (self._is_ready or self._refusal) and (left_s := deadline - time.monotonic()) > 0:
-            if poller.poll(min(left_s * 1000, _LOOK_MS)):
-                self.listen()
+        def is_settled() -> bool:
+            return self._is_ready or self._refusal is not None
+
+        listen_until(is_settled, self._channel, self.listen, self._wait_s)
 
     def hear(self, message: Message, fds: list[int]) -> None:
         """Take in what the supervisor says about a segment that was asked for; takes the descriptors."""

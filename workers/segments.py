@@ -5,19 +5,16 @@ for when a request names one for the first time: a worker that executes could no
 opened by the thread that runs its loop, announced by whichever listens.
 """
 
-import select
-import time
 from collections.abc import Callable
 
 from shoal.control import Channel
 from shoal.shm.layout import ref_owner
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import SlabView
+from shoal.workers.listening import listen_until
 
 #: How long the supervisor may take to lend a segment (ours; usual is a millisecond).
 BORROW_WAIT_S = 10.0
-#: Another thread may take the message that is waited for: look after so long whether it has (ours).
-_LOOK_MS = 10
 
 
 class Segments:
@@ -55,12 +52,7 @@ class Segments:
             return None
         self._wanted = owner
         self._channel.send({"op": "segment_wanted", "owner": owner})
-        deadline = time.monotonic() + BORROW_WAIT_S
-        poller = select.poll()
-        poller.register(self._channel.fileno(), select.POLLIN)
-        while self._wanted and (left_s := deadline - time.monotonic()) > 0:
-            if poller.poll(min(left_s * 1000, _LOOK_MS)):
-                self._listen()
+        listen_until(lambda: not self._wanted, self._channel, self._listen, BORROW_WAIT_S)
         return self._views.get(owner)
 
     def _settle(self, owner: int) -> None:

@@ -26,6 +26,11 @@ MAX_MEMBERS, MAX_NBYTES = 1_000_000, 64 << 30
 MAX_READ_NBYTES = 4 << 20
 _CHUNK_NBYTES = 1 << 20
 
+#: What bad data raise: a time that no clock has is an OverflowError, headers that go on in headers a RecursionError.
+_BAD = (
+    tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, OverflowError, RecursionError, ValueError,
+)  # fmt: skip
+
 _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
@@ -53,12 +58,12 @@ def _explained(archive: Path) -> Iterator[None]:
     """The errors of tarfile and of the decompressors in a sentence."""
     try:
         yield
-    except (tarfile.TarError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, EOFError, ValueError) as error:
-        raise InvalidArgumentError(f"archive '{archive}' cannot be unpacked: {error}") from error
-    except OSError as error:
-        if error.errno is None:  # bz2's word for bad data
-            raise InvalidArgumentError(f"archive '{archive}' cannot be unpacked: {error}") from error
-        raise
+    except _BAD as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's; gzip's and bz2's have none
+            raise
+        # A name in it need not be Unicode, a sentence must.
+        words = str(error).encode(errors="backslashreplace").decode()
+        raise InvalidArgumentError(f"archive '{archive}' cannot be unpacked: {words}") from error
 
 
 class _Bounded:
@@ -71,7 +76,7 @@ class _Bounded:
 
     def read(self, nbytes: int) -> bytes:
         """At most MAX_READ_NBYTES. Raises tarfile.ReadError."""
-        if nbytes > MAX_READ_NBYTES:
+        if not 0 <= nbytes <= MAX_READ_NBYTES:
             raise tarfile.ReadError(f"a header of {nbytes} bytes")
         found: bytes = self._file.read(nbytes)
         return found
@@ -96,6 +101,7 @@ class _Unpacking:
                 self._take(member)
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
                 raise tarfile.ReadError(f"member '{member.name}' is in the place of another") from error
+            cast(Any, self._tar).members.clear()  # it keeps all that it has read, half a kilobyte each
         for path, target in self._links.items():
             try:
                 path.symlink_to(target)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from shoal.environments.archive import unpack
 from shoal.environments.cache import Cache
 from shoal.environments.interpreter import Interpreter, ask, variables_of
+from shoal.environments.requirements import contents
 from shoal.environments.wanted import EXECUTION_ENV_PATH, PYTHON_INTERPRETER, Wanted
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.process import die_with_parent
@@ -95,7 +96,7 @@ def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[st
     """A virtual environment of `base` with the packages in a requirements.txt, and numpy."""
     cache.prepare()
     interpreter = ask(base, variables_of(base, environ))
-    facts = [requirements.read_bytes(), os.fsencode(base.resolve()), repr(interpreter.version).encode()]
+    facts = [os.fsencode(base.resolve()), repr(interpreter.version).encode(), *contents(requirements, cache.digest)]
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()
 
     def make(directory: Path) -> None:

@@ -3,26 +3,40 @@
 What a dead instance has counted or observed stays in the total. A gauge is what was set last, plus what instances have
 added since; what a dead one had added goes with it, or a gauge of requests in flight would never come down again. What
 one model's instances have made is gone when the model is. Pure but for the log; runs in the supervisor.
+
+A report is read whole before anything is done with it: user code may have written it, and what is not a report must
+neither end the supervisor nor break the page for all other models.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+import math
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 _log = logging.getLogger(__name__)
 
 #: Of one model (ours). A worker has such a bound, too; its instances may each have other labels.
 MAX_SERIES = 1000
+#: Of one series; of its labels, and of a family's name and description (ours). A worker has these bounds, too.
+MAX_BUCKETS, MAX_TEXT_CHARS = 200, 4096
+#: Of one bucket in one report: from 2^64 on msgpack can carry no total.
+_MAX_COUNT = 1 << 32
+#: Prometheus's.
+_NAME, _LABEL = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*"), re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 Labels = tuple[tuple[str, str], ...]
-#: What a worker tells of a family, as msgpack carries it: [name, kind, description, [[labels, change], …]].
-Change = Sequence[Any]
 
 
 @dataclass(slots=True)
 class _Counter:
     total: float = 0.0
+
+    @staticmethod
+    def read(change: Any) -> float:
+        return float(change)
 
     def add(self, _instance: int, change: float) -> None:
         self.total += change
@@ -38,6 +52,11 @@ class _Counter:
 class _Gauge:
     value: float = 0.0
     added: dict[int, float] = field(default_factory=dict)  # since it was set, by instance
+
+    @staticmethod
+    def read(change: Any) -> tuple[float | None, float]:
+        value, added = change
+        return None if value is None else float(value), float(added)
 
     def add(self, instance: int, change: tuple[float | None, float]) -> None:
         value, added = change
@@ -58,11 +77,20 @@ class _Histogram:
     counts: list[int] = field(default_factory=list)
     total: float = 0.0
 
-    def add(self, _instance: int, change: tuple[Sequence[float], Sequence[int], float]) -> None:
+    @staticmethod
+    def read(change: Any) -> tuple[tuple[float, ...], list[int], float]:
+        bounds, counts, total = change
+        bounds, counts = tuple(map(float, bounds)), list(map(int, counts))
+        _check(len(bounds) <= MAX_BUCKETS and len(counts) == len(bounds) + 1, "number of buckets")
+        _check(all(lower < upper for lower, upper in pairwise((*bounds, math.inf))), "order of bounds")
+        _check(all(0 <= count < _MAX_COUNT for count in counts), "counts")
+        return bounds, counts, float(total)
+
+    def add(self, _instance: int, change: tuple[tuple[float, ...], list[int], float]) -> None:
         bounds, counts, total = change
         if not self.counts:
-            self.bounds, self.counts = tuple(bounds), [0] * len(counts)
-        if self.bounds == tuple(bounds):  # as in Triton, the first to make it says what its buckets are
+            self.bounds, self.counts = bounds, [0] * len(counts)
+        if self.bounds == bounds:  # as in Triton, the first to make it says what its buckets are
             self.counts = [before + more for before, more in zip(self.counts, counts, strict=True)]
             self.total += total
 
@@ -81,6 +109,15 @@ _KINDS: dict[str, type[_Counter | _Gauge | _Histogram]] = {
 class _Key(NamedTuple):
     family: str
     labels: Labels
+
+
+class _Report(NamedTuple):
+    """What an instance says of one family."""
+
+    name: str
+    kind: str
+    description: str
+    changes: list[tuple[Labels, Any]]  # what the kind's `read` returns
 
 
 @dataclass(slots=True)
@@ -102,41 +139,49 @@ class CustomMetrics:
         self._of_instance: dict[int, set[_Key]] = {}
         self._has_complained: set[tuple[int, str]] = set()
 
-    def add(self, model_id: int, instance: int, changes: Iterable[Change]) -> None:
-        """An instance of a model reports what has changed."""
-        for name, kind, description, series in changes:
-            family = self._find(model_id, name, kind, description)
-            if family is None:
+    def add(self, model_id: int, instance: int, families: Iterable[Any]) -> None:
+        """An instance of a model reports what has changed: of each family, as msgpack carries it, [name, kind,
+        description, [[labels, change], …]]."""
+        try:
+            reports = [_read(*family) for family in families]
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            self._complain(model_id, "metrics", f"what instance {instance} says is no report of any, by {error}")
+            return
+        for name, kind, description, changes in reports:
+            if not self._may_have(model_id, name, kind):
                 continue
-            for pairs, change in series:
-                key = _Key(name, tuple((label, value) for label, value in pairs))
+            for labels, change in changes:
+                key = _Key(name, labels)
                 if self._has_room(model_id, key):
                     self._of_instance.setdefault(instance, set()).add(key)
-                    family.series.setdefault(key.labels, _KINDS[kind]()).add(instance, change)
+                    family = self._families.setdefault(name, _Family(kind, description))
+                    family.series.setdefault(labels, _KINDS[kind]()).add(instance, change)
 
-    def _find(self, model_id: int, name: str, kind: str, description: str) -> _Family | None:
-        """The family of this name; None where it is another's."""
+    def _may_have(self, model_id: int, name: str, kind: str) -> bool:
+        """Whether a model may have a family of this name and kind."""
         if name in self._reserved:
-            self._complain(model_id, name, "the server has a family of that name itself")
-            return None
-        family = self._families.setdefault(name, _Family(kind, description))
-        if family.kind != kind:
-            self._complain(model_id, name, f"another model has made it a {family.kind}, not a {kind}")
-            return None
-        return family
+            self._complain(model_id, f"metric family '{name}'", "the server has a family of that name itself")
+            return False
+        family = self._families.get(name)
+        if family is not None and family.kind != kind:
+            why = f"another model has made it a {family.kind}, not a {kind}"
+            self._complain(model_id, f"metric family '{name}'", why)
+            return False
+        return True
 
     def _has_room(self, model_id: int, key: _Key) -> bool:
         keys = self._of_model.setdefault(model_id, set())
         if key not in keys and len(keys) >= MAX_SERIES:
-            self._complain(model_id, key.family, f"a model may have {MAX_SERIES} series, this one has more")
+            why = f"a model may have {MAX_SERIES} series, this one has more"
+            self._complain(model_id, f"metric family '{key.family}'", why)
             return False
         keys.add(key)
         return True
 
-    def _complain(self, model_id: int, name: str, why: str) -> None:
-        if (model_id, name) not in self._has_complained:
-            self._has_complained.add((model_id, name))
-            _log.warning("/metrics does not show all of a model's metric family '%s': %s", name, why)
+    def _complain(self, model_id: int, what: str, why: str) -> None:
+        if (model_id, what) not in self._has_complained:
+            self._has_complained.add((model_id, what))
+            _log.warning("/metrics does not show all of a model's %s: %s", what, why)
 
     def leave(self, instance: int) -> None:
         """An instance has ended: what it had added to gauges goes."""
@@ -162,3 +207,25 @@ class CustomMetrics:
             for name, family in sorted(self._families.items())
             if family.series
         ]
+
+
+def _read(name: Any, kind: Any, description: Any, series: Any) -> _Report:
+    """What an instance says of one family. Raises KeyError, OverflowError, TypeError, ValueError where it is none."""
+    _check(_NAME.fullmatch(name), "name")
+    _check(isinstance(description, str) and len(name) + len(description) <= MAX_TEXT_CHARS, "description")
+    read = _KINDS[kind].read
+    return _Report(name, kind, description, [(_read_labels(pairs, kind), read(change)) for pairs, change in series])
+
+
+def _read_labels(pairs: Any, kind: str) -> Labels:
+    labels = tuple(sorted(dict(pairs).items()))  # each once
+    for name, value in labels:
+        _check(_LABEL.fullmatch(name) and isinstance(value, str), "label")
+        _check(name != "le" or kind != "histogram", "label")
+    _check(sum(len(name) + len(value) for name, value in labels) <= MAX_TEXT_CHARS, "labels")
+    return labels
+
+
+def _check(is_so: object, what: str) -> None:
+    if not is_so:
+        raise ValueError(f"its {what}")

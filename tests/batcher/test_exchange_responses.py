@@ -7,6 +7,7 @@ from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, HOLD, READY, RELEAS
 from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
 
 TIMES = 1_000, 1_010, 1_110, 1_115
+OTHER_WORKER = 32
 
 
 def block(number: int) -> int:
@@ -158,11 +159,47 @@ def test_cancels_wait_for_a_worker_that_does_not_read() -> None:
     for number in range(1, 41):
         client.say(CANCEL, number)
     star.exchange.step(now_ns=700)
-    assert star.exchange.has_backlog
+    assert not star.exchange.has_backlog  # it is at work: to look again soon would be in vain
+    first = worker.heard()
+    assert len(first) == 32
+    star.exchange.step(now_ns=800)
+    told = first + worker.heard()
+    assert sorted(record[B.KEY] & 0xFF for record in told) == list(range(1, 41))
+
+
+def test_a_cancel_that_is_said_again_and_again_fills_no_memory() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    for number in (1, 2):
+        ask(client, number)
+        star.exchange.step(now_ns=500)
+        ready(worker, worker.heard()[0])
+        star.exchange.step(now_ns=600)
+    for _ in range(100):
+        client.say(CANCEL, 1)
+        client.say(CANCEL, 2)
+        star.exchange.step(now_ns=700)
     assert len(worker.heard()) == 32
     star.exchange.step(now_ns=800)
-    assert not star.exchange.has_backlog
-    assert len(worker.heard()) == 8
+    assert len(worker.heard()) <= 2
+
+
+def test_only_who_has_the_request_hears_that_it_is_cancelled() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    other = star.add_worker(OTHER_WORKER, star.model(MODEL))
+    items = []
+    for number in (1, 2):
+        ask(client, number)
+        star.exchange.step(now_ns=500)
+        items += [(end, item) for end in (worker, other) for item in end.heard()]
+    assert {end.owner for end, _ in items} == {WORKER, OTHER_WORKER}
+    for end_of, item in items:  # both overlap
+        ready(end_of, item)
+    star.exchange.step(now_ns=550)
+    client.say(CANCEL, 1)
+    star.exchange.step(now_ns=600)
+    (having, item), (idle, _) = items
+    assert [record[:2] for record in having.heard()] == [(CANCEL, item[B.KEY])]
+    assert idle.heard() == []
 
 
 def test_a_dead_client_s_worker_hears_and_what_it_says_is_freed() -> None:
@@ -219,7 +256,9 @@ def test_a_foreign_block_in_a_response_fails_the_request() -> None:
     respond(worker, item, 1)
     star.exchange.step(now_ns=700)
     assert replies(client) == [(1, 2, 0, Reason.DAMAGED, 0)]
-    assert freed(worker) == [block(1)]
+    records = worker.heard()
+    assert [record[B.BLOCK] for record in records if record[0] == FREE] == [block(1)]
+    assert [record[:2] for record in records if record[0] == CANCEL] == [(CANCEL, item[B.KEY])]
 
 
 def test_what_does_not_fit_into_a_client_s_ring_follows_in_order() -> None:
@@ -250,6 +289,7 @@ def test_a_client_that_never_reads_its_ring_is_told_no_more(monkeypatch: pytest.
     told = replies(client)
     star.exchange.step(now_ns=900)
     assert (told + replies(client))[-1] == (1, 2, 0, Reason.NO_MEMORY, 0)
+    assert [record[:2] for record in worker.heard() if record[0] == CANCEL] == [(CANCEL, item[B.KEY])]
 
 
 # -- another batcher --------------------------------------------------------------------------------------------------

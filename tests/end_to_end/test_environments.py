@@ -168,6 +168,15 @@ def test_what_cannot_be_made_fails_its_model_in_words(server: Server) -> None:
     assert server.read_log(b"No matching distribution found for breakfast==3.0\n")  # progress, as pip says it
 
 
+def test_a_wheel_that_changes_is_installed_with_the_next_load(server: Server, repository: Path, wheels: Path) -> None:
+    directory = write_model(repository, "local")
+    (directory / "requirements.txt").write_text("-r base.txt\n")
+    (directory / "base.txt").write_text(f"--no-index\n--find-links {wheels}\n./breakfast-4.0-py3-none-any.whl\n")
+    for what in ("porridge", "pancakes"):
+        write_wheel(directory, "breakfast", "4.0", f"WHAT = '{what}'\n")
+        assert facts(server, "local")[0] == what
+
+
 def test_a_second_server_finds_what_the_first_has_made(server: Server, repository: Path, cache: Path) -> None:
     made = facts(server, "first")[:2]
     with serving(repository, *flags(repository, cache)) as second:

@@ -9,6 +9,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -124,6 +125,54 @@ def test_a_member_that_says_it_is_huge_is_refused_before_it_is_written(tmp_path:
     with pytest.raises(InvalidArgumentError, match="too large: there is no room for 'x'"):
         unpack(write(tmp_path, info.tobuf(tarfile.GNU_FORMAT)), into)
     assert os.listdir(into) == []
+
+
+@pytest.mark.parametrize("time", ["inf", "-inf", "nan", "1e300"])
+def test_a_time_that_no_clock_has_is_refused(tmp_path: Path, into: Path, time: str) -> None:
+    info, content = file("x")
+    info.pax_headers = {"mtime": time}
+    with pytest.raises(InvalidArgumentError, match="cannot be unpacked"):
+        unpack(write(tmp_path, tar_of([(info, content)])), into)
+
+
+def test_headers_that_go_on_in_headers_without_end_are_refused(tmp_path: Path, into: Path) -> None:
+    long_name = tarfile.TarInfo("././@LongLink")
+    long_name.type, long_name.size = tarfile.GNUTYPE_LONGNAME, 2
+    header = long_name.tobuf(tarfile.GNU_FORMAT) + b"x".ljust(512, b"\0")
+    with pytest.raises(InvalidArgumentError, match="recursion"):
+        unpack(write(tmp_path, gzip.compress(3000 * header + tar_of([file("x")]))), into)
+    unpack(write(tmp_path, gzip.compress(2 * header + tar_of([file("y")]))), into)
+    assert os.listdir(into) == ["x"]
+
+
+def test_a_header_of_less_than_nothing_is_refused(tmp_path: Path, into: Path) -> None:
+    long_name = tarfile.TarInfo("././@LongLink")
+    long_name.type, long_name.size = tarfile.GNUTYPE_LONGNAME, -512
+    with pytest.raises(InvalidArgumentError, match="cannot be unpacked"):
+        unpack(write(tmp_path, long_name.tobuf(tarfile.GNU_FORMAT) + tar_of([file("x")])), into)
+    assert os.listdir(into) == []
+    with pytest.raises(tarfile.ReadError, match="a header of -512 bytes"):  # and not all there is read at once
+        module._Bounded(io.BytesIO(b"all there is")).read(-512)
+
+
+def test_a_name_that_is_no_text_is_refused_in_text(tmp_path: Path, into: Path) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        unpack(write(tmp_path, tar_of([special("caf\udce9", tarfile.FIFOTYPE)])), into)
+    assert "member 'caf\\udce9' is neither file, directory nor link" in str(caught.value).encode().decode()
+
+
+def test_members_are_not_kept(tmp_path: Path, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = list[int]()
+    take = module._Unpacking._take
+
+    def watched(unpacking: module._Unpacking, member: tarfile.TarInfo) -> None:
+        kept.append(len(cast(Any, unpacking._tar).members))
+        take(unpacking, member)
+
+    monkeypatch.setattr(module._Unpacking, "_take", watched)
+    unpack(write(tmp_path, tar_of([file(str(number)) for number in range(100)])), into)
+    assert len(os.listdir(into)) == len(kept) == 100
+    assert max(kept) == 1
 
 
 def test_bounds_of_number_and_header(tmp_path: Path, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,20 @@
 """custom_metrics.py: what instances report becomes one total, whatever they report when, and whoever dies."""
 
 import logging
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricRegistry, set_registry
 
 from shoal.supervisor.custom_metrics import MAX_SERIES, CustomMetrics
-from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricRegistry, set_registry
 
 MODEL, OTHER = 3, 4
 
 
-def change(name: str, kind: str, what: Any, labels: Any = ()) -> Any:
+def change(name: Any, kind: Any, what: Any, labels: Any = ()) -> Any:
     return [name, kind, "text", [[labels, what]]]
 
 
@@ -95,6 +96,87 @@ def test_a_model_has_so_many_series_and_no_more(caplog: pytest.LogCaptureFixture
     assert len(caplog.records) == 1
     metrics.add(OTHER, 3, [change("n", "counter", 1.0, [["id", "other"]])])
     assert len(told(metrics)["n"]) == MAX_SERIES + 1
+
+
+def test_a_family_of_which_nothing_is_shown_is_no_family() -> None:
+    metrics = CustomMetrics(())
+    metrics.add(MODEL, 1, [change("n", "counter", 1.0, [["id", str(each)]]) for each in range(MAX_SERIES)])
+    metrics.add(MODEL, 1, [change("late", "counter", 1.0), ["empty", "counter", "text", []]])
+    metrics.add(OTHER, 2, [change("late", "gauge", (1.0, 0.0)), change("empty", "gauge", (2.0, 0.0))])
+    assert told(metrics)["late"] == {(): 1.0}
+    assert told(metrics)["empty"] == {(): 2.0}
+    metrics.forget(MODEL)
+    metrics.forget(OTHER)
+    assert metrics._families == {}
+
+
+TOO_LONG = 4097 * "x"
+
+
+@pytest.mark.parametrize(
+    "families",
+    [
+        None,
+        7,
+        "families",
+        [None],
+        ["n"],
+        [["n", "counter", "text"]],
+        [change("no name", "counter", 1.0)],
+        [change('n{a="b"} 1\nother', "counter", 1.0)],
+        [change(b"n", "counter", 1.0)],
+        [change(TOO_LONG, "counter", 1.0)],
+        [change("n", "summary", 1.0)],
+        [change("n", [], 1.0)],
+        [["n", "counter", None, []]],
+        [["n", "counter", TOO_LONG, []]],
+        [["n", "counter", "text", None]],
+        [["n", "counter", "text", [[]]]],
+        [change("n", "counter", None)],
+        [change("n", "counter", "many")],
+        [change("n", "counter", [1.0])],
+        [change("n", "counter", 1.0, [["a"]])],
+        [change("n", "counter", 1.0, [["a", 1]])],
+        [change("n", "counter", 1.0, [[1, "x"]])],
+        [change("n", "counter", 1.0, [["__a", "x"]])],
+        [change("n", "counter", 1.0, [["a", TOO_LONG]])],
+        [change("n", "histogram", [[1], [1, 0], 1.0], [["le", "1"]])],
+        [change("n", "gauge", 1.0)],
+        [change("n", "gauge", (None, None))],
+        [change("n", "histogram", 1.0)],
+        [change("n", "histogram", [[1], [1], 1.0])],
+        [change("n", "histogram", [[2, 1], [1, 0, 0], 1.0])],
+        [change("n", "histogram", [[math.inf], [1, 0], 1.0])],
+        [change("n", "histogram", [[math.nan], [1, 0], 1.0])],
+        [change("n", "histogram", [[1], [math.inf, 0], 1.0])],
+        [change("n", "histogram", [[1], [-1, 0], 1.0])],
+        [change("n", "histogram", [[1], [2**63, 0], 1.0])],
+        [change("n", "histogram", [list(range(201)), 202 * [0], 1.0])],
+    ],
+)
+def test_what_is_no_report_is_refused_whole_and_said_once(families: Any, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = CustomMetrics(())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            metrics.add(MODEL, 1, families)
+            if isinstance(families, list):
+                metrics.add(MODEL, 1, [change("good", "counter", 1.0), *families])
+    assert metrics.told() == []
+    assert len(caplog.records) == 1
+    assert (
+        caplog.records[0]
+        .getMessage()
+        .startswith("/metrics does not show all of a model's metrics: what instance 1 says is no report of any, by ")
+    )
+    metrics.add(MODEL, 1, [change("good", "counter", 1.0)])
+    assert told(metrics) == {"good": {(): 1.0}}
+
+
+def test_a_label_comes_once_and_in_any_order() -> None:
+    metrics = CustomMetrics(())
+    for labels in ([["a", "x"], ["b", "y"]], [["b", "y"], ["a", "x"]], [["a", "z"], ["b", "y"], ["a", "x"]]):
+        metrics.add(MODEL, 1, [change("n", "counter", 1.0, labels)])
+    assert told(metrics) == {"n": {(("a", "x"), ("b", "y")): 3.0}}
 
 
 #: (instance, what it does, the figure); a report of what has changed comes in between, or does not.

@@ -9,6 +9,8 @@ from triton_python_backend_utils import metrics
 from triton_python_backend_utils.errors import TritonModelException
 from triton_python_backend_utils.metrics import MAX_SERIES, MetricFamily, MetricRegistry, set_registry
 
+NAN = float("nan")
+
 
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[MetricRegistry]:
@@ -118,6 +120,12 @@ def test_a_histogram_has_no_single_value() -> None:
         ("GAUGE", {"labels": {"a-b": "x"}}, "Error when creating Metric: Invalid label name 'a-b'"),
         ("GAUGE", {"labels": {"__a": "x"}}, "Error when creating Metric: Invalid label name '__a'"),
         ("GAUGE", {"labels": {"a": 1}}, "Error when creating Metric: attempt to access JSON non-string as string"),
+        (
+            "GAUGE",
+            {"labels": {"a": "\udcff"}},
+            "Error when creating Metric: the value of label 'a' is not valid Unicode",
+        ),
+        ("HISTOGRAM", {"buckets": [NAN]}, "Error when creating Metric: Bucket Boundaries must be strictly sorted"),
         ("GAUGE", {"labels": {"a": "x" * 4096}}, "Error when creating Metric: labels of more than 4096 characters"),
     ],
 )
@@ -136,6 +144,17 @@ def test_names_are_prometheus_names(name: str) -> None:
     with pytest.raises(TritonModelException) as caught:
         family(MetricFamily.COUNTER, name)
     assert str(caught.value) == f"Error when creating MetricFamily: Invalid metric name '{name}'"
+
+
+def test_a_description_can_be_sent(registry: MetricRegistry) -> None:
+    with pytest.raises(TritonModelException) as caught:
+        family(MetricFamily.COUNTER, description="half a pair: \ud83d")
+    assert str(caught.value) == "Error when creating MetricFamily: the description of 'tokens' is not valid Unicode"
+    with pytest.raises(TritonModelException) as caught:
+        family(MetricFamily.COUNTER, description=4091 * "x")
+    assert str(caught.value) == "Error when creating MetricFamily: name and description of more than 4096 characters"
+    family(MetricFamily.COUNTER, description="\U0001f600").Metric()  # and nothing is left of the others
+    assert registry.take_changes() == [["tokens", "counter", "\U0001f600", [[(), 0.0]]]]
 
 
 def test_a_kind_is_one_of_the_three() -> None:

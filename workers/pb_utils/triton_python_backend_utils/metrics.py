@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 #: Series of one process that a server hears of (ours): a label that never repeats must not fill anybody's memory. What
 #: is beyond works as any other, for this process alone.
 MAX_SERIES = 1000
-#: Of one series (ours).
-MAX_BUCKETS, MAX_LABEL_CHARS = 200, 4096
+#: Of one series; of its labels, and of a family's name and description (ours).
+MAX_BUCKETS, MAX_TEXT_CHARS = 200, 4096
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -190,6 +190,10 @@ class MetricFamily:
         if not _NAME.fullmatch(name):
             raise TritonModelException(f"{_NO_FAMILY}Invalid metric name '{name}'")
         self.name, self.description, self.kind = name, str(description), kind
+        if not _is_unicode(self.description):
+            raise TritonModelException(f"{_NO_FAMILY}the description of '{name}' is not valid Unicode")
+        if len(name) + len(self.description) > MAX_TEXT_CHARS:
+            raise TritonModelException(f"{_NO_FAMILY}name and description of more than {MAX_TEXT_CHARS} characters")
         self.registry = registry
         self.series = self.registry.enrol(self)
 
@@ -256,11 +260,22 @@ def _check_labels(labels: Mapping[str, str], kind: _Kind) -> Labels:
     for name, value in labels.items():
         if not isinstance(value, str):
             raise TritonModelException(f"{_NO_METRIC}attempt to access JSON non-string as string")
+        if not _is_unicode(value):
+            raise TritonModelException(f"{_NO_METRIC}the value of label '{name}' is not valid Unicode")
         if not _LABEL.fullmatch(name) or (name == "le" and kind is _Kind.HISTOGRAM):
             raise TritonModelException(f"{_NO_METRIC}Invalid label name '{name}'")
-    if sum(len(name) + len(value) for name, value in labels.items()) > MAX_LABEL_CHARS:
-        raise TritonModelException(f"{_NO_METRIC}labels of more than {MAX_LABEL_CHARS} characters")
+    if sum(len(name) + len(value) for name, value in labels.items()) > MAX_TEXT_CHARS:
+        raise TritonModelException(f"{_NO_METRIC}labels of more than {MAX_TEXT_CHARS} characters")
     return tuple(sorted(labels.items()))
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no half of a surrogate pair, as what was read with surrogateescape may: nothing can send it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_buckets(buckets: Sequence[float] | None, kind: _Kind) -> tuple[float, ...]:
@@ -273,7 +288,7 @@ def _check_buckets(buckets: Sequence[float] | None, kind: _Kind) -> tuple[float,
     if not isinstance(buckets, list):
         raise TritonModelException("Failed to create metric. Buckets must be a list.")
     bounds = tuple(bound for bound in map(float, buckets) if bound != math.inf)  # that one is always there
-    if any(not lower < upper for lower, upper in pairwise(bounds)):
+    if not all(lower < upper for lower, upper in pairwise((*bounds, math.inf))):
         raise TritonModelException(f"{_NO_METRIC}Bucket Boundaries must be strictly sorted")
     if len(bounds) > MAX_BUCKETS:
         raise TritonModelException(f"{_NO_METRIC}more than {MAX_BUCKETS} buckets")

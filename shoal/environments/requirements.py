@@ -1,0 +1,70 @@
+"""What an environment that is installed from a requirements.txt depends on, as far as it lies on this machine.
+
+That is the file itself, those that it names with -r and -c, and each wheel, directory of wheels and project of which
+the path stands in one of them. Read as pip reads them, but for variables. To take a word too many for a path costs an
+installation when that changes; to miss one would leave a change without effect.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+#: A line that goes on in the next one; what is said to people.
+_CONTINUED, _COMMENT = re.compile(r"\\\r?\n"), re.compile(r"(^|\s)#.*")
+#: The beginning of a line that names a further file.
+_NESTED = re.compile(r"\s*(?:-r|-c|--requirement|--constraint)[\s=]*")
+#: A word: perhaps an option, a package that is to be found there, "file:"; the path; perhaps extras, marker, fragment.
+_WORD = re.compile(r"(?:-[ef]|--[a-z-]+=)?(?:[\w.-]+(?:\[[^\]]*\])?@)?(?:file:(?://(?:localhost)?(?=/))?)?([^\[;#]+)")
+#: In the directory of a project: what its installation leaves there, and what none looks at.
+_NO_SOURCE = re.compile(r"\..*|build|__pycache__|.*\.egg-info")
+
+
+def contents(requirements: Path, digest: Callable[[Path], str]) -> Iterator[bytes]:
+    """All that it depends on, always in the same order. `digest` is of a file's contents. Raises OSError."""
+    seen, files = {requirements.resolve()}, [requirements]
+    for file in files:  # which grows meanwhile
+        text = file.read_bytes()
+        yield text
+        for line in _lines(text.decode(errors="surrogateescape")):
+            nested = _NESTED.match(line)
+            # The others count from where pip is run.
+            found = _paths(line[nested.end() :], file.parent) if nested else _paths(line, requirements.parent)
+            for path in found:
+                if (place := path.resolve()) in seen:
+                    continue
+                seen.add(place)
+                if nested:
+                    files.append(path)
+                else:
+                    yield from _tree(path, digest)
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in _CONTINUED.sub(" ", text.removeprefix("\ufeff")).splitlines():
+        yield _COMMENT.sub("", line).strip()
+
+
+def _paths(line: str, place: Path) -> Iterator[Path]:
+    """The files and directories in a line. As for pip a mere name is no directory, unless an option says so."""
+    for word in line.split():
+        found = _WORD.match(word.strip("\"'"))
+        path = place / unquote(found[1]) if found else place
+        if found and (os.path.isfile(path) or (os.path.isdir(path) and (line[0] in "-." or "/" in word))):
+            yield path
+
+
+def _tree(path: Path, digest: Callable[[Path], str]) -> Iterator[bytes]:
+    """A file's contents; or those of a directory's files with their names, and its place, which an editable project
+    never leaves."""
+    if path.is_file():
+        yield digest(path).encode()
+        return
+    yield os.fsencode(path.resolve())
+    for directory, names, files in os.walk(path):
+        names[:] = sorted(name for name in names if not _NO_SOURCE.fullmatch(name))
+        for file in sorted(Path(directory, name) for name in files if not _NO_SOURCE.fullmatch(name)):
+            if file.is_file():
+                yield os.fsencode(file.relative_to(path))
+                yield digest(file).encode()
