@@ -299,7 +299,7 @@ class Instance:
             self._host.star.acknowledgements.received(self._member, message["seq"])
 
     def _on_metrics(self, message: Message) -> None:
-        self._host.metrics.add(self.version.model_id, self.number, message["families"])
+        self._host.metrics.add(self.version.model_id, self.number, message.get("families"))
 
     def _on_oversize(self, message: Message) -> None:
         if self._participant is not None:
