@@ -258,7 +258,8 @@ class Lane:
         if isinstance(head.found, Response) and head.content_length:
             return True  # refused unread: closing without losing the answer is the road's
         if not head.is_infer:
-            return head.content_length > SMALL_BODY_BYTES
+            waits = not isinstance(head.found, Response) and head.found.asks_model(self._state)
+            return waits or head.content_length > SMALL_BODY_BYTES
         json_length = head.content_length if head.json_length is None else head.json_length
         return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
 

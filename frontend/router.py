@@ -16,9 +16,10 @@ from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.inference import infer
 from shoal.frontend.response import Response, error_json, error_response
 from shoal.frontend.restrictions import refusal
-from shoal.frontend.routes import ROUTES
+from shoal.frontend.routes import ROUTES, model_is_ready
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError
+from shoal.frontend.v2.health import asks_model
 
 if TYPE_CHECKING:
     from shoal.frontend.transport import Transport
@@ -50,6 +51,10 @@ class Found(NamedTuple):
     def is_administrative(self) -> bool:
         """Whether it changes what is served."""
         return self.handler in ADMINISTRATIVE
+
+    def asks_model(self, state: ServerState) -> bool:
+        """Whether it waits, as only the road can, because this model has a word in the answer."""
+        return self.handler is model_is_ready and asks_model(state, self.name, self.version)
 
 
 #: How a request finds its handler, or its refusal, before a byte of its body is read: from the state, its method, its

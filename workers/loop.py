@@ -23,6 +23,7 @@ from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.memory import Memory, Record
 from shoal.workers.plans import Plans
+from shoal.workers.readiness import ReadyCheck
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.response_sender import OpenBatches
 
@@ -44,6 +45,7 @@ class Loop:
         self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open)
         self._plans = Plans(signature)
         self._open_batches = OpenBatches(memory)
+        self._ready_check = ReadyCheck(backend, instance)
         self._listening = threading.Lock()
         # Changed by obey.
         self._is_stopping = False
@@ -63,6 +65,8 @@ class Loop:
                 self._listen(channel)
             if bell_fd in ready or self._is_stopping:
                 self.step()
+            if self._ready_check.is_asked:
+                self._ready_check.answer(channel)
 
     def _listen(self, channel: Channel) -> None:
         """Obey the supervisor's next message, unless the thread of a sender that waits for memory has taken it."""
@@ -89,6 +93,9 @@ class Loop:
             channel.send(ledger_message(**self._memory.count()))
         elif op == "log":
             log.configure(**message["log"])
+        elif op == "is_ready":
+            self._ready_check.is_asked = True
+            self._memory.bell.ring()  # as below
         elif op == "stop":
             self._is_stopping = self._open_batches.must_wake = True
             self._memory.bell.ring()  # it may be a sender's thread that hears this

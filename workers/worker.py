@@ -115,7 +115,7 @@ def _load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Si
         channel.send({"op": "failed", "wire": error.wire, "sentence": str(error)})
         return None
     if loaded is not None:
-        channel.send({"op": "loaded"})
+        channel.send({"op": "loaded", "has_ready_check": loaded[0].has_ready_check})
     return loaded
 
 

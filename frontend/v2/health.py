@@ -1,4 +1,5 @@
-"""Health: is the server alive, is it ready, is a model ready. Pure handlers, run in front-end processes.
+"""Health: is the server alive, is it ready, is a model ready. Run in front-end processes, and pure: a model that has a
+word in it is asked through the supervisor, on the road.
 
 Triton answers a plain no with an empty 400, a server that is stopping with 503 and a sentence. Why not, in JSON, is an
 address of ours.
@@ -7,7 +8,9 @@ address of ours.
 from typing import Any
 
 from shoal.client.models import NO_VERSION, ModelEntry
-from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.client.questions import Ask
+from shoal.client.readiness import is_ready
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
 
@@ -39,12 +42,20 @@ def reasons(state: ServerState) -> Response:
     return json_response(200 if is_ready else 503, {"ready": is_ready, "reasons": rows})
 
 
-def model_ready(state: ServerState, name: str, version: str | None) -> Response:
-    """200 if this version, or the one that answers for the model, has a live instance."""
+def model_ready(state: ServerState, ask: Ask, name: str, version: str | None) -> Response:
+    """200 if this version, or the one that answers for the model, has a live instance and says nothing else itself."""
     state.require_ready()
-    if not state.models.lookup(name, version).ready:
+    if not is_ready(state.models.lookup(name, version), ask):
         raise InvalidArgumentError("Model version not ready")
     return _YES
+
+
+def asks_model(state: ServerState, name: str, version: str | None) -> bool:
+    """Whether `model_ready` asks."""
+    try:
+        return state.models.lookup(name, version).has_ready_check
+    except ShoalError:
+        return False
 
 
 def _is_ready(state: ServerState) -> bool:

@@ -41,6 +41,7 @@ class ModelEntry:
     load_seconds: float
     labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
     namespace: str = ""  # its repository, with --model-namespacing
+    has_ready_check: bool = False  # the model says by itself if it is ready (readiness.py)
 
     @property
     def ready(self) -> bool:
@@ -216,6 +217,7 @@ def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntr
         load_seconds=message["load_seconds"],
         labels={output: tuple(lines) for output, lines in labels.items()},
         namespace=message["namespace"],
+        has_ready_check=message["has_ready_check"],
     )
 
 

@@ -58,6 +58,8 @@ class ModelVersion:
     namespace: str = ""
     #: False until a worker has reported the tensors of the model file and they were filled in.
     is_config_final: bool = False
+    #: Whether the model says by itself if it is ready: told by the first worker that has loaded it.
+    has_ready_check: bool = False
     # Changed by move and by the supervisor.
     state: VersionState = VersionState.LOADING
     reason: str = ""
@@ -113,4 +115,5 @@ class ModelVersion:
             "config": self.config if self.is_config_final else None,
             "labels": self.labels,
             "load_seconds": self.load_seconds,
+            "has_ready_check": self.has_ready_check,
         }

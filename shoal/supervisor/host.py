@@ -9,6 +9,7 @@ from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.oom_kills import OomKills
+from shoal.supervisor.readiness import Readiness
 from shoal.supervisor.star import Star
 from shoal.supervisor.zygotes import Zygotes
 
@@ -41,4 +42,5 @@ class Host:
     cores: tuple[int, ...]  # that the server may use
     roster: Enrolment
     metrics: CustomMetrics
+    readiness: Readiness
     oom_kills: OomKills = field(default_factory=OomKills)

@@ -48,6 +48,9 @@ class InstanceState(Enum):
     STOPPED = "stopped"
 
 
+_COMING_UP = (InstanceState.STARTING, InstanceState.LOADING, InstanceState.MAPPING)
+
+
 class Listener(Protocol):
     """Who hears what happens to an instance."""
 
@@ -117,10 +120,9 @@ class Instance:
             "mapped": self._on_mapped,
             "ack": self._on_ack,
             "metrics": self._on_metrics,
-            "oversize": self._on_oversize,
-            "oversize_mapped": self._on_oversize,
-            "oversize_gone": self._on_oversize,
+            **dict.fromkeys(("oversize", "oversize_mapped", "oversize_gone"), self._on_oversize),
             "segment_wanted": self._on_segment_wanted,
+            "is_ready": lambda message: host.readiness.hear(self.owner, is_ready=message["is_ready"]),
         }
 
     @property
@@ -267,9 +269,10 @@ class Instance:
         )
         self._listener.on_model_io(self, ModelIO(inputs, outputs, message["completed"]))
 
-    def _on_loaded(self, _message: Message) -> None:
+    def _on_loaded(self, message: Message) -> None:
         if self._member is None or self.state is not InstanceState.LOADING:
             return
+        self.version.has_ready_check |= message["has_ready_check"]
         try:
             self._participant = self._host.star.join_worker(self._member, self.version.config)
             self.state = InstanceState.MAPPING
@@ -316,11 +319,7 @@ class Instance:
         self.kill()
 
     def _check_loaded(self, start: int) -> None:
-        if start == self.num_starts and self.state in (
-            InstanceState.STARTING,
-            InstanceState.LOADING,
-            InstanceState.MAPPING,
-        ):
+        if start == self.num_starts and self.state in _COMING_UP:
             limit = self._host.options.model_load_timeout_secs
             self._fail(
                 InternalError(
@@ -338,6 +337,7 @@ class Instance:
         self._host.metrics.leave(self.number)
         death = self._account(child, code, was)
         if self._participant is not None:
+            self._host.readiness.hear(self.owner, is_ready=False)
             detail = death.detail(self.version.config, self.placement)
             self._host.star.leave_worker(self._participant, death.reason, detail)
         if self._member is not None:

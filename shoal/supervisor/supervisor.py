@@ -41,6 +41,7 @@ from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.questions import Question, Questions
+from shoal.supervisor.readiness import Readiness
 from shoal.supervisor.recycling import Recycling
 from shoal.supervisor.repository import Repository
 from shoal.supervisor.roster import Roster
@@ -109,10 +110,20 @@ class Supervisor:
         self._repository = Repository(self._loop, options, self._control.address, log_settings, slots)
         self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
+        readiness = Readiness(self._star.workers, self._loop.call_after)
         cores = tuple(sorted(os.sched_getaffinity(0)))
         address = self._control.address
         host = Host(
-            self._loop, self._zygotes, self._star, options, address, log_settings, cores, self._roster, self._metrics
+            self._loop,
+            self._zygotes,
+            self._star,
+            options,
+            address,
+            log_settings,
+            cores,
+            self._roster,
+            self._metrics,
+            readiness,
         )
         self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
@@ -140,7 +151,7 @@ class Supervisor:
         self._tracing = Tracing(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
-        others = {"gauges": self._on_gauges, "trace_settings": self._tracing.take}
+        others = {"gauges": self._on_gauges, "trace_settings": self._tracing.take, "is_ready": readiness.take}
         verbs = {**self._model_control.verbs, **self._scaling.verbs, **log_verbs, **others}
         self._questions = Questions(verbs)
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)

@@ -62,6 +62,7 @@ def model_message(name: str, version: int, model: int, config: dict[str, Any] | 
         "num_instances_up": 2,
         "config": config,
         "load_seconds": 0.25,
+        "has_ready_check": False,
         "labels": {},
         **more,
     }

@@ -34,7 +34,7 @@ def message(model_id: int, configuration: dict[str, Any], **more: Any) -> dict[s
     return {
         "op": "model", "name": configuration["name"], "namespace": "", "version": 1, "model": model_id, "row": -1,
         "state": "READY", "reason": "", "failed": False, "num_instances": 1, "num_instances_up": 1,
-        "config": configuration, "load_seconds": 0.0, "labels": {}, **more,
+        "config": configuration, "load_seconds": 0.0, "has_ready_check": False, "labels": {}, **more,
     }  # fmt: skip
 
 

@@ -321,3 +321,15 @@ def test_who_waits_takes_the_road() -> None:
         found = HTTP.resolve(method, path)
         assert isinstance(found, Found)
         assert found.is_blocking == ((method, path) in waits)
+
+
+def test_a_ready_probe_waits_for_a_model_that_has_a_word_in_it(make_message: Any) -> None:
+    state = ServerState(started=True)
+    state.models.apply(make_message("plain", 1, 1, None))
+    state.models.apply(make_message("checked", 1, 2, None, has_ready_check=True))
+    waits = {"/v2/models/checked/ready", "/v2/models/checked/versions/1/ready"}
+    for path in (*waits, "/v2/models/plain/ready", "/v2/models/no/ready", "/v2/models/checked", "/v2/health/ready"):
+        found = HTTP.resolve("GET", path)
+        assert isinstance(found, Found)
+        assert found.asks_model(state) == (path in waits)
+        assert not found.is_blocking

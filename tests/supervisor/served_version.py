@@ -19,6 +19,7 @@ from shoal.supervisor.children import Child, Program, prepare
 from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.host import Host
 from shoal.supervisor.instance import Instance, InstanceState
+from shoal.supervisor.readiness import Readiness
 from shoal.supervisor.roster import Roster
 from shoal.supervisor.served import Served
 from tests.supervisor.test_star import OPTIONS, Process, Sky
@@ -70,12 +71,15 @@ class Version:
         self.sky = Sky()
         self.owner = Owner()
         self.roster = Roster(self.sky.loop)
+        self.readiness = Readiness(self.sky.star.workers, self.sky.loop.call_after)
         config = normalise(pbtxt.parse(CONFIG + more, Path("config.pbtxt")))
         host = Host(
-            self.sky.loop, Sleepers(self.sky), self.sky.star, OPTIONS, "@", {}, (0,), self.roster, CustomMetrics(())  # type: ignore[arg-type]
+            self.sky.loop, Sleepers(self.sky), self.sky.star, OPTIONS, "@", {}, (0,),  # type: ignore[arg-type]
+            self.roster, CustomMetrics(()), self.readiness,
         )  # fmt: skip
         source: Source = None  # type: ignore[assignment]  # nobody asks where it came from
         self.served = Served(ModelVersion("m", 1, 9, 0, Path("/m/1"), config), source, host, self.owner)
+        self.has_ready_check = False
         self._processes: dict[int, Process] = {}
         #: By an instance's number: the words of its worker's segment, as the worker writes them.
         self.words: dict[int, memoryview] = {}
@@ -88,7 +92,7 @@ class Version:
     def bring_up(self, instance: Instance) -> None:
         """Its worker joins, loads, maps, and everybody acknowledges it."""
         process = self._join(instance)
-        process.member.on_message({"op": "loaded"}, [])
+        process.member.on_message({"op": "loaded", "has_ready_check": self.has_ready_check}, [])
         self.sky.settle()
         self.words[instance.number] = Segment.attach(os.dup(process.fds[0])).words
         process.member.on_message({"op": "mapped"}, [])
@@ -105,6 +109,10 @@ class Version:
         process = self._processes[instance.number] = self.sky.start()
         self.roster.join(instance.number, process.member)
         return process
+
+    def say(self, instance: Instance, message: dict[str, Any]) -> None:
+        """Its worker says it."""
+        self._processes[instance.number].member.on_message(message, [])
 
     def told(self, instance: Instance) -> list[dict[str, Any]]:
         """What its worker was told."""

@@ -6,6 +6,7 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.supervisor.instance import Instance, InstanceState
+from shoal.supervisor.questions import Question
 from tests.supervisor.served_version import Version, version
 
 
@@ -110,3 +111,43 @@ def test_the_end_takes_a_fresh_one_along(pair: Version) -> None:
     for instance in (old, pair.served.instances[1]):
         pair.end(instance)
     assert pair.owner.is_over
+
+
+# --- whether it says that it is ready ---
+
+
+def ask(pair: Version, number: int) -> None:
+    pair.readiness.take(Question(pair.sky.a.member, number, {"model": pair.served.version.model_id}))
+
+
+def answers(pair: Version) -> dict[int, bool]:
+    pair.sky.settle()
+    return {told["question"]: told["result"] for told in pair.sky.a.all_heard if told["op"] == "answer"}
+
+
+def test_instances_are_asked_and_one_that_dies_is_not_ready(pair: Version) -> None:
+    first, second = pair.served.instances
+    ask(pair, 1)
+    for instance in (first, second):
+        assert {"op": "is_ready"} in pair.told(instance)
+        assert answers(pair) == {}
+        pair.say(instance, {"op": "is_ready", "is_ready": True})
+    assert answers(pair) == {1: True}
+    ask(pair, 2)
+    pair.say(first, {"op": "is_ready", "is_ready": True})
+    pair.end(second)
+    assert answers(pair) == {1: True, 2: False}
+    ask(pair, 3)
+    pair.say(first, {"op": "is_ready", "is_ready": True})
+    assert answers(pair) == {1: True, 2: False, 3: True}
+
+
+@pytest.mark.parametrize("has_ready_check", [False, True])
+def test_clients_hear_whether_there_is_anything_to_ask(has_ready_check: bool) -> None:
+    made = Version()
+    made.has_ready_check = has_ready_check
+    try:
+        made.load()
+        assert made.served.version.message()["has_ready_check"] is has_ready_check
+    finally:
+        made.close()

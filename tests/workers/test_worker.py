@@ -114,7 +114,7 @@ def test_a_whole_life(worker: Supervised, relu: str, batcher: Batcher) -> None:
         "completed": None,
     }
     worker.channel.send({"op": "config", "config": {**identity(), "backend": "onnxruntime"}})
-    assert worker.receive() == {"op": "loaded"}
+    assert worker.receive() == {"op": "loaded", "has_ready_check": False}
     own, link = batcher.descriptors
     worker.channel.send(
         {"op": "memory", "owner": 3, "epoch": 1, "log": {}}, [own, link, batcher.worker_bell.fd, batcher.bell.fd]
@@ -172,7 +172,7 @@ def test_an_unexpected_failure_is_internal_and_its_traceback_in_the_log(worker: 
 def test_stop_before_there_is_memory(worker: Supervised) -> None:
     worker.receive()
     worker.load(identity())
-    assert worker.receive() == {"op": "loaded"}
+    assert worker.receive() == {"op": "loaded", "has_ready_check": False}
     worker.channel.send({"op": "stop"})
     assert worker.end()[0] == 0
 

@@ -1,6 +1,6 @@
 """The contract between a worker and a framework: one Backend object is one model instance.
 
-The worker calls `describe` (only where the configuration is not finished), `load` and `execute` from one thread.
+The worker calls everything from one thread, `describe` only where the configuration is not finished.
 Whatever a backend raises is told to the client; a ShoalError as it is, anything else as an internal error.
 """
 
@@ -67,6 +67,15 @@ class Backend(ABC):
         starts and has finished. Several requests come only where the model has a batch dimension. An exception fails
         all of them.
         """
+
+    @property
+    def has_ready_check(self) -> bool:
+        """Whether the model, which is loaded, says by itself if it is ready."""
+        return False
+
+    def is_ready(self) -> bool:
+        """What the model says; raises whatever it raises. Asked between two batches where it has a check."""
+        return True
 
     @abstractmethod
     def unload(self) -> None:

@@ -9,10 +9,14 @@ import pytest
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2.health import live, model_ready, ready, reasons
+from shoal.frontend.v2.health import asks_model, live, model_ready, ready, reasons
 
 Message = Callable[..., dict[str, Any]]
 YES, NO = Response(200), Response(400)
+
+
+def nobody_asks(_verb: str, _arguments: dict[str, Any]) -> Any:
+    raise AssertionError
 
 
 def test_a_server_is_alive_and_ready_once_it_has_started() -> None:
@@ -28,7 +32,7 @@ def test_a_stopping_server_says_so(state: ServerState) -> None:
         with pytest.raises(UnavailableError, match=r"^Server exiting$"):
             handler(state)
     with pytest.raises(UnavailableError, match=r"^Server not ready$"):
-        model_ready(state, "simple", None)
+        model_ready(state, nobody_asks, "simple", None)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +60,28 @@ def test_under_strict_readiness_every_model_counts(
 
 
 def test_a_model_is_ready_while_an_instance_lives(state: ServerState) -> None:
-    assert model_ready(state, "simple", None) == YES
+    assert model_ready(state, nobody_asks, "simple", None) == YES
     with pytest.raises(InvalidArgumentError, match=r"^Model version not ready$"):
-        model_ready(state, "asleep", "7")
+        model_ready(state, nobody_asks, "asleep", "7")
+
+
+def test_a_model_with_a_word_in_it_is_asked(make_message: Message) -> None:
+    state = ServerState(started=True)
+    state.models.apply(make_message("plain", 1, 1, None))
+    state.models.apply(make_message("m", 3, 2, None, has_ready_check=True))
+    assert [asks_model(state, name, None) for name in ("plain", "m", "unknown")] == [False, True, False]
+    assert [asks_model(state, "m", version) for version in ("3", "4")] == [True, False]
+    asked = []
+
+    def ask(verb: str, arguments: dict[str, Any]) -> bool:
+        asked.append((verb, arguments))
+        return len(asked) == 1
+
+    assert model_ready(state, ask, "m", None) == YES
+    with pytest.raises(InvalidArgumentError, match=r"^Model version not ready$"):
+        model_ready(state, ask, "m", "3")
+    assert asked == [("is_ready", {"model": 2})] * 2
+    assert ready(state) == YES  # the server's is not affected
 
 
 def told(state: ServerState) -> tuple[int, Any]:

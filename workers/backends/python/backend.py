@@ -19,7 +19,7 @@ from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.backends.python import blas
 from shoal.workers.backends.python.bls import Parents
 from shoal.workers.backends.python.event_loop import EventLoop
-from shoal.workers.backends.python.model import Identity, PythonModel, Responses
+from shoal.workers.backends.python.model import Identity, PythonModel, Responses, describe
 from shoal.workers.backends.python.requests import ServedModel, ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request
@@ -79,6 +79,18 @@ class PythonBackend(Backend):
             answers.output_start_ns = time.monotonic_ns()
             self._answer(batch, responses)
         self._runtime.end(parents)
+
+    @property
+    def has_ready_check(self) -> bool:
+        """Whether it has an is_ready."""
+        return self._model.has_ready_check
+
+    def is_ready(self) -> bool:
+        """What its is_ready says. Raises InternalError with the text of whatever goes wrong."""
+        try:
+            return self._model.is_ready()
+        except Exception as error:
+            raise InternalError(describe(error)) from error
 
     def unload(self) -> None:
         """Wait for coroutines, then have the model tidy up."""

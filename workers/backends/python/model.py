@@ -56,6 +56,7 @@ class PythonModel:
         self.config = config
         self.is_decoupled = using_decoupled_model_transaction_policy(config)
         self.is_async = False
+        self.has_ready_check = False
         self._module: ModuleType | None = None
         self._instance: Any = None
 
@@ -90,6 +91,7 @@ class PythonModel:
         except Exception as error:
             raise InternalError(describe(error)) from error
         self.is_async = inspect.iscoroutinefunction(getattr(instance, "execute", None))
+        self.has_ready_check = hasattr(instance, "is_ready")
         self._let_call_models(True)
 
     # -- while it serves --
@@ -247,4 +249,8 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
 
 
 async def _within(seconds: float, awaitable: Any) -> Any:
-    return await asyncio.wait_for(awaitable, seconds)
+    task = asyncio.ensure_future(awaitable)
+    done, _ = await asyncio.wait((task,), timeout=seconds)
+    if not done:  # whoever runs this coroutine cancels what is left
+        raise TritonModelException(f"is_ready has not returned within {seconds:g} s")
+    return task.result()

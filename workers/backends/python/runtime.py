@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shoal import log
 from shoal.client import client, model_control
 from shoal.client.client import Client
+from shoal.client.readiness import is_ready
 from shoal.errors import ShoalError
 from shoal.workers.answers import Answers
 from shoal.workers.backends.python.bls import NO_PARENTS, Call, Parents, current_parents
@@ -83,7 +84,8 @@ class WorkerRuntime(Runtime):
 
     def is_model_ready(self, name: str, version: str) -> bool:
         try:
-            return self._join().models.lookup(name, version).ready
+            client = self._join()
+            return is_ready(client.models.lookup(name, version), client.ask)
         except ShoalError:
             return False
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import InternalError
-from shoal.workers.backends.python.model import Identity, PythonModel, describe, import_model
+from shoal.workers.backends.python.model import IS_READY_S, Identity, PythonModel, describe, import_model
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonModelException
 
 CONFIG: dict[str, Any] = {"name": "m", "max_batch_size": 0, "input": [], "output": [], "parameters": {}}
@@ -239,6 +239,7 @@ def test_a_model_says_whether_it_is_ready(write: Write, method: str, is_ready: b
     model = write(f"class TritonPythonModel:\n    x = 1\n    {method}")
     model.load()
     assert model.is_ready() is is_ready
+    assert model.has_ready_check is bool(method)
 
 
 def test_is_ready_must_be_a_bool(write: Write) -> None:
@@ -246,6 +247,18 @@ def test_is_ready_must_be_a_bool(write: Write) -> None:
     model.load()
     with pytest.raises(TritonModelException, match="is_ready must return a bool"):
         model.is_ready()
+
+
+def test_a_coroutine_has_five_seconds(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert IS_READY_S == 5.0
+    monkeypatch.setattr("shoal.workers.backends.python.model.IS_READY_S", 0.0)
+    model = write(
+        "import asyncio\nclass TritonPythonModel:\n    async def is_ready(self): await asyncio.Event().wait()"
+    )
+    model.load()
+    with pytest.raises(TritonModelException) as caught:
+        model.is_ready()
+    assert describe(caught.value) == "is_ready has not returned within 0 s"
 
 
 def test_finalize_is_optional_and_may_fail(write: Write) -> None:
