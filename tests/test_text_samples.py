@@ -11,8 +11,8 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
-
 import triton_python_backend_utils as pb_utils
+
 from scripts.topics import TOPICS, held_out
 
 ROOT = Path(__file__).parents[1]

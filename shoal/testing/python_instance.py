@@ -5,6 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+from triton_python_backend_utils import (
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceResponse,
+    Tensor,
+)
+from triton_python_backend_utils.errors import as_shoal_error
+from triton_python_backend_utils.response_sender import outputs_of
+from triton_python_backend_utils.runtime import Runtime
 
 from shoal.client.validation import PreparedInput
 from shoal.datatypes import BYTES
@@ -17,15 +26,6 @@ from shoal.testing.surroundings import Surroundings
 from shoal.testing.tensors import Answer, Output, with_cause
 from shoal.workers.backends.backend import Model
 from shoal.workers.backends.python.model import Identity, PythonModel, Responses
-from triton_python_backend_utils import (
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    InferenceRequest,
-    InferenceResponse,
-    Tensor,
-)
-from triton_python_backend_utils.errors import as_shoal_error
-from triton_python_backend_utils.response_sender import outputs_of
-from triton_python_backend_utils.runtime import Runtime
 
 
 class Desk(Protocol):

@@ -5,6 +5,10 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonModelException
+from triton_python_backend_utils.errors import as_triton_error
+from triton_python_backend_utils.runtime import Runtime
+
 from shoal.client.models import ModelEntry
 from shoal.client.validation import ParsedInput
 from shoal.datatypes import BYTES
@@ -14,9 +18,6 @@ from shoal.testing.batcher import Batcher
 from shoal.testing.requests import validated
 from shoal.testing.tensors import Answer, Output
 from shoal.workers.tensors import encode_strings
-from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonModelException
-from triton_python_backend_utils.errors import as_triton_error
-from triton_python_backend_utils.runtime import Runtime
 
 _log = logging.getLogger("shoal.model")
 _LEVELS = {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}

@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from triton_python_backend_utils import metrics
+from triton_python_backend_utils.metrics import MetricFamily, MetricRegistry, set_registry
 
 from shoal.control import Channel, Message
 from shoal.workers.metrics_reporter import INTERVAL_S, MetricsReporter, report_metrics
-from triton_python_backend_utils import metrics
-from triton_python_backend_utils.metrics import MetricFamily, MetricRegistry, set_registry
 
 
 class Connection:

@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-
 import triton_python_backend_utils as pb_utils
+
 from scripts.benchmark.served.session import open_session
 from scripts.benchmark.workloads import MLP_512, MODELS
 

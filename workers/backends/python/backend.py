@@ -11,6 +11,11 @@ import sys
 import time
 from collections.abc import Sequence
 
+from triton_python_backend_utils import TRITONSERVER_RESPONSE_COMPLETE_FINAL, TritonModelException, runtime
+from triton_python_backend_utils.errors import as_shoal_error
+from triton_python_backend_utils.request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+from triton_python_backend_utils.response_sender import outputs_of
+
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
@@ -23,10 +28,6 @@ from shoal.workers.backends.python.model import Identity, PythonModel, Responses
 from shoal.workers.backends.python.requests import ServedModel, ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request
-from triton_python_backend_utils import TRITONSERVER_RESPONSE_COMPLETE_FINAL, TritonModelException, runtime
-from triton_python_backend_utils.errors import as_shoal_error
-from triton_python_backend_utils.request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-from triton_python_backend_utils.response_sender import outputs_of
 
 _log = logging.getLogger(__name__)
 

@@ -16,6 +16,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
+from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor
+from triton_python_backend_utils.datatypes import string_elements
+from triton_python_backend_utils.errors import as_triton_error
+from triton_python_backend_utils.tensor import TensorSource
 
 from shoal.client.client import Answer, Client
 from shoal.client.models import ModelEntry, client_shape
@@ -26,10 +30,6 @@ from shoal.reasons import ModelGoneError
 from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK
 from shoal.workers.requests import Request
-from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor
-from triton_python_backend_utils.datatypes import string_elements
-from triton_python_backend_utils.errors import as_triton_error
-from triton_python_backend_utils.tensor import TensorSource
 
 if TYPE_CHECKING:
     from triton_python_backend_utils.runtime import OnResponse

@@ -17,11 +17,12 @@ from types import ModuleType
 from typing import Any
 
 import triton_python_backend_utils
-from shoal.errors import InternalError
-from shoal.model_config.messages import Config
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, ModelConfig, TritonModelException, runtime
 from triton_python_backend_utils.model_config import using_decoupled_model_transaction_policy
 from triton_python_backend_utils.request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+from shoal.errors import InternalError
+from shoal.model_config.messages import Config
 
 CLASS = "TritonPythonModel"
 #: Longest time that is_ready may take (Triton's).

@@ -3,14 +3,15 @@
 Its tensors are views on the client's block, read-only and valid until the request is answered.
 """
 
+from triton_python_backend_utils import InferenceRequest, InferenceTrace, Tensor
+from triton_python_backend_utils.parameters import as_json
+from triton_python_backend_utils.tensor import TensorSource
+
 from shoal.errors import ShoalError
 from shoal.shm.layout import B
 from shoal.workers.answers import Answers
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import ResponseSender
-from triton_python_backend_utils import InferenceRequest, InferenceTrace, Tensor
-from triton_python_backend_utils.parameters import as_json
-from triton_python_backend_utils.tensor import TensorSource
 
 
 class ServedModel:

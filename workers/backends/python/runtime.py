@@ -5,6 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from triton_python_backend_utils import InferenceRequest, TritonModelException
+from triton_python_backend_utils.runtime import Runtime
+
 from shoal import log
 from shoal.client import client, model_control
 from shoal.client.client import Client
@@ -13,8 +16,6 @@ from shoal.errors import ShoalError
 from shoal.workers.answers import Answers
 from shoal.workers.backends.python.bls import NO_PARENTS, Call, Parents, current_parents
 from shoal.workers.requests import Request
-from triton_python_backend_utils import InferenceRequest, TritonModelException
-from triton_python_backend_utils.runtime import Runtime
 
 if TYPE_CHECKING:
     from triton_python_backend_utils.runtime import OnResponse

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonModelException
 
 from shoal.errors import InternalError
 from shoal.workers.backends.python.model import IS_READY_S, Identity, PythonModel, describe, import_model
-from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonModelException
 
 CONFIG: dict[str, Any] = {"name": "m", "max_batch_size": 0, "input": [], "output": [], "parameters": {}}
 Write = Callable[..., PythonModel]
