@@ -11,7 +11,7 @@ neither end the supervisor nor break the page for all other models.
 import logging
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -139,7 +139,7 @@ class CustomMetrics:
         self._of_instance: dict[int, set[_Key]] = {}
         self._has_complained: set[tuple[int, str]] = set()
 
-    def add(self, model_id: int, instance: int, families: Iterable[Any]) -> None:
+    def add(self, model_id: int, instance: int, families: Any) -> None:
         """An instance of a model reports what has changed: of each family, as msgpack carries it, [name, kind,
         description, [[labels, change], …]]."""
         try:
