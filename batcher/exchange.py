@@ -276,7 +276,7 @@ class Exchange:
                         self._free(ref)
                 elif kind == CANCEL:
                     key = client.first_key + record[R.NUMBER]
-                    model = self._requests.cancel(key, now_ns, is_sure=not record[R.DOUBT])
+                    model = self._requests.cancel(key, now_ns, is_sure=not record[R.MORE])
                     if model is not None:
                         self._tell_cancelled(key, model)
                 elif kind == HOLD:

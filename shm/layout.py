@@ -184,7 +184,7 @@ class R:
 
     HOLD, which uses NUMBER and BLOCK, tells a new batcher of a reply's block that has not been released. TRACE asks for
     the times in the reply to a request that stands before it. Where the reply that is meant was not the last one,
-    RELEASE has its BLOCK, too, and HOLD has a 1 in MORE. CANCEL has a 1 in DOUBT where the client may still read: then
+    RELEASE has its BLOCK, too, and HOLD has a 1 in MORE. CANCEL has a 1 in MORE where the client may still read: then
     only a worker that has the request is told.
 
     NUMBER is the client's own. With the client's owner id before it, it is the request's key: the same to every
@@ -193,7 +193,6 @@ class R:
 
     NUMBER, MODEL, BLOCK, HEADER, ROWS, SHAPE_KEY = 1, 2, 3, 4, 5, 6
     PRIORITY, TIMEOUT_US, CORRELATION, FLAGS, START_NS, MORE = 7, 8, 9, 10, 11, 12
-    DOUBT = 2
 
 
 class P:

@@ -160,7 +160,7 @@ class Port:
         Unless it is, a request that is still queued stays so. Its one reply still comes and must still be released.
         """
         if number in self._open:
-            self._writer.push(layout.record(CANCEL, number, 0 if is_sure else 1))
+            self._writer.push((CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 if is_sure else 1, 0, 0, 0))
             self._must_ring = True
 
     def trace(self, number: int) -> None:

@@ -137,8 +137,8 @@ def test_a_doubtful_cancel_is_for_who_is_at_work_only() -> None:
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()
     ask(client, 2)
-    client.say(CANCEL, 2, 1)
-    client.say(CANCEL, 1, 1)
+    for number in (2, 1):
+        client.say(CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
     star.exchange.step(now_ns=700)
     assert [record[:2] for record in worker.heard()] == [(CANCEL, item[B.KEY])]
     assert replies(client) == []
