@@ -23,17 +23,11 @@ from shoal.shm.slab import Block
 from shoal.workers.memory import Memory
 from shoal.workers.plans import Column, Plan, Plans
 from shoal.workers.requests import Request, Share, log_prefix
-from shoal.workers.response_sender import (
-    OpenBatch,
-    OpenBatches,
-    ResponseSender,
-    UnheardResponseSender,
-    WrittenResponseSender,
-)
+from shoal.workers.response_sender import OpenBatch, OpenBatches, ResponseSender
+from shoal.workers.response_sender import UnheardResponseSender as Unheard
+from shoal.workers.response_sender import WrittenResponseSender as Written
 from shoal.workers.sentences import sentence_bytes
 from shoal.workers.tensors import Array, Output, encode_strings
-
-__all__ = ["Answers", "Output", "WrittenAnswers"]
 
 _NO_STATUSES: Mapping[int, int] = {}
 _NO_SENDERS: Mapping[int, ResponseSender] = {}
@@ -119,7 +113,7 @@ class Answers:
 
     def sender(self, request: Request) -> ResponseSender:
         """From now on this request is answered by the sender alone, by any thread, before or after execute returns."""
-        sender = UnheardResponseSender(functools.partial(self.fail, request.position))
+        sender = Unheard(functools.partial(self.fail, request.position))
         self.senders = {**self.senders, request.position: sender}
         return sender
 
@@ -129,7 +123,7 @@ class Answers:
     def wait_for_senders(self) -> None:
         """Until all requests that are left to senders have had their end, of whom nobody is told."""
         for sender in tuple(self.senders.values()):
-            assert isinstance(sender, UnheardResponseSender), "a warm-up's"
+            assert isinstance(sender, Unheard), "a warm-up's"
             sender.wait()
 
     def place(self, requests: Sequence[Request], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
@@ -270,7 +264,7 @@ class WrittenAnswers(Answers):
             if known is not None:
                 return known
             plans, instance = Plans(self._plans.signature), self._instance  # plans are for one thread
-            sender = WrittenResponseSender(request, batch, memory, lambda: WrittenAnswers(1, plans, instance, memory))
+            sender = Written(request, batch, memory, lambda: WrittenAnswers(1, plans, instance, memory))
             batch.add(request.position, sender)
         return sender
 

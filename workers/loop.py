@@ -26,6 +26,7 @@ from shoal.workers.plans import Plans
 from shoal.workers.readiness import ReadyCheck
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.response_sender import OpenBatches
+from shoal.workers.sentences import text_of
 
 _log = logging.getLogger(__name__)
 
@@ -193,4 +194,4 @@ def as_shoal_error(error: Exception, model: str, instance: str) -> ShoalError:
     if isinstance(error, ShoalError):
         return error
     _log.error("model '%s', instance '%s' failed", model, instance, exc_info=error)
-    return InternalError(f"model '{model}', instance '{instance}' failed: {type(error).__name__}: {error}")
+    return InternalError(f"model '{model}', instance '{instance}' failed: {type(error).__name__}: {text_of(error)}")

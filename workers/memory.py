@@ -96,13 +96,15 @@ class Memory:
     def share(self) -> None:
         """From now on several threads use this: each change is made under `lock`.
 
-        Not before, because taking it costs 2k instructions each time. Called by the loop's thread.
+        Not before, because taking it costs 2k instructions each time. Called by the loop's thread, or while that one is
+        at a batch and does nothing here.
         """
-        if self._is_shared:
-            return
-        self._is_shared = True
-        for name in _SHARED:
-            setattr(self, name, _locked(self.lock, getattr(self, name)))
+        with self.lock:
+            if self._is_shared:
+                return
+            for name in _SHARED:
+                setattr(self, name, _locked(self.lock, getattr(self, name)))
+            self._is_shared = True
 
     def take(self) -> list[Record] | None:
         """The next batch, complete and in order; None where there is none. Clear the bell before the first call."""
@@ -121,8 +123,9 @@ class Memory:
         words[BUSY_FOR_WORD] += now_ns - words[BUSY_SINCE_WORD]
         words[BUSY_SINCE_WORD] = 0
         if self._cancelled:
-            waiting = {record[B.KEY] for batch in tuple(self._batches) for record in batch}
-            self._cancelled &= waiting | self.open_keys
+            with self.lock:
+                waiting = {record[B.KEY] for batch in self._batches for record in batch}
+                self._cancelled &= waiting | self.open_keys
 
     @property
     def begun_ns(self) -> int:
@@ -130,9 +133,18 @@ class Memory:
         return self._words[BUSY_SINCE_WORD]
 
     def is_cancelled(self, key: int) -> bool:
-        """Whether the client of a request that is not answered yet has lost interest. Looks what the batcher says."""
-        self.drain()
-        return key in self._cancelled
+        """Whether the client of a request that is not answered yet has lost interest. Looks what the batcher says.
+
+        For any thread. A model may look from several without any sender, so the first look shares this; not where no
+        batch is at work, though: then the request is answered, and the loop's thread may be anywhere.
+        """
+        if not self._is_shared:
+            if not self.begun_ns:
+                return False
+            self.share()
+        with self.lock:
+            self.drain()
+            return key in self._cancelled
 
     def wait_for_block(self, nbytes: int) -> Block | None:
         """A block of the own slab, which has none now: waits for one to be freed, then gives up with None."""
@@ -198,9 +210,9 @@ class Memory:
                     self._batches.append(self._incomplete)
                     self._incomplete = []
                 if record[B.FREED]:
-                    self._take_back(record[B.FREED])
+                    self.take_back(record[B.FREED])
             elif kind == FREE:
-                self._take_back(record[B.BLOCK])
+                self.take_back(record[B.BLOCK])
             elif kind == CANCEL:
                 self._cancelled.add(record[B.KEY])
             else:
@@ -234,7 +246,8 @@ class Memory:
             "slots_released": slots_released,
         }
 
-    def _take_back(self, ref: int) -> None:
+    def take_back(self, ref: int) -> None:
+        """Nobody needs this response any more."""
         self.free(ref)
         if self.windows and (window := self.windows.pop(ref, None)) is not None:
             window.discard(ref)

@@ -7,11 +7,14 @@ Runs in a worker. The batch that such a request came with counts as executed whe
 answers too fast for a client waits, so that no request takes more than WINDOW blocks.
 """
 
+import functools
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Protocol
 
 from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableError
@@ -26,6 +29,8 @@ from shoal.workers.tensors import Output
 WINDOW = 32
 #: Batches whose requests are answered after `execute` has returned; beyond, the instance gets no further one (ours).
 MAX_OPEN_BATCHES = 256
+
+_log = logging.getLogger(__name__)
 
 _CLOSED = "Unable to send response. Response sender has been closed."
 
@@ -44,6 +49,11 @@ class ResponseSender(ABC):
     @abstractmethod
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
         """An error in place of a response. Without effect on a sender that is closed."""
+
+    @abstractmethod
+    def fail_later(self, error: ShoalError) -> None:
+        """`fail`, soon and by another thread: for finalizers, which run in the middle of anything, whatever is locked
+        there."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -69,7 +79,9 @@ class UnheardResponseSender(ResponseSender):
 
     def __init__(self, failed: Callable[[ShoalError], None]) -> None:
         self._failed = failed
-        self._closed = threading.Event()
+        # Changed by the end, which may come from a finalizer: of all that can be waited for, these alone allow that.
+        self._is_open = True
+        self._end: SimpleQueue[None] = SimpleQueue()
 
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
         if final:
@@ -80,15 +92,19 @@ class UnheardResponseSender(ResponseSender):
         if final:
             self.finish()
 
+    def fail_later(self, error: ShoalError) -> None:
+        self.fail(error)
+
     def finish(self) -> None:
-        self._closed.set()
+        self._is_open = False
+        self._end.put(None)
 
     def reschedule(self) -> None:
         self.finish()
 
     def wait(self) -> None:
-        """Until the request has had its end."""
-        self._closed.wait()
+        """Until the request has had its end. Once."""
+        self._end.get()
 
     @property
     def is_cancelled(self) -> bool:
@@ -96,7 +112,7 @@ class UnheardResponseSender(ResponseSender):
 
     @property
     def is_open(self) -> bool:
-        return not self._closed.is_set()
+        return self._is_open
 
 
 class OpenBatches:
@@ -109,6 +125,37 @@ class OpenBatches:
         self.unready: deque[tuple[int, ...]] = deque()
         #: Ring the own bell when none is open any more: the loop wants to end.
         self.must_wake = False
+        #: What must not wait where it comes up, for a thread that may.
+        self._later: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._has_thread = False
+
+    def start(self) -> None:
+        """There are senders from now on."""
+        if not self._has_thread:
+            self._has_thread = True
+            threading.Thread(target=_do_all, args=(self._later,), name="senders", daemon=True).start()
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have the other thread do it. Waits for nothing, and may interrupt itself, as finalizers do."""
+        self._later.put(work)
+
+    def say(self, words: tuple[int, ...], then: Callable[[], None] | None = None) -> None:
+        """Tell the batcher, then do what is to be done `then`.
+
+        What there is no room for in time is said later, however long that takes: nobody would say it again.
+        """
+        if not self.memory.say(words):
+            self.later(lambda: self.say(words, then))
+        elif then is not None:
+            then()
+
+
+def _do_all(jobs: "SimpleQueue[Callable[[], None]]") -> None:
+    while True:
+        try:
+            jobs.get()()  # not kept while the next one is awaited
+        except Exception:  # noqa: BLE001 - the thread's rim: what comes after would wait for nobody
+            _log.exception("a request could not be ended")
 
 
 class OpenBatch:
@@ -126,6 +173,7 @@ class OpenBatch:
     def add(self, position: int, sender: ResponseSender) -> None:
         """One of its requests is answered by a sender."""
         with self._batches.memory.lock:
+            self._batches.start()
             self.senders[position] = sender
             self._num_open += 1
             self._batches.num_open += self._num_open == 1
@@ -142,8 +190,15 @@ class OpenBatch:
             else:
                 batches.unready.append(ready)
 
-    def ended(self) -> None:
-        """One of its requests has had its end."""
+    def later(self, work: Callable[[], None]) -> None:
+        """See OpenBatches."""
+        self._batches.later(work)
+
+    def end(self, last: tuple[int, ...]) -> None:
+        """Tell the batcher of the end of one of its requests."""
+        self._batches.say(last, self._ended)
+
+    def _ended(self) -> None:
         batches = self._batches
         ready = None
         with batches.memory.lock:
@@ -156,7 +211,7 @@ class OpenBatch:
             if batches.must_wake and not batches.num_open:
                 batches.memory.bell.ring()
         if ready is not None:
-            batches.memory.say(ready)
+            batches.say(ready)
 
 
 class OneAnswer(Protocol):
@@ -206,10 +261,10 @@ class WrittenResponseSender(ResponseSender):
                 answers = self._make_answers()
                 answers.add_outputs(self._request, outputs, parameters)
                 ref = answers.write()
+                self._say(0, ref, answers.spans[0], final=final)
             except UnavailableError as error:
                 self.fail(error)
                 raise
-            self._say(0, ref, answers.spans[0], final=final)
 
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
         with self._turn:
@@ -219,6 +274,9 @@ class WrittenResponseSender(ResponseSender):
             answers.fail_all(error)
             ref = answers.write_errors()
             self._say(error.wire, ref, answers.spans[0], final=final)
+
+    def fail_later(self, error: ShoalError) -> None:
+        self._batch.later(functools.partial(self.fail, error))
 
     def finish(self) -> None:
         with self._turn:
@@ -263,16 +321,12 @@ class WrittenResponseSender(ResponseSender):
             with self._memory.lock:
                 self._memory.windows[ref] = self._window
                 self._window.add(ref)
-        self._tell(record(RESPONSE, *words))
+        if not self._memory.say(record(RESPONSE, *words)):
+            with self._memory.lock:
+                self._memory.take_back(ref)  # nobody has heard of it, and so nobody would free it
+            raise UnavailableError("the batcher has not read the worker's ring for too long")
 
     def _close(self, last: tuple[int, ...]) -> None:
         self._is_open = False
         self._memory.open_keys.discard(self._request.key)
-        try:
-            self._tell(last)
-        finally:
-            self._batch.ended()
-
-    def _tell(self, words: tuple[int, ...]) -> None:
-        if not self._memory.say(words):
-            raise UnavailableError("the batcher has not read the worker's ring for too long")
+        self._batch.end(last)

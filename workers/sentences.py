@@ -16,5 +16,13 @@ def sentence_bytes(error: ShoalError) -> bytes:
     return data if len(data) <= MAX_SENTENCE_BYTES else data[:MAX_SENTENCE_BYTES].decode(errors="ignore").encode()
 
 
+def text_of(error: BaseException) -> str:
+    """What an exception says. Its class is a model's own, and so is what goes wrong when it is asked."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - whatever a model raises must become an answer
+        return "<exception str() failed>"  # as in Python's own tracebacks
+
+
 def _escape(match: re.Match[str]) -> str:
     return repr(match[0])[1:-1]

@@ -31,7 +31,7 @@ from shoal.supervisor.output import Output
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.progress import Progress, rss_bytes
 from shoal.supervisor.restarts import Restarts, Verdict
-from shoal.supervisor.worker_program import worker_program
+from shoal.supervisor.worker_program import load_message, worker_program
 
 _log = logging.getLogger(__name__)
 
@@ -185,24 +185,7 @@ class Instance:
         self._member = member
         member.on_message = lambda message, _fds: self._on[message["op"]](message)
         member.on_gone = lambda: self._host.star.acknowledgements.gone(member)
-        version = self.version
-        member.send(
-            {
-                "op": "load",
-                "name": version.name,
-                "version": version.version,
-                "version_dir": str(version.version_dir),
-                "model_file": str(self._model_file or ""),
-                "config": version.config,
-                "final": version.is_config_final,
-                "instance_name": self.name,
-                "kind": self.placement.kind,
-                "device_id": self.placement.device_id,
-                "cores": list(self.placement.cores),
-                "backend_config": self._host.options.backend_settings(version.config["backend"]),
-                "log": self._host.log_settings,
-            }
-        )
+        member.send(load_message(self.version, self.placement, self._model_file, self._host))
 
     def finish_config(self) -> None:
         """The version's configuration is final now; the worker that reported its model's tensors goes on with it."""
@@ -210,22 +193,37 @@ class Instance:
             self._member.send({"op": "config", "config": self.version.config})
 
     def stop(self) -> None:
-        """End the worker: one that is up finishes what it has taken, one that is not has nothing to finish."""
+        """End the worker: one that is up has --exit-timeout-secs to finish what it has, others have nothing."""
         was, self.state = self.state, InstanceState.STOPPED
         if self._child is None:
             self._listener.on_stopped(self)
         elif was is InstanceState.UP and self._member is not None:
             self._member.send({"op": "stop"})
+            limit_s = max(1, self._host.options.exit_timeout_secs)  # at 0, models are unloaded, too
+            self._unless_over(limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
         else:
             self.kill()
 
     def retire(self) -> None:
-        """End the worker once the batcher has no more use for it; it is not started again."""
+        """End the worker when the batcher has no more use for it, or after --request-timeout-secs; it stays away."""
         self._is_leaving = True
         if self.state is InstanceState.UP and self._participant is not None:
             self._host.star.retire_worker(self._participant)
+            limit_s = self._host.options.request_timeout_secs
+            self._unless_over(limit_s, "keeps requests open, %g s after the last; it is ended", self.stop)
         else:
             self.stop()
+
+    def _unless_over(self, limit_s: float, complaint: str, then: Callable[[], None]) -> None:
+        """Do `then` if the worker is where it is now for so long."""
+        child, state = self._child, self.state
+
+        def look() -> None:
+            if self._child is child and self.state is state:
+                _log.error("worker %s (pid %d) " + complaint, self.name, self.pid, limit_s)
+                then()
+
+        self._host.loop.call_after(limit_s, look)
 
     def pin(self, placement: Placement) -> None:
         """Run on these cores from now on; its threads stay as many as they are."""

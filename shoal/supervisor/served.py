@@ -297,13 +297,26 @@ class Served:
     # --- the end ---
 
     def retire(self) -> None:
-        """Serve what has been accepted, then end. Clients have been told already that nothing more shall come."""
+        """Serve what has been accepted, then end. Clients have been told already that nothing more shall come.
+
+        What is not answered within --request-timeout-secs, nobody waits for, unless it is a stream.
+        """
         version = self.version
         version.is_failed = False
         if version.state is VersionState.READY:
             version.move(VersionState.UNLOADING)
         self._is_retiring = True
         self._host.star.tell_batcher(self._message("model_retire"))
+        self._host.loop.call_after(self._host.options.request_timeout_secs, self._check_drained)
+
+    def _check_drained(self) -> None:
+        if self._is_retiring and not self._is_ending and (self.instances or self._leaving):
+            version, limit_s = self.version, self._host.options.request_timeout_secs
+            _log.error(
+                "'%s' version %d keeps requests open, %g s after the last was accepted; it is ended",
+                version.identifier, version.version, limit_s,
+            )  # fmt: skip
+            self._end()
 
     def on_drained(self) -> None:
         """The batcher has nothing more for it."""

@@ -1,12 +1,12 @@
 """What the process of an instance runs: a worker, or what makes a Python environment and then becomes one.
 
-Runs in the supervisor.
+And what the worker is told to load. Runs in the supervisor.
 """
 
 import os
 from pathlib import Path
 
-from shoal.control import ADDRESS_VARIABLE
+from shoal.control import ADDRESS_VARIABLE, Message
 from shoal.environments import enter
 from shoal.environments.cache import cache_directory
 from shoal.environments.wanted import wanted
@@ -35,3 +35,22 @@ def worker_program(number: int, version: ModelVersion, placement: Placement, hos
         return runs_on(version.config), Program(f"worker {name}", ["shoal.workers.worker"], variables)
     directory = cache_directory(options.environment_cache_directory, os.environ)
     return "", Program(f"worker {name}", enter.program(own, name, directory, host.log_settings), variables)
+
+
+def load_message(version: ModelVersion, placement: Placement, model_file: Path | None, host: Host) -> Message:
+    """What its worker hears first."""
+    return {
+        "op": "load",
+        "name": version.name,
+        "version": version.version,
+        "version_dir": str(version.version_dir),
+        "model_file": str(model_file or ""),
+        "config": version.config,
+        "final": version.is_config_final,
+        "instance_name": placement.instance_name,
+        "kind": placement.kind,
+        "device_id": placement.device_id,
+        "cores": list(placement.cores),
+        "backend_config": host.options.backend_settings(version.config["backend"]),
+        "log": host.log_settings,
+    }

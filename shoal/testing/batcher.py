@@ -7,7 +7,7 @@ with the lock held, so threads of a model may submit, answer and wait, too.
 
 import heapq
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +80,7 @@ class Batcher:
         self._models: dict[int, ServedModel] = {}
         self._open: dict[int, OpenRequest] = {}
         self._due: list[tuple[int, int, Work]] = []  # a heap
+        self._left: deque[Work] = deque()  # by finalizers; changed without the lock, too
         self._executing: Counter[int] = Counter()  # thread → executions it is in the middle of
 
     def time_ns(self) -> int:
@@ -161,6 +162,16 @@ class Batcher:
                 del self._open[request.queued.key]
             self.changed.notify_all()
 
+    def fail_later(self, request: OpenRequest, error: ShoalError) -> None:
+        """The end of a request that nobody can answer any more, told by whoever waits next.
+
+        A finalizer calls this, which runs in the middle of anything, so it waits for nothing.
+        """
+        self._left.append(partial(self.tell, request, error, is_final=True))
+        if self.changed.acquire(blocking=False):  # else whoever has it looks again, or wakes who does
+            self.changed.notify_all()
+            self.changed.release()
+
     def _refuse(self, request: OpenRequest, reason: Reason) -> None:
         self.tell(request, _refusal(request.prepared, reason), is_final=True)
 
@@ -197,6 +208,8 @@ class Batcher:
 
     def _wait(self) -> bool:
         """Nothing can be done in this thread now: leave it to others. True where the sockets of coroutines are due."""
+        if self._left:
+            return False
         me = threading.get_ident()
         is_elsewhere = any(thread != me for thread in self._executing)
         if not (is_elsewhere or any(request.is_sent_for for request in self._open.values())):
@@ -204,7 +217,7 @@ class Batcher:
         if any(loop.has_sockets for loop in self._loops()):
             self.changed.wait(_LOOK_S)
             return True
-        if not self.changed.wait(self._patience_s):
+        if not self.changed.wait(self._patience_s) and not self._left:
             raise StuckError(self._complaint(f"nothing has happened for {self._patience_s:g} s"))
         return False
 
@@ -220,6 +233,8 @@ class Batcher:
     def _next(self, end_ns: int | None, *, looks_at_sockets: bool) -> Work | None:
         """What is to be done now, the clock set forward where nothing is; None where nothing is until `end_ns`."""
         while True:
+            if self._left:
+                return self._left.popleft()
             if self._due and self._due[0][0] <= self.now_ns:
                 return heapq.heappop(self._due)[2]
             for model in self._models.values():

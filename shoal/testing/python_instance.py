@@ -43,6 +43,10 @@ class Desk(Protocol):
         """One response, an error in place of one, or the end alone."""
         ...
 
+    def fail_later(self, request: OpenRequest, error: ShoalError) -> None:
+        """The same for its end, by whoever waits next: for finalizers, which wait for nothing themselves."""
+        ...
+
     def queue_again(self, request: OpenRequest) -> None:
         """Back into its queue, unanswered."""
         ...
@@ -171,6 +175,10 @@ class _Channel:
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
         """An error in the place of a response."""
         self._tell(error, is_final=final)
+
+    def fail_later(self, error: ShoalError) -> None:
+        """The same, in the place of the last, by another thread."""
+        self._desk.fail_later(self._request, error)
 
     def finish(self) -> None:
         """No more responses."""

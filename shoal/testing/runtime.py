@@ -1,26 +1,23 @@
-"""The server as a Python model in this process sees it: the other models of the test, their control, the log."""
+"""The server as a Python model in this process sees it: the other models of the test and their control."""
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonModelException
+from triton_python_backend_utils.bls import needs_decoupled
 from triton_python_backend_utils.errors import as_triton_error
 from triton_python_backend_utils.runtime import Runtime
 
 from shoal.client.models import ModelEntry
 from shoal.client.validation import ParsedInput
 from shoal.datatypes import BYTES
-from shoal.errors import ShoalError, UnsupportedError
+from shoal.errors import InternalError, ShoalError
 from shoal.frontend.v2.infer import PreparedRequest
 from shoal.testing.batcher import Batcher
 from shoal.testing.requests import validated
 from shoal.testing.tensors import Answer, Output
 from shoal.workers.tensors import encode_strings
-
-_log = logging.getLogger("shoal.model")
-_LEVELS = {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 
 OnResponse = Callable[[InferenceResponse | None, bool], None]
 
@@ -89,22 +86,12 @@ class InlineRuntime(Runtime):
             return False
         return True
 
-    def log(self, level: str, message: str, file: str, line: int) -> None:
-        """A record of the logger `shoal.model`, with the model's file and line."""
-        number = _LEVELS[level]
-        if _log.isEnabledFor(number):
-            _log.handle(_log.makeRecord(_log.name, number, file, line, message, (), None))
-
     def _prepare(self, request: InferenceRequest, *, decoupled: bool) -> PreparedRequest:
         """The request as the batcher takes it. Raises ShoalError where the model would not be asked."""
         name, version = request._model_name or "", request._model_version
         entry = self._models.lookup(name, None if version < 0 else str(version))
         if entry.is_decoupled and not decoupled:
-            raise UnsupportedError(
-                f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
-                "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
-                "calls for decoupled models."
-            )
+            raise InternalError(needs_decoupled(name))
         return validated(
             entry,
             request.request_id(),

@@ -12,6 +12,7 @@ from typing import Any
 from shoal.errors import ShoalError
 from shoal.model_config import pbtxt
 from shoal.model_config.normalise import normalise
+from shoal.options import ServerOptions
 from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.plan import Source
 from shoal.shm.segment import Segment
@@ -67,14 +68,14 @@ class Owner:
 class Version:
     """One version, its instances' workers and the batcher as the test plays them."""
 
-    def __init__(self, more: str = "") -> None:
+    def __init__(self, more: str, options: ServerOptions) -> None:
         self.sky = Sky()
         self.owner = Owner()
         self.roster = Roster(self.sky.loop)
         self.readiness = Readiness(self.sky.star.workers, self.sky.loop.call_after)
         config = normalise(pbtxt.parse(CONFIG + more, Path("config.pbtxt")))
         host = Host(
-            self.sky.loop, Sleepers(self.sky), self.sky.star, OPTIONS, "@", {}, (0,),  # type: ignore[arg-type]
+            self.sky.loop, Sleepers(self.sky), self.sky.star, options, "@", {}, (0,),  # type: ignore[arg-type]
             self.roster, CustomMetrics(()), self.readiness,
         )  # fmt: skip
         source: Source = None  # type: ignore[assignment]  # nobody asks where it came from
@@ -166,9 +167,9 @@ class Version:
 
 
 @contextmanager
-def version(more: str = "") -> Iterator[Version]:
+def version(more: str = "", options: ServerOptions = OPTIONS) -> Iterator[Version]:
     """A version whose instances are up."""
-    made = Version(more)
+    made = Version(more, options)
     try:
         made.load()
         yield made

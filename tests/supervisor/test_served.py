@@ -1,6 +1,7 @@
 """served.py: fresh instances in the place of old ones, with everything that may come in between."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from shoal.errors import ShoalError
 from shoal.supervisor.instance import Instance, InstanceState
 from shoal.supervisor.questions import Question
 from tests.supervisor.served_version import Version, version
+from tests.supervisor.test_star import OPTIONS
 
 
 @pytest.fixture
@@ -144,10 +146,59 @@ def test_instances_are_asked_and_one_that_dies_is_not_ready(pair: Version) -> No
 
 @pytest.mark.parametrize("has_ready_check", [False, True])
 def test_clients_hear_whether_there_is_anything_to_ask(has_ready_check: bool) -> None:
-    made = Version()
+    made = Version("", OPTIONS)
     made.has_ready_check = has_ready_check
     try:
         made.load()
         assert made.served.version.message()["has_ready_check"] is has_ready_check
     finally:
         made.close()
+
+
+# -- who keeps requests open for ever: the workers are `sleep`, and do not end when they are told to ------------------
+
+
+@pytest.fixture
+def hasty() -> Iterator[Version]:
+    """The pair, where nothing may take long."""
+    with version(options=replace(OPTIONS, request_timeout_secs=0, exit_timeout_secs=0)) as made:
+        yield made
+
+
+def test_a_recycled_instance_has_so_long_to_answer_and_to_end(hasty: Version) -> None:
+    old, fresh = replace_first(hasty)
+    hasty.bring_up(fresh)
+    hasty.until(lambda: {"op": "stop"} in hasty.told(old))  # without a word of the batcher's
+    assert old.pid
+    hasty.until(lambda: old not in hasty.roster)
+    assert (old.state, fresh.state) == (InstanceState.STOPPED, InstanceState.UP)
+    hasty._forget(old.number)
+
+
+def test_a_version_has_so_long_to_drain_and_to_end(hasty: Version) -> None:
+    pair = list(hasty.served.instances)
+    hasty.served.retire()
+    assert not any({"op": "stop"} in hasty.told(each) for each in pair)
+    hasty.until(lambda: all({"op": "stop"} in hasty.told(each) for each in pair))
+    assert not hasty.owner.is_over
+    hasty.until(lambda: hasty.owner.is_over)
+    hasty.served._check_drained()  # too late: it is over
+    for each in pair:
+        hasty._forget(each.number)
+
+
+def test_who_ends_in_time_is_left_alone(hasty: Version, caplog: pytest.LogCaptureFixture) -> None:
+    old = hasty.served.instances[0]
+    old.stop()
+    hasty.end(old)
+    served = hasty.served
+    served.stop()
+    for each in tuple(served.instances):
+        hasty.end(each)
+    served.retire()
+    assert hasty.owner.is_over
+    passed: list[bool] = []
+    hasty.sky.loop.call_after(1.1, lambda: passed.append(True))
+    hasty.until(lambda: bool(passed))
+    assert "is killed" not in caplog.text
+    assert "keeps requests open" not in caplog.text

@@ -1,13 +1,17 @@
 """Python models in the test's process: execute in its three kinds, senders, errors, and what is around a model."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shoal.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
 from shoal.testing import Server, StuckError
+from shoal.testing.batcher import Batcher
 from tests.testing.models import DECOUPLED, DOUBLE, write_python
 
 ROW = np.array([[1, 2]], np.float32)
@@ -312,3 +316,28 @@ def test_a_model_tidies_up_when_the_server_ends(tmp_path: Path) -> None:
     with Server(tmp_path / "models"):
         assert not (tmp_path / "finalized").exists()
     assert (tmp_path / "finalized").exists()
+
+
+def test_a_sender_that_is_dropped_fails_its_request(tmp_path: Path) -> None:
+    code = """
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender()
+"""
+    write_python(tmp_path, "drops", code, DECOUPLED)
+    with Server(tmp_path) as server, pytest.raises(InternalError, match=r"^The model dropped the response sender"):
+        server.infer("drops", {"X": ROW[0]})
+
+
+def test_a_finalizer_waits_for_nobody() -> None:
+    batcher = Batcher(1.0)
+    told: list[str] = []
+    request: Any = SimpleNamespace(is_open=True, tell=lambda error, *, is_final: told.append(str(error)))
+    request.queued = SimpleNamespace(key=1)
+    batcher._open[1] = request
+    with ThreadPoolExecutor(1) as pool:
+        with batcher.changed:
+            pool.submit(batcher.fail_later, request, InternalError("dropped")).result(timeout=10)
+            assert told == []
+        batcher.run_until(lambda: bool(told))
+    assert told == ["dropped"]

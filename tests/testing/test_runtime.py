@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal import log
 from shoal.errors import InternalError
 from shoal.testing import Server, StuckError
 from tests.testing.models import DECOUPLED, DELAYED, DOUBLE, write_python
@@ -86,7 +87,7 @@ def test_responses_of_a_decoupled_model_are_iterated_over(tmp_path: Path) -> Non
     ("model", "sentence"),
     [
         ("other", "unknown model: 'other' is not found"),
-        ("repeat", "Please use 'decoupled=True' argument"),
+        ("repeat", r"Please use 'decoupled=True' argument .* decoupled models\.'$"),
         ("narrow", "unexpected shape for input 'X'"),
     ],
 )
@@ -159,12 +160,14 @@ def test_the_log_of_a_model_is_a_logger(tmp_path: Path, caplog: pytest.LogCaptur
     def execute(self, requests):
         pb_utils.Logger.log_warn("shoal ahead")
         pb_utils.Logger.log_verbose("depth 3")
+        pb_utils.Logger.log("a level that nobody knows", "NOTICE")
         return [answer(x_of(request).as_numpy()) for request in requests]
 """
     version = write_python(tmp_path, "logs", code)
-    with Server(tmp_path) as server, caplog.at_level(logging.INFO, "shoal.model"):
+    with Server(tmp_path) as server, caplog.at_level(log.verbose(1), "shoal.model"):
         server.infer("logs", {"X": ROW})
-    [record] = [each for each in caplog.records if each.name == "shoal.model"]
+    record, verbose, unknown = [each for each in caplog.records if each.name == "shoal.model"]
+    assert (verbose.levelno, unknown.levelno) == (log.verbose(1), logging.INFO)  # as in a worker
     assert (record.levelname, record.getMessage(), record.pathname) == (
         "WARNING", "shoal ahead", str(version / "model.py"),
     )  # fmt: skip

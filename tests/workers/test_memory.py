@@ -1,11 +1,16 @@
 """A worker's own memory: blocks freed, awaited and missing."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from shoal.shm.layout import LayoutError
+from shoal.shm.ring import RingReader
+from shoal.workers.answers import Answers
 from shoal.workers.loop import Loop
+from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 from tests.workers.surroundings import Batcher, Returning, loop_of, rows
 
@@ -107,3 +112,46 @@ def test_an_unknown_record_ends_the_worker(batcher: Batcher) -> None:
     batcher.writer.publish()
     with pytest.raises(LayoutError, match="the batcher sent a record of kind 4"):
         loop.step()
+
+
+# -- looks from several threads ---------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A ring's reader that notices two in it at once."""
+
+    def __init__(self, reader: RingReader) -> None:
+        self._reader = reader
+        self._both = threading.Barrier(2)
+        self.have_met = False
+
+    def drain(self) -> Sequence[tuple[int, ...]]:
+        try:
+            self._both.wait(0.1)
+            self.have_met = True
+        except threading.BrokenBarrierError:
+            self._both.reset()
+        return self._reader.drain()
+
+
+def test_threads_that_look_whether_a_request_is_cancelled_take_turns(batcher: Batcher) -> None:
+    """A model without senders, so nothing else has told the worker that several threads are at work."""
+
+    class Looking(Returning):
+        def execute(self, requests: Sequence[Request], answers: Answers) -> None:
+            self.slow = memory._reader = Slow(memory._reader)  # type: ignore[assignment]
+            with ThreadPoolExecutor(2) as pool:
+                assert list(pool.map(Request.is_cancelled, requests)) == [False, False]
+            memory._reader = self.slow._reader
+            super().execute(requests, answers)
+
+    backend = Looking(lambda inputs: {"OUTPUT0": inputs["INPUT0"]})
+    loop = loop_of(batcher, backend=backend)
+    memory = loop._memory
+    assert not memory.is_cancelled(1)  # no batch is at work: nobody looks
+    assert not memory._is_shared
+    request = batcher.request([("INPUT0", "FP32", rows(1))])
+    batcher.send(request, request)
+    loop.step()
+    assert not backend.slow.have_met
+    assert [done.status for done in batcher.done()] == [0, 0]

@@ -43,6 +43,10 @@ def test_what_has_no_default(missing: str) -> None:
     [
         ({1: "a"}, "Expect parameters keys to have type str, found type <class 'int'>"),
         ({"a": 1.5}, "Expect parameters values to have type bool/int/str, found type <class 'float'>"),
+        ({"a": 1 << 64}, "Parameter 'a' is an integer of more than 64 bits"),
+        ({"a": -(1 << 63) - 1}, "Parameter 'a' is an integer of more than 64 bits"),
+        ({"a": "\ud800"}, "Parameter 'a' is not Unicode: it has half a surrogate pair"),
+        ({"\ud800": True}, "Parameter '\\ud800' is not Unicode: it has half a surrogate pair"),
     ],
 )
 @pytest.mark.parametrize("make", [request, InferenceResponse])

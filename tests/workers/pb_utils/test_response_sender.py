@@ -17,7 +17,7 @@ from triton_python_backend_utils import (
 )
 from triton_python_backend_utils.response_sender import Output
 
-from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 
 
 class Collected:
@@ -36,6 +36,9 @@ class Collected:
 
     def fail(self, error: ShoalError, *, final: bool = True) -> None:
         self._say(type(error), str(error), final=final)
+
+    def fail_later(self, error: ShoalError) -> None:
+        self._say("later", type(error), str(error), final=True)
 
     def finish(self) -> None:
         self._say(final=True)
@@ -123,7 +126,8 @@ def test_a_sender_that_is_dropped_without_an_answer_fails_its_request() -> None:
     sender = InferenceResponseSender(channel, is_decoupled=True)
     sender.send(response())
     del sender
-    assert channel.said[1][1:] == ("The model dropped the response sender of a request without an answer.", True)
+    sentence = "The model dropped the response sender of a request without an answer."
+    assert channel.said[1:] == [("later", InternalError, sentence, True)]
 
 
 def test_cancellation_is_seen() -> None:

@@ -22,7 +22,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.backends.python import blas
-from shoal.workers.backends.python.bls import Parents
+from shoal.workers.backends.python.bls import NO_PARENTS, Parents, current_parents
 from shoal.workers.backends.python.event_loop import EventLoop
 from shoal.workers.backends.python.model import Identity, PythonModel, Responses, describe
 from shoal.workers.backends.python.requests import ServedModel, ServedRequest
@@ -71,15 +71,16 @@ class PythonBackend(Backend):
             for request in batch:
                 request._open_channel()  # in this thread: the loop must know who answers when `execute` returns
             self._event_loop.begin(self._execute_async(batch, parents))
+            current_parents.set(NO_PARENTS)  # this thread goes on without them
             return
         try:
             responses = self._execute(batch)
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
-            self._fail(batch, error)
-        else:
             answers.output_start_ns = time.monotonic_ns()
             self._answer(batch, responses)
-        self._runtime.end(parents)
+        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
+            self._fail(batch, error)
+        finally:
+            self._runtime.end(parents)
 
     @property
     def has_ready_check(self) -> bool:
@@ -129,15 +130,17 @@ class PythonBackend(Backend):
 
     async def _execute_async(self, batch: Sequence[ServedRequest], parents: Parents) -> None:
         try:
-            responses = await self._call_async(batch, parents)
+            self._answer(batch, await self._call_async(batch, parents))
         except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
             self._fail(batch, error)
-        except asyncio.CancelledError:
-            for request in batch:
-                request.fail(UnavailableError(f"model instance '{self._model.identity.instance_name}' is unloaded"))
+        except BaseException as error:
+            # Not an error, but nobody else would answer either.
+            if self._event_loop.is_stopping:
+                for request in batch:
+                    request.fail(UnavailableError(f"model instance '{self._model.identity.instance_name}' is unloaded"))
+            else:
+                self._fail(batch, error)
             raise
-        else:
-            self._answer(batch, responses)
 
     async def _call_async(self, batch: Sequence[ServedRequest], parents: Parents) -> Responses:
         self._runtime.adopt(parents)
@@ -165,7 +168,7 @@ class PythonBackend(Backend):
             except TritonModelException as error:  # of a sender that the model has used already
                 _log.error("model instance '%s': %s", self._model.identity.instance_name, error)
 
-    def _fail(self, batch: Sequence[ServedRequest], error: Exception) -> None:
+    def _fail(self, batch: Sequence[ServedRequest], error: BaseException) -> None:
         failure = self._model.as_failure(error)
         _log.error("%s", failure)
         for request in batch:

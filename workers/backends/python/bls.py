@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor
+from triton_python_backend_utils.bls import needs_decoupled
 from triton_python_backend_utils.datatypes import string_elements
 from triton_python_backend_utils.errors import as_triton_error
 from triton_python_backend_utils.tensor import TensorSource
@@ -135,11 +136,7 @@ class Call:
         if entry is None or not entry.ready:
             raise UnavailableError(f"Failed for execute the inference request. Model '{name}' is not ready.")
         if entry.is_decoupled and not self._decoupled:
-            raise InternalError(
-                f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
-                "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
-                "calls for decoupled models.'"
-            )
+            raise InternalError(needs_decoupled(str(name)))
         return entry
 
     def _ask(self) -> Ask:

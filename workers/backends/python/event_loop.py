@@ -1,9 +1,16 @@
 """The event loop of an instance whose execute is a coroutine: one, for as long as it lives, in a thread of its own."""
 
 import asyncio
+import logging
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any
+
+_log = logging.getLogger(__name__)
+
+#: How long coroutines that are cancelled may take to give way, and then their thread to end (ours).
+CANCEL_WAIT_S = 5.0
 
 
 class EventLoop:
@@ -12,39 +19,60 @@ class EventLoop:
     def __init__(self, name: str) -> None:
         self._name = name
         # Changed by begin and stop.
+        self.is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         # Changed in the loop's thread: it keeps only weak references to its tasks.
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: asyncio.Task[None] | None = None
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run it; returns at once. What it raises is its own business."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
+            self._loop = loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True)
             self._thread.start()
         self._loop.call_soon_threadsafe(self._begin, coroutine)
 
     def stop(self, wait_s: float) -> None:
-        """Wait for what runs, at most so long; then it is cancelled."""
-        if self._loop is None or self._thread is None:
+        """Wait for what runs, at most so long; then it is cancelled. What does not give way is left alone."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
             return
-        asyncio.run_coroutine_threadsafe(self._finish(wait_s), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
         self._loop = self._thread = None
+        self.is_stopping = True
+        loop.call_soon_threadsafe(self._end, wait_s)
+        thread.join(wait_s + 2 * CANCEL_WAIT_S)
+        if thread.is_alive():
+            _log.error("a coroutine in thread '%s' has not given way for too long; nobody waits for it", self._name)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+        finally:
+            # A sys.exit(), or a model that stops the loop: the thread would end without a word, and all requests would
+            # wait for ever. In a plain model's execute it ends the worker, too.
+            if not self.is_stopping:
+                _log.critical("the model has ended its event loop, and with it this worker", exc_info=True)
+                os._exit(1)
+            loop.close()
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _end(self, wait_s: float) -> None:
+        self._ending = asyncio.get_running_loop().create_task(self._finish(wait_s))
+
     async def _finish(self, wait_s: float) -> None:
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(self._tasks, timeout=wait_s)
+        late = set(self._tasks)
+        if late:
+            _, late = await asyncio.wait(late, timeout=wait_s)
         for task in late:
             task.cancel()
         if late:
-            await asyncio.wait(late)
+            _, late = await asyncio.wait(late, timeout=CANCEL_WAIT_S)
+        if late:
+            _log.error("%d coroutines in thread '%s' do not let themselves be cancelled", len(late), self._name)
+        asyncio.get_running_loop().stop()

@@ -23,6 +23,7 @@ from triton_python_backend_utils.request import TRITONSERVER_REQUEST_RELEASE_RES
 
 from shoal.errors import InternalError
 from shoal.model_config.messages import Config
+from shoal.workers.sentences import text_of
 
 CLASS = "TritonPythonModel"
 #: Longest time that is_ready may take (Triton's).
@@ -230,10 +231,10 @@ def import_model(file: str, version_dir: str) -> ModuleType:
 
 def describe(error: BaseException) -> str:
     """An exception in Triton's form: type and text, then the model's frames, the innermost first."""
-    if isinstance(error, TritonModelException) and not (error.__traceback__ and _frames(error)):
-        return str(error)
-    lines = [f"  {file}({line}): {function}\n" for file, line, function in _frames(error)]
-    return f"{type(error).__name__}: {error}\n\nAt:\n{''.join(lines)}" if lines else f"{type(error).__name__}: {error}"
+    text, lines = text_of(error), [f"  {file}({line}): {function}\n" for file, line, function in _frames(error)]
+    if isinstance(error, TritonModelException) and not lines:
+        return text
+    return f"{type(error).__name__}: {text}\n\nAt:\n{''.join(lines)}" if lines else f"{type(error).__name__}: {text}"
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str]]:

@@ -1,6 +1,5 @@
-"""What a worker gives to its model: calls of other models, model control, the log. For any thread of the model's."""
+"""What a worker gives to its model: calls of other models and model control. For any thread of the model's."""
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING
 from triton_python_backend_utils import InferenceRequest, TritonModelException
 from triton_python_backend_utils.runtime import Runtime
 
-from shoal import log
 from shoal.client import client, model_control
 from shoal.client.client import Client
 from shoal.client.readiness import is_ready
@@ -19,10 +17,6 @@ from shoal.workers.requests import Request
 
 if TYPE_CHECKING:
     from triton_python_backend_utils.runtime import OnResponse
-
-_log = logging.getLogger(__name__)
-
-_LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": log.verbose(1)}
 
 
 class WorkerRuntime(Runtime):
@@ -89,11 +83,6 @@ class WorkerRuntime(Runtime):
             return is_ready(client.models.lookup(name, version), client.ask)
         except ShoalError:
             return False
-
-    def log(self, level: str, message: str, file: str, line: int) -> None:
-        number = _LEVELS.get(level, logging.INFO)
-        if _log.isEnabledFor(number):
-            _log.handle(_log.makeRecord(_log.name, number, file, line, message, (), None))
 
     def _join(self) -> Client:
         with self._lock:

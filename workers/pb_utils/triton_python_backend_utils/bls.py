@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from triton_python_backend_utils.request import InferenceRequest
 
 
+def needs_decoupled(model: str) -> str:
+    """Triton's sentence where a decoupled model is asked for one response; the mark at its end is Triton's."""
+    return (
+        f"Model {model} is using the decoupled. The current BLS request call doesn't support models using the "
+        "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
+        "decoupled models.'"
+    )
+
+
 class ResponseIterator:
     """The responses of one request, in their order; the last one may be empty. Once complete they can be read again."""
 

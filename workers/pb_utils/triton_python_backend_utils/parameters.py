@@ -9,14 +9,30 @@ from triton_python_backend_utils.errors import TritonModelException
 Parameters = dict[str, "str | int | float | bool"]
 
 
+#: What msgpack can carry.
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+
+
 def checked(parameters: Mapping[str, Any] | None) -> Parameters:
-    """A copy. Raises TritonModelException for a key or a value of a type that Triton does not take."""
+    """A copy. Raises TritonModelException for a key or a value of a type that Triton does not take, or that cannot be
+    sent."""
     for key, value in (parameters or {}).items():
         if type(key) is not str:
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
         if type(value) not in (bool, int, str):
             raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+        if type(value) is int and not _LEAST <= value <= _MOST:
+            raise TritonModelException(f"Parameter '{_printable(key)}' is an integer of more than 64 bits")
+        for text in (key, value):
+            if type(text) is str and _printable(text) != text:
+                raise TritonModelException(
+                    f"Parameter '{_printable(key)}' is not Unicode: it has half a surrogate pair"
+                )
     return dict(parameters or {})
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def as_json(parameters: Mapping[str, Any]) -> str:

@@ -30,6 +30,10 @@ class ResponseChannel(Protocol):
         """An error in the place of a response."""
         ...
 
+    def fail_later(self, error: ShoalError) -> None:
+        """The same, in the place of the last, by another thread: waits for nothing, whoever has locked what."""
+        ...
+
     def finish(self) -> None:
         """No more responses."""
         ...
@@ -83,9 +87,11 @@ class InferenceResponseSender:
         return self._channel.is_cancelled
 
     def __del__(self) -> None:
-        # Nobody can answer any more, and somebody waits.
+        # Nobody can answer any more, and somebody waits. May run in any thread, in the middle of anything.
         if self._channel.is_open:
-            self._channel.fail(InternalError("The model dropped the response sender of a request without an answer."))
+            self._channel.fail_later(
+                InternalError("The model dropped the response sender of a request without an answer.")
+            )
 
     def _count(self, has_response: bool, is_final: bool) -> None:
         with self._lock:

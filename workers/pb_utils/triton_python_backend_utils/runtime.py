@@ -1,4 +1,4 @@
-"""What a server gives to its models: BLS, model control, the log and metrics, behind one object.
+"""What a server gives to its models: BLS, model control and the log, behind one object.
 
 A worker sets one, and so does a test that runs a model without a server. In a plain interpreter there is none, and
 what needs one says so.
@@ -6,10 +6,11 @@ what needs one says so.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Condition
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from triton_python_backend_utils.errors import TritonModelException
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 #: Called once per response, from any thread: the response and whether it is the last; (None, True) is an end without.
 OnResponse: TypeAlias = "Callable[[InferenceResponse | None, bool], None]"
+
+_log = logging.getLogger("shoal.model")
+#: VERBOSE is what is written with --log-verbose 1 (shoal.log.verbose).
+_LEVELS = {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 
 
 class Runtime(ABC):
@@ -54,13 +59,11 @@ class Runtime(ABC):
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether a model, or one version of it, serves."""
 
-    @abstractmethod
     def log(self, level: str, message: str, file: str, line: int) -> None:
-        """Write a line to the log; `level` is INFO, WARNING, ERROR or VERBOSE."""
-
-    def metrics(self) -> Any:
-        """Where the values of custom metrics are kept; None where they stay in this process."""
-        return None
+        """Write a line to the log, as of the model's file; `level` is INFO, WARNING, ERROR or VERBOSE."""
+        number = _LEVELS.get(level, logging.INFO)
+        if _log.isEnabledFor(number):
+            _log.handle(_log.makeRecord(_log.name, number, file, line, message, (), None))
 
 
 #: The one that runs here.

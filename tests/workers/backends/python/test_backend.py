@@ -14,6 +14,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import Model
 from shoal.workers.backends.python import PythonBackend
+from shoal.workers.backends.python.bls import NO_PARENTS, current_parents
 from shoal.workers.loop import Loop
 from tests.workers.surroundings import CPU, Batcher, model_config, strings, tensor_config
 
@@ -297,6 +298,75 @@ def test_a_coroutine_that_raises_fails_its_requests_only(serve: Serve, batcher: 
     ((status, sentence),) = Heard(batcher).answers(DONE)
     assert (status, "message: KeyError: 'x'\n\nAt:\n" in sentence) == (2, True)
     backend.unload()
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_an_answer_that_cannot_be_sent_fails_its_request(serve: Serve, batcher: Batcher, prefix: str) -> None:
+    loop, backend = serve(
+        """
+        class Broken(pb.InferenceResponse):
+            def error(self):
+                raise OverflowError("too large")
+        return [Broken()]
+        """,
+        prefix=prefix,
+    )
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    ((status, sentence),) = Heard(batcher).answers(DONE)
+    assert (status, "OverflowError: too large" in sentence) == (2, True)
+    backend.unload()
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_an_exception_without_a_text_is_an_answer_too(serve: Serve, batcher: Batcher, prefix: str) -> None:
+    loop, backend = serve(
+        """
+        class Mute(Exception):
+            def __str__(self):
+                raise self
+        raise Mute
+        """,
+        prefix=prefix,
+    )
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    ((status, sentence),) = Heard(batcher).answers(DONE)
+    assert (status, "Mute: <exception str() failed>" in sentence) == (2, True)
+    backend.unload()
+
+
+def test_a_coroutine_that_ends_by_what_is_no_exception_fails_its_requests(serve: Serve, batcher: Batcher) -> None:
+    loop, backend = serve(
+        """
+        class Stop(BaseException): ...
+        raise [Stop, asyncio.CancelledError][int(requests[0].inputs()[0].as_numpy()[0])]
+        """,
+        prefix="async ",
+    )
+    for number, name in ((0, "Stop"), (1, "CancelledError")):
+        batcher.send(batcher.request(x(number)), batch=number + 1)
+        loop.step()
+        ((status, sentence),) = Heard(batcher).answers(DONE)
+        assert (status, f"message: {name}: " in sentence) == (2, True)
+    backend.unload()
+
+
+def test_no_request_is_the_parent_of_what_comes_after_it(serve: Serve, batcher: Batcher) -> None:
+    loop, backend = serve(DOUBLE, prefix="async ")
+    batcher.send(batcher.request(x(1)))
+    loop.step()
+    assert current_parents.get() is NO_PARENTS
+    Heard(batcher).wait(DONE)
+    backend.unload()
+
+
+def test_calls_end_with_an_execution_that_ends_in_any_way(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve("raise SystemExit(3)")
+    batcher.send(batcher.request(x(1)))
+    with pytest.raises(SystemExit):
+        loop.step()
+    assert current_parents.get() is NO_PARENTS
 
 
 def test_unloading_ends_a_coroutine_that_hangs(serve: Serve, batcher: Batcher, monkeypatch: Any) -> None:

@@ -1,0 +1,88 @@
+"""event_loop.py: what ends it, and that nothing keeps it from ending."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from shoal.workers.backends.python import event_loop
+from shoal.workers.backends.python.event_loop import EventLoop
+
+
+def began(coroutine: Callable[[threading.Event], object]) -> EventLoop:
+    """A loop in which it has begun."""
+    loop, has_begun = EventLoop("execute"), threading.Event()
+    loop.begin(coroutine(has_begun))  # type: ignore[arg-type]
+    assert has_begun.wait(10)
+    return loop
+
+
+def test_what_runs_may_end_by_itself() -> None:
+    ended: list[bool] = []
+
+    async def run(has_begun: threading.Event) -> None:
+        has_begun.set()
+        await asyncio.sleep(0.01)
+        ended.append(True)
+
+    began(run).stop(10)
+    assert ended == [True]
+
+
+def test_a_coroutine_that_takes_no_cancellation_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_loop, "CANCEL_WAIT_S", 0.05)
+    can_end = False
+
+    async def run(has_begun: threading.Event) -> None:
+        has_begun.set()
+        while not can_end:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                continue
+
+    before_s = time.monotonic()
+    began(run).stop(0)
+    assert time.monotonic() - before_s < 9
+    can_end = True
+    assert "1 coroutines in thread 'execute' do not let themselves be cancelled" in caplog.text
+
+
+def test_a_coroutine_that_does_not_give_way_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_loop, "CANCEL_WAIT_S", 0.05)
+    can_end = threading.Event()
+
+    async def run(has_begun: threading.Event) -> None:
+        has_begun.set()
+        can_end.wait(10)
+
+    before_s = time.monotonic()
+    began(run).stop(0)
+    assert time.monotonic() - before_s < 9
+    can_end.set()
+    assert "has not given way for too long" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(0)", "asyncio.get_running_loop().stop()"])
+def test_whoever_ends_the_loop_ends_the_worker(end: str) -> None:
+    program = f"""
+import asyncio, threading
+from shoal.workers.backends.python.event_loop import EventLoop
+
+async def run():
+    {end}
+
+EventLoop("execute").begin(run())
+threading.Event().wait(10)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "the model has ended its event loop, and with it this worker" in ended.stderr
