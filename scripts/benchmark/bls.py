@@ -1,4 +1,4 @@
-"""What a BLS call costs beside the same step made by a client over shared memory: `python -m scripts.bench_bls`.
+"""What a BLS call costs beside the same step made by a client over shared memory: `python -m scripts.benchmark.bls`.
 
 One model makes both, alternately, in one process: InferenceRequest.exec(), and a bare shoal.client that submits the
 same arrays and waits. Prints microseconds of wall clock and of this process's CPU per step, and their ratios.
@@ -11,6 +11,8 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+
+from scripts.benchmark.server import free_ports
 
 CONFIG = """
 backend: "python"
@@ -67,7 +69,6 @@ class TritonPythonModel:
         best = [1e6 * min(times) / CALLS for each in spent.values() for times in each]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(best, np.float32))])]
 """
-PORT = 21450
 
 
 def measure(port: int, num_elements: int) -> list[float]:
@@ -89,15 +90,16 @@ def main() -> None:
             (directory / "model.py").write_text(source)
             (directory.parent / "config.pbtxt").write_text(CONFIG)
         command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
-        command += [f"--model-repository={root}", f"--http-port={PORT}", "--metrics-port=0"]
+        (port,) = free_ports(1)
+        command += [f"--model-repository={root}", f"--http-port={port}", "--metrics-port=0"]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
-            wait(PORT)
+            wait(port)
             print(
                 f"{'floats':>10} {'BLS us':>10} {'client us':>10} {'ratio':>6} {'BLS cpu':>10} {'client cpu':>10} ratio"
             )
             for num_elements in (16, 4096, 262_144):
-                wall, cpu, client_wall, client_cpu = measure(PORT, num_elements)
+                wall, cpu, client_wall, client_cpu = measure(port, num_elements)
                 print(
                     f"{num_elements:>10} {wall:>10.1f} {client_wall:>10.1f} {wall / client_wall:>6.2f} "
                     f"{cpu:>10.1f} {client_cpu:>10.1f} {cpu / client_cpu:.2f}"
