@@ -44,7 +44,10 @@ class Peer:
 
 
 class Client(Peer):
-    """A front end. Its number of a request, added to `first_key`, is the request's key."""
+    """A front end, or a worker whose model calls others.
+
+    Its number of a request, added to `first_key`, is the request's key.
+    """
 
     __slots__ = ("backlog", "first_key", "traced")
 

@@ -1,13 +1,14 @@
 """A client's end of the star: blocks for requests, records to the batcher, replies from it.
 
-Used by front ends (later: BLS callers and the client library), one per process and single-threaded: other threads post
-to the thread that owns it. A request's block belongs to the client until its reply has come; the reply's block belongs
-to a worker and is readable until `release`.
+One per front end and per worker whose model calls others. Not thread-safe: whoever has several threads uses it under a
+lock. A request's block belongs to the client until its reply has come; the reply's block belongs to a worker and is
+readable until `release`.
 """
 
 from dataclasses import dataclass, field
 
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.reasons import Reason
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import CANCEL, HOLD, RELEASE, REPLY, REQUEST, TRACE, LayoutError, P, R, ref_owner, unpack_span
@@ -15,9 +16,12 @@ from shoal.shm.ring import Record, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
 
-#: Records of a client's ring per request in flight: its REQUEST, its TRACE, two CANCELs, the RELEASE of the one before
-#: it, and, said to a new batcher, the REQUEST once more and a HOLD.
-RECORDS_PER_REQUEST = 7
+#: Replies that a client may hold, per request that it may have in flight. A stream has up to 32, so with the default of
+#: 1024 requests 256 clients may stall at once (ours).
+HELD_PER_REQUEST = 8
+#: Records of a client's ring per request in flight: its REQUEST, its TRACE, two CANCELs and, to a new batcher, the
+#: REQUEST once more. Each reply has one: its RELEASE or, to a new batcher, its HOLD.
+RECORDS_PER_REQUEST = 5 + HELD_PER_REQUEST
 # Looked up in its class, each takes 0.3k instructions, per reply.
 _NUMBER, _STATUS, _BLOCK, _HEADER, _REASON, _DETAIL = P.NUMBER, P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL
 _MORE, _ASKED_BLOCK = P.MORE, R.BLOCK
@@ -70,6 +74,7 @@ class Port:
         self._reader = RingReader(segment, link)
         self._batcher_bell = batcher_bell
         self._max_in_flight = max_in_flight
+        self._max_held = HELD_PER_REQUEST * max_in_flight
         # Changed by submit, poll, release and the announcements of segments.
         self._must_ring = False
         self._number = 0
@@ -86,9 +91,21 @@ class Port:
         return len(self._open)
 
     @property
+    def num_held(self) -> int:
+        """Replies that have a block and were not released yet."""
+        return len(self._held) + len(self._parts)
+
+    @property
     def is_full(self) -> bool:
-        """Whether there are as many requests in flight as there may be."""
-        return len(self._open) >= self._max_in_flight
+        """Whether no request may be submitted now: as many as may be are in flight, or their replies might be too many
+        with those that are held."""
+        num_open = len(self._open)
+        return num_open >= self._max_in_flight or num_open + self.num_held >= self._max_held
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the ring's last places are left: for requests, and for the ends of those in flight."""
+        return self._writer.num_free <= 2 * self._max_in_flight
 
     @property
     def counts(self) -> dict[str, int]:
@@ -101,7 +118,7 @@ class Port:
             "slots_acquired": slots_acquired,
             "slots_released": slots_released,
             "requests_open": len(self._open),
-            "replies_held": len(self._held) + len(self._parts),
+            "replies_held": self.num_held,
         }
 
     def add_segment(self, owner: int, view: SegmentView) -> None:
@@ -123,7 +140,7 @@ class Port:
                 f"the request takes {nbytes} bytes of shared memory, its tensors' padding and header included; the "
                 f"largest block has {self.slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
             )
-        block = None if len(self._open) >= self._max_in_flight else self.slab.allocate(nbytes)
+        block = None if self.is_full else self.slab.allocate(nbytes)
         if block is None:
             raise UnavailableError("Exceeds maximum queue size")
         return block
@@ -179,7 +196,7 @@ class Port:
         """The reply's block has been read; it may be given back to its worker. `part` is the reply's.
 
         Where that need not be `prompt`, it wakes nobody: the batcher sees it with the next request, or when a worker
-        that lacks memory rings.
+        that lacks memory rings, or with `wake`.
         """
         if part:
             self._parts.discard((number, part))
@@ -208,10 +225,14 @@ class Port:
             self._must_ring = False
             self._batcher_bell.ring()
 
+    def wake(self) -> None:
+        """Have the batcher read now whatever it has been shown."""
+        self._batcher_bell.ring()
+
     def poll(self) -> list[Reply]:
         """The replies that have come; with its final one a request's own block is free again.
 
-        Clear the bell before calling.
+        Of more than may be held, the rest is given back unread, with a reason. Clear the bell before calling.
         """
         replies = []
         for record in self._reader.drain():
@@ -223,8 +244,10 @@ class Port:
                 continue  # answered before: a late reply to a number that is gone
             if not more and not self.slab.free(asked[_ASKED_BLOCK]):
                 self.spent.append(asked[_ASKED_BLOCK])
-            view = self._segments.get(ref_owner(ref))
+            view, reason = self._segments.get(ref_owner(ref)), record[_REASON]
             block = view.open(ref) if view is not None else None
+            if block is not None and self.num_held >= self._max_held:
+                block, reason = None, int(Reason.NO_MEMORY)
             header = None
             if block is not None:
                 if more:
@@ -234,8 +257,7 @@ class Port:
                 offset, nbytes = unpack_span(record[_HEADER])
                 header = block[offset : offset + nbytes].tobytes()
             elif ref:
-                self.release(
-                    number, ref if more else 0, prompt=False
-                )  # a worker's lie: nobody can read what the batcher keeps for it
-            replies.append(Reply(number, record[_STATUS], record[_REASON], block, header, record[_DETAIL], record))
+                # Nobody reads what the batcher keeps: a worker's lie, or one too many.
+                self.release(number, ref if more else 0, prompt=False)
+            replies.append(Reply(number, record[_STATUS], reason, block, header, record[_DETAIL], record))
         return replies

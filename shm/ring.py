@@ -15,7 +15,11 @@ Record = tuple[int, ...]
 
 
 class RingFullError(Exception):
-    """The ring has no free slot. Capacities exceed all that can be outstanding, so this is a bug or a hostile peer."""
+    """The ring has no free slot.
+
+    Capacities exceed all that must be outstanding; whoever pushes what may be more than that, as CANCELs to a worker or
+    releases by the thousand, expects this and says it later.
+    """
 
 
 class RingWriter:

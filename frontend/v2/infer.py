@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from shoal.client import outgoing
 from shoal.client.models import ModelEntry, client_shape
 from shoal.client.validation import ParsedInput, PreparedInput, log_prefix, validate
 from shoal.datatypes import BY_NAME, BY_WIRE, BYTES, Datatype
@@ -29,8 +30,6 @@ from shoal.frontend.v2.shared_memory import client_shm_disabled
 from shoal.request import InferRequest, InferResponse, Parameters, TensorRef, pack_request
 from shoal.shm.layout import pack_span
 
-#: Tensors start at multiples of a cache line.
-_ALIGNMENT = 64
 _MAX_HEADER_LENGTH = 2**31 - 1
 _MAX_ID_LENGTH = 1024  # ours: it stands in every sentence and log line about the request
 SEQUENCE_START, SEQUENCE_END = 1, 2  # Triton's request flags
@@ -280,19 +279,9 @@ def _parse_classification(value: Any) -> int:
 
 def block_nbytes(prepared: PreparedRequest) -> int:
     """How large a block `write_block` needs; at most a few hundred bytes more than it will use."""
-    # msgpack: a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
-    header = 96 + 4 * len(prepared.id)
-    if isinstance(prepared.correlation_id, str):
-        header += 4 * len(prepared.correlation_id)
-    nbytes = 0
-    for name, _, shape, data in prepared.inputs:
-        nbytes += (len(data) + _ALIGNMENT - 1) & -_ALIGNMENT
-        header += 48 + 4 * len(name) + 9 * len(shape)
-    for output in prepared.outputs:
-        header += 5 + 4 * len(output.name)
-    for key, value in prepared.parameters.items():
-        header += 14 + 4 * len(key) + (4 * len(value) if isinstance(value, str) else 0)
-    return nbytes + header
+    tensors = [(name, len(shape), len(data)) for name, _, shape, data in prepared.inputs]
+    outputs = [output.name for output in prepared.outputs]
+    return outgoing.block_nbytes(prepared.id, prepared.correlation_id, tensors, outputs, prepared.parameters)
 
 
 def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
@@ -303,7 +292,7 @@ def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
         nbytes = len(data)
         memory[offset : offset + nbytes] = data
         refs.append(TensorRef(name, datatype.wire, shape, offset, nbytes))
-        offset += (nbytes + _ALIGNMENT - 1) & -_ALIGNMENT
+        offset += outgoing.aligned(nbytes)
     header = prepared.pack_header(refs)
     memory[offset : offset + len(header)] = header
     return pack_span(offset, len(header))

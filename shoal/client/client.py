@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,8 +42,6 @@ _log = logging.getLogger(__name__)
 
 #: Messages that make replies void which have not been collected (see shoal/frontend/front_end.py).
 _REPLIES_FIRST = frozenset({"segment_gone", "batcher"})
-#: In the place of a model: the readers of a large request's segment ask for it themselves (workers/segments.py).
-_ASKED_FOR = -1
 #: How often deadlines and cancellations are looked at, while something is open and otherwise (ours).
 TICK_S, IDLE_S = 0.05, 1.0
 
@@ -71,7 +70,6 @@ class Open:
     on_answer: OnAnswer | None  # None: nobody waits any more
     deadline_ns: int
     is_unwanted: Callable[[], bool]
-    refs: frozenset[int]  # blocks that must stay until then, or until it is given up
     keep: object  # what else must stay until then
 
 
@@ -91,7 +89,7 @@ class Client:
         self._questions = Questions(self._send)
         self._oversize = OversizeBlocks(self._send, self.request_timeout_s)
         self._largest_shared_nbytes = port.slab.largest_nbytes // SLAB_PARTS
-        # Changed under the lock: number → request; block → how many open requests name it.
+        # Changed under the lock: number → request; block → how many have lent it.
         self._open: dict[int, Open] = {}
         self._lent: dict[int, int] = {}
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
@@ -107,62 +105,83 @@ class Client:
         is_unwanted: Callable[[], bool] = lambda: False,
         keep: object = None,
     ) -> int:
-        """Hand a request over; returns its number. `keep` stays until the last reply, with the blocks it names.
+        """Hand a request over; returns its number. `keep` stays until the last reply.
 
         Raises ShoalError where there is no memory; from then on whatever happens is told to `on_answer`.
         """
-        block = self._allocate(outgoing.nbytes)
+        opened = Open(outgoing, on_answer, deadline_ns, is_unwanted, keep)
+        block = self._allocate(outgoing.nbytes, outgoing.entry.model_id)
         try:
-            header = outgoing.write(block.memory)
+            number = self._push(opened, block, outgoing.write(block.memory))
         except BaseException:
             self._free(block.ref)
             raise
-        ask = outgoing.ask
-        with self._lock:
-            number = self._port.submit(
-                outgoing.entry.model_id,
-                block,
-                header,
-                outgoing.rows,
-                outgoing.shape_key,
-                time.monotonic_ns(),
-                ask.priority,
-                ask.timeout_us,
-            )
-            self._open[number] = opened = Open(outgoing, on_answer, deadline_ns, is_unwanted, outgoing.refs, keep)
-            for ref in opened.refs:
-                self._lent[ref] = self._lent.get(ref, 0) + 1
-            self._port.flush()
         self._release_unused()
+        return number
+
+    def _push(self, opened: Open, block: Block, header: int) -> int:
+        outgoing, ask = opened.outgoing, opened.outgoing.ask
+        with self._lock:
+            try:
+                number = self._port.submit(
+                    outgoing.entry.model_id,
+                    block,
+                    header,
+                    outgoing.rows,
+                    outgoing.shape_key,
+                    time.monotonic_ns(),
+                    ask.priority,
+                    ask.timeout_us,
+                )
+            except RingFullError:
+                raise UnavailableError("Exceeds maximum queue size") from None
+            self._open[number] = opened
+            self._port.flush()
         return number
 
     def cancel(self, number: int) -> None:
         """Nobody wants the rest of the answers; `on_answer` is told so, unless it was told the end before."""
         self._give_up(number, errors.CancelledError("Request was cancelled"))
 
-    def wait_until_returned(self, refs: Iterable[int]) -> None:
-        """Until no open request names one of these blocks, whose owner is about to take them back.
+    def lend(self, refs: Iterable[int]) -> None:
+        """Requests name these blocks from now on, until they are given back as often."""
+        with self._lock:
+            for ref in refs:
+                self._lent[ref] = self._lent.get(ref, 0) + 1
 
-        No longer than until their deadlines: what is given up then is answered to nobody.
+    def give_back(self, refs: Iterable[int]) -> None:
+        """Whoever lent them has its answer, or has given it up."""
+        with self._changed:
+            for ref in refs:
+                self._lent[ref] -= 1
+                if not self._lent[ref]:
+                    del self._lent[ref]
+            self._changed.notify_all()
+        self._release_unused()
+
+    def wait_until_returned(self, refs: Iterable[int]) -> None:
+        """Until none of these blocks is lent, whose owner is about to take them back.
+
+        No longer than until the deadlines of the requests that name them: what is given up is answered to nobody.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self.has_lent(refs))
 
     def has_lent(self, refs: Iterable[int]) -> bool:
-        """Whether an open request names one of these blocks."""
+        """Whether one of these blocks is lent."""
         return any(ref in self._lent for ref in refs)
 
     def ask(self, verb: str, arguments: dict[str, Any]) -> Any:
         """Ask the supervisor; it may take as long as a model may take to load. Raises ShoalError."""
         return self._questions.ask(verb, arguments, self._answer_timeout_s)
 
-    def _allocate(self, nbytes: int) -> Block:
+    def _allocate(self, nbytes: int, model_id: int) -> Block:
         if nbytes <= self._largest_shared_nbytes:
             with self._lock:
                 return self._port.allocate(nbytes)
         if self._port.is_full:
             raise UnavailableError("Exceeds maximum queue size")
-        return self._oversize.allocate(nbytes, _ASKED_FOR)
+        return self._oversize.allocate(nbytes, model_id)
 
     def _free(self, ref: int) -> None:
         with self._lock:
@@ -181,15 +200,14 @@ class Client:
         """Called after each use of the lock, too: what was let go meanwhile found it taken."""
         while self._unused and self._lock.acquire(blocking=False):
             try:
-                while self._unused:
+                while self._unused and not self._port.is_crowded:
                     number, part = self._unused.popleft()
-                    try:
-                        self._port.release(number, part, prompt=False)
-                    except RingFullError:  # thousands at once: the batcher reads them meanwhile
-                        self._unused.append((number, part))
-                        return
-            finally:
+                    self._port.release(number, part, prompt=False)
                 self._port.flush()
+                if self._unused:  # thousands at once: the listening thread looks again when the batcher has read
+                    self._port.wake()
+                    return
+            finally:
                 self._lock.release()
 
     # --- the listening thread ---
@@ -224,7 +242,7 @@ class Client:
         """Hand out every reply that has come; what nobody waits for any more is let go."""
         self._bell.clear()
         told: list[tuple[OnAnswer | None, Answer | ShoalError | None, bool]] = []
-        with self._changed:
+        with self._lock:
             for reply in self._port.poll():
                 request = self._open.get(reply.number)
                 if request is None:
@@ -232,7 +250,6 @@ class Client:
                 told.append((request.on_answer, self._answer(request, reply), reply.is_final))
                 if reply.is_final:
                     del self._open[reply.number]
-                    self._return(request)
             self._port.flush()
             spent, self._port.spent = self._port.spent, []
         for ref in spent:
@@ -240,16 +257,6 @@ class Client:
         for on_answer, answer, is_final in told:
             _tell(on_answer, answer, is_final)
         self._release_unused()
-
-    def _return(self, request: Open) -> None:
-        """What the request was lent may be taken back."""
-        for ref in request.refs:
-            self._lent[ref] -= 1
-            if not self._lent[ref]:
-                del self._lent[ref]
-        if request.refs:
-            request.refs = frozenset()
-            self._changed.notify_all()
 
     def _answer(self, request: Open, reply: Reply) -> Answer | ShoalError | None:
         block, header = reply.block, reply.header
@@ -281,13 +288,13 @@ class Client:
 
     def _give_up(self, number: int, error: ShoalError) -> None:
         """Nobody waits any more: the replies are dropped as they come, and may be nonsense."""
-        with self._changed:
+        with self._lock:
             request = self._open.get(number)
             if request is None or request.on_answer is None:
                 return
             on_answer, request.on_answer = request.on_answer, None
-            self._return(request)
-            self._port.cancel(number)
+            with suppress(RingFullError):  # unasked to end, it is answered in vain
+                self._port.cancel(number)
             self._port.flush()
         _tell(on_answer, error, True)
         self._release_unused()
@@ -342,10 +349,14 @@ def _tell(on_answer: OnAnswer | None, answer: Answer | ShoalError | None, is_fin
 def join() -> Client:
     """Join the star from a worker, as a client beside the worker that it is; returns when all models are known.
 
-    Raises OSError or EOFError where the supervisor is gone.
+    Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
     """
     channel = control.join("caller")
-    message, (own, link, bell, batcher_bell, counters) = channel.receive()
+    message, fds = channel.receive()
+    if message["op"] == "failed":
+        channel.close()
+        raise errors.from_wire(message["wire"], message["sentence"])
+    own, link, bell, batcher_bell, counters = fds
     os.close(counters)
     port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), message["max_in_flight"])
     client = Client(channel, port, Doorbell(bell), ModelTable(namespacing=message["model_namespacing"]), message)

@@ -5,7 +5,7 @@
 A tensor by reference lies in a block of somebody else's, which must stay until the request has been answered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, cast
@@ -64,16 +64,11 @@ class Outgoing:
     def nbytes(self) -> int:
         """How large a block `write` needs; at most a few hundred bytes more than it will use."""
         ask = self.ask
-        # msgpack: a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
-        nbytes = 128 + 4 * (len(ask.id) + len(str(ask.correlation_id)))
-        for name, _, shape, data, ref, _ in ask.inputs:
-            nbytes += 64 + 4 * len(name) + 9 * len(shape)
-            if ref == NO_BLOCK:
-                nbytes += _aligned(len(data))
-        nbytes += sum([5 + 4 * len(output) for output in ask.outputs])
-        for key, value in ask.parameters.items():
-            nbytes += 14 + 4 * len(key) + (4 * len(value) if isinstance(value, str) else 0)
-        return nbytes
+        tensors = [
+            (each.name, len(shape), len(each.data) if each.ref == NO_BLOCK else 0)
+            for each, shape in zip(ask.inputs, self.shapes, strict=True)
+        ]
+        return block_nbytes(ask.id, ask.correlation_id, tensors, ask.outputs, ask.parameters)
 
     def write(self, memory: memoryview) -> int:
         """Fill a block; returns the word that says where the header is."""
@@ -86,7 +81,7 @@ class Outgoing:
                 continue
             memory[offset : offset + nbytes] = data
             refs.append(TensorRef(name, datatype.wire, shape, offset, nbytes))
-            offset += _aligned(nbytes)
+            offset += aligned(nbytes)
         sequence = ask.correlation_id, ask.flags
         inputs = cast("tuple[TensorRef, ...]", tuple(refs))
         header = pack_request(InferRequest(ask.id, inputs, ask.outputs, ask.parameters, sequence))
@@ -108,5 +103,27 @@ def check(entry: ModelEntry, ask: Ask) -> Outgoing:
     return Outgoing(entry, ask, [each.shape for each in valid], rows, shape_key)
 
 
-def _aligned(nbytes: int) -> int:
+def block_nbytes(
+    request_id: str,
+    correlation_id: int | str,
+    tensors: Iterable[tuple[str, int, int]],
+    outputs: Iterable[str],
+    parameters: Parameters,
+) -> int:
+    """How large a block a request needs. Of each tensor: its name, how many dimensions, how many bytes are copied."""
+    # msgpack: a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
+    nbytes = 96 + 4 * len(request_id)
+    if isinstance(correlation_id, str):
+        nbytes += 4 * len(correlation_id)
+    for name, num_dims, num_copied in tensors:
+        nbytes += 48 + 4 * len(name) + 9 * num_dims + aligned(num_copied)
+    for output in outputs:
+        nbytes += 5 + 4 * len(output)
+    for key, value in parameters.items():
+        nbytes += 14 + 4 * len(key) + (4 * len(value) if isinstance(value, str) else 0)
+    return nbytes
+
+
+def aligned(nbytes: int) -> int:
+    """Where the next tensor may begin."""
     return (nbytes + _ALIGNMENT - 1) & -_ALIGNMENT

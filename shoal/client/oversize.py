@@ -1,6 +1,6 @@
 """Blocks for requests that are too large to share a slab, each a segment of its own that the supervisor makes.
 
-Runs in a front end with threads: request threads ask and wait, the thread that listens to the supervisor passes on what
+Runs in any client with threads: those that ask wait, the thread that listens to the supervisor passes on what
 it says. Never on the way of an ordinary request.
 """
 

@@ -1,6 +1,6 @@
 """Questions to the supervisor: what a request wants to know, or done, that only the supervisor can.
 
-Runs in a front end with threads: request threads ask and wait, the thread that listens to the supervisor passes on what
+Runs in any client with threads: those that ask wait, the thread that listens to the supervisor passes on what
 it answers. Never on the way of an inference request.
 """
 

@@ -4,6 +4,8 @@ What a model passes on to another by reference lies in memory that the other's w
 meet it, and are told when its owner is gone. Runs in the supervisor.
 """
 
+from collections.abc import Iterable
+
 from shoal.supervisor.members import Member
 
 
@@ -22,10 +24,9 @@ class Loans:
         self._borrowers.setdefault(owner, set()).add(worker)
         worker.send({"op": "segment", "owner": owner}, [fd])
 
-    def end(self, owner: int) -> None:
-        """The segment is gone."""
-        for worker in self._borrowers.pop(owner, ()):
-            worker.send({"op": "segment_gone", "owner": owner})
+    def end(self, owner: int) -> Iterable[Member]:
+        """The segment is gone; returns who must be told."""
+        return self._borrowers.pop(owner, ())
 
     def forget(self, worker: Member) -> None:
         """A worker is dead."""

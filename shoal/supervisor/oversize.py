@@ -14,6 +14,9 @@ from shoal.options import MAX_OVERSIZE_BYTES
 from shoal.shm import layout, segment
 from shoal.supervisor.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
 
+#: In the place of a model, whose workers read a request: clients read it; whoever asks for it does (loans.py).
+RESULT, ASKED_FOR = 0, -1
+
 
 @dataclass(slots=True, eq=False)
 class OversizeSegment:
@@ -21,7 +24,7 @@ class OversizeSegment:
 
     owner: int
     asker: int  # the owner id of the client or worker that writes it
-    model_id: int  # a request: the model whose workers read it; a result: 0
+    model_id: int  # a front end's request: the model whose workers read it; else RESULT or ASKED_FOR
     nbytes: int
     segment_fd: int
     read_only_fd: int

@@ -9,6 +9,7 @@ writer may name it after its readers have it.
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,7 @@ from shoal.supervisor.memory_plan import (
     worker_geometry,
     worker_link_geometry,
 )
-from shoal.supervisor.oversize import OversizeSegment, OversizeSegments
+from shoal.supervisor.oversize import ASKED_FOR, RESULT, OversizeSegment, OversizeSegments
 from shoal.supervisor.participant import Participant, client_message, worker_message
 
 _log = logging.getLogger(__name__)
@@ -177,11 +178,9 @@ class Star:
         self.clients.pop(client.owner, None)
 
         def forgotten() -> None:
-            if client.is_caller:
-                self._loans.end(client.owner)
-            else:
-                for worker in self.workers.values():
-                    worker.member.send({"op": "segment_gone", "owner": client.owner})
+            told = [worker.member for worker in self.workers.values()]
+            for worker in self._loans.end(client.owner) if client.is_caller else told:
+                worker.send({"op": "segment_gone", "owner": client.owner})
             self._release_all(client)
             client.close()
 
@@ -243,9 +242,8 @@ class Star:
         self._loans.forget(worker.member)
 
         def passed_on() -> None:
-            self._loans.end(worker.owner)
-            for client in self.clients.values():
-                client.member.send({"op": "segment_gone", "owner": worker.owner})
+            for member in (*self._loans.end(worker.owner), *[client.member for client in self.clients.values()]):
+                member.send({"op": "segment_gone", "owner": worker.owner})
             self._release_all(worker)
             worker.close()
 
@@ -269,7 +267,8 @@ class Star:
             found.is_mapped = True
             ready = {"op": "oversize_ready", "owner": found.owner}
             announcement = {"op": "segment", "owner": found.owner}
-            self._tell_readers(found, announcement, [found.read_only_fd], lambda: asker.member.send(ready))
+            readers = self._readers(found, announcement, [found.read_only_fd])
+            self.acknowledgements.announce(readers, lambda: asker.member.send(ready))
 
     @property
     def oversize_counts(self) -> dict[str, int]:
@@ -287,7 +286,10 @@ class Star:
 
     def _make_oversize(self, asker: Participant, message: Message) -> None:
         answer = {"op": "oversize", "request": message["request"]}
-        model_id = 0 if asker.owner in self.workers else message["model"]
+        if asker.owner in self.workers:
+            model_id = RESULT
+        else:
+            model_id = ASKED_FOR if asker.is_caller else message["model"]
         try:
             made = self._oversize.create(self.take_owner(), asker.owner, model_id, message["nbytes"])
         except ShoalError as refusal:
@@ -295,24 +297,21 @@ class Star:
             return
         asker.member.send({**answer, "owner": made.owner}, [made.segment_fd])
 
-    def _tell_readers(
-        self, told: OversizeSegment, message: Message, fds: Sequence[int], then: Callable[[], None]
-    ) -> None:
+    def _readers(self, told: OversizeSegment, message: Message, fds: Sequence[int]) -> list[Recipient]:
         """A request is read by its model's workers; a result by clients, and the batcher must know whose it is."""
-        recipients: list[Recipient]
-        if told.model_id:
-            workers = [worker for worker in self.workers.values() if worker.model_id == told.model_id]
-            recipients = [(worker.member, message, fds) for worker in workers]
-        else:
-            recipients = [(client.member, message, fds) for client in self.clients.values() if client.is_joined]
-            recipients += self._to_batcher({**message, "worker": told.asker})
-        self.acknowledgements.announce(recipients, then)
+        if told.model_id == RESULT:
+            clients = [client for client in self.clients.values() if client.is_joined]
+            recipients: list[Recipient] = [(client.member, message, fds) for client in clients]
+            return recipients + self._to_batcher({**message, "worker": told.asker})
+        workers = [worker for worker in self.workers.values() if worker.model_id == told.model_id]
+        return [(worker.member, message, fds) for worker in workers]
 
     def _release(self, gone: OversizeSegment) -> None:
         self._oversize.remove(gone)
-        self._loans.end(gone.owner)
         message = {"op": "segment_gone", "owner": gone.owner}
-        self._tell_readers(gone, message, (), lambda: self._oversize.close(gone))
+        recipients = self._readers(gone, message, ())
+        recipients += [(borrower, message, ()) for borrower in self._loans.end(gone.owner)]
+        self.acknowledgements.announce(recipients, lambda: self._oversize.close(gone))
 
     def _release_all(self, dead: Participant) -> None:
         for each in self._oversize.written_by(dead.owner):
@@ -352,13 +351,16 @@ class Star:
 
     def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
         owner = self.take_owner()
-        segment_fd = self._create(kind, owner, own, sealed=sealed)
-        try:
+        with ExitStack() as undo:
+            segment_fd = self._create(kind, owner, own, sealed=sealed)
+            undo.callback(os.close, segment_fd)
             link_fd = self._create(layout.LINK, owner, link, sealed=False)
-        except segment.OutOfSharedMemoryError:
-            os.close(segment_fd)
-            raise
-        return Participant(owner, member, segment_fd, segment.read_only(segment_fd), link_fd, Doorbell.create())
+            undo.callback(os.close, link_fd)
+            read_only_fd = segment.read_only(segment_fd)
+            undo.callback(os.close, read_only_fd)
+            made = Participant(owner, member, segment_fd, read_only_fd, link_fd, Doorbell.create())
+            undo.pop_all()
+        return made
 
     def _create(self, kind: int, owner: int, geometry: Geometry, *, sealed: bool) -> int:
         # What does not fit into /dev/shm (Docker gives it 64 MB) comes from a memfd, which that limit does not reach.

@@ -14,12 +14,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from shoal import log
 from shoal.cloud_url import CloudUrl
 from shoal.control import Listener, Message
-from shoal.errors import InvalidArgumentError, ShoalError, index_reason
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError, index_reason
 from shoal.frontend.metrics import families
 from shoal.options import ServerOptions
 from shoal.process import adopt_orphans, set_title
@@ -194,7 +195,7 @@ class Supervisor:
             elif kind == "client":
                 self._listen_to(member, self._star.join_client(member, self._http.welcome(), self._on_client_joined))
             elif kind == "caller":
-                self._listen_to(member, self._star.join_caller(member, self._http.welcome(), self._on_caller_joined))
+                self._join_caller(member)
             elif kind == "poller":
                 self._repository.join(member)
             elif kind == "tracer":
@@ -204,6 +205,17 @@ class Supervisor:
         except OutOfSharedMemoryError as error:
             _log.error("%s", error)
             self._end(EXIT_FAILED)
+
+    def _join_caller(self, member: Member) -> None:
+        """A model calls another for the first time. Where there is no room for that, the call fails, and no more."""
+        try:
+            caller = self._star.join_caller(member, self._http.welcome(), self._tell_models)
+        except (OutOfSharedMemoryError, OSError) as error:
+            _log.error("a model cannot call others: %s", error)
+            member.send({"op": "failed", "wire": UnavailableError.wire, "sentence": str(error)})
+            member.hang_up()
+        else:
+            self._listen_to(member, caller)
 
     def _join_batcher(self, member: Member) -> None:
         """The first one has nobody to hear of yet; each later one takes a dead one's place."""
@@ -218,7 +230,7 @@ class Supervisor:
             self._roster.watch()
             self._scaling.watch()
             self._recycling.watch()
-            self._model_control.start(self._on_models_settled, self._on_no_repository)
+            self._model_control.start(self._on_models_settled, partial(self._refuse_to_serve, "error: creating server"))
             if not self._is_stopping:
                 self._http.start()  # not before: until here the reader of repositories needs the cores for its imports
 
@@ -278,10 +290,7 @@ class Supervisor:
         self._tracing.tell(client)
         self._tell_models(client, self._http.on_client_started)
 
-    def _on_caller_joined(self, caller: Participant) -> None:
-        self._tell_models(caller, lambda: None)
-
-    def _tell_models(self, client: Participant, then: Callable[[], None]) -> None:
+    def _tell_models(self, client: Participant, then: Callable[[], None] = lambda: None) -> None:
         for message in self._models.messages():
             client.member.send(message)
         self._star.acknowledgements.announce([(client.member, {"op": "started"}, ())], then)
@@ -294,9 +303,6 @@ class Supervisor:
     def _refuse_to_serve(self, what: str, error: ShoalError) -> None:
         _log.error("%s: %s", what, index_reason(error).replace(": ", " - ", 1))  # as Triton's start-up has it
         self._end(EXIT_FAILED)
-
-    def _on_no_repository(self, error: ShoalError) -> None:
-        self._refuse_to_serve("error: creating server", error)
 
     def _on_models_settled(self) -> None:
         """Every model has loaded or failed: serve, or say why not."""
@@ -379,11 +385,8 @@ class Supervisor:
         reading.recv(4096)
         while self._signals:
             number = self._signals.pop(0)
-            if number == signal.SIGUSR1:
-                self._ledger.ask()
-                continue
-            if number == signal.SIGCHLD:
-                self._reap_orphans()
+            if number in (signal.SIGUSR1, signal.SIGCHLD):
+                (self._ledger.ask if number == signal.SIGUSR1 else self._reap_orphans)()
                 continue
             print(f"Signal ({number}) received.", flush=True)  # noqa: T201  Triton's line, no log line there either
             if self._is_stopping:

@@ -2,6 +2,7 @@
 
 import gc
 import queue
+import select
 import socket
 import threading
 import time
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.client import Answer, Client
+from shoal.client.client import Answer, Client, join
 from shoal.client.models import ModelEntry, ModelTable
 from shoal.client.outgoing import Ask, Input, Outgoing, check
-from shoal.control import Channel
+from shoal.control import ADDRESS_VARIABLE, Channel, Listener, Message
 from shoal.datatypes import FP32
 from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableError
 from shoal.request import InferResponse, TensorRef, pack_response, unpack_request
@@ -67,6 +68,15 @@ class Surroundings:
         self.client = Client(Channel(theirs), self.port, self.end.bell, ModelTable(), WELCOME)
         self.client.start()
         self.entry = entry
+
+    def crowd(self, num_free: int) -> None:
+        """Fill the client's ring with what the batcher passes over, unseen by it."""
+        while self.end.own.header.ring_capacity - self.port_unread() > num_free:
+            self.port.trace(0)
+
+    def port_unread(self) -> int:
+        """Records in the client's ring that the batcher has not read."""
+        return self.port._writer.num_unread
 
     def ask(self, array: Any, **lent: int) -> Outgoing:
         return check(self.entry, Ask("", [Input("A", FP32, array.shape, array.data.cast("B"), **lent)], (), {}))
@@ -212,14 +222,19 @@ def test_lent_blocks_are_waited_for(around: Surroundings) -> None:
     with pytest.raises(InternalError):
         unpack_request(header, len(memory))  # a worker alone reads what is lent
     assert bytes(header).endswith(b"\xcd\x30\x39\x90\x80") or b"\xcd\x30\x39" in bytes(header)  # 12345
+    for _ in range(2):
+        around.client.lend([ref])
     assert around.client.has_lent([1, ref])
     assert not around.client.has_lent([1])
     waiting = threading.Thread(target=around.client.wait_until_returned, args=([ref],))
     waiting.start()
     around.answer(item, np.zeros(1, np.float32))
+    told.next()
+    around.client.give_back([ref])
+    assert around.client.has_lent([ref])
+    around.client.give_back([ref])
     waiting.join(WAIT_S)
     assert not waiting.is_alive()
-    told.next()
 
 
 def test_threads_get_their_own_answers(around: Surroundings) -> None:
@@ -243,3 +258,71 @@ def test_threads_get_their_own_answers(around: Surroundings) -> None:
                 (asked,) = unpack_request(block[span >> 32 :][: span & 0xFFFFFFFF], len(block)).inputs
                 around.answer(item, np.ndarray((1,), np.float32, block, asked.offset) * 10)
     assert found == {number: [number * 10] for number in range(8)}
+
+
+def test_of_thousands_of_answers_that_are_let_go_the_batcher_is_woken_and_requests_still_find_room(
+    around: Surroundings,
+) -> None:
+    answers = []
+    for number in range(4):
+        told = Told()
+        around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
+        around.answer(around.batch(), np.full(1, number, np.float32))
+        answers.append(told.next())
+    around.batcher_bell.clear()
+    around.crowd(2 * 8 + 2)
+    answers.clear()
+    gc.collect()
+    assert select.select([around.batcher_bell], [], [], WAIT_S)[0]  # two releases are there, two wait for room
+    assert around.end.own.header.ring_capacity - around.port_unread() == 2 * 8
+    around.step()
+    assert around.is_all_returned()
+
+
+def test_a_request_for_which_the_ring_has_no_room_is_refused_and_takes_no_memory(around: Surroundings) -> None:
+    around.crowd(0)
+    with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
+        around.client.submit(around.ask(np.zeros(1, np.float32)), Told(), FAR)
+    assert (around.port.slab.num_taken, around.port.num_in_flight) == (0, 0)
+
+
+def test_a_request_is_given_up_although_the_ring_has_no_room_to_say_so(around: Surroundings) -> None:
+    told = Told()
+    number = around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
+    item = around.batch()
+    around.crowd(0)
+    around.client.cancel(number)
+    assert isinstance(told.next()[0], CancelledError)
+    around.answer(item, np.zeros(1, np.float32))
+
+
+class Supervisor:
+    """What answers one join, at an address of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Message) -> None:
+        self._listener = Listener.create()
+        monkeypatch.setenv(ADDRESS_VARIABLE, self._listener.address)
+        self._answer = answer
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        select.select([self._listener], [], [], WAIT_S)
+        accepted = self._listener.accept()
+        assert accepted is not None
+        channel, _ = accepted
+        channel.setblocking(True)
+        assert channel.receive()[0]["kind"] == "caller"
+        channel.send(self._answer)
+        channel.close()
+        self._listener.close()
+
+    def close(self) -> None:
+        self._thread.join()
+
+
+def test_a_join_that_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(monkeypatch, {"op": "failed", "wire": 5, "sentence": "no room"})
+    with pytest.raises(UnavailableError, match=r"^no room$"):
+        join()
+    supervisor.close()

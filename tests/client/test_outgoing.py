@@ -11,6 +11,7 @@ from shoal.client.models import ModelEntry
 from shoal.client.outgoing import Ask, Input, check
 from shoal.datatypes import FP32, INT32
 from shoal.errors import InvalidArgumentError
+from shoal.frontend.v2.infer import block_nbytes, prepare
 
 Make = Callable[..., ModelEntry]
 BOTH = [("A", "TYPE_FP32", [-1]), ("B", "TYPE_INT32", [2])]
@@ -76,3 +77,13 @@ def test_what_the_model_does_not_take_is_refused(make_entry: Make, inputs: list[
     with pytest.raises(InvalidArgumentError) as refused:
         check(make_entry("m", 0, BOTH), Ask("r", inputs, (), {}))
     assert str(refused.value) == sentence
+
+
+def test_a_request_takes_the_same_room_whichever_way_it_came(make_entry: Make) -> None:
+    entry = make_entry("m", 0, [("A", "TYPE_FP32", [-1])])
+    body = (
+        b'{"id":"r","inputs":[{"name":"A","datatype":"FP32","shape":[3],"data":[1,1,1]}],"outputs":[{"name":"OUTA"}]}'
+    )
+    prepared = prepare(entry, {}, memoryview(body), 1 << 20)
+    ask = Ask("r", [copied("A", np.ones(3, np.float32))], ("OUTA",), {})
+    assert check(entry, ask).nbytes == block_nbytes(prepared)

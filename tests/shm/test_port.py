@@ -20,12 +20,14 @@ ZEROS = (0,) * 16
 class Star:
     """A port (client 5), the batcher's ends of its two rings, and the slab of worker 9."""
 
-    def __init__(self, make: MakePair, bell: Doorbell) -> None:
-        client, client_view = make(CLIENT, 5, Geometry(8, 4 * 4096))
+    def __init__(
+        self, make: MakePair, bell: Doorbell, *, max_in_flight: int = 2, num_records: int = 8, num_blocks: int = 4
+    ) -> None:
+        client, client_view = make(CLIENT, 5, Geometry(num_records, 4 * 4096))
         link, link_view = make(LINK, 1, Geometry(8, 0))
-        worker, self.worker_view = make(WORKER, 9, Geometry(0, 4 * 4096))
+        worker, self.worker_view = make(WORKER, 9, Geometry(0, num_blocks * 4096))
         self.bell = bell
-        self.port = Port(client, link_view, bell, max_in_flight=2)
+        self.port = Port(client, link_view, bell, max_in_flight)
         self.port.add_segment(9, self.worker_view)
         self.requests = RingReader(link, client_view)
         self.replies = RingWriter(link, client_view)
@@ -339,3 +341,58 @@ def test_a_part_that_cannot_be_read_is_released_at_once(star: Star) -> None:
     assert (reply.block, reply.is_empty) == (None, False)
     star.port.flush()
     assert [found[:4] for found in star.seen()] == [(3, number, 0, ref)]
+
+
+@pytest.fixture
+def narrow(segment_pair: MakePair) -> Iterator[Star]:
+    """One request in flight, the ring for that, and more memory in the worker than may be held."""
+    bell = Doorbell.create()
+    yield Star(segment_pair, bell, max_in_flight=1, num_records=13, num_blocks=16)
+    bell.close()
+
+
+def test_all_that_may_be_held_can_be_told_to_a_new_batcher(narrow: Star) -> None:
+    port = narrow.port
+    number, _ = narrow.submit()
+    for _ in range(8):
+        say(narrow, number, more=1, text=b"a")
+        (reply,) = port.poll()
+        assert reply.header == b"a"
+    port.flush()
+    narrow.seen()
+    ref = say(narrow, number, more=1, text=b"b")
+    (reply,) = port.poll()
+    assert (reply.block, reply.reason, reply.is_final, reply.is_empty) == (None, 8, False, False)
+    port.flush()
+    assert [found[:4] for found in narrow.seen()] == [(3, number, 0, ref)]
+    port.trace(number)
+    port.cancel(number)
+    port.cancel(number)
+    port.resubmit()
+    assert [found[0] for found in narrow.seen()] == [11, 2, 2, *[9] * 8, 1]
+
+
+def test_a_client_that_holds_too_much_asks_for_no_more(narrow: Star) -> None:
+    port = narrow.port
+    number, _ = narrow.submit()
+    parts = [say(narrow, number, more=1, text=b"a") for _ in range(8)]
+    assert len(port.poll()) == 8
+    say(narrow, number, more=0)
+    assert port.poll()[0].is_final
+    assert (port.num_in_flight, port.num_held, port.is_full) == (0, 8, True)
+    with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
+        port.allocate(1)
+    port.release(number, parts[0])
+    assert not port.is_full
+    port.allocate(1)
+
+
+def test_what_is_released_without_haste_leaves_room_for_the_rest(narrow: Star) -> None:
+    for _ in range(13 - 2):
+        assert not narrow.port.is_crowded
+        narrow.port.release(7, prompt=False)
+    assert narrow.port.is_crowded
+    narrow.port.flush()
+    assert not narrow.is_rung()
+    narrow.port.wake()
+    assert narrow.is_rung()

@@ -37,7 +37,7 @@ def test_worker_slab_holds_four_executions(config: dict[str, object], nbytes: in
 
 def test_client_gets_the_slab_it_was_promised() -> None:
     geometry = memory_plan.client_geometry(OPTIONS)
-    assert (geometry.slab_nbytes, geometry.ring_capacity) == (8 * MIB, 700)
+    assert (geometry.slab_nbytes, geometry.ring_capacity) == (8 * MIB, 1300)
     assert memory_plan.client_link_geometry(OPTIONS).ring_capacity >= 100
 
 

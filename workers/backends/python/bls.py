@@ -105,10 +105,14 @@ class Call:
         self._parents = current_parents.get()
         timeout_ns = int(client.request_timeout_s * 1e9)
         self._deadline_ns = self._parents.deadline_ns(time.monotonic_ns(), timeout_ns)
-        # Changed by attempt; by the last response.
+        # Changed by attempt.
         self._entry: ModelEntry | None = None
         self._number = 0
         self._num_attempts = 0
+        # Changed by the first attempt and the last response: the blocks that are lent, between two attempts, too.
+        self._refs: frozenset[int] = frozenset()
+        # Changed by cancel.
+        self._is_cancelled = False
 
     def attempt(self) -> None:
         """Find the model, check the request against it, send it. What goes wrong is the response."""
@@ -117,14 +121,21 @@ class Call:
         try:
             self._entry = self._find()
             outgoing = check(self._entry, self._ask())
+            if not self._refs:
+                self._refs = outgoing.refs
+                self._client.lend(self._refs)
             self._number = self._client.submit(
                 outgoing, self._answer, self._deadline_ns, self._parents.are_cancelled, self._lenders()
             )
-        except ShoalError as error:
-            self._fail(type(error)(f"Model {name} - Error when running inference: {error}"), is_final=True)
+        except Exception as error:  # noqa: BLE001 - a rim: whoever waits for the response has no deadline
+            self._fail(_known(error, f"Model {name} - Error when running inference: "), is_final=True)
+        else:
+            if self._is_cancelled:  # while it was sent, or between two attempts
+                self._client.cancel(self._number)
 
     def cancel(self) -> None:
         """Nobody wants the rest of the responses."""
+        self._is_cancelled = True
         self._client.cancel(self._number)
 
     def _find(self) -> ModelEntry:
@@ -173,19 +184,19 @@ class Call:
     # --- what comes back: in the listening thread, which waits for nothing ---
 
     def _answer(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
-        if answer is None:
-            self._tell(None, is_final=True)
-        elif isinstance(answer, ModelGoneError) and self._num_attempts <= _MAX_RELOADS:
-            threading.Thread(target=self.attempt, name="bls-again", daemon=True).start()
-        elif isinstance(answer, ShoalError):
+        response = None
+        try:
+            if isinstance(answer, ModelGoneError) and self._num_attempts <= _MAX_RELOADS:
+                threading.Thread(target=self.attempt, name="bls-again", daemon=True).start()
+                return
+            if isinstance(answer, Answer):
+                response = InferenceResponse(self._tensors(answer), parameters=answer.response.parameters)
+        except Exception as error:  # noqa: BLE001 - a rim: whoever waits for the response has no deadline
+            answer = _known(error)
+        if isinstance(answer, ShoalError):
             self._fail(answer, is_final)
         else:
-            try:
-                response = InferenceResponse(self._tensors(answer), parameters=answer.response.parameters)
-            except ShoalError as error:
-                self._fail(error, is_final)
-            else:
-                self._tell(response, is_final)
+            self._tell(response, is_final or response is None)
 
     def _fail(self, error: ShoalError, is_final: bool) -> None:
         if time.monotonic_ns() >= self._deadline_ns and self._calls_itself():
@@ -198,8 +209,9 @@ class Call:
     def _tell(self, response: InferenceResponse | None, is_final: bool) -> None:
         on_response = self._on_response
         if is_final:
+            self._client.give_back(self._refs)
             # Whoever hears of responses knows how to cancel: as a cycle, they would keep memory until it is collected.
-            self._on_response = _nobody
+            self._on_response, self._refs = _nobody, frozenset()
         on_response(response, is_final)
 
     def _calls_itself(self) -> bool:
@@ -228,6 +240,13 @@ class Call:
 
 def _nobody(_response: InferenceResponse | None, _is_final: bool) -> None:
     """The call is over."""
+
+
+def _known(error: Exception, prefix: str = "") -> ShoalError:
+    """Always a new one: the traceback of `error` leads to the model's arrays, and whoever kept it would keep them."""
+    if isinstance(error, ShoalError):
+        return type(error)(f"{prefix}{error}")
+    return InternalError(f"{prefix}{type(error).__name__}: {error}")
 
 
 def _context(request: InferenceRequest) -> Parameters:

@@ -4,13 +4,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from triton_python_backend_utils import InferenceRequest, TritonModelException
+from triton_python_backend_utils import InferenceRequest, InferenceResponse, TritonModelException
+from triton_python_backend_utils.errors import as_triton_error
 from triton_python_backend_utils.runtime import Runtime
 
 from shoal.client import client, model_control
 from shoal.client.client import Client
 from shoal.client.readiness import is_ready
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, UnavailableError
 from shoal.workers.answers import Answers
 from shoal.workers.backends.python.bls import NO_PARENTS, Call, Parents, current_parents
 from shoal.workers.requests import Request
@@ -60,7 +61,11 @@ class WorkerRuntime(Runtime):
     # The docstrings are Runtime's.
 
     def submit(self, request: InferenceRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
-        call = Call(self._join(), self._model, request, decoupled, on_response)
+        try:
+            call = Call(self._join(), self._model, request, decoupled, on_response)
+        except ShoalError as error:
+            on_response(InferenceResponse(error=as_triton_error(error)), True)
+            return lambda: None
         call.attempt()
         return call.cancel
 
@@ -85,7 +90,11 @@ class WorkerRuntime(Runtime):
             return False
 
     def _join(self) -> Client:
+        """Raises ShoalError where that cannot be; the next call tries again."""
         with self._lock:
             if self._client is None:
-                self._client = client.join()
+                try:
+                    self._client = client.join()
+                except (OSError, EOFError) as error:
+                    raise UnavailableError(f"Model '{self._model}' cannot call other models now: {error}") from error
             return self._client

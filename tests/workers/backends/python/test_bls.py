@@ -1,11 +1,33 @@
-"""What calls inherit from the requests that they are made for."""
+"""What calls inherit from the requests that they are made for, and that each is answered, whatever goes wrong."""
 
+import queue
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import pytest
+from triton_python_backend_utils import (
+    InferenceRequest,
+    InferenceResponse,
+    Tensor,
+    TritonError,
+    TritonModelException,
+)
+from triton_python_backend_utils.tensor import TensorSource
+
+from shoal.client.models import ModelEntry, ModelTable
+from shoal.control import ADDRESS_VARIABLE
+from shoal.datatypes import FP32
 from shoal.model_config.signature import Signature
+from shoal.request import InferResponse, TensorRef, pack_response
 from shoal.shm import layout
-from shoal.workers.backends.python.bls import NO_PARENTS, Parents
+from shoal.workers.backends.python.bls import LEND_NBYTES, NO_PARENTS, Call, Parents
+from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request, RequestReader
+from tests.client.test_client import MODEL_ID, WAIT_S, Surroundings
+from tests.frontend.lane_star import config, message
 from tests.workers.surroundings import CONFIG
 from tests.workers.test_requests import header
 
@@ -60,3 +82,103 @@ def test_the_span_of_one_parent_is_inherited() -> None:
 
 def test_the_blocks_of_a_request_are_known() -> None:
     assert parents(parent()).refs == [42]
+
+
+# -- calls, in a client of a real batcher's exchange ------------------------------------------------------------------
+
+
+class Around(Surroundings):
+    """A client that knows the model of the exchange, and what its one call was told."""
+
+    def __init__(self) -> None:
+        models = ModelTable()
+        models.apply(message(MODEL_ID, config("m", 0, ("A", "TYPE_FP32", [-1]))))
+        super().__init__(models.lookup("m", None))
+        self.client.models = models
+        self.told: queue.SimpleQueue[tuple[InferenceResponse | None, bool]] = queue.SimpleQueue()
+
+    def call(self, tensor: Tensor, request_id: str = "") -> Call:
+        request = InferenceRequest(request_id, requested_output_names=[], inputs=[tensor], model_name="m")
+        return Call(self.client, "caller", request, False, lambda *told: self.told.put(told))
+
+    def next(self) -> InferenceResponse:
+        response, is_final = self.told.get(timeout=WAIT_S)
+        assert response is not None
+        assert is_final
+        return response
+
+    def sentence(self) -> str:
+        error = self.next().error()
+        assert error is not None
+        return error.message()
+
+
+@pytest.fixture
+def around() -> Iterator[Around]:
+    around = Around()
+    yield around
+    end = time.monotonic() + WAIT_S
+    while around.port.num_in_flight and time.monotonic() < end:
+        around.step()  # what was cancelled is answered, too
+    assert around.is_all_returned()
+    assert around.port.num_in_flight == around.port.slab.num_taken == 0
+
+
+def test_a_call_that_cannot_be_written_is_answered(around: Around) -> None:
+    around.call(Tensor("A", np.zeros(1, np.float32)), request_id="\ud800").attempt()
+    assert around.sentence().startswith("Model m - Error when running inference: UnicodeEncodeError: ")
+
+
+def test_a_response_of_which_no_array_can_be_made_is_an_error(around: Around) -> None:
+    around.call(Tensor("A", np.zeros(1, np.float32))).attempt()
+    item = around.batch()
+    header = pack_response(InferResponse((TensorRef("OUT_A", FP32.wire, (0, 1 << 63), 0, 0),), {}))
+    block = around.slab.allocate(len(header))
+    assert block is not None
+    block.memory[: len(header)] = header
+    around.worker.say(layout.DONE, item[layout.B.KEY], item[layout.B.BATCH], 0, block.ref, len(header))
+    around.step()
+    assert around.sentence().startswith("ValueError: ")
+
+
+def test_what_a_call_has_lent_stays_lent_while_it_is_sent_again_and_it_can_be_cancelled_then(around: Around) -> None:
+    lent = Tensor("A", np.zeros(LEND_NBYTES, np.float32))
+    lent._source = TensorSource(42, 0, 4 * LEND_NBYTES, lent)
+    again, may_go_on = threading.Event(), threading.Event()
+    call = around.call(lent)
+    call.attempt()
+    lookup = around.client.models.lookup
+
+    def gated(name: str, version: str | None) -> ModelEntry:
+        again.set()
+        assert may_go_on.wait(WAIT_S)
+        return lookup(name, version)
+
+    around.client.models.lookup = gated  # type: ignore[method-assign]  # time stands still between two attempts
+    around.star.exchange.remove_model(MODEL_ID, 1)
+    around.step()
+    assert again.wait(WAIT_S)
+    assert around.port.num_in_flight == 0
+    assert around.client.has_lent([42])
+    call.cancel()
+    may_go_on.set()
+    assert around.sentence() == "Request was cancelled"
+    assert not around.client.has_lent([42])
+    around.step()
+
+
+def test_a_model_that_cannot_join_is_told_so_and_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADDRESS_VARIABLE, "@shoal-nobody-listens-here")
+    runtime, told = WorkerRuntime("caller"), list[tuple[InferenceResponse | None, bool]]()
+    request = InferenceRequest(requested_output_names=[], inputs=[], model_name="m")
+    for _ in range(2):
+        runtime.submit(request, False, lambda *each: told.append(each))()
+        ((response, is_final),) = told
+        assert response is not None
+        error = response.error()
+        assert error is not None
+        assert (error.code(), is_final) == (TritonError.UNAVAILABLE, True)
+        assert error.message().startswith("Model 'caller' cannot call other models now: ")
+        told.clear()
+    with pytest.raises(TritonModelException, match=r"^Model 'caller' cannot call other models now: "):
+        runtime.load_model("m", "", None)

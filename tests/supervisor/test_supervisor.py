@@ -1,0 +1,30 @@
+"""What the supervisor does with who joins; the test is the process that does, at a real connection."""
+
+import os
+import socket
+
+from shoal.control import Channel
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.members import Member
+from shoal.supervisor.notify import Notifier
+from shoal.supervisor.supervisor import Supervisor
+from tests.shm.test_segment import files_of_at_most_a_page
+from tests.supervisor.test_star import OPTIONS
+
+
+def test_a_caller_for_whom_there_is_no_memory_is_told_so_and_the_server_goes_on() -> None:
+    supervisor = Supervisor(OPTIONS, {}, {}, Notifier.take({}, os.getpid()), {})
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    member, caller = Member(EventLoop(), Channel(ours), pid=1), Channel(theirs)
+    with files_of_at_most_a_page():
+        supervisor._on_join(member, {"op": "join", "kind": "caller"})
+    message, fds = caller.receive()
+    assert (message["op"], message["wire"], fds) == ("failed", 5, [])
+    assert message["sentence"].startswith("no shared memory for a client segment of ")
+    assert not member.is_open
+    assert not supervisor._is_stopping
+    caller.close()
+    supervisor._control.close()
+    for handover in supervisor._http._handovers:
+        handover.close()
