@@ -68,16 +68,25 @@ class Channel:
     def receive(self) -> tuple[Message, list[int]]:
         """The next message and the descriptors that came with it, which are the caller's to close.
 
-        Raises EOFError when the peer is gone, BlockingIOError where there is nothing yet.
+        Raises EOFError when the peer is gone, or says what is no message, as user code in a worker may; BlockingIOError
+        where there is nothing yet.
         """
         data, fds = self._receive()
         if not data:
             raise EOFError("the control connection is closed")
         body: bytes | memoryview = memoryview(data)[1:]
-        if data[0] == 1:
-            with os.fdopen(fds.pop(), "rb") as file:
-                body = os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
-        return msgpack.unpackb(body, raw=False), fds
+        try:
+            if data[0] == 1:
+                with os.fdopen(fds.pop(), "rb") as file:
+                    body = os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
+            message = msgpack.unpackb(body, raw=False)
+            if not (isinstance(message, dict) and "op" in message):
+                raise ValueError("it has no 'op'")
+        except (IndexError, OSError, ValueError, msgpack.UnpackException) as error:
+            for fd in fds:
+                os.close(fd)
+            raise EOFError(f"what came over the control connection is no message: {error}") from error
+        return message, fds
 
     def _receive(self) -> tuple[bytes, list[int]]:
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)

@@ -57,6 +57,22 @@ def test_end_of_file_is_the_news_of_a_death(ends: tuple[Channel, Channel]) -> No
         ends[1].receive()
 
 
+@pytest.mark.parametrize(
+    "data",
+    [b"\0\xc1", b"\0\xa2\xff\xfe", b"\0\xa1x", b"\0\x80", b"\0", b"\1", b"\0\x81\xa2op"],
+    ids=["no msgpack", "no text", "no map", "no op", "nothing", "no descriptor", "cut short"],
+)
+def test_what_is_no_message_ends_the_connection(data: bytes, num_descriptors: Callable[[], int]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, before = Channel(ours), num_descriptors()
+    with theirs, open("/dev/null", "rb") as file:
+        socket.send_fds(theirs, [data], [file.fileno()] if data[0] == 0 else [])
+        with pytest.raises(EOFError, match="no message"):
+            channel.receive()
+    assert num_descriptors() == before - 1
+    channel.close()
+
+
 def test_join_introduces_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener.create()
     monkeypatch.setenv(control.ADDRESS_VARIABLE, listener.address)
