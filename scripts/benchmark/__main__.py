@@ -109,10 +109,14 @@ def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
     """The chapter on Shoal and its peers."""
     workloads: list[Workload] = options.workloads
     peers: list[Peer] = options.peers
-    rows = {(peer, each): Row(peer, each, []) for each in workloads for peer in peers}
+    rows = {(peer, each): Row(peer, each, []) for each in workloads for peer in peers if peer.can_serve(each.model)}
     # A server is started once for all workloads of its model.
     groups = [list(group) for _, group in groupby(workloads, lambda each: (each.model, each.encoding))]
-    _take_turns(bench, options.rounds, [[rows[peer, each] for each in group] for group in groups for peer in peers])
+    _take_turns(
+        bench,
+        options.rounds,
+        [[rows[peer, each] for each in group] for group in groups for peer in peers if (peer, group[0]) in rows],
+    )
     every = list(rows.values())
     if options.write:
         where = conditions(bench.wrk, options.seconds, options.rounds, peers, bench.versions)

@@ -40,6 +40,11 @@ class Peer:
     version: Callable[[int], str]  # port of the running server → what was measured
     notes: str
     company: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → what else it has to bear
+    runs_python: bool = False  # a model.py as it is
+
+    def can_serve(self, model: Model) -> bool:
+        """Whether there is anything to measure."""
+        return self.runs_python or not model.is_python
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -47,11 +52,6 @@ def _environment(**more: str) -> dict[str, str]:
     site_packages = sysconfig.get_path("purelib")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT}:{site_packages}", **more}
-
-
-def _refuse_python(model: Model) -> None:
-    if model.is_python:
-        raise BenchmarkError("it does not run a model.py as it is")
 
 
 def _packages(*names: str) -> str:
@@ -110,7 +110,6 @@ def _triton_version(port: int) -> str:
 
 
 def _launch_mosec(folder: Path, model: Model, encoding: str) -> Server:
-    _refuse_python(model)
     (port,) = free_ports(1)
     command = [sys.executable, f"{Path(__file__).parent / 'served' / 'mosec_server.py'}"]
     command += ["--address=127.0.0.1", f"--port={port}", f"--path={folder / 'mosec'}", "--log-level=warning"]
@@ -118,7 +117,6 @@ def _launch_mosec(folder: Path, model: Model, encoding: str) -> Server:
 
 
 def _launch_flask(folder: Path, model: Model, _encoding: str) -> Server:
-    _refuse_python(model)
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "gunicorn", f"--bind=127.0.0.1:{port}", f"--workers={NUM_CPUS}", "--threads=8"]
     command += ["--keep-alive=60", "scripts.benchmark.served.flask_app:create_app()"]
@@ -128,13 +126,13 @@ def _launch_flask(folder: Path, model: Model, _encoding: str) -> Server:
 PEERS = (
     Peer(
         "shoal", "Shoal", "Shoal", launch_shoal, v2_request, v2_answer, _shoal_version,
-        "`shoal serve` with its defaults.",
+        "`shoal serve` with its defaults.", runs_python=True,
     ),
     Peer(
         "triton", "Triton (Python backend)", "Triton", _launch_triton, v2_request, v2_answer, _triton_version,
         "The real `tritonserver` that the wheel of nvidia-pytriton carries, without gRPC. The wheel has only the "
         "Python backend, so the models are Python files there; a Triton built with its ONNX Runtime and identity "
-        "backends would spend less per request.",
+        "backends would spend less per request.", runs_python=True,
     ),
     Peer(
         "mosec", "mosec", "mosec", _launch_mosec, plain_request, plain_answer,

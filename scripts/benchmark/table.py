@@ -22,7 +22,7 @@ def summary(rows: Sequence[Row]) -> str:
         cells = [workload.title]
         for figure in (_rate, _cpu):
             cells.append("–" if is_missing(row) else count(figure(row.median)))
-            cells += [ratio(row, theirs[workload, peer], figure) for peer in peers]
+            cells += [ratio(row, theirs.get((workload, peer)), figure) for peer in peers]
         lines.append(line(cells))
     return "\n".join(lines) + "\n"
 
@@ -35,9 +35,9 @@ def details(rows: Sequence[Row]) -> str:
     )
 
 
-def ratio(ours: Row, theirs: Row, figure: Callable[[Sample], float]) -> str:
+def ratio(ours: Row, theirs: Row | None, figure: Callable[[Sample], float]) -> str:
     """Ours as a multiple of theirs; a dash where one is missing."""
-    if is_missing(ours) or is_missing(theirs) or not figure(theirs.median):
+    if theirs is None or is_missing(ours) or is_missing(theirs) or not figure(theirs.median):
         return "–"
     return f"{figure(ours.median) / figure(theirs.median):.2f}"
 
