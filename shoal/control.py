@@ -80,8 +80,6 @@ class Channel:
                 with os.fdopen(fds.pop(), "rb") as file:
                     body = os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
             message = msgpack.unpackb(body, raw=False)
-            if not (isinstance(message, dict) and "op" in message):
-                raise ValueError("it has no 'op'")
         except (IndexError, OSError, ValueError, msgpack.UnpackException) as error:
             for fd in fds:
                 os.close(fd)

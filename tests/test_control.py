@@ -59,8 +59,8 @@ def test_end_of_file_is_the_news_of_a_death(ends: tuple[Channel, Channel]) -> No
 
 @pytest.mark.parametrize(
     "data",
-    [b"\0\xc1", b"\0\xa2\xff\xfe", b"\0\xa1x", b"\0\x80", b"\0", b"\1", b"\0\x81\xa2op"],
-    ids=["no msgpack", "no text", "no map", "no op", "nothing", "no descriptor", "cut short"],
+    [b"\0\xc1", b"\0\xa2\xff\xfe", b"\0", b"\1", b"\0\x81\xa2op"],
+    ids=["no msgpack", "no text", "nothing", "no descriptor", "cut short"],
 )
 def test_what_is_no_message_ends_the_connection(data: bytes, num_descriptors: Callable[[], int]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
