@@ -1,4 +1,4 @@
-"""What an ONNX file or a model.py tells about its model, put where the configuration says nothing.
+"""What a model's file or its model.py tells about it, put where the configuration says nothing.
 
 Pure: the worker that first opens the file reports a ModelIO, the supervisor completes the configuration from it. Only
 max_batch_size, input, output, the scheduling choice and, for a model.py, the transaction policy may change, and what is
@@ -15,6 +15,8 @@ from shoal.model_config.messages import Config
 #: Triton's default for `--backend-config=onnxruntime,default-max-batch-size=N`.
 DEFAULT_MAX_BATCH_SIZE = 4
 
+#: Backends whose files declare inputs and outputs with their shapes.
+_DECLARING = frozenset({"onnxruntime"})
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
@@ -36,7 +38,7 @@ class ModelIO(NamedTuple):
 
 def needs_autocomplete(config: Config) -> bool:
     """Whether the model file must be looked into before the configuration is finished."""
-    if config["backend"] == "onnxruntime":
+    if config["backend"] in _DECLARING:
         return not (config["input"] and config["output"])
     return bool(config["backend"] == "python")  # its auto_complete_config is always called
 
@@ -45,7 +47,7 @@ def complete(config: Config, model_io: ModelIO, default_max_batch_size: int = DE
     """`config` with what it leaves open taken from `model_io`. Raises InvalidArgumentError where they disagree."""
     if model_io.completed is not None:
         return complete_python(config, model_io.completed)
-    return complete_onnxruntime(config, model_io, default_max_batch_size)
+    return complete_from_file(config, model_io, default_max_batch_size)
 
 
 def complete_python(config: Config, completed: Config) -> Config:
@@ -90,7 +92,7 @@ def _checked_tensors(name: str, role: str, tensors: Any) -> list[Config]:
     return list(tensors)
 
 
-def complete_onnxruntime(
+def complete_from_file(
     config: Config, model_io: ModelIO, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
 ) -> Config:
     """`config` with what it leaves open taken from `model_io`; unchanged where it lists inputs and outputs.

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config import messages, pbtxt
-from shoal.model_config.autocomplete import IOTensor, ModelIO, complete, complete_onnxruntime, needs_autocomplete
+from shoal.model_config.autocomplete import IOTensor, ModelIO, complete, complete_from_file, needs_autocomplete
 from shoal.model_config.messages import Config
 
 BATCHING = ModelIO(
@@ -31,7 +31,7 @@ def tensors(config: Config, field: str) -> list[tuple[str, str, list[int], objec
 
 
 def test_a_batching_model_gets_rows_and_the_dynamic_batcher() -> None:
-    config = complete_onnxruntime(parsed(""), BATCHING)
+    config = complete_from_file(parsed(""), BATCHING)
     assert config["max_batch_size"] == 4
     assert tensors(config, "input") == [
         ("X", "TYPE_FP32", [512], None),
@@ -43,14 +43,14 @@ def test_a_batching_model_gets_rows_and_the_dynamic_batcher() -> None:
 
 @pytest.mark.parametrize("model_io", [FIXED, SCALAR])
 def test_one_fixed_first_dimension_means_no_batching(model_io: ModelIO) -> None:
-    config = complete_onnxruntime(parsed(""), model_io)
+    config = complete_from_file(parsed(""), model_io)
     assert config["max_batch_size"] == 0
     assert "dynamic_batching" not in config
     assert config["input"][0]["dims"] == list(model_io.inputs[0].dims)
 
 
 def test_a_scalar_of_a_model_that_does_not_batch_is_one_element_without_reshape() -> None:
-    assert tensors(complete_onnxruntime(parsed(""), SCALAR), "output") == [("LOSS", "TYPE_FP32", [1], None)]
+    assert tensors(complete_from_file(parsed(""), SCALAR), "output") == [("LOSS", "TYPE_FP32", [1], None)]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_scalar_of_a_model_that_does_not_batch_is_one_element_without_reshape(
     ],
 )
 def test_max_batch_size_and_the_scheduler(text: str, default: int, max_batch_size: int, is_dynamic: bool) -> None:
-    config = complete_onnxruntime(parsed(text), BATCHING, default)
+    config = complete_from_file(parsed(text), BATCHING, default)
     assert config["max_batch_size"] == max_batch_size
     assert ("dynamic_batching" in config) is is_dynamic
     assert config["input"][0]["dims"] == ([512] if max_batch_size else [-1, 512])
@@ -73,19 +73,19 @@ def test_max_batch_size_and_the_scheduler(text: str, default: int, max_batch_siz
 
 def test_a_scheduler_that_is_set_stays() -> None:
     given = parsed("dynamic_batching { max_queue_delay_microseconds: 7 }")
-    assert complete_onnxruntime(given, BATCHING)["dynamic_batching"] == given["dynamic_batching"]
-    assert "dynamic_batching" not in complete_onnxruntime(parsed("sequence_batching {}"), BATCHING)
+    assert complete_from_file(given, BATCHING)["dynamic_batching"] == given["dynamic_batching"]
+    assert "dynamic_batching" not in complete_from_file(parsed("sequence_batching {}"), BATCHING)
 
 
 def test_what_is_listed_stays() -> None:
-    config = complete_onnxruntime(parsed('input { name: "mine" data_type: TYPE_FP16 dims: 7 }'), BATCHING)
+    config = complete_from_file(parsed('input { name: "mine" data_type: TYPE_FP16 dims: 7 }'), BATCHING)
     assert tensors(config, "input") == [("mine", "TYPE_FP16", [7], None)]
     assert tensors(config, "output") == [("Y", "TYPE_FP32", [-1, 10], None)]
 
 
 def test_a_model_with_inputs_and_outputs_listed_is_left_alone() -> None:
     given = parsed(f"{INPUT} {OUTPUT}")
-    assert complete_onnxruntime(given, BATCHING) == given
+    assert complete_from_file(given, BATCHING) == given
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_batch_size_for_a_model_that_cannot_batch_is_refused() -> None:
     given = parsed("max_batch_size: 8")
     before = copy.deepcopy(given)
     with pytest.raises(InvalidArgumentError) as caught:
-        complete_onnxruntime(given, FIXED)
+        complete_from_file(given, FIXED)
     assert str(caught.value) == (
         "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified"
     )
