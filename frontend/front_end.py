@@ -10,7 +10,7 @@ from shoal.client.models import ModelTable
 from shoal.control import Channel, Message
 from shoal.frontend import tracing
 from shoal.frontend.state import ServerState
-from shoal.ledger import ledger_message
+from shoal.ledger import connections, ledger_message
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CounterTableView
 from shoal.shm.doorbell import Doorbell
@@ -57,7 +57,7 @@ class FrontEnd:
         elif op == "trace_settings":
             self.state.tracing = tracing.changed(self.state.tracing, message, fds)
         elif op == "ledger":
-            self.channel.send(ledger_message(**self.port.counts))
+            self.channel.send(ledger_message(connections_open=connections(), **self.port.counts))
         elif op != "ping":  # its acknowledgement, from this process's own loop, is the answer
             raise ValueError(f"a front end does not know the message '{op}'")
         if "seq" in message:

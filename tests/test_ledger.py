@@ -1,10 +1,13 @@
 """What the kernel says of a process: descriptors come and go, mappings of segments and of nothing else count."""
 
+import errno
 import gc
 import mmap
 import os
+import socket
+import struct
 
-from shoal.ledger import descriptors, ledger_message, mapped_bytes
+from shoal.ledger import connections, descriptors, ledger_message, mapped_bytes
 from shoal.shm import segment
 from shoal.shm.layout import LINK, Geometry
 from shoal.shm.segment import SegmentView
@@ -17,6 +20,22 @@ def test_descriptors_are_those_that_are_open() -> None:
     for fd in ends:
         os.close(fd)
     assert descriptors() == before
+
+
+def test_connections_are_counted_until_they_are_closed_and_nothing_else_is() -> None:
+    before = connections(), descriptors()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_UNIX),
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as accepted,
+    ):
+        assert connections() == before[0] + 2
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it resets when it is closed
+        client.close()
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+        assert connections() == before[0] + 1
+    assert (connections(), descriptors()) == before
 
 
 def test_segments_count_for_as_long_as_somebody_looks_at_them() -> None:

@@ -158,6 +158,14 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def title(pid: int) -> str:
+    """What the process calls itself, "shoal worker simple_0_0 (CPU 0)"; nothing when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def wait_for_deaths(pids: Sequence[int], deadline_s: float) -> bool:
     """Whether all these processes have ended by then, as the kernel tells."""
     end = time.monotonic() + deadline_s

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import tritonclient.http as triton
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving, title
 
 MAX_ROWS = 8
 
@@ -112,7 +111,7 @@ def batches(server: Server, model: str) -> dict[int, int]:
 
 def signal_worker(server: Server, model: str, number: signal.Signals) -> None:
     """Stop or continue the model's only instance."""
-    (pid,) = [pid for pid in server.children if f"worker {model}_0_0 " in Path(f"/proc/{pid}/cmdline").read_text()]
+    (pid,) = [pid for pid in server.children if f"worker {model}_0_0 " in title(pid)]
     os.kill(pid, number)
 
 

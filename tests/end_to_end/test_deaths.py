@@ -13,22 +13,15 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from shoal import fault
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, serving
-from tests.end_to_end.test_process_tree import ask, identity_model, title, wait_for_pending
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, serving, title
+from tests.end_to_end.test_process_tree import ask, identity_model, wait_for_pending
 
 UP_AGAIN = b"instance 'slow_0_0' of model 'slow' is up again"
 
 
 def worker_of(server: Server, instance: str = "slow_0_0") -> int:
     """The pid of the instance's worker that lives now."""
-    return next(pid for pid in descendants(server.process.pid) if is_titled(pid, f"shoal worker {instance} "))
-
-
-def is_titled(pid: int, words: str) -> bool:
-    try:
-        return title(pid).startswith(words)
-    except FileNotFoundError:
-        return False
+    return next(pid for pid in descendants(server.process.pid) if title(pid).startswith(f"shoal worker {instance} "))
 
 
 def sentence(answer: "Future[int] | Future[float]") -> tuple[str | None, str | None]:

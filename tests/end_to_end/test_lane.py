@@ -12,12 +12,11 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.raw_client import LIVE, Client, number_in, numbers, post, tensor, tensor_in
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving, title
 
 MODELS = {
     "grid": ("FP32", "-1, -1", 0),
@@ -42,18 +41,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             """
         )
     with serving(repository, "--http-process-count=1") as running:
-        lanes = [pid for pid in running.children if command(pid) == "shoal http"]
+        lanes = [pid for pid in running.children if title(pid) == "shoal http"]
         yield running
-        assert [pid for pid in running.children if pid in lanes and command(pid) == "shoal http"] == lanes
+        assert [pid for pid in running.children if pid in lanes and title(pid) == "shoal http"] == lanes
         assert running.stop() == 0
     assert b"Traceback" not in running.log, running.log.decode()
-
-
-def command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
-    except FileNotFoundError:
-        return ""
 
 
 @pytest.fixture
@@ -237,7 +229,7 @@ def test_what_a_vanished_client_had_queued_is_cancelled(server: Server) -> None:
 
 def test_clients_that_leave_at_any_time_leave_nothing(server: Server, client: Client) -> None:
     """More of them than there is memory for, if what they held were not given back."""
-    (lane,) = [pid for pid in server.children if command(pid) == "shoal http"]
+    (lane,) = [pid for pid in server.children if title(pid) == "shoal http"]
     large = tensor(bytes(4 << 20))
     assert client.ask(LIVE).status == 200
     num_descriptors = len(os.listdir(f"/proc/{lane}/fd"))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title
 from tests.end_to_end.test_process_tree import wait_for_pending
 
 MIB = 1 << 20
@@ -56,12 +56,8 @@ def ask(server: Server, tensor: Bytes, model: str = "fast") -> Bytes:
 
 def processes(server: Server) -> list[tuple[str, int]]:
     """(title, pid) of every process of the server; those that are ending are left out."""
-    found = []
-    for pid in [server.process.pid, *descendants(server.process.pid)]:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
-        if title:
-            found.append((title.partition(" (")[0], pid))
-    return found
+    titles = [(title(pid), pid) for pid in [server.process.pid, *descendants(server.process.pid)]]
+    return [(words.partition(" (")[0], pid) for words, pid in titles if words]
 
 
 def mapped_nbytes(pid: int) -> int:
@@ -110,6 +106,8 @@ def await_standby(server: Server) -> None:
 def unchanged(server: Server) -> Iterator[None]:
     """Afterwards every process has as many descriptors open and as much memory mapped as before."""
     await_standby(server)
+    samples(server.metrics_port)  # the road has its threads' poller once it has answered somebody
+    server.ledger_once(lambda ledger: not imbalances(ledger))
     before = usage(server)
     assert len(before) >= 6
     yield

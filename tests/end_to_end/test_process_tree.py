@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, wait_for_deaths
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title, wait_for_deaths
 
 READY_TITLES = {
     "shoal batcher",
@@ -31,10 +31,6 @@ READY_TITLES = {
     "shoal zygote onnxruntime",
     "shoal zygote python",
 }
-
-
-def title(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
 
 
 def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0, *, may_run_again: bool = True) -> Path:

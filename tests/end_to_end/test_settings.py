@@ -15,7 +15,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.raw_client import Client, post
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title
 
 KEY = {"Admin-Key": "secret"}
 RESTRICTED = b'{"error":"This API is restricted, expecting header \'Admin-Key\'"}'
@@ -70,11 +70,7 @@ def test_a_change_is_read_back_at_once_from_every_process(server: Server) -> Non
 
 
 def worker(server: Server, model: str) -> int:
-    return next(
-        pid
-        for pid in descendants(server.process.pid)
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"shoal worker " + model.encode())
-    )
+    return next(pid for pid in descendants(server.process.pid) if title(pid).startswith(f"shoal worker {model}"))
 
 
 def test_running_and_new_processes_obey(server: Server) -> None:
@@ -97,11 +93,7 @@ def test_running_and_new_processes_obey(server: Server) -> None:
 def test_what_the_batcher_s_successor_is_told(server: Server) -> None:
     start = len(server.log)
     change(server, log_format="ISO8601")
-    batcher = next(
-        pid
-        for pid in descendants(server.process.pid)
-        if Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == b"shoal batcher"
-    )
+    batcher = next(pid for pid in descendants(server.process.pid) if title(pid) == "shoal batcher")
     os.kill(batcher, signal.SIGKILL)
     assert server.read_log(b"another takes its place", start=start)
     assert json.loads(ask(server, "GET", "/v2/logging", headers=KEY)[1])["log_format"] == "ISO8601"

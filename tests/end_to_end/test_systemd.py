@@ -16,7 +16,7 @@ from secrets import token_hex
 import pytest
 
 from shoal.cli import main
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title
 
 #: The time after which the manager would lose patience; a round of the watchdog is a quarter of it.
 WATCHDOG_S = 0.4
@@ -102,15 +102,9 @@ def get(server: Server, path: str) -> tuple[int, bytes]:
     return answer.status, body
 
 
-def process(server: Server, title: str) -> int:
+def process(server: Server, kind: str) -> int:
     """The first process below the server that bears this title."""
-    return next(
-        pid for pid in descendants(server.process.pid) if re.match(rf"shoal {title}\b(?! \()", command_line(pid))
-    )
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    return next(pid for pid in descendants(server.process.pid) if re.match(rf"shoal {kind}\b(?! \()", title(pid)))
 
 
 def test_ready_is_said_when_requests_are_answered(tmp_path: Path, manager: ServiceManager) -> None:

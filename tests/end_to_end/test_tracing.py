@@ -17,8 +17,8 @@ import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.raw_client import Client, post
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, serving
-from tests.end_to_end.test_process_tree import identity_model, title, wait_for_pending
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, serving, title
+from tests.end_to_end.test_process_tree import identity_model, wait_for_pending
 from tests.tracing.receiver import receiving
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
