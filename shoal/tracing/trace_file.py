@@ -28,7 +28,8 @@ class TraceFile:
         """Add to the one file."""
         text = b",".join(traces)
         try:
-            if self._is_begun:
+            # Empty is what a tracer leaves that is killed between making its file and writing into it.
+            if self._is_begun and self._path.stat().st_size:
                 with self._path.open("r+b") as file:
                     file.seek(-1, 2)  # the bracket
                     file.write(b"," + text + b"]")

@@ -1,10 +1,12 @@
-"""One end of a ring in a process of its own, run by test_ring.py: `python -m tests.stress.ring_end FD… LIMIT SEED`.
+"""Ends of a ring in processes of their own, for test_ring.py: `python -m tests.stress.ring_end FD…`.
 
-It waits for its role on standard input, so that a successor's start-up is over before it is needed. Record number n
-lies at position n and all its words follow from n: a reader knows a torn, lost or doubled record when it sees one.
-Exits 0 when `limit` records have passed, 1 with a sentence when anything else happened.
+It forks one for each line on standard input, "writer LIMIT SEED" or "reader LIMIT SEED", and prints its pid; to import
+anew for each would take most of the test's time. "reap PID" prints an exit status. Record number n lies at position n
+and all its words follow from n: a reader knows a torn, lost or doubled record when it sees one. An end exits with 0
+when `limit` records have passed, with 1 and a sentence when anything else happened.
 """
 
+import os
 import random
 import select
 import sys
@@ -64,14 +66,29 @@ def read(own: Segment, peer: SegmentView, data: Doorbell, space: Doorbell, start
         wait(data, f"nothing to read at {number}")
 
 
+def tell(number: int) -> None:
+    os.write(sys.stdout.fileno(), b"%d\n" % number)
+
+
 def main() -> None:
-    writer_fd, writer_view_fd, reader_fd, reader_view_fd, data, space, started, limit, seed = map(int, sys.argv[1:])
-    random.seed(seed)
+    writer_fd, writer_view_fd, reader_fd, reader_view_fd, data, space, started = map(int, sys.argv[1:])
     bells = Doorbell(data), Doorbell(space), Doorbell(started)
-    if sys.stdin.readline() == "writer\n":
-        write(Segment.attach(writer_fd), SegmentView.attach(reader_view_fd), *bells, limit)
-    else:
-        read(Segment.attach(reader_fd), SegmentView.attach(writer_view_fd), *bells, limit)
+    for line in sys.stdin:
+        word, *numbers = line.split()
+        if word == "reap":
+            tell(os.waitstatus_to_exitcode(os.waitpid(int(numbers[0]), 0)[1]))
+            continue
+        pid = os.fork()
+        if pid:
+            tell(pid)
+            continue
+        limit, seed = map(int, numbers)
+        random.seed(seed)
+        if word == "writer":
+            write(Segment.attach(writer_fd), SegmentView.attach(reader_view_fd), *bells, limit)
+        else:
+            read(Segment.attach(reader_fd), SegmentView.attach(writer_view_fd), *bells, limit)
+        return
 
 
 if __name__ == "__main__":

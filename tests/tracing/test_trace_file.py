@@ -57,6 +57,14 @@ def test_what_an_earlier_tracer_of_this_server_wrote_is_continued(tmp_path: Path
     assert (ids(tmp_path / "t.json"), ids(tmp_path / "t.json.4")) == ([0, 1], [4])
 
 
+def test_a_file_whose_maker_was_killed_before_it_wrote_is_begun(tmp_path: Path) -> None:
+    written(tmp_path / "t.json", "", SINCE + 1)
+    file = TraceFile(str(tmp_path / "t.json"), SINCE)
+    file.append([A])
+    file.append([C])
+    assert ids(tmp_path / "t.json") == [1, 4]
+
+
 def test_what_cannot_be_written_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
