@@ -88,6 +88,11 @@ class Server:
         return self.wait()
 
 
+def only(*models: str) -> list[str]:
+    """Flags for a server of these models of a repository alone: each that is not needed costs its start."""
+    return ["--model-control-mode=explicit", *(f"--load-model={model}" for model in models)]
+
+
 def launch(
     repository: Path | str | Sequence[Path], *flags: str, environment: Mapping[str, str] | None = None
 ) -> Server:

@@ -13,7 +13,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from shoal import fault
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, serving, title
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, serving, title
 from tests.end_to_end.test_process_tree import ask, identity_model, wait_for_pending
 
 UP_AGAIN = b"instance 'slow_0_0' of model 'slow' is up again"
@@ -138,7 +138,7 @@ def test_one_poisonous_request_in_a_thousand_fails_alone_and_says_so() -> None:
             assert output is not None
             return round(float(output[0, 0]), 3)  # a batch of another size may round otherwise
 
-    with serving(SAMPLES, environment={fault.VARIABLE: "worker.opened[poison]:segfault"}) as server:
+    with serving(SAMPLES, *only("mlp"), environment={fault.VARIABLE: "worker.opened[poison]:segfault"}) as server:
         with ThreadPoolExecutor(16) as pool:
             answers = [pool.submit(infer, number) for number in range(1000)]
         status, text = sentence(answers.pop(500))

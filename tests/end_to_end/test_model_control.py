@@ -19,9 +19,9 @@ from tests.end_to_end.test_one_truth import Way, took_the_road
 INSTANCES = "/v2/repository/models/fixed/instances"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    repository = write_models(tmp_path)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = write_models(tmp_path_factory.mktemp("models"))
     with serving(repository, *model_control.FLAGS) as server:
         yield server
         assert server.stop() == 0, server.log.decode()
@@ -51,14 +51,18 @@ def test_every_case_has_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"TE": "trailers"}], ids=["lane", "road"])
-def test_loading_and_unloading(server: Server, headers: dict[str, str]) -> None:
-    way = Way(server, **headers)
-    with closing(way.connection):
+def test_loading_and_unloading(tmp_path: Path, headers: dict[str, str]) -> None:
+    """One after the other, from the first: what a model's name has been before shows in the sentences."""
+    with (
+        serving(write_models(tmp_path), *model_control.FLAGS) as server,
+        closing((way := Way(server, **headers)).connection),
+    ):
         for case in model_control.CASES:
             response = way.ask(case)
             got = (case.id, response.status, response.read(), response.getheader("Content-Type"))
             assert got == (case.id, case.answer.status, case.answer.body, case.answer.headers.get("Content-Type"))
             assert took_the_road(response) or not headers
+        assert server.stop() == 0
 
 
 def test_the_index_has_what_was_never_loaded_and_why_something_is_not(lane: Way) -> None:
@@ -130,7 +134,7 @@ def test_a_model_that_is_not_there_has_no_instances(lane: Way) -> None:
         assert told(lane, method, path)[0] == 404
 
 
-def test_triton_s_own_client_manages_models(server: Server, tmp_path: Path) -> None:
+def test_triton_s_own_client_manages_models(server: Server) -> None:
     with triton.InferenceServerClient(server.url) as client:
         client.load_model("versions")
         assert client.is_model_ready("versions", "3")

@@ -1,6 +1,7 @@
 """Models that load, models that do not, and what the server does about them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tritonclient.http as triton
@@ -40,51 +41,48 @@ def test_model_that_fails_ends_the_server_with_one(repository: Path) -> None:
     assert b"| simple | 1       | READY" in server.log
 
 
-@pytest.mark.parametrize(
-    ("config", "files", "reason"),
-    [
-        ("max_batch_size: -1 backend: 'identity'", {}, "'max_batch_size' must be non-negative value for broken"),
-        ("frobnicate: 1", {}, "failed to read text proto from"),
-        ("backend: 'nobody'", {"model__py": b""}, "nobody"),
-        ("backend: 'onnxruntime' max_batch_size: 1", {"model__onnx": b"no model"}, "model.onnx"),
-        ("backend: 'onnxruntime' max_batch_size: 1", {}, "unable to find"),
-        ("backend: 'identity' max_batch_size: 1 sequence_batching {}", {}, "sequence_batching"),
-    ],
-    ids=["wrong value", "unknown field", "unknown backend", "no ONNX", "no file", "unsupported feature"],
-)
-def test_failure_says_what_and_where_and_the_others_load(
-    repository: Path, config: str, files: dict[str, bytes], reason: str
-) -> None:
-    add_model(repository, "broken", config, **files)
+#: Models that fail, by the reason that the log gives.
+BROKEN: dict[str, tuple[str, dict[str, bytes]]] = {
+    "'max_batch_size' must be non-negative value for": ("max_batch_size: -1 backend: 'identity'", {}),
+    "failed to read text proto from": ("frobnicate: 1", {}),
+    "nobody": ("backend: 'nobody'", {"model__py": b""}),
+    "model.onnx": ("backend: 'onnxruntime' max_batch_size: 1", {"model__onnx": b"no model"}),
+    "unable to find": ("backend: 'onnxruntime' max_batch_size: 1", {}),
+    "sequence_batching": ("backend: 'identity' max_batch_size: 1 sequence_batching {}", {}),
+}
+
+
+def test_failures_say_what_and_where_and_the_others_load(repository: Path) -> None:
+    for number, (config, files) in enumerate(BROKEN.values()):
+        add_model(repository, f"broken{number}", config, **files)
     with serving(repository, "--exit-on-error=false") as server, triton.InferenceServerClient(server.url) as client:
         assert client.is_server_live()
         assert not client.is_server_ready()
         assert client.is_model_ready("simple")
-        assert not client.is_model_ready("broken")
-        (line,) = [line for line in server.log.decode().splitlines() if "failed to load 'broken'" in line]
-        assert reason in line
+        lines = server.log.decode().splitlines()
+        for number, reason in enumerate(BROKEN):
+            assert not client.is_model_ready(f"broken{number}")
+            (line,) = [line for line in lines if f"failed to load 'broken{number}'" in line]
+            assert reason in line
         assert server.stop() == 0
 
 
 def test_server_is_ready_despite_a_failed_model_where_readiness_is_not_strict(repository: Path) -> None:
     add_model(repository, "broken", "frobnicate: 1")
+    (repository / "auto" / "1").mkdir(parents=True)
+    (repository / "auto" / "1" / "model.onnx").symlink_to(SAMPLES / "mlp" / "1" / "model.onnx")
     with (
         serving(repository, "--exit-on-error=false", "--strict-readiness=false") as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         assert client.is_server_ready()
+        check_what_an_onnx_file_tells(client.get_model_config("auto"))
         assert server.stop() == 0
 
 
-def test_onnx_model_needs_no_configuration(tmp_path: Path) -> None:
-    (tmp_path / "auto" / "1").mkdir(parents=True)
-    (tmp_path / "auto" / "1" / "model.onnx").symlink_to(SAMPLES / "mlp" / "1" / "model.onnx")
-    with serving(tmp_path) as server, triton.InferenceServerClient(server.url) as client:
-        config = client.get_model_config("auto")
-        assert (config["backend"], config["platform"], config["max_batch_size"]) == (
-            "onnxruntime", "onnxruntime_onnx", 4,
-        )  # fmt: skip
-        assert config["input"][0]["dims"] == [512]
-        assert "dynamic_batching" in config
-        assert [group["count"] for group in config["instance_group"]] == [2]
-        assert server.stop() == 0
+def check_what_an_onnx_file_tells(config: dict[str, Any]) -> None:
+    """A model without a configuration has Triton's."""
+    assert (config["backend"], config["platform"], config["max_batch_size"]) == ("onnxruntime", "onnxruntime_onnx", 4)
+    assert config["input"][0]["dims"] == [512]
+    assert "dynamic_batching" in config
+    assert [group["count"] for group in config["instance_group"]] == [2]

@@ -15,7 +15,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.raw_client import Client, post
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, only, serving, title
 
 KEY = {"Admin-Key": "secret"}
 RESTRICTED = b'{"error":"This API is restricted, expecting header \'Admin-Key\'"}'
@@ -129,7 +129,7 @@ def test_everything_goes_to_the_log_file(tmp_path: Path) -> None:
         address = f"shoal-{token_hex(8)}"
         manager.bind("\0" + address)
         manager.settimeout(DEADLINE_S)
-        server = launch(SAMPLES, f"--log-file={path}", environment={"NOTIFY_SOCKET": f"@{address}"})
+        server = launch(SAMPLES, *only("digits"), f"--log-file={path}", environment={"NOTIFY_SOCKET": f"@{address}"})
         try:
             while b"READY=1" not in manager.recv(4096).split(b"\n"):
                 """It says how far it is."""
