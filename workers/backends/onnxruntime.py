@@ -23,7 +23,7 @@ from shoal.datatypes import BF16, BY_NAME, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
-from shoal.workers.backends import onnxruntime_checks
+from shoal.workers.backends import file_checks, onnxruntime_checks
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
 from shoal.workers.tensors import Array
@@ -82,7 +82,7 @@ class OnnxruntimeBackend(BatchedBackend):
         signature = Signature.from_config(model.config)
         model_io = self.describe(model, device)
         initializers = _io_tensors(self._session.get_overridable_initializers())
-        onnxruntime_checks.check(signature, model_io, initializers)
+        file_checks.check(signature, model_io, initializers)
         tensors = (*model_io.inputs, *model_io.outputs, *initializers)
         specs = (*signature.inputs.values(), *signature.outputs.values())
         self._signature = signature
