@@ -9,7 +9,7 @@ Runs in a worker, while it loads.
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +131,17 @@ def _read(filename: str, spec: TensorSpec, nbytes: int, model: Model) -> bytes:
 
 
 # -- zeros ------------------------------------------------------------------------------------------------------------
+
+
+def run_zeros(run: Callable[[dict[str, Array]], object], signature: Signature, instance_name: str) -> None:
+    """One run on the smallest inputs, for backends that profit from it and models that have no samples."""
+    inputs = smallest_inputs(signature)
+    if inputs is None:
+        return
+    try:
+        run(inputs)
+    except ShoalError as error:
+        _log.info("worker %s: the first run, on zeros, failed: %s", instance_name, error)
 
 
 def smallest_inputs(signature: Signature) -> dict[str, Array] | None:

@@ -6,7 +6,6 @@ are computed where clients read them. BF16 travels as its 16-bit words in both.
 
 import ctypes
 import importlib
-import logging
 import math
 import os
 import re
@@ -20,16 +19,14 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 from shoal.datatypes import BF16, BY_NAME, BYTES, Datatype
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends import file_checks, onnxruntime_checks
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
 from shoal.workers.tensors import Array
-from shoal.workers.warmup import smallest_inputs
-
-_log = logging.getLogger(__name__)
+from shoal.workers.warmup import run_zeros
 
 #: Outputs of a batch from which binding pays, in bytes. Measured with one thread, copy into the block included, run /
 #: bound: 64 B 17 / 17 us, 64 KiB 20 / 24, 256 KiB 39 / 32, 600 KB 64 / 51, 4 MB 392 / 205; 32 rows of an MLP
@@ -93,16 +90,7 @@ class OnnxruntimeBackend(BatchedBackend):
         if device.kind == "KIND_CPU":
             self._find_known_outputs(signature)
         if not model.config["model_warmup"]:
-            self._run_zeros(model.instance_name)
-
-    def _run_zeros(self, instance_name: str) -> None:
-        inputs = smallest_inputs(self._signature)
-        if inputs is None:
-            return
-        try:
-            self.run(inputs)
-        except ShoalError as error:
-            _log.info("worker %s: the first run, on zeros, failed: %s", instance_name, error)
+            run_zeros(self.run, signature, model.instance_name)
 
     def unload(self) -> None:
         """Let the session go."""
