@@ -89,8 +89,7 @@ def load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Sig
     backend = backends.create(runs_on(config))
     if not order["final"]:
         model_io = backend.describe(_model(order, config), device)
-        inputs, outputs, completed = model_io
-        channel.send({"op": "model_io", "inputs": list(inputs), "outputs": list(outputs), "completed": completed})
+        channel.send({"op": "model_io", **model_io._asdict()})
         final = _receive(channel, "config")
         if final is None:
             return None

@@ -16,7 +16,7 @@ from shoal.model_config.messages import Config
 DEFAULT_MAX_BATCH_SIZE = 4
 
 #: Backends whose files declare inputs and outputs with their shapes.
-_DECLARING = frozenset({"onnxruntime"})
+_DECLARING = frozenset({"onnxruntime", "openvino", "tensorflow"})
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
@@ -34,6 +34,7 @@ class ModelIO(NamedTuple):
     inputs: tuple[IOTensor, ...]
     outputs: tuple[IOTensor, ...]
     completed: Config | None = None
+    fills_max_batch_size: bool = True  # False: the file leaves open whether its first dimensions are a batch
 
 
 def needs_autocomplete(config: Config) -> bool:
@@ -103,7 +104,8 @@ def complete_from_file(
         return config
     max_batch_size: int = config["max_batch_size"]
     if _can_batch(model_io):
-        max_batch_size = max_batch_size or max(0, default_max_batch_size)
+        if model_io.fills_max_batch_size:
+            max_batch_size = max_batch_size or max(0, default_max_batch_size)
     elif max_batch_size > 0:
         raise InvalidArgumentError(
             f"autofill failed for model '{config['name']}': model does not support batching while non-zero "

@@ -265,7 +265,8 @@ class Instance:
             tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in message[side])
             for side in ("inputs", "outputs")
         )
-        self._listener.on_model_io(self, ModelIO(inputs, outputs, message["completed"]))
+        model_io = ModelIO(inputs, outputs, message["completed"], message["fills_max_batch_size"])
+        self._listener.on_model_io(self, model_io)
 
     def _on_loaded(self, message: Message) -> None:
         if self._member is None or self.state is not InstanceState.LOADING:

@@ -41,6 +41,13 @@ def test_a_batching_model_gets_rows_and_the_dynamic_batcher() -> None:
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
 
 
+@pytest.mark.parametrize(("text", "max_batch_size"), [("", 0), ("max_batch_size: 8", 8)])
+def test_a_file_that_leaves_batching_open_leaves_max_batch_size_too(text: str, max_batch_size: int) -> None:
+    config = complete_from_file(parsed(text), BATCHING._replace(fills_max_batch_size=False))
+    assert config["max_batch_size"] == max_batch_size
+    assert config["input"][0]["dims"] == ([512] if max_batch_size else [-1, 512])
+
+
 @pytest.mark.parametrize("model_io", [FIXED, SCALAR])
 def test_one_fixed_first_dimension_means_no_batching(model_io: ModelIO) -> None:
     config = complete_from_file(parsed(""), model_io)

@@ -112,6 +112,7 @@ def test_a_whole_life(worker: Supervised, relu: str, batcher: Batcher) -> None:
         "inputs": [["INPUT0", "TYPE_FP32", [-1, 2]]],
         "outputs": [["OUTPUT0", "TYPE_FP32", [-1, 2]]],
         "completed": None,
+        "fills_max_batch_size": True,
     }
     worker.channel.send({"op": "config", "config": {**identity(), "backend": "onnxruntime"}})
     assert worker.receive() == {"op": "loaded", "has_ready_check": False}

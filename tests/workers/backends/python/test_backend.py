@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import InvalidArgumentError
+from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import Model
 from shoal.workers.backends.python import PythonBackend
@@ -386,4 +387,4 @@ def test_describe_gives_what_the_model_has_made_of_its_configuration(serve: Serv
     model_io = PythonBackend().describe(
         Model("m", 1, "m_0_0", str(directory), str(directory / "model.py"), config, {}), CPU
     )
-    assert model_io == ((), (), config)
+    assert model_io == ModelIO((), (), config)
