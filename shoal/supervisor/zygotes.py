@@ -28,6 +28,7 @@ MODULES = {
     "batcher": ("shoal.batcher.batcher",),
     "identity": (_WORKER, "shoal.workers.backends.identity"),
     "onnxruntime": (_WORKER, "shoal.workers.backends.onnxruntime"),
+    "openvino": (_WORKER, "shoal.workers.backends.openvino"),
     "python": (_WORKER, "shoal.workers.backends.python"),  # and nothing of users'
 }
 #: A zygote that needs longer for its imports, or has not forked by then, is killed (ours; usual are 0.3 s and 5 ms).

@@ -14,6 +14,7 @@ from shoal.model_config.autocomplete import IOTensor, ModelIO, needs_autocomplet
 from shoal.model_config.finish import finish_config
 from shoal.model_config.load import parse_override, prepare_config, read_config
 from shoal.model_config.messages import Config
+from shoal.model_config.support import BACKENDS
 
 MODEL_IO = ModelIO((IOTensor("X", "TYPE_FP32", (-1, 512)),), (IOTensor("Y", "TYPE_FP32", (-1, 10)),))
 TENSORS = (
@@ -161,7 +162,7 @@ def test_preferred_sizes_may_wait_for_the_batch_size_that_auto_complete_finds(mo
             'platform: "tensorrt_plan"',
             InvalidArgumentError,
             "unable to find backend library for backend 'tensorrt', try specifying runtime on the model configuration. "
-            "For model 'm' there are: identity, onnxruntime, python",
+            f"For model 'm' there are: {', '.join(BACKENDS)}",
         ),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config import pbtxt
 from shoal.model_config.messages import Config
-from shoal.model_config.support import FEATURES, check_support
+from shoal.model_config.support import BACKENDS, FEATURES, check_support
 
 REFUSED = {
     "ensemble_scheduling": "ensemble_scheduling {}",
@@ -79,16 +79,16 @@ def test_what_is_served_passes(text: str) -> None:
     ("text", "kind", "sentence"),
     [
         (
-            'backend: "openvino"',
+            'backend: "dali"',
             InvalidArgumentError,
-            "unable to find backend library for backend 'openvino', try specifying runtime on the model configuration. "
-            "For model 'm' there are: identity, onnxruntime, python",
+            "unable to find backend library for backend 'dali', try specifying runtime on the model configuration. "
+            f"For model 'm' there are: {', '.join(BACKENDS)}",
         ),
         (
             'platform: "ensemble"',
             InvalidArgumentError,
             "unable to find backend library for backend 'ensemble', try specifying runtime on the model configuration. "
-            "For model 'm' there are: identity, onnxruntime, python",
+            f"For model 'm' there are: {', '.join(BACKENDS)}",
         ),
         (
             'backend: "onnxruntime" runtime: "model.py"',

@@ -10,6 +10,7 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "identity": ("identity", "IdentityBackend", "shoal"),
     "python": ("python", "PythonBackend", "shoal"),
     "onnxruntime": ("onnxruntime", "OnnxruntimeBackend", "shoal[onnx]"),
+    "openvino": ("openvino", "OpenvinoBackend", "shoal[openvino]"),
 }
 
 

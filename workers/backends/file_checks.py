@@ -6,7 +6,7 @@ For every backend whose files declare their inputs and outputs.
 from collections.abc import Collection, Sequence
 
 from shoal.datatypes import format_shape
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature, TensorSpec
 
@@ -31,6 +31,16 @@ def check(signature: Signature, model_io: ModelIO, initializers: Sequence[IOTens
         _check_tensor(name, "input", spec, _find(spec.name, "input", inputs), batching)
     for spec in signature.outputs.values():
         _check_tensor(name, "output", spec, _find(spec.name, "output", outputs), batching)
+
+
+def refuse_optional(signature: Signature, framework: str) -> None:
+    """Raises UnsupportedError where a request may leave an input out and the framework would not do without it."""
+    for spec in signature.inputs.values():
+        if spec.optional:
+            raise UnsupportedError(
+                f"model '{signature.name}', input '{spec.name}': 'optional' is not supported, {framework} needs every "
+                "input of a model"
+            )
 
 
 def _find(name: str, role: str, tensors: dict[str, IOTensor]) -> IOTensor:

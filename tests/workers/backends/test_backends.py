@@ -24,25 +24,32 @@ def test_an_unknown_backend_has_tritons_sentence() -> None:
     )
 
 
-def test_a_framework_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "shoal.workers.backends.onnxruntime", raising=False)
+@pytest.mark.parametrize(
+    ("backend", "package", "distribution"),
+    [("onnxruntime", "onnxruntime", "shoal[onnx]"), ("openvino", "openvino", "shoal[openvino]")],
+)
+def test_a_framework_that_is_not_installed_is_named(
+    backend: str, package: str, distribution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"shoal.workers.backends.{backend}", raising=False)
     real = builtins.__import__
 
-    def without_onnxruntime(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "onnxruntime":
-            raise ImportError("No module named 'onnxruntime'")
+    def without_package(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == package:
+            raise ImportError(f"No module named '{package}'")
         return real(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without_onnxruntime)
+    monkeypatch.setattr(builtins, "__import__", without_package)
     with pytest.raises(UnsupportedError) as caught:
-        backends.create("onnxruntime")
+        backends.create(backend)
     assert str(caught.value) == (
-        "backend 'onnxruntime' cannot be imported: No module named 'onnxruntime'. "
-        "Install it with: pip install 'shoal[onnx]'"
+        f"backend '{backend}' cannot be imported: No module named '{package}'. "
+        f"Install it with: pip install '{distribution}'"
     )
 
 
 def test_a_worker_imports_no_framework_that_it_does_not_run() -> None:
-    code = "import sys, shoal.workers.worker; print('onnxruntime' in sys.modules, 'google.protobuf' in sys.modules)"
+    imports = "import sys, shoal.workers.worker"
+    code = f"{imports}; print({{'onnxruntime', 'openvino', 'google.protobuf'}}.intersection(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "False False\n"
+    assert result.stdout == "set()\n"

@@ -1,0 +1,251 @@
+"""OpenVINO models, and what OpenVINO reads of others: one compiled model per instance. The only file that imports it.
+
+A batch runs at its own size, where Triton's backend has a compiled one: the first dimension is made dynamic. Inputs are
+copied once, since OpenVINO takes no memory that it could not write to, and outputs once, into the block. Computed in
+place they would be lost unseen where their shape is not the expected one: OpenVINO then computes elsewhere and says
+nothing.
+"""
+
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# Before the import: what it brings for conversions would report to its makers, from a thread that makes it unfit to be
+# forked, and takes a third of the time to import.
+if "openvino" not in sys.modules:
+    sys.modules["openvino.tools.ovc"] = None  # type: ignore[assignment]  # that is how to say that it is not there
+import openvino
+
+from shoal.datatypes import BF16, BY_NAME
+from shoal.errors import InternalError, UnavailableError, UnsupportedError
+from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.model_config.signature import Signature, TensorSpec
+from shoal.workers.backends import file_checks
+from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.openvino_options import OpenvinoSettings, openvino_settings
+from shoal.workers.tensors import Array
+from shoal.workers.warmup import run_zeros
+
+# OpenVINO's types; those that are not here have no Triton datatype, or no plugin that takes them.
+_TYPES = {
+    "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
+    "i32": "INT32", "i64": "INT64", "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16",
+}  # fmt: skip
+_TYPE_OF = {datatype: getattr(openvino.Type, name) for name, datatype in _TYPES.items()}
+_NAME_OF = {type_.get_type_name(): datatype for datatype, type_ in _TYPE_OF.items()}
+
+
+class OpenvinoBackend(BatchedBackend):
+    """One infer request of one compiled model."""
+
+    def __init__(self) -> None:
+        # Changed by describe and load.
+        self._core: Any = None
+        self._model: Any = None  # as it was read; None once it is compiled
+        self._request: Any = None
+        self._name = ""
+        self._inputs: dict[str, int] = {}  # name → position in the model
+        self._outputs: dict[str, int] = {}
+        self._bf16: frozenset[str] = frozenset()  # inputs and outputs that travel as 16-bit words
+        self._fixed_rows = 0  # what every execution must have; 0 = any number
+        self._pads_batches = False
+
+    def describe(self, model: Model, device: Device) -> ModelIO:
+        """The inputs and outputs of the file. It fills max_batch_size only where their layouts name the batch."""
+        self._read(model, openvino_settings(model, device))
+        ports = (*self._model.inputs, *self._model.outputs)
+        layouts = [openvino.layout_helpers.get_layout(port) for port in ports]
+        says_batch = all(openvino.layout_helpers.has_batch(layout) for layout in layouts)
+        is_batched = says_batch or model.config["max_batch_size"] > 0  # then the first dimensions will be made dynamic
+        inputs, outputs = (
+            _io_tensors(ports, [tensor["name"] for tensor in model.config[role]])
+            for role, ports in (("input", self._model.inputs), ("output", self._model.outputs))
+        )
+        if is_batched:
+            inputs, outputs = _with_batch(inputs), _with_batch(outputs)
+        return ModelIO(inputs, outputs, fills_max_batch_size=says_batch)
+
+    def load(self, model: Model, device: Device) -> None:
+        """Shape, check and compile the model. Raises InvalidArgumentError where file and configuration disagree."""
+        settings, signature = openvino_settings(model, device), Signature.from_config(model.config)
+        file_checks.refuse_optional(signature, "OpenVINO")
+        self._read(model, settings)
+        shaped, self._fixed_rows = _shaped(self._model, signature, settings)
+        inputs = _as_served(shaped.inputs, signature.inputs, "input", model.name, self._fixed_rows)
+        outputs = _as_served(shaped.outputs, signature.outputs, "output", model.name, self._fixed_rows)
+        file_checks.check(signature, ModelIO(inputs, outputs))
+        self._compile(_converted(shaped, signature), settings)
+        self._name, self._pads_batches = model.name, settings.pads_batches
+        self._inputs = {tensor.name: position for position, tensor in enumerate(inputs)}
+        self._outputs = {
+            tensor.name: position for position, tensor in enumerate(outputs) if tensor.name in signature.outputs
+        }
+        specs = (*signature.inputs.values(), *signature.outputs.values())
+        self._bf16 = frozenset(spec.name for spec in specs if spec.datatype is BF16)
+        if not model.config["model_warmup"]:
+            run_zeros(self.run, signature, model.instance_name)
+
+    def unload(self) -> None:
+        """Let the compiled model go."""
+        self._request = self._model = self._core = None
+
+    def _read(self, model: Model, settings: OpenvinoSettings) -> None:
+        if self._model is not None:
+            return
+        if not os.path.exists(model.file):
+            raise UnavailableError(f"unable to find '{model.file}' for model '{model.name}'")
+        self._core = openvino.Core()
+        try:
+            if settings.extension:
+                self._core.add_extension(settings.extension)
+        except RuntimeError as error:
+            raise _openvino_error("loading custom CPU extensions", error) from error
+        try:
+            self._model = self._core.read_model(model.file)
+        except RuntimeError as error:
+            raise _openvino_error("reading model", error) from error
+
+    def _compile(self, shaped: Any, settings: OpenvinoSettings) -> None:
+        try:
+            self._request = self._core.compile_model(shaped, "CPU", settings.properties).create_infer_request()
+        except RuntimeError as error:
+            raise _openvino_error("loading model", error) from error
+        self._model = None
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """The outputs where OpenVINO has them, until the next run. Raises InternalError with OpenVINO's words."""
+        rows = len(next(iter(inputs.values()))) if self._fixed_rows else 0
+        if rows != self._fixed_rows:
+            inputs = self._padded(inputs, rows)
+        request = self._request
+        try:
+            for name, array in inputs.items():
+                request.set_input_tensor(self._inputs[name], _tensor(array, name in self._bf16))
+            request.start_async()
+            request.wait()
+        except RuntimeError as error:
+            raise _openvino_error("running inference", error) from error
+        outputs: dict[str, Array] = {}
+        for name, position in self._outputs.items():
+            array = request.get_output_tensor(position).data
+            if name in self._bf16:
+                array = array.view(BF16.dtype)
+            outputs[name] = array[:rows] if rows else array
+        return outputs
+
+    def _padded(self, inputs: dict[str, Array], rows: int) -> dict[str, Array]:
+        if not self._pads_batches:
+            raise InternalError(
+                f"expected requests with batch size '{self._fixed_rows}', got '{rows}'... this error can be avoided by "
+                "setting 'ENABLE_BATCH_PADDING' parameter in model configuration to 'YES' at a performance cost."
+            )
+        padded = {}
+        for name, array in inputs.items():
+            padded[name] = np.zeros((self._fixed_rows, *array.shape[1:]), array.dtype)
+            padded[name][:rows] = array
+        return padded
+
+
+def _tensor(array: Array, is_bf16: bool) -> Any:
+    # Words have to be told their type, and that form takes no copy by itself.
+    return openvino.Tensor(array.copy(), array.shape, openvino.Type.bf16) if is_bf16 else openvino.Tensor(array)
+
+
+def _openvino_error(where: str, error: RuntimeError) -> InternalError:
+    return InternalError(f"openvino error in {where} : {str(error).strip()}")
+
+
+# -- the model and its configuration ----------------------------------------------------------------------------------
+
+
+def _io_tensors(ports: Sequence[Any], configured: Collection[str]) -> tuple[IOTensor, ...]:
+    """Inputs or outputs of a model; one that has several names bears the configured one."""
+    tensors = []
+    for port in ports:
+        name = next((name for name in sorted(port.get_names()) if name in configured), None) or port.get_any_name()
+        shape, element_type = port.get_partial_shape(), port.get_element_type().get_type_name()
+        dims = () if shape.rank.is_dynamic else tuple(dim.get_length() if dim.is_static else -1 for dim in shape)
+        datatype = _NAME_OF.get(element_type)
+        tensors.append(IOTensor(name, BY_NAME[datatype].config_name if datatype else element_type, dims))
+    return tuple(tensors)
+
+
+def _with_batch(tensors: Sequence[IOTensor]) -> tuple[IOTensor, ...]:
+    return tuple(tensor._replace(dims=(-1, *tensor.dims[1:])) for tensor in tensors)
+
+
+def _as_served(
+    ports: Sequence[Any], specs: Mapping[str, TensorSpec], role: str, model: str, fixed_rows: int
+) -> tuple[IOTensor, ...]:
+    """What requests see of these inputs or outputs: OpenVINO converts from and to the configured datatypes."""
+    tensors = []
+    for tensor in _io_tensors(ports, specs):
+        if tensor.name in specs:
+            datatype = specs[tensor.name].datatype
+            if datatype.name not in _TYPE_OF:
+                raise InternalError(
+                    f"unsupported datatype {datatype.config_name} for {role} '{tensor.name}' for model '{model}'"
+                )
+            if not tensor.dims:
+                raise UnsupportedError(
+                    f"model '{model}', tensor '{tensor.name}': the model gives it no dimensions; if that means any, "
+                    "set the parameter 'RESHAPE_IO_LAYERS' to 'YES', and the configuration's are taken"
+                )
+            tensor = tensor._replace(data_type=datatype.config_name)
+        if fixed_rows and tensor.dims[:1] == (fixed_rows,):
+            tensor = tensor._replace(dims=(-1, *tensor.dims[1:]))
+        tensors.append(tensor)
+    return tuple(tensors)
+
+
+def _shaped(model: Any, signature: Signature, settings: OpenvinoSettings) -> tuple[Any, int]:
+    """The model with its inputs' shapes for serving, and the rows that every execution must have (0 = any number).
+
+    Raises InternalError where OpenVINO finds that the shapes do not suit the model.
+    """
+    if signature.max_batch_size == 0:
+        return _reshaped(model, signature, settings, []), 0
+    if not settings.keeps_batch_fixed:
+        try:
+            shaped = _reshaped(model, signature, settings, [-1])
+        except InternalError:
+            pass  # then as Triton does it, always
+        else:
+            outputs = _io_tensors(shaped.outputs, signature.outputs)
+            if all(tensor.dims[:1] == (-1,) for tensor in outputs if tensor.name in signature.outputs):
+                return shaped, 0
+    return _reshaped(model, signature, settings, [signature.max_batch_size]), signature.max_batch_size
+
+
+def _reshaped(model: Any, signature: Signature, settings: OpenvinoSettings, leading: list[int]) -> Any:
+    shapes = {}
+    for position, port in enumerate(model.inputs):
+        shape = port.get_partial_shape()
+        spec = next((signature.inputs[name] for name in port.get_names() if name in signature.inputs), None)
+        if settings.reshapes_inputs and spec is not None:
+            shapes[position] = openvino.PartialShape([*leading, *(spec.dims if spec.reshape is None else spec.reshape)])
+        elif shape.rank.is_static and len(shape) >= len(leading):
+            shapes[position] = openvino.PartialShape([*leading, *list(shape)[len(leading) :]])
+    shaped = model.clone()
+    try:
+        shaped.reshape(shapes)
+    except RuntimeError as error:
+        raise _openvino_error("setting max batch size" if leading else "setting shape", error) from error
+    return shaped
+
+
+def _converted(model: Any, signature: Signature) -> Any:
+    """`model` with the configured datatypes at its ends."""
+    steps = openvino.preprocess.PrePostProcessor(model)
+    for end, specs in ((steps.input, signature.inputs), (steps.output, signature.outputs)):
+        for spec in specs.values():
+            end(spec.name).tensor().set_element_type(_TYPE_OF[spec.datatype.name])
+    try:
+        return steps.build()
+    except RuntimeError as error:
+        raise _openvino_error("setting precision", error) from error

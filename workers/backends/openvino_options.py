@@ -1,0 +1,92 @@
+"""What config.pbtxt says about OpenVINO, read into one value and checked.
+
+Pure: knows the names of Triton's parameters and of OpenVINO's properties, imports neither. Runs in a worker.
+"""
+
+from dataclasses import dataclass
+
+from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.workers.backends.backend import Device, Model
+
+#: Triton's three; with one stream they differ in nothing that the pinned cores have not decided.
+PERFORMANCE_HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenvinoSettings:
+    """One compiled model's options, in OpenVINO's terms."""
+
+    properties: dict[str, str | int | bool]  # of the compiled model
+    extension: str  # a library of operators; "" = none
+    keeps_batch_fixed: bool  # SKIP_OV_DYNAMIC_BATCHSIZE: every execution has max_batch_size rows
+    pads_batches: bool  # ENABLE_BATCH_PADDING: with rows of zeros, where the batch is fixed
+    reshapes_inputs: bool  # RESHAPE_IO_LAYERS: the inputs get the configuration's dims
+
+
+def openvino_settings(model: Model, device: Device) -> OpenvinoSettings:
+    """All options of `model`. Raises InvalidArgumentError with Triton's sentence for a value that is none."""
+    if device.kind != "KIND_CPU":
+        raise InvalidArgumentError(
+            f"unable to load model '{model.name}', Triton openVINO backend supports only CPU device"
+        )
+    target = _value(model, "TARGET_DEVICE") or "cpu"
+    if target not in ("cpu", "auto"):  # with AUTO OpenVINO may choose, and the CPU is always among what there is
+        raise UnsupportedError(f"model '{model.name}': TARGET_DEVICE {target.upper()} is not supported; remove it")
+    _threads(model, "COMPILATION_NUM_THREADS")  # the CPU plugin compiles on the inference's threads
+    _check_streams(model)
+    properties: dict[str, str | int | bool] = {
+        "INFERENCE_NUM_THREADS": _threads(model, "INFERENCE_NUM_THREADS") or len(device.cores),
+        # An instance is a process that executes one batch at a time: a second stream would take threads and idle.
+        "NUM_STREAMS": 1,
+        # OpenVINO would choose cores among those of the machine; threads inherit the worker's.
+        "ENABLE_CPU_PINNING": False,
+        "PERFORMANCE_HINT": _performance_hint(model),
+    }
+    if _value(model, "HINT_BF16"):
+        if _value(model, "HINT_BF16") != "yes":
+            raise _expected(model, "HINT_BF16", "be YES")
+        properties["INFERENCE_PRECISION_HINT"] = "bf16"
+    return OpenvinoSettings(
+        properties=properties,
+        extension=model.parameter("CPU_EXTENSION_PATH") or "",
+        keeps_batch_fixed=_flag(model, "SKIP_OV_DYNAMIC_BATCHSIZE"),
+        pads_batches=_flag(model, "ENABLE_BATCH_PADDING"),
+        reshapes_inputs=_flag(model, "RESHAPE_IO_LAYERS"),
+    )
+
+
+def _value(model: Model, key: str) -> str:
+    """In lower case, as Triton compares it and says it back."""
+    return (model.parameter(key) or "").lower()
+
+
+def _threads(model: Model, key: str) -> int:
+    value = _value(model, key) or "0"
+    if not value.isdecimal():
+        raise _expected(model, key, "be a non-negative number")
+    return int(value)
+
+
+def _check_streams(model: Model) -> None:
+    value = _value(model, "NUM_STREAMS")
+    if value and value not in ("auto", "numa") and not value.isdecimal():
+        raise _expected(model, "NUM_STREAMS", "be either AUTO/NUMA/<int_value>")
+
+
+def _performance_hint(model: Model) -> str:
+    value = _value(model, "PERFORMANCE_HINT").upper() or "LATENCY"
+    if value not in PERFORMANCE_HINTS:
+        raise _expected(model, "PERFORMANCE_HINT", f"be {'/'.join(PERFORMANCE_HINTS)}")
+    return value
+
+
+def _flag(model: Model, key: str) -> bool:
+    # Triton takes whatever is not YES for NO; a word that is neither is refused here.
+    value = _value(model, key) or "no"
+    if value not in ("yes", "no"):
+        raise _expected(model, key, "be either YES or NO")
+    return value == "yes"
+
+
+def _expected(model: Model, key: str, expected: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"expected the parameter '{key}' to {expected}, got {_value(model, key)}")
