@@ -15,6 +15,7 @@ from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
 from tests.workers.openvino_models import op, ov, saved
 
 MLP, ENCODER = SAMPLES / "mlp" / "1" / "model.onnx", SAMPLES / "encoder" / "1" / "model.onnx"
+DIGITS = Path(__file__).parents[1] / "data" / "saved_model"
 #: Waits until its four rows are there, so that four requests are one execution.
 PATIENT = 'backend: "openvino" max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 60000000 }'
 
@@ -43,6 +44,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(
         ENCODER, add(root, "encoder", 'backend: "openvino" max_batch_size: 8 default_model_filename: "model.onnx"')
     )
+    saved_model = 'backend: "openvino" max_batch_size: 200 default_model_filename: "model.saved_model"'
+    shutil.copytree(DIGITS, add(root, "digits", saved_model) / "model.saved_model")
     (add(root, "corrupt", 'backend: "openvino"') / "model.xml").write_text("<net")
     wrong = 'backend: "openvino" max_batch_size: 4 output { name: "scores" data_type: TYPE_FP32 dims: 10 }'
     save_ir(add(root, "wrong", wrong + 'input { name: "features" data_type: TYPE_FP32 dims: 511 }'))
@@ -51,7 +54,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
-    loaded = [f"--load-model={name}" for name in ("mlp", "found_by_its_file", "encoder")]
+    loaded = [f"--load-model={name}" for name in ("mlp", "found_by_its_file", "encoder", "digits")]
     with serving(repository, "--model-control-mode=explicit", *loaded) as running:
         yield running
         assert running.stop() == 0
@@ -113,6 +116,14 @@ def test_a_trained_onnx_model_with_two_inputs_and_dynamic_shapes(client: Any) ->
     expected = ov.Core().compile_model(ENCODER, "CPU")({"input_ids": ids, "attention_mask": mask})["logits"]
     answer = ask(client, "encoder", "logits", input_ids=ids, attention_mask=mask)
     np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_trained_model_of_tensorflow(client: Any) -> None:
+    digits = np.load(DIGITS.parent / "held_out_digits.npz")
+    images, labels = digits["images"][300:].astype(np.float32), digits["labels"][300:]
+    answer = ask(client, "digits", "scores", pixels=images)
+    np.testing.assert_allclose(answer, ov.Core().compile_model(DIGITS, "CPU")(images)[0], rtol=1e-5, atol=1e-6)
+    assert np.mean(answer.argmax(axis=1) == labels) > 0.85
 
 
 def test_a_reload_serves_the_new_file(client: Any, repository: Path) -> None:
