@@ -30,6 +30,7 @@ MODULES = {
     "onnxruntime": (_WORKER, "shoal.workers.backends.onnxruntime"),
     "openvino": (_WORKER, "shoal.workers.backends.openvino"),
     "python": (_WORKER, "shoal.workers.backends.python"),  # and nothing of users'
+    "tensorflow": (_WORKER, "shoal.workers.backends.tensorflow"),
 }
 #: A zygote that needs longer for its imports, or has not forked by then, is killed (ours; usual are 0.3 s and 5 ms).
 IMPORT_S, FORK_S = 60.0, 2.0

@@ -11,6 +11,7 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "python": ("python", "PythonBackend", "shoal"),
     "onnxruntime": ("onnxruntime", "OnnxruntimeBackend", "shoal[onnx]"),
     "openvino": ("openvino", "OpenvinoBackend", "shoal[openvino]"),
+    "tensorflow": ("tensorflow", "TensorflowBackend", "shoal[tensorflow]"),
 }
 
 

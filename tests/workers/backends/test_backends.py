@@ -26,7 +26,11 @@ def test_an_unknown_backend_has_tritons_sentence() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "package", "distribution"),
-    [("onnxruntime", "onnxruntime", "shoal[onnx]"), ("openvino", "openvino", "shoal[openvino]")],
+    [
+        ("onnxruntime", "onnxruntime", "shoal[onnx]"),
+        ("openvino", "openvino", "shoal[openvino]"),
+        ("tensorflow", "tensorflow", "shoal[tensorflow]"),
+    ],
 )
 def test_a_framework_that_is_not_installed_is_named(
     backend: str, package: str, distribution: str, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,224 @@
+"""TensorFlow models: one session per instance, on the worker's own cores. The only file that imports TensorFlow.
+
+SavedModels and frozen graphs are run in a session, as Triton does it: nothing of a model is executed but TensorFlow's
+own operations, no Python and no Keras. Inputs are fed where they lie, outputs are copied once, into the block.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+# Before the import: what it says of the processor's instructions would be in the log of every worker.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+import tensorflow as tf
+
+from shoal.datatypes import BF16, BY_NAME
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config import files
+from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.model_config.signature import Signature, TensorSpec
+from shoal.workers.backends import file_checks
+from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.tensorflow_options import TensorflowSettings, chosen_signature, tensorflow_settings
+from shoal.workers.tensors import Array
+from shoal.workers.warmup import run_zeros
+
+_log = logging.getLogger(__name__)
+
+# TensorFlow's types; those that are not here have no Triton datatype.
+_TYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
+    "string": "BYTES", "bfloat16": "BF16",
+}  # fmt: skip
+#: What a session raises: TensorFlow's errors, and Python's for what it finds before it runs anything.
+_ERRORS = (tf.errors.OpError, RuntimeError, OSError, ValueError, TypeError)
+_INIT_OPS_NBYTES = 1 << 20
+
+
+class TensorflowBackend(BatchedBackend):
+    """One session."""
+
+    def __init__(self) -> None:
+        # Changed by describe and load.
+        self._session: Any = None
+        self._run: Any = None
+        self._names: dict[str, dict[str, str]] = {}  # "input", "output" → configured name → name in the graph
+        self._tensors: dict[str, list[IOTensor]] = {}
+        self._feeds: list[str] = []  # names of inputs, in the order of the callable
+        self._fetches: list[str] = []
+        self._bf16: frozenset[str] = frozenset()  # inputs and outputs that travel as 16-bit words
+
+    def describe(self, model: Model, device: Device) -> ModelIO:
+        """The inputs and outputs of the signature; of a frozen graph nothing, which tells potential ones only."""
+        settings = tensorflow_settings(model, device)
+        self._open(model, settings)
+        if settings.is_graphdef:
+            return ModelIO((), ())
+        for tensor in (*self._tensors["input"], *self._tensors["output"]):
+            if not tensor.dims:
+                raise InvalidArgumentError(
+                    f"unable to autofill for '{model.name}': the rank of model tensor '{tensor.name}' is 0 which is "
+                    "not supported"
+                )
+        return ModelIO(tuple(self._tensors["input"]), tuple(self._tensors["output"]))
+
+    def load(self, model: Model, device: Device) -> None:
+        """Open the session and check it. Raises InvalidArgumentError where file and configuration disagree."""
+        signature, settings = Signature.from_config(model.config), tensorflow_settings(model, device)
+        file_checks.refuse_optional(signature, "TensorFlow")
+        self._open(model, settings)
+        inputs, outputs = self._tensors["input"], self._tensors["output"]
+        if settings.is_graphdef:
+            inputs = [tensor for tensor in inputs if tensor.name in signature.inputs]
+        is_batched = signature.max_batch_size > 0
+        file_checks.check(
+            signature,
+            ModelIO(
+                tuple(_with_rank(inputs, signature.inputs, is_batched)),
+                tuple(_with_rank(outputs, signature.outputs, is_batched)),
+            ),
+        )
+        self._feeds, self._fetches = list(signature.inputs), list(signature.outputs)
+        specs = (*signature.inputs.values(), *signature.outputs.values())
+        self._bf16 = frozenset(spec.name for spec in specs if spec.datatype is BF16)
+        self._run = self._session.make_callable(
+            [self._names["output"][name] for name in self._fetches],
+            [self._names["input"][name] for name in self._feeds],
+        )
+        if not model.config["model_warmup"]:
+            run_zeros(self.run, signature, model.instance_name)
+
+    def unload(self) -> None:
+        """Let the session go."""
+        if self._session is not None:
+            self._session.close()
+        self._run = self._session = None
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """The outputs in fresh arrays. Raises InternalError with TensorFlow's words."""
+        arrays = [inputs[name] for name in self._feeds]
+        if self._bf16:
+            bfloat16 = tf.bfloat16.as_numpy_dtype
+            arrays = [
+                array.view(bfloat16) if name in self._bf16 else array
+                for name, array in zip(self._feeds, arrays, strict=True)
+            ]
+        try:
+            results = self._run(*arrays)
+        except _ERRORS as error:
+            raise InternalError(_message(error)) from error
+        outputs: dict[str, Array] = {}
+        for name, array in zip(self._fetches, results, strict=True):
+            outputs[name] = array.view(BF16.dtype) if name in self._bf16 else array
+        return outputs
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _open(self, model: Model, settings: TensorflowSettings) -> None:
+        if self._session is not None:
+            return
+        if not os.path.exists(model.file):
+            raise UnavailableError(f"unable to find '{model.file}' for model instance '{model.instance_name}'")
+        graph = tf.Graph()
+        session = tf.compat.v1.Session(graph=graph, config=_session_config(settings))
+        tf.get_logger().setLevel(logging.ERROR)  # it would advise to load models in another way
+        try:
+            with graph.as_default():
+                if settings.is_graphdef:
+                    self._read_graph(model, settings, session)
+                else:
+                    self._read_saved_model(model, settings, session)
+        except ShoalError:
+            raise
+        except _ERRORS as error:
+            raise InternalError(f"unable to load model '{model.name}': {_message(error)}") from error
+        self._session = session
+
+    def _read_saved_model(self, model: Model, settings: TensorflowSettings, session: Any) -> None:
+        meta_graph = tf.compat.v1.saved_model.load(session, [settings.graph_tag], model.file)
+        name = chosen_signature(meta_graph.signature_def, settings, model.name)
+        if name != settings.signature_def:
+            _log.warning(
+                "model '%s' has no signature '%s', its signature '%s' is served",
+                model.name,
+                settings.signature_def,
+                name,
+            )
+        signature = meta_graph.signature_def[name]
+        for role, infos in (("input", signature.inputs), ("output", signature.outputs)):
+            self._names[role] = {key: info.name for key, info in sorted(infos.items())}
+            self._tensors[role] = [
+                _io_tensor(key, info.dtype, tf.TensorShape(info.tensor_shape)) for key, info in sorted(infos.items())
+            ]
+
+    def _read_graph(self, model: Model, settings: TensorflowSettings, session: Any) -> None:
+        definition = tf.compat.v1.GraphDef.FromString(Path(model.file).read_bytes())
+        if not definition.node:
+            raise InternalError(f"model {model.name} has an empty network")
+        tf.graph_util.import_graph_def(definition, name="")
+        operations = session.graph.get_operations()
+        placeholders = [operation for operation in operations if operation.type.startswith("Placeholder")]
+        for role, nodes in (("input", placeholders), ("output", operations)):
+            found = [operation.outputs[0] for operation in nodes if operation.outputs]
+            self._names[role] = {tensor.op.name: tensor.name for tensor in found}
+            self._tensors[role] = [_io_tensor(tensor.op.name, tensor.dtype, tensor.shape) for tensor in found]
+        if settings.init_ops_file:
+            session.run(_init_ops(model, settings.init_ops_file))
+
+
+def _session_config(settings: TensorflowSettings) -> Any:
+    v1 = tf.compat.v1
+    return v1.ConfigProto(
+        intra_op_parallelism_threads=settings.num_intra_threads,
+        inter_op_parallelism_threads=settings.num_inter_threads,
+        use_per_session_threads=settings.uses_per_session_threads,
+        allow_soft_placement=settings.allows_soft_placement,
+        device_count={} if settings.uses_gpu else {"GPU": 0},
+        gpu_options=v1.GPUOptions(
+            allow_growth=not settings.gpu_memory_fraction,
+            per_process_gpu_memory_fraction=settings.gpu_memory_fraction,
+        ),
+        graph_options=v1.GraphOptions(optimizer_options=v1.OptimizerOptions(global_jit_level=settings.jit_level)),
+    )
+
+
+def _io_tensor(name: str, dtype: Any, shape: Any) -> IOTensor:
+    type_name = tf.as_dtype(dtype).base_dtype.name
+    datatype = _TYPES.get(type_name)
+    dims = () if shape.rank is None else tuple(-1 if dim is None else dim for dim in shape.as_list())
+    return IOTensor(name, BY_NAME[datatype].config_name if datatype else type_name, dims)
+
+
+def _with_rank(tensors: Iterable[IOTensor], specs: dict[str, TensorSpec], is_batched: bool) -> Sequence[IOTensor]:
+    """`tensors`, where the file gives no dimensions with those of the configuration, as Triton takes them."""
+    result = []
+    for tensor in tensors:
+        spec = specs.get(tensor.name)
+        if spec is not None and not tensor.dims:
+            dims = spec.dims if spec.reshape is None else spec.reshape
+            tensor = tensor._replace(dims=(-1, *dims) if is_batched else dims)
+        result.append(tensor)
+    return result
+
+
+def _init_ops(model: Model, name: str) -> list[str]:
+    """The operations that initialise a graph, listed in a file of the version's directory or the model's."""
+    for directory in (Path(model.version_dir), Path(model.version_dir).parent):
+        try:
+            content = files.read(directory / name, _INIT_OPS_NBYTES)
+        except FileNotFoundError:
+            continue
+        operations = json.loads(content).get("init_ops")
+        if isinstance(operations, list) and all(isinstance(operation, str) for operation in operations):
+            return operations
+        raise InvalidArgumentError(f"model '{model.name}': '{name}' must have a list 'init_ops' of names of operations")
+    raise UnavailableError(f"unable to find '{name}' for model instance '{model.instance_name}'")
+
+
+def _message(error: Exception) -> str:
+    """An error's words, without the trace of how the model was once built."""
+    return str(getattr(error, "message", None) or error).split("\n\nOriginal stack trace")[0].strip()

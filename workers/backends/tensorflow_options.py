@@ -1,0 +1,107 @@
+"""What config.pbtxt and --backend-config say about TensorFlow, read into one value and checked.
+
+Pure: knows the names of Triton's parameters, not TensorFlow. Runs in a worker. MAX_SESSION_SHARE_COUNT is checked and
+asks for nothing: instances are processes, and each has its session.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
+from shoal.workers.backends.backend import Device, Model
+
+DEFAULT_TAG, DEFAULT_SIGNATURE = "serve", "serving_default"
+#: Signatures that serve nobody.
+_INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
+_TRUE, _FALSE = ("true", "on", "1", "yes"), ("false", "off", "0", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorflowSettings:
+    """One session's options."""
+
+    is_graphdef: bool  # a frozen graph in a file, otherwise a SavedModel
+    num_intra_threads: int
+    num_inter_threads: int
+    uses_per_session_threads: bool
+    graph_tag: str
+    signature_def: str
+    init_ops_file: str  # of a graph; "" = none
+    jit_level: int  # optimization.graph.level: -1 = XLA off, 0 = TensorFlow's default, 1 and 2 = on
+    uses_gpu: bool
+    allows_soft_placement: bool
+    gpu_memory_fraction: float  # 0 = as much as is needed
+
+
+def tensorflow_settings(model: Model, device: Device) -> TensorflowSettings:
+    """All options of the session of `model`. Raises InvalidArgumentError for a value that is none."""
+    if not _number(model, "MAX_SESSION_SHARE_COUNT", 1):
+        raise _invalid(model, "MAX_SESSION_SHARE_COUNT", "positive number")
+    _refuse_accelerators(model, device)
+    return TensorflowSettings(
+        is_graphdef=model.config.get("platform") == "tensorflow_graphdef",
+        num_intra_threads=_number(model, "TF_NUM_INTRA_THREADS", 0) or len(device.cores),
+        num_inter_threads=_number(model, "TF_NUM_INTER_THREADS", 0) or len(device.cores),
+        uses_per_session_threads=_flag(model, "TF_USE_PER_SESSION_THREADS", model.parameter),
+        graph_tag=model.parameter("TF_GRAPH_TAG") or DEFAULT_TAG,
+        signature_def=model.parameter("TF_SIGNATURE_DEF") or DEFAULT_SIGNATURE,
+        init_ops_file=_init_ops_file(model),
+        jit_level=max(-1, min(2, model.config.get("optimization", {}).get("graph", {}).get("level", 0))),
+        uses_gpu=device.kind != "KIND_CPU",
+        allows_soft_placement=_flag(model, "allow-soft-placement", model.backend_config.get, default=True),
+        gpu_memory_fraction=_fraction(model),
+    )
+
+
+def chosen_signature(signatures: Collection[str], settings: TensorflowSettings, model: str) -> str:
+    """The configured signature, or, as in Triton, any other that serves. Raises InternalError where there is none."""
+    if settings.signature_def in signatures:
+        return settings.signature_def
+    for name in sorted(signatures):
+        if name not in _INTERNAL_SIGNATURES:
+            return name
+    raise InternalError(f"unable to load model '{model}', expected '{settings.signature_def}' signature")
+
+
+def _refuse_accelerators(model: Model, device: Device) -> None:
+    accelerators = model.config.get("optimization", {}).get("execution_accelerators", {})
+    if accelerators.get("cpu_execution_accelerator"):
+        raise InvalidArgumentError("CPU Execution Accelerator is not supported in TensorFlow backend")
+    if accelerators.get("gpu_execution_accelerator") and device.kind != "KIND_CPU":  # on CPUs Triton ignores them, too
+        raise UnsupportedError(f"model '{model.name}': GPU Execution Accelerators are not supported; remove them")
+
+
+def _number(model: Model, key: str, default: int) -> int:
+    value = model.parameter(key) or str(default)
+    if not value.isdecimal():
+        raise _invalid(model, key, "non-negative number")
+    return int(value)
+
+
+def _flag(model: Model, key: str, get: Callable[[str], str | None], *, default: bool = False) -> bool:
+    value = (get(key) or str(default)).lower()
+    if value not in (*_TRUE, *_FALSE):
+        raise _invalid(model, key, "'true' or 'false'")
+    return value in _TRUE
+
+
+def _fraction(model: Model) -> float:
+    value = model.backend_config.get("gpu-memory-fraction") or "0"
+    try:
+        fraction = float(value)
+    except ValueError:
+        fraction = -1
+    if not 0 <= fraction <= 1:
+        raise _invalid(model, "gpu-memory-fraction", "number between 0 and 1")
+    return fraction
+
+
+def _init_ops_file(model: Model) -> str:
+    name = model.parameter("TF_INIT_OPS_FILE") or ""
+    if "/" in name:
+        raise _invalid(model, "TF_INIT_OPS_FILE", "name of a file in the model's directory or its version's")
+    return name
+
+
+def _invalid(model: Model, key: str, expected: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"parameter '{key}' must be {expected} for TensorFlow model '{model.name}'")
