@@ -1,0 +1,122 @@
+"""What config.pbtxt says about a forest, read into one value and checked.
+
+Pure: knows the names of Triton's parameters, those of every release, and of its files; treelite it knows not. Runs in a
+worker.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from shoal.errors import InvalidArgumentError
+from shoal.workers.backends.backend import Device, Model
+
+#: Parameter model_type → the file in a version directory, unless default_model_filename says otherwise.
+FILENAMES = {
+    "xgboost": "xgboost.model",
+    "xgboost_json": "xgboost.json",
+    "xgboost_ubj": "xgboost.ubj",
+    "lightgbm": "model.txt",
+    "treelite_checkpoint": "checkpoint.tl",
+}
+
+#: Parameters that tune Triton's own predictor and change no answer: what they may say. They do nothing here.
+_CHOICES_WITHOUT_EFFECT = {
+    "layout": ("depth_first", "breadth_first", "layered", "layered_children_together"),
+    "algo": ("ALGO_AUTO", "NAIVE", "TREE_REORG", "BATCH_TREE_REORG"),
+    "storage_type": ("AUTO", "DENSE", "SPARSE", "SPARSE8"),
+}
+_NUMBERS_WITHOUT_EFFECT = ("chunk_size", "transfer_threshold", "blocks_per_sm", "threads_per_tree")
+_SWITCHES_WITHOUT_EFFECT = ("use_experimental_optimizations",)
+
+
+@dataclass(frozen=True, slots=True)
+class ForestSettings:
+    """How one forest is read, run and answered for."""
+
+    model_type: str  # a key of FILENAMES
+    is_classifier: bool
+    predict_proba: bool  # a classifier's scores, not the number of its class
+    threshold: float  # above it, a binary classifier says 1
+    allow_unknown_field: bool  # in an XGBoost file of JSON or UBJSON
+    num_threads: int
+
+    @property
+    def is_class_wanted(self) -> bool:
+        """Whether the answer is the number of a class."""
+        return self.is_classifier and not self.predict_proba
+
+
+def forest_settings(model: Model, device: Device) -> ForestSettings:
+    """The settings of `model`. Raises InvalidArgumentError for a value that is none."""
+    model_type = model.parameter("model_type") or "xgboost"
+    if model_type not in FILENAMES:
+        raise InvalidArgumentError(
+            f"{model_type} not recognized as a valid serialization format. Parameter 'model_type' of model "
+            f"'{model.name}' may be {', '.join(FILENAMES)}"
+        )
+    for key, choices in _CHOICES_WITHOUT_EFFECT.items():
+        _check_choice(model, key, choices)
+    for key in _NUMBERS_WITHOUT_EFFECT:
+        _whole_number(model, key)
+    for key in _SWITCHES_WITHOUT_EFFECT:
+        _switch(model, key)
+    return ForestSettings(
+        model_type=model_type,
+        is_classifier=_is_classifier(model),
+        predict_proba=_switch(model, "predict_proba"),
+        threshold=_threshold(model),
+        allow_unknown_field=_switch(model, "xgboost_allow_unknown_field"),
+        num_threads=_num_threads(model, len(device.cores)),
+    )
+
+
+def _is_classifier(model: Model) -> bool:
+    """`output_class` is what releases before 25.09 call it. Triton requires it, too: no file says it for certain."""
+    for key in ("is_classifier", "output_class"):
+        if model.parameter(key) is not None:
+            return _switch(model, key)
+    raise InvalidArgumentError(
+        f'Required parameter is_classifier not found in config of model \'{model.name}\': "true" for classes, "false" '
+        "for any other number"
+    )
+
+
+def _num_threads(model: Model, num_cores: int) -> int:
+    """The worker's cores; fewer where `cpu_nthread` says so, which Triton reads but does not document."""
+    asked = _whole_number(model, "cpu_nthread")
+    return min(asked, num_cores) if asked > 0 else num_cores
+
+
+def _threshold(model: Model) -> float:
+    value = model.parameter("threshold") or "0.5"
+    try:
+        return float(value)
+    except ValueError:
+        raise _invalid(model, "threshold", "a number", value) from None
+
+
+def _switch(model: Model, key: str) -> bool:
+    value = model.parameter(key) or "false"
+    if value not in ("true", "false"):  # the sentence is Triton's
+        raise InvalidArgumentError(
+            f"Expected 'true' or 'false' for parameter '{key}', got: '{value}', in model '{model.name}'"
+        )
+    return value == "true"
+
+
+def _whole_number(model: Model, key: str) -> int:
+    value = model.parameter(key) or "0"
+    try:
+        return int(value)
+    except ValueError:
+        raise _invalid(model, key, "a whole number", value) from None
+
+
+def _check_choice(model: Model, key: str, choices: Collection[str]) -> None:
+    value = model.parameter(key)
+    if value and value not in choices:
+        raise _invalid(model, key, f"one of {', '.join(choices)}", value)
+
+
+def _invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be {expected}, got '{value}'")
