@@ -1,12 +1,22 @@
-"""Triton's identity backend: the n-th output is the n-th input. For tests, benchmarks and examples; needs no file."""
+"""Triton's identity backend: OUTPUT<n> is INPUT<n>. For tests, benchmarks and examples; needs no file.
 
+Tensors of other names, which Triton refuses, are paired by their order. The parameters of its example of custom tracing
+do nothing here, and its metric of bytes is not kept: it would cost 10k instructions per batch, a tenth of the worker's.
+"""
+
+import logging
 import time
 
+import numpy as np
+
+from shoal.datatypes import BYTES, format_shape
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
-from shoal.model_config.signature import Signature
+from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.tensors import Array
+
+_log = logging.getLogger(__name__)
 
 
 class IdentityBackend(BatchedBackend):
@@ -14,7 +24,8 @@ class IdentityBackend(BatchedBackend):
 
     def __init__(self) -> None:
         # Changed by load.
-        self._pairs: tuple[tuple[str, str], ...] = ()  # names of an input and its output
+        self._pairs: tuple[tuple[TensorSpec, str], ...] = ()  # an input, and the name of its output
+        self._is_batched = False
         self._delay_s = 0.0
 
     def describe(self, model: Model, device: Device) -> ModelIO:
@@ -26,38 +37,68 @@ class IdentityBackend(BatchedBackend):
         """Pair inputs with outputs. Raises InvalidArgumentError where the pairs do not match."""
         del device
         signature = Signature.from_config(model.config)
-        inputs, outputs = list(signature.inputs.values()), list(signature.outputs.values())
-        if len(inputs) != len(outputs):
+        if len(signature.inputs) != len(signature.outputs):
             raise InvalidArgumentError(
-                f"model '{model.name}': the identity backend expects as many outputs as inputs, got {len(inputs)} "
-                f"inputs and {len(outputs)} outputs"
+                f"model configuration must have equal input/output pairs: model '{model.name}' has "
+                f"{len(signature.inputs)} inputs and {len(signature.outputs)} outputs"
             )
-        for source, target in zip(inputs, outputs, strict=True):
-            if source.ragged:
-                raise InvalidArgumentError(
-                    f"model '{model.name}', input '{source.name}': the identity backend joins rows, it cannot take "
-                    "'allow_ragged_batch'"
-                )
-            if source.datatype is not target.datatype:
-                raise InvalidArgumentError(
-                    f"expected input and output datatype to match, got {source.datatype.config_name} and "
-                    f"{target.datatype.config_name}"
-                )
-        self._pairs = tuple(zip(signature.inputs, signature.outputs, strict=True))
+        pairs = _pairs(signature)
+        for source, target in pairs:
+            _check_pair(model.name, source, target)
+        self._pairs = tuple((source, target.name) for source, target in pairs)
+        self._is_batched = signature.max_batch_size > 0
         self._delay_s = _delay_s(model)
+        creation_delay_s = _whole_number(model, "creation_delay_sec")
+        if creation_delay_s:
+            _log.info("Creation delay is set to: %d", creation_delay_s)
+            time.sleep(creation_delay_s)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The inputs under the outputs' names; the copy is the one into the block."""
+        """The inputs under the outputs' names; the copy is the one into the block. For one that is left out, zeros."""
         if self._delay_s:
             time.sleep(self._delay_s)
         outputs: dict[str, Array] = {}
         for source, target in self._pairs:
-            if source in inputs:
-                outputs[target] = inputs[source]
+            found = inputs.get(source.name)
+            outputs[target] = self._zeros(source, inputs) if found is None else found
         return outputs
 
     def unload(self) -> None:
         """There is nothing to let go."""
+
+    def _zeros(self, source: TensorSpec, inputs: dict[str, Array]) -> Array:
+        rows = (len(next(iter(inputs.values()))),) if self._is_batched and inputs else ()
+        dims = source.dims if source.reshape is None else source.reshape
+        shape = rows + tuple(max(dim, 1) for dim in dims)
+        if source.datatype is BYTES:
+            return np.full(shape, b"", BYTES.dtype)
+        return np.zeros(shape, source.datatype.dtype)
+
+
+def _pairs(signature: Signature) -> list[tuple[TensorSpec, TensorSpec]]:
+    """Each input with its output: by their numbers where all have one, else by their order."""
+    numbered = {f"OUTPUT{name.removeprefix('INPUT')}": spec for name, spec in signature.inputs.items()}
+    if numbered.keys() == signature.outputs.keys():
+        return [(numbered[name], spec) for name, spec in signature.outputs.items()]
+    return list(zip(signature.inputs.values(), signature.outputs.values(), strict=True))
+
+
+def _check_pair(model: str, source: TensorSpec, target: TensorSpec) -> None:
+    if source.ragged:
+        raise InvalidArgumentError(
+            f"model '{model}', input '{source.name}': the identity backend joins rows, it cannot take "
+            "'allow_ragged_batch'"
+        )
+    if source.datatype is not target.datatype:
+        raise InvalidArgumentError(
+            f"expected input and output datatype to match, got {source.datatype.config_name} and "
+            f"{target.datatype.config_name}"
+        )
+    shapes = [spec.dims if spec.reshape is None else spec.reshape for spec in (source, target)]
+    if shapes[0] != shapes[1]:
+        raise InvalidArgumentError(
+            f"expected input and output shape to match, got {format_shape(shapes[0])} and {format_shape(shapes[1])}"
+        )
 
 
 def _delay_s(model: Model) -> float:

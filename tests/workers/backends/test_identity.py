@@ -33,6 +33,38 @@ def test_outputs_are_the_inputs_in_the_configurations_order_and_not_copied() -> 
     backend.unload()
 
 
+def test_numbers_pair_inputs_with_outputs_whatever_their_order() -> None:
+    names = ("INPUT0", "INPUT1"), ("OUTPUT1", "OUTPUT0")
+    inputs, outputs = ([tensor_config(name, "TYPE_FP32", [1]) for name in side] for side in names)
+    backend = IdentityBackend()
+    backend.load(model(model_config(inputs, outputs)), CPU)
+    zero, one = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32)
+    assert backend.run({"INPUT0": zero, "INPUT1": one}) == {"OUTPUT0": zero, "OUTPUT1": one}
+
+
+@pytest.mark.parametrize(("max_batch_size", "leading"), [(8, (3,)), (0, ())])
+def test_an_input_that_is_left_out_is_zeros_of_the_smallest_shape(
+    max_batch_size: int, leading: tuple[int, ...]
+) -> None:
+    kinds = (("0", "TYPE_INT32", [2]), ("1", "TYPE_FP32", [-1, 2]), ("2", "TYPE_STRING", [1]))
+    inputs = [tensor_config(f"INPUT{number}", kind, dims, optional=number != "0") for number, kind, dims in kinds]
+    outputs = [tensor_config(f"OUTPUT{number}", kind, dims) for number, kind, dims in kinds]
+    backend = IdentityBackend()
+    backend.load(model(model_config(inputs, outputs, max_batch_size=max_batch_size)), CPU)
+    answer = backend.run({"INPUT0": np.ones((*leading, 2), np.int32)})
+    assert (answer["OUTPUT1"].dtype.name, answer["OUTPUT1"].shape) == ("float32", (*leading, 1, 2))
+    assert not answer["OUTPUT1"].any()
+    assert answer["OUTPUT2"].shape == (*leading, 1)
+    assert set(answer["OUTPUT2"].ravel()) == {b""}
+
+
+def test_loading_can_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    IdentityBackend().load(model(config(creation_delay_sec="2")), CPU)
+    assert slept == [2]
+
+
 def test_it_describes_no_file() -> None:
     assert IdentityBackend().describe(model(config()), CPU) == ModelIO((), ())
 
@@ -60,11 +92,15 @@ def test_delay_grows_with_the_instance(
     [
         (
             {"output": [tensor_config("OUTPUT0", "TYPE_FP32", [4])]},
-            "model 'm': the identity backend expects as many outputs as inputs, got 2 inputs and 1 outputs",
+            "model configuration must have equal input/output pairs: model 'm' has 2 inputs and 1 outputs",
         ),
         (
             {"output": [tensor_config("A", "TYPE_INT32", [4]), tensor_config("B", "TYPE_STRING", [1])]},
             "expected input and output datatype to match, got TYPE_FP32 and TYPE_INT32",
+        ),
+        (
+            {"output": [tensor_config("A", "TYPE_FP32", [4, 1]), tensor_config("B", "TYPE_STRING", [1])]},
+            "expected input and output shape to match, got [4] and [4,1]",
         ),
         (
             {
