@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal.errors import ShoalError, UnavailableError
+from shoal.client.place import REPLIES_FIRST
+from shoal.errors import ShoalError
 from shoal.frontend.connection import READ_BYTES, READING, RECEIVING, SENDING, WAITING, Connection
 from shoal.frontend.doors import Doors
-from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
+from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.incoming import HEAD_S, Incoming
 from shoal.frontend.outgoing import Outgoing
-from shoal.frontend.response import Response, body_cut_short, error_response
+from shoal.frontend.response import Response, body_cut_short, error_response, no_answer
 from shoal.frontend.router import HTTP, answer
 from shoal.frontend.submission import Asked, Known, Submission
 from shoal.frontend.tracing import Tracing
@@ -57,16 +58,17 @@ class Lane:
     ) -> None:
         self._front_end = front_end
         self._state = front_end.state
-        self._port = front_end.port
-        self._largest_body_nbytes = front_end.port.slab.largest_nbytes // SLAB_PARTS
+        self._place = front_end.place
+        self._port = front_end.place.port
+        self._largest_body_nbytes = self._port.slab.largest_nbytes // SLAB_PARTS
         self._submission = Submission(self._state, self._port)
         self._wakeup_fd = wakeup_fd
         self._is_alive = is_alive
         self._notify = notify
         self._poller = select.epoll()
         self._doors = Doors(self._poller, listeners)
-        self._incoming = Incoming(front_end.port)
-        self._outgoing = Outgoing(front_end.port, self._poller, self._close)
+        self._incoming = Incoming(self._port)
+        self._outgoing = Outgoing(self._port, self._poller, self._close)
         # Changed by every pass of the loop.
         self._connections: dict[int, Connection] = {}
         self._pending: dict[int, tuple[Connection, Asked] | None] = {}
@@ -76,7 +78,7 @@ class Lane:
     def run(self, graceful_timeout_s: float) -> None:
         """Serve; after `is_alive` has turned false, until nothing is in flight or the time is over."""
         self._doors.open()
-        for fd in (self._front_end.bell.fd, self._front_end.channel.fileno(), self._wakeup_fd):
+        for fd in (self._place.bell.fd, self._place.channel.fileno(), self._wakeup_fd):
             self._poller.register(fd, select.EPOLLIN)
         next_tick_s = 0.0
         while not self._is_done(graceful_timeout_s):
@@ -116,9 +118,9 @@ class Lane:
         return is_idle or self._now_s >= self._stops_at_s
 
     def _on_other(self, fd: int) -> None:
-        if fd == self._front_end.bell.fd:
+        if fd == self._place.bell.fd:
             self._deliver()
-        elif fd == self._front_end.channel.fileno():
+        elif fd == self._place.channel.fileno():
             self._receive_message()
         elif fd == self._wakeup_fd:
             self._drain_wakeup()
@@ -131,7 +133,7 @@ class Lane:
                 self._doors.shut()
 
     def _receive_message(self) -> None:
-        message, fds = self._front_end.channel.receive()
+        message, fds = self._place.channel.receive()
         if message["op"] in REPLIES_FIRST:
             self._deliver()
         self._front_end.apply(message, fds)
@@ -253,7 +255,7 @@ class Lane:
             data = connection.buffer
 
     def _is_for_road(self, head: Head) -> bool:
-        if HTTP.restricted(self._front_end.state, head.path, head.headers):
+        if HTTP.restricted(self._state, head.path, head.headers):
             return True  # it says so; what is let through here may be Known, and is by all of its head
         if isinstance(head.found, Response) and head.content_length:
             return True  # refused unread: closing without losing the answer is the road's
@@ -319,7 +321,7 @@ class Lane:
     def _wait(self, connection: Connection, head: Head, number: int, asked: Asked) -> None:
         connection.stage = WAITING
         connection.number = number
-        connection.deadline_s = self._now_s + self._front_end.request_timeout_s
+        connection.deadline_s = self._now_s + self._place.request_timeout_s
         self._pending[number] = (connection, asked)
         if self._state.tracing is not None:
             self._trace(self._state.tracing, connection, head, asked)
@@ -343,7 +345,7 @@ class Lane:
 
     def _deliver(self) -> None:
         """Every reply that has come becomes a response."""
-        self._front_end.bell.clear()
+        self._place.bell.clear()
         for reply in self._port.poll():
             if not reply.is_final:  # a model that answers here does so once: by its last reply
                 self._port.release(reply.number, reply.part)
@@ -393,7 +395,6 @@ class Lane:
         self._pending[connection.number] = None
         self._port.cancel(connection.number)
         connection.stage = READING
-        timeout_s = self._front_end.request_timeout_s
-        error = UnavailableError(f"Request timeout expired: no answer within {timeout_s:g} s (--request-timeout-secs)")
+        error = no_answer(self._place.request_timeout_s)
         if self._outgoing.respond(connection, error_response(error), self._now_s):
             self._resume(connection)

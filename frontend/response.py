@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -55,3 +55,8 @@ def body_cut_short(received: int, announced: int) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"the request body ended after {received} of the {announced} bytes that Content-Length announced"
     )
+
+
+def no_answer(timeout_s: float) -> UnavailableError:
+    """The deadline of a request has passed."""
+    return UnavailableError(f"Request timeout expired: no answer within {timeout_s:g} s (--request-timeout-secs)")

@@ -156,7 +156,7 @@ def create() -> "WSGIApplication":
     os.nice(NICE)
     front_end = join("road")
     transport = PortTransport(front_end)
-    transport.start()
+    transport.shared.start("shoal-port")
     application = create_app(front_end.state, transport, body_errors=(ParseException,))
     return mend(application, front_end.state.max_request_bytes)
 

@@ -1,35 +1,25 @@
 """The road's way into shared memory: many request threads, one port, one thread that listens.
 
-A request thread takes a block, fills it, submits it and sleeps until its reply is put into its own queue. The listening
-thread owns the bell and the control connection: it hands out replies and keeps the server state current. The port is
-not thread-safe; every use of it here is under one lock, held for microseconds.
+A request thread takes a block, fills it, submits it and sleeps until its reply is put into its own queue, by the thread
+that listens (shoal/client/shared_port.py).
 """
 
-import logging
-import os
 import queue
-import select
-import threading
 import time
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from shoal import errors
-from shoal.client.oversize import OversizeBlocks
-from shoal.client.questions import Questions
 from shoal.client.refusal import refusal
-from shoal.control import Message
-from shoal.errors import ShoalError, UnavailableError
-from shoal.frontend.front_end import REPLIES_FIRST, FrontEnd
+from shoal.client.shared_port import SharedPort
+from shoal.errors import ShoalError
+from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.response import no_answer
 from shoal.frontend.tracing import TracedRequest
 from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
-from shoal.options import SLAB_PARTS
 from shoal.request import InferResponse, unpack_response
 from shoal.shm.port import Reply
-from shoal.shm.slab import Block
-
-_log = logging.getLogger("shoal")
 
 
 class Answer(NamedTuple):
@@ -69,16 +59,11 @@ class PortTransport:
     """A Transport over this process's port."""
 
     def __init__(self, front_end: FrontEnd) -> None:
-        self._front_end = front_end
-        self._port = front_end.port
-        self._bell = front_end.bell
-        self._channel = front_end.channel
-        self._request_timeout_s = front_end.request_timeout_s
-        self._lock = threading.Lock()
-        self._channel_lock = threading.Lock()
-        self._oversize = OversizeBlocks(self._send, front_end.request_timeout_s)
-        self._questions = Questions(self._send)
-        self._largest_shared_nbytes = front_end.port.slab.largest_nbytes // SLAB_PARTS
+        self._port = front_end.place.port
+        self._request_timeout_s = front_end.place.request_timeout_s
+        #: Its thread must be started.
+        self.shared = SharedPort(front_end.place, self._take, front_end.apply)
+        self._lock = self.shared.lock
         # Changed under the lock: who waits for which reply.
         self._waiting: dict[int, queue.SimpleQueue[Reply]] = {}
 
@@ -114,11 +99,11 @@ class PortTransport:
         """Hand a request to the batcher. Returns its number and where its replies come in."""
         start_ns = time.monotonic_ns()
         waiter: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-        block = self._allocate(block_nbytes(prepared), prepared.entry.model_id)
+        block = self.shared.allocate(block_nbytes(prepared), prepared.entry.model_id)
         try:
             header = write_block(prepared, block.memory)
         except BaseException:
-            self._free(block)
+            self.shared.free(block.ref)
             raise
         if trace is not None:
             trace.submitted(block.memory, header)
@@ -146,25 +131,8 @@ class PortTransport:
             return self._give_up(number, waiter)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor (its verbs: shoal/supervisor/supervisor.py). Raises ShoalError: its refusal, or no answer.
-
-        Without `timeout_s` it may take as long as a model may take to load.
-        """
-        return self._questions.ask(verb, arguments, timeout_s or self._front_end.answer_timeout_s)
-
-    def _allocate(self, nbytes: int, model_id: int) -> Block:
-        if nbytes <= self._largest_shared_nbytes:
-            with self._lock:
-                return self._port.allocate(nbytes)
-        if self._port.is_full:
-            raise UnavailableError("Exceeds maximum queue size")
-        return self._oversize.allocate(nbytes, model_id)
-
-    def _free(self, block: Block) -> None:
-        with self._lock:
-            if self._port.slab.free(block.ref):
-                return
-        self._oversize.free(block.ref)
+        """As the shared port."""
+        return self.shared.ask(verb, arguments, timeout_s)
 
     def _give_up(self, number: int, waiter: "queue.SimpleQueue[Reply]") -> Reply:
         """The deadline has passed: take the reply if it came this instant, else leave it to be dropped when it
@@ -173,9 +141,7 @@ class PortTransport:
             if not waiter.empty():
                 return waiter.get_nowait()
             self._cancel(number)
-        raise UnavailableError(
-            f"Request timeout expired: no answer within {self._request_timeout_s:g} s (--request-timeout-secs)"
-        )
+        raise no_answer(self._request_timeout_s)
 
     def _abandon(self, number: int, waiter: "queue.SimpleQueue[Reply]") -> None:
         """Nobody takes any more of its replies, neither those that are here nor those that come."""
@@ -228,58 +194,12 @@ class PortTransport:
 
     # --- the listening thread ---
 
-    def start(self) -> None:
-        """Begin to listen, in a daemon thread of this process."""
-        threading.Thread(target=self._listen, name="shoal-port", daemon=True).start()
-
-    def _listen(self) -> None:
-        poller = select.epoll()
-        poller.register(self._bell.fileno(), select.EPOLLIN)
-        poller.register(self._channel.fileno(), select.EPOLLIN)
-        try:
-            while True:
-                events = dict(poller.poll())
-                if self._bell.fileno() in events:
-                    self.deliver()
-                if self._channel.fileno() in events:
-                    self.receive()
-        except (EOFError, ConnectionError):
-            os._exit(0)  # the supervisor is gone, and with it whoever could answer
-        except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for nobody
-            _log.exception("the road cannot go on without its port")
-            os._exit(70)
-
-    def deliver(self) -> None:
-        """Put every reply that has come into its waiter's queue; a reply nobody waits for any more is released."""
-        self._bell.clear()
-        with self._lock:
-            for reply in self._port.poll():
-                waiter = self._waiting.get(reply.number)
-                if reply.is_final:
-                    self._waiting.pop(reply.number, None)
-                if waiter is not None:
-                    waiter.put(reply)
-                else:
-                    self._drop(reply)
-            self._port.flush()
-            spent, self._port.spent = self._port.spent, []
-        for ref in spent:
-            self._oversize.free(ref)
-
-    def receive(self) -> None:
-        """Take one message of the supervisor into force and acknowledge it."""
-        message, fds = self._channel.receive()
-        if message["op"] in ("oversize", "oversize_ready"):
-            self._oversize.hear(message, fds)
-            return
-        if message["op"] == "answer":
-            self._questions.hear(message)
-            return
-        if message["op"] in REPLIES_FIRST:
-            self.deliver()
-        with self._lock, self._channel_lock:
-            self._front_end.apply(message, fds)
-
-    def _send(self, message: Message) -> None:
-        with self._channel_lock:
-            self._channel.send(message)
+    def _take(self, reply: Reply) -> None:
+        """Put a reply into its waiter's queue; one that nobody waits for any more is released."""
+        waiter = self._waiting.get(reply.number)
+        if reply.is_final:
+            self._waiting.pop(reply.number, None)
+        if waiter is not None:
+            waiter.put(reply)
+        else:
+            self._drop(reply)

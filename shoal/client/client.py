@@ -1,14 +1,12 @@
 """A process as a client of the star beside what else it does: many threads ask, one thread listens.
 
-Whoever asks is called back by the listening thread, once per response. That thread owns the bell and the control
-connection, keeps the table of models current, and ends what nobody waits for any more: each request has a deadline. The
-port is not thread-safe; every use of it is under one lock, held for microseconds. A response's memory goes back when
-the last array that looks into it is gone, in whichever thread that happens.
+Whoever asks is called back by the listening thread (shared_port.py), once per response. That thread also ends what
+nobody waits for any more: each request has a deadline. A response's memory goes back when the last array that looks
+into it is gone, in whichever thread that happens.
 """
 
 import logging
 import os
-import select
 import threading
 import time
 import weakref
@@ -20,28 +18,20 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shoal import control, errors
-from shoal.client.models import ModelTable
+from shoal import errors
 from shoal.client.outgoing import Outgoing
-from shoal.client.oversize import OversizeBlocks
-from shoal.client.questions import Questions
+from shoal.client.place import Place, take_place
 from shoal.client.refusal import refusal
-from shoal.control import Channel, Message
+from shoal.client.shared_port import SharedPort
 from shoal.errors import ShoalError, UnavailableError
-from shoal.ledger import ledger_message
-from shoal.options import SLAB_PARTS
 from shoal.request import InferResponse, unpack_response
-from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import P
-from shoal.shm.port import Port, Reply
+from shoal.shm.port import Reply
 from shoal.shm.ring import RingFullError
-from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block
 
 _log = logging.getLogger(__name__)
 
-#: Messages that make replies void which have not been collected (see shoal/frontend/front_end.py).
-_REPLIES_FIRST = frozenset({"segment_gone", "batcher"})
 #: How often deadlines and cancellations are looked at, while something is open and otherwise (ours).
 TICK_S, IDLE_S = 0.05, 1.0
 
@@ -76,24 +66,21 @@ class Open:
 class Client:
     """This process's place in the star; `start` it once."""
 
-    def __init__(self, channel: Channel, port: Port, bell: Doorbell, models: ModelTable, welcome: Message) -> None:
-        self.models = models
-        self.request_timeout_s: float = welcome["request_timeout_s"]
-        self._answer_timeout_s: float = welcome["answer_timeout_s"]
-        self._channel = channel
-        self._port = port
-        self._bell = bell
-        self._lock = threading.Lock()
+    def __init__(self, place: Place) -> None:
+        self.models = place.models
+        self.request_timeout_s = place.request_timeout_s
+        self._port = place.port
+        self._shared = SharedPort(place, self._take, place.apply, self._look)
+        self._lock = self._shared.lock
         self._changed = threading.Condition(self._lock)
-        self._channel_lock = threading.Lock()
-        self._questions = Questions(self._send)
-        self._oversize = OversizeBlocks(self._send, self.request_timeout_s)
-        self._largest_shared_nbytes = port.slab.largest_nbytes // SLAB_PARTS
         # Changed under the lock: number → request; block → how many have lent it.
         self._open: dict[int, Open] = {}
         self._lent: dict[int, int] = {}
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
         self._unused: deque[tuple[int, int]] = deque()
+        # Changed by the listening thread: answers that have come and are still to be told, when it last looked.
+        self._untold: list[tuple[OnAnswer | None, Answer | ShoalError | None, bool]] = []
+        self._looked_ns = 0
 
     # --- threads that ask ---
 
@@ -110,11 +97,11 @@ class Client:
         Raises ShoalError where there is no memory; from then on whatever happens is told to `on_answer`.
         """
         opened = Open(outgoing, on_answer, deadline_ns, is_unwanted, keep)
-        block = self._allocate(outgoing.nbytes, outgoing.entry.model_id)
+        block = self._shared.allocate(outgoing.nbytes, outgoing.entry.model_id)
         try:
             number = self._push(opened, block, outgoing.write(block.memory))
         except BaseException:
-            self._free(block.ref)
+            self._shared.free(block.ref)
             raise
         self._release_unused()
         return number
@@ -173,21 +160,7 @@ class Client:
 
     def ask(self, verb: str, arguments: dict[str, Any]) -> Any:
         """Ask the supervisor; it may take as long as a model may take to load. Raises ShoalError."""
-        return self._questions.ask(verb, arguments, self._answer_timeout_s)
-
-    def _allocate(self, nbytes: int, model_id: int) -> Block:
-        if nbytes <= self._largest_shared_nbytes:
-            with self._lock:
-                return self._port.allocate(nbytes)
-        if self._port.is_full:
-            raise UnavailableError("Exceeds maximum queue size")
-        return self._oversize.allocate(nbytes, model_id)
-
-    def _free(self, ref: int) -> None:
-        with self._lock:
-            if self._port.slab.free(ref):
-                return
-        self._oversize.free(ref)
+        return self._shared.ask(verb, arguments)
 
     # --- responses that nobody looks at any more ---
 
@@ -214,49 +187,31 @@ class Client:
 
     def start(self) -> None:
         """Begin to listen, in a daemon thread of this process."""
-        threading.Thread(target=self._listen, name="shoal-client", daemon=True).start()
+        self._shared.start("shoal-client")
 
-    def _listen(self) -> None:
-        poller = select.epoll()
-        poller.register(self._bell.fileno(), select.EPOLLIN)
-        poller.register(self._channel.fileno(), select.EPOLLIN)
-        looked_ns = 0
-        try:
-            while True:
-                events = dict(poller.poll(TICK_S if self._open or self._unused else IDLE_S))
-                if self._bell.fileno() in events:
-                    self._deliver()
-                if self._channel.fileno() in events:
-                    self._receive()
-                now_ns = time.monotonic_ns()
-                if now_ns - looked_ns >= TICK_S * 1e9:
-                    looked_ns = now_ns
-                    self._expire(now_ns)
-        except (EOFError, ConnectionError):
-            os._exit(0)  # the supervisor is gone, and with it whoever could answer
-        except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for nobody
-            _log.exception("this process cannot go on without its place in the star")
-            os._exit(70)
+    def _take(self, reply: Reply) -> None:
+        """Note an answer; what nobody waits for any more is let go."""
+        request = self._open.get(reply.number)
+        if request is None:
+            return
+        self._untold.append((request.on_answer, self._answer(request, reply), reply.is_final))
+        if reply.is_final:
+            del self._open[reply.number]
 
-    def _deliver(self) -> None:
-        """Hand out every reply that has come; what nobody waits for any more is let go."""
-        self._bell.clear()
-        told: list[tuple[OnAnswer | None, Answer | ShoalError | None, bool]] = []
-        with self._lock:
-            for reply in self._port.poll():
-                request = self._open.get(reply.number)
-                if request is None:
-                    continue
-                told.append((request.on_answer, self._answer(request, reply), reply.is_final))
-                if reply.is_final:
-                    del self._open[reply.number]
-            self._port.flush()
-            spent, self._port.spent = self._port.spent, []
-        for ref in spent:
-            self._oversize.free(ref)
-        for on_answer, answer, is_final in told:
-            _tell(on_answer, answer, is_final)
+    def _look(self) -> float:
+        """Tell what has come, and end what nobody waits for any more; returns for how long that may wait."""
+        self._tell_answers()
+        now_ns = time.monotonic_ns()
+        if now_ns - self._looked_ns >= TICK_S * 1e9:
+            self._looked_ns = now_ns
+            self._expire(now_ns)
         self._release_unused()
+        return TICK_S if self._open or self._unused else IDLE_S
+
+    def _tell_answers(self) -> None:
+        untold, self._untold = self._untold, []
+        for on_answer, answer, is_final in untold:
+            _tell(on_answer, answer, is_final)
 
     def _answer(self, request: Open, reply: Reply) -> Answer | ShoalError | None:
         block, header = reply.block, reply.header
@@ -284,7 +239,6 @@ class Client:
                 )
             elif request.is_unwanted():
                 self.cancel(number)
-        self._release_unused()
 
     def _give_up(self, number: int, error: ShoalError) -> None:
         """Nobody waits any more: the replies are dropped as they come, and may be nonsense."""
@@ -298,44 +252,6 @@ class Client:
             self._port.flush()
         _tell(on_answer, error, True)
         self._release_unused()
-
-    def _receive(self) -> None:
-        """Take one message of the supervisor into force and acknowledge it."""
-        message, fds = self._channel.receive()
-        op = message["op"]
-        if op in ("oversize", "oversize_ready"):
-            self._oversize.hear(message, fds)
-        elif op == "answer":
-            self._questions.hear(message)
-        else:
-            if op in _REPLIES_FIRST:
-                self._deliver()
-            with self._lock, self._channel_lock:
-                self.apply(message, fds)
-            self._release_unused()
-
-    def apply(self, message: Message, fds: list[int]) -> None:
-        """What else the supervisor says; of what clients are told, much concerns front ends only."""
-        op = message["op"]
-        if op == "segment":
-            self._port.add_segment(message["owner"], SegmentView.attach(fds.pop(0)))
-        elif op == "segment_gone":
-            self._port.remove_segment(message["owner"])
-        elif op == "batcher":
-            self._port.resubmit()
-        elif op in ("model", "model_removed"):
-            self.models.apply(message)
-        elif op == "ledger":
-            self._channel.send(ledger_message(**self._port.counts))
-        for fd in fds:
-            os.close(fd)
-        if "seq" in message:
-            self._port.flush()
-            self._channel.acknowledge(message)
-
-    def _send(self, message: Message) -> None:
-        with self._channel_lock:
-            self._channel.send(message)
 
 
 def _tell(on_answer: OnAnswer | None, answer: Answer | ShoalError | None, is_final: bool) -> None:
@@ -351,20 +267,12 @@ def join() -> Client:
 
     Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
     """
-    channel = control.join("caller")
-    message, fds = channel.receive()
-    if message["op"] == "failed":
-        channel.close()
-        raise errors.from_wire(message["wire"], message["sentence"])
-    own, link, bell, batcher_bell, counters = fds
+    place, message, counters = take_place("caller")
     os.close(counters)
-    port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), message["max_in_flight"])
-    client = Client(channel, port, Doorbell(bell), ModelTable(namespacing=message["model_namespacing"]), message)
-    channel.acknowledge(message)
-    has_started = False
-    while not has_started:
-        message, fds = channel.receive()
-        has_started = message["op"] == "started"
-        client.apply(message, fds)
+    place.channel.acknowledge(message)
+    while message["op"] != "started":
+        message, fds = place.channel.receive()
+        place.apply(message, fds)
+    client = Client(place)
     client.start()
     return client

@@ -15,6 +15,7 @@ import pytest
 from shoal.client.client import Answer, Client, join
 from shoal.client.models import ModelEntry, ModelTable
 from shoal.client.outgoing import Ask, Input, Outgoing, check
+from shoal.client.place import Place
 from shoal.control import ADDRESS_VARIABLE, Channel, Listener, Message
 from shoal.datatypes import FP32
 from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableError
@@ -27,7 +28,6 @@ from tests.batcher.star import CLIENT, WORKER, Star
 
 MODEL_ID = 7  # of make_entry
 CONFIG = {"name": "m", "max_batch_size": 0}
-WELCOME = {"request_timeout_s": 5.0, "answer_timeout_s": 5.0}
 FAR = 1 << 62
 #: A client whose supervisor hangs up ends its process: these stay open.
 _SUPERVISORS: list[Channel] = []
@@ -65,7 +65,7 @@ class Surroundings:
         _SUPERVISORS.append(Channel(ours))
         self.port = Port(self.end.own, self.end.link_view, self.batcher_bell, 8)
         self.port.add_segment(WORKER, self.worker.own_view)
-        self.client = Client(Channel(theirs), self.port, self.end.bell, ModelTable(), WELCOME)
+        self.client = Client(Place(self.port, self.end.bell, Channel(theirs), ModelTable(), WAIT_S, WAIT_S))
         self.client.start()
         self.entry = entry
 

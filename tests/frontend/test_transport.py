@@ -4,14 +4,13 @@ import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from shoal import log
-from shoal.client.questions import NoAnswerError
+from shoal.client.place import Place
 from shoal.client.validation import PreparedInput
-from shoal.control import Channel, Message
+from shoal.control import Channel
 from shoal.datatypes import BY_NAME
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
@@ -47,8 +46,8 @@ class Surroundings:
         worker, worker_view = pair(WORKER, 9, Geometry(0, 16 * 4096))
         self.results = Slab(worker)
         self.port.add_segment(9, worker_view)
-        front_end = FrontEnd(state, self.port, bell, channel, request_timeout_s=10, answer_timeout_s=10)
-        self.transport = PortTransport(front_end)
+        place = Place(self.port, bell, channel, state.models, request_timeout_s=10, answer_timeout_s=10)
+        self.transport = PortTransport(FrontEnd(state, place))
 
     def prepared(self, nbytes: int) -> PreparedRequest:
         tensor = PreparedInput("INPUT0", BY_NAME["UINT8"], (nbytes,), memoryview(bytes(nbytes)))
@@ -69,7 +68,7 @@ class Surroundings:
             ref = block.ref
         self.writer.push((4, number, status, ref, len(text), 0, 0, 0, 0, 0, 0, 0, int(more), 0, 0, 0))
         self.writer.publish()
-        self.transport.deliver()
+        self.transport.shared.deliver()
 
     def records(self) -> list[tuple[int, ...]]:
         """What the batcher finds: kind, number, and the block in the fourth word."""
@@ -79,7 +78,7 @@ class Surroundings:
         """The batcher's reply: 503, the queue is full."""
         self.writer.push((4, number, 5, 0, 0, 1, *[0] * 10))
         self.writer.publish()
-        self.transport.deliver()
+        self.transport.shared.deliver()
 
 
 @pytest.fixture
@@ -122,10 +121,10 @@ def test_more_than_that_gets_a_segment_until_its_reply(surroundings: Surrounding
     fd = segment.create(OVERSIZE, 80, 1, Geometry(0, 5 * 4096), sealed=True)
     surroundings.supervisor.send({"op": "oversize", "request": 1, "owner": 80}, [fd])
     os.close(fd)
-    surroundings.transport.receive()
+    surroundings.transport.shared.receive()
     assert surroundings.supervisor.receive()[0] == {"op": "oversize_mapped", "owner": 80}
     surroundings.supervisor.send({"op": "oversize_ready", "owner": 80})
-    surroundings.transport.receive()
+    surroundings.transport.shared.receive()
     rung(surroundings)
     number, block = surroundings.submitted()
     assert block == 0x000050_00000_00001
@@ -133,34 +132,6 @@ def test_more_than_that_gets_a_segment_until_its_reply(surroundings: Surrounding
     surroundings.refuse(number)
     assert isinstance(future.exception(), UnavailableError)
     assert surroundings.supervisor.receive()[0] == {"op": "oversize_gone", "owner": 80}
-
-
-def test_the_ledger_is_told_before_it_is_acknowledged(surroundings: Surroundings) -> None:
-    surroundings.port.submit(3, surroundings.port.allocate(1), 0, 1, 0, 0)
-    surroundings.supervisor.send({"op": "ledger", "seq": 5})
-    surroundings.transport.receive()
-    told, _ = surroundings.supervisor.receive()
-    assert surroundings.supervisor.receive() == ({"op": "ack", "seq": 5}, [])
-    assert told["op"] == "ledger"
-    assert told["counts"].pop("descriptors") > 0
-    assert told["counts"].pop("mapped_bytes") >= (16 + 16) * 4096
-    assert told["counts"] == surroundings.port.counts
-    assert told["counts"]["blocks_acquired"] == told["counts"]["requests_open"] == 1
-
-
-def test_what_was_pushed_is_shown_before_a_reload_is_acknowledged(
-    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, make_message: Any
-) -> None:
-    shown: list[list[int]] = []
-
-    def acknowledge(_channel: Channel, _message: Message) -> None:
-        shown.append([record[2] for record in surroundings.reader.drain()])
-
-    monkeypatch.setattr(Channel, "acknowledge", acknowledge)
-    surroundings.port.submit(3, surroundings.port.allocate(1), 0, 1, 0, 0)
-    surroundings.supervisor.send({**make_message("simple", 3, 10, None), "seq": 1})
-    surroundings.transport.receive()
-    assert shown == [[3]]
 
 
 def test_no_segment_is_asked_for_where_too_much_is_in_flight(surroundings: Surroundings) -> None:
@@ -173,35 +144,6 @@ def test_no_segment_is_asked_for_where_too_much_is_in_flight(surroundings: Surro
         surroundings.supervisor.receive()
 
 
-def test_a_question_waits_for_its_own_answer(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
-    future = pool.submit(surroundings.transport.ask, "load", {"model": "simple"})
-    asked, _ = surroundings.supervisor.receive()
-    assert asked == {"op": "ask", "question": 1, "verb": "load", "arguments": {"model": "simple"}}
-    for question in (7, 1):
-        surroundings.supervisor.send(
-            {"op": "answer", "question": question, "wire": 0, "sentence": "", "result": question}
-        )
-        surroundings.transport.receive()
-    assert future.result() == 1
-
-
-def test_a_refused_question_raises_what_the_supervisor_said(
-    surroundings: Surroundings, pool: ThreadPoolExecutor
-) -> None:
-    future = pool.submit(surroundings.transport.ask, "load", {})
-    question = surroundings.supervisor.receive()[0]["question"]
-    answer = {"op": "answer", "question": question, "wire": 5, "sentence": "not now", "result": None}
-    surroundings.supervisor.send(answer)
-    surroundings.transport.receive()
-    with pytest.raises(UnavailableError, match=r"^not now$"):
-        future.result()
-
-
-def test_a_question_that_nobody_answers_is_given_up(surroundings: Surroundings) -> None:
-    with pytest.raises(NoAnswerError, match=r"^no answer from the supervisor within 0\.01 s"):
-        surroundings.transport.ask("load", {}, timeout_s=0.01)
-
-
 def test_log_settings_are_in_force_and_told_before_they_are_acknowledged(
     surroundings: Surroundings, state: ServerState
 ) -> None:
@@ -209,7 +151,7 @@ def test_log_settings_are_in_force_and_told_before_they_are_acknowledged(
     settings = {"log_verbose": 3, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
     try:
         surroundings.supervisor.send({"op": "log", "log": settings, "seq": 4})
-        surroundings.transport.receive()
+        surroundings.transport.shared.receive()
         assert (log.logger.level, state.log_settings) == (log.verbose(3), settings)
         assert surroundings.supervisor.receive() == ({"op": "ack", "seq": 4}, [])
     finally:

@@ -1,0 +1,86 @@
+"""A client's place in the star: its port, its bell, the models it may ask, and the supervisor's messages about them.
+
+Every front end has one, and every worker whose model calls others. One thread uses it, or several under a lock
+(shared_port.py).
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from shoal import control, errors
+from shoal.client.models import ModelTable
+from shoal.control import Channel, Message
+from shoal.ledger import connections, ledger_message
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.port import Port
+from shoal.shm.segment import Segment, SegmentView
+
+#: Takes a message into force, and the descriptors that came with it.
+Apply: TypeAlias = Callable[[Message, list[int]], None]
+
+#: Messages that make replies void which have not been collected: those that a dead worker gave name its segment, those
+#: that a dead batcher gave are to requests that are told to its successor.
+REPLIES_FIRST = frozenset({"segment_gone", "batcher"})
+
+
+def pass_over(_message: Message, fds: list[int]) -> None:
+    """An Apply: of what clients are told, much concerns front ends only."""
+    for fd in fds:
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a client has after it joined."""
+
+    port: Port
+    bell: Doorbell
+    channel: Channel
+    models: ModelTable
+    request_timeout_s: float
+    answer_timeout_s: float  # of the supervisor
+
+    def apply(self, message: Message, fds: list[int], others: Apply = pass_over) -> None:
+        """Take a message into force, and say so where that is wanted; `others` takes what not every client knows.
+
+        Before one of REPLIES_FIRST, the replies that have come must be collected.
+        """
+        op = message["op"]
+        if op == "segment":
+            self.port.add_segment(message["owner"], SegmentView.attach(fds[0]))
+        elif op == "segment_gone":
+            self.port.remove_segment(message["owner"])
+        elif op == "batcher":
+            self.port.resubmit()
+        elif op in ("model", "model_removed"):
+            self.models.apply(message)
+        elif op == "ledger":
+            self.channel.send(ledger_message(connections_open=connections(), **self.port.counts))
+        else:
+            others(message, fds)
+        if "seq" in message:
+            # What a lane has pushed by the table as it was is seen before this is: whoever hears that a reload is in
+            # force here, and then has the batcher look at the rings, finds no request for the old version later. The
+            # requests of other threads may have been looked up long before they are pushed; those are looked up again.
+            self.port.flush()
+            self.channel.acknowledge(message)
+
+
+def take_place(kind: str, **facts: Any) -> tuple[Place, Message, int]:
+    """Join the supervisor as a client of the star: the place, the welcome, which is not acknowledged yet, and the
+    counters' descriptor.
+
+    Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
+    """
+    channel = control.join(kind, **facts)
+    welcome, fds = channel.receive()
+    if welcome["op"] == "failed":
+        channel.close()
+        raise errors.from_wire(welcome["wire"], welcome["sentence"])
+    own, link, bell, batcher_bell, counters = fds
+    port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), welcome["max_in_flight"])
+    models = ModelTable(namespacing=welcome["model_namespacing"])
+    timeouts = welcome["request_timeout_s"], welcome["answer_timeout_s"]
+    return Place(port, Doorbell(bell), channel, models, *timeouts), welcome, counters

@@ -1,0 +1,129 @@
+"""A client's port for many threads: they ask, one thread listens.
+
+The port is not thread-safe; every use of it is under one lock, held for microseconds. The listening thread owns the
+bell and the control connection: it hands out replies, keeps the table of models current, and passes on what the
+supervisor says to who has asked it. On the road, and in a worker whose model calls others.
+"""
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from shoal.client.oversize import OversizeBlocks
+from shoal.client.place import REPLIES_FIRST, Apply, Place
+from shoal.client.questions import Questions
+from shoal.control import Message
+from shoal.errors import UnavailableError
+from shoal.options import SLAB_PARTS
+from shoal.shm.port import Reply
+from shoal.shm.slab import Block
+
+_log = logging.getLogger(__name__)
+
+
+def _never() -> None:
+    return None
+
+
+class SharedPort:
+    """This process's; `start` it once.
+
+    Of the listening thread's calls, `take` gets each reply and `apply` each message, both under the lock; `look` is
+    called without it before each sleep, and says how long that may be (s; None for ever).
+    """
+
+    def __init__(
+        self, place: Place, take: Callable[[Reply], None], apply: Apply, look: Callable[[], float | None] = _never
+    ) -> None:
+        #: For every use of the port.
+        self.lock = threading.Lock()
+        self._place = place
+        self._port = place.port
+        self._take = take
+        self._apply = apply
+        self._look = look
+        self._channel_lock = threading.Lock()
+        self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
+        self._questions = Questions(self._send)
+        self._largest_shared_nbytes = place.port.slab.largest_nbytes // SLAB_PARTS
+
+    # --- threads that ask ---
+
+    def allocate(self, nbytes: int, model_id: int) -> Block:
+        """A block for a request to a model, of the slab or, for a large one, of its own. Raises ShoalError."""
+        if nbytes <= self._largest_shared_nbytes:
+            with self.lock:
+                return self._port.allocate(nbytes)
+        if self._port.is_full:
+            raise UnavailableError("Exceeds maximum queue size")
+        return self._oversize.allocate(nbytes, model_id)
+
+    def free(self, ref: int) -> None:
+        """Give back a block whose request was never submitted."""
+        with self.lock:
+            if self._port.slab.free(ref):
+                return
+        self._oversize.free(ref)
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """Ask the supervisor (its verbs: shoal/supervisor/supervisor.py). Raises ShoalError: its refusal, or no answer.
+
+        Without `timeout_s` it may take as long as a model may take to load.
+        """
+        return self._questions.ask(verb, arguments, timeout_s or self._place.answer_timeout_s)
+
+    def _send(self, message: Message) -> None:
+        with self._channel_lock:
+            self._place.channel.send(message)
+
+    # --- the listening thread ---
+
+    def start(self, name: str) -> None:
+        """Begin to listen, in a daemon thread of this process."""
+        threading.Thread(target=self._listen, name=name, daemon=True).start()
+
+    def _listen(self) -> None:
+        bell, channel = self._place.bell.fileno(), self._place.channel.fileno()
+        poller = select.epoll()
+        poller.register(bell, select.EPOLLIN)
+        poller.register(channel, select.EPOLLIN)
+        try:
+            while True:
+                events = dict(poller.poll(self._look()))
+                if bell in events:
+                    self.deliver()
+                if channel in events:
+                    self.receive()
+        except (EOFError, ConnectionError):
+            os._exit(0)  # the supervisor is gone, and with it whoever could answer
+        except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for nobody
+            _log.exception("this process cannot go on without its place in the star")
+            os._exit(70)
+
+    def deliver(self) -> None:
+        """Hand out every reply that has come."""
+        self._place.bell.clear()
+        with self.lock:
+            for reply in self._port.poll():
+                self._take(reply)
+            self._port.flush()
+            spent, self._port.spent = self._port.spent, []
+        for ref in spent:
+            self._oversize.free(ref)
+
+    def receive(self) -> None:
+        """Take one message of the supervisor into force and acknowledge it."""
+        message, fds = self._place.channel.receive()
+        op = message["op"]
+        if op in ("oversize", "oversize_ready"):
+            self._oversize.hear(message, fds)
+        elif op == "answer":
+            self._questions.hear(message)
+        else:
+            if op in REPLIES_FIRST:
+                self.deliver()
+            with self.lock, self._channel_lock:
+                self._apply(message, fds)
