@@ -61,7 +61,7 @@ class TritonPythonModel:
             if sender.is_cancelled():
                 break
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))]))
-            time.sleep(0.002)
+            time.sleep(0.002)  # the model's own pace: its clients may hang up in the middle of a stream
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 CONFIG = """
@@ -95,7 +95,7 @@ class Soak:
         self._last_exit_s = 0.0
 
     async def run(self, seconds: float) -> None:
-        """All kinds of traffic for so long."""
+        """All kinds of traffic for so long. Where one sleeps, that is its pace: nothing is waited for."""
         end = time.monotonic() + seconds
         kinds: list[Callable[[], Awaitable[None]]] = [
             *[self._small] * 6, self._oversized, self._exception, self._exit, self._read_stream, self._leave_stream,

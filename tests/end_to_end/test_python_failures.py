@@ -1,6 +1,8 @@
 """Python models that end, hang, print or swallow memory: each costs its own instance, says how, and is back."""
 
+import os
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,7 +33,7 @@ class TritonPythonModel:
         family = pb_utils.MetricFamily(
             name="commands", description="Commands by their word", kind=pb_utils.MetricFamily.COUNTER
         )
-        self.counters = {word: family.Metric(labels={"word": word}) for word in ("echo", "exit", "leak")}
+        self.counters = {word: family.Metric(labels={"word": word}) for word in ("echo", "halt", "leak")}
         sizes = pb_utils.MetricFamily("command_chars", "Their lengths", pb_utils.MetricFamily.HISTOGRAM)
         self.sizes = sizes.Metric(labels={}, buckets=[4, 8])
         busy = pb_utils.MetricFamily("commands_running", "Commands now", pb_utils.MetricFamily.GAUGE)
@@ -45,7 +47,6 @@ class TritonPythonModel:
                 self.counters[command].increment(1)
             self.sizes.observe(len(command))
             self.running.increment(1)
-            time.sleep(0.3 if command == "exit" else 0)  # what was counted has been told by then
             getattr(self, command, lambda: None)()
             self.running.increment(-1)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("SAID", np_of(command))]))
@@ -54,12 +55,16 @@ class TritonPythonModel:
     def exit(self):
         os._exit(3)
 
+    def halt(self):
+        open(os.path.join(os.path.dirname(__file__), "gate")).close()  # a pipe: waits until the test opens it, too
+        os._exit(3)
+
     def crash(self):
         ctypes.string_at(0)
 
     def hang(self):
         while True:
-            time.sleep(1)
+            time.sleep(1)  # what is tested: the server ends it
 
     def print(self):
         for number in range(100_000):
@@ -221,20 +226,31 @@ def test_it_is_recycled_that_swallows_memory_and_no_request_fails(tmp_path: Path
         assert command(server, "leak") == "leak"
 
 
+def shown_once(server: Server, expected: dict[str, float]) -> dict[str, float]:
+    """The first scrape with these figures: what a model counts is told within a tenth of a second."""
+    end = time.monotonic() + DEADLINE_S
+    while not (shown := samples(server.metrics_port)).items() >= expected.items():
+        assert time.monotonic() < end, (expected, shown)
+    return shown
+
+
 def test_what_a_model_counts_is_shown_and_outlives_its_instances(tmp_path: Path) -> None:
     more = 'instance_group { count: 1 kind: KIND_CPU name: "other" }'
-    with victim_among_others(tmp_path, more) as server:
-        assert samples(server.metrics_port)['commands{word="exit"}'] == 0
+    with victim_among_others(tmp_path, more) as server, ThreadPoolExecutor(1) as pool:
+        assert samples(server.metrics_port)['commands{word="halt"}'] == 0
         for _ in range(6):
             command(server, "echo")
-        failure(server, "exit")
+        gate = tmp_path / "victim" / "1" / "gate"
+        os.mkfifo(gate)
+        failed = pool.submit(failure, server, "halt")
+        shown_once(server, {'commands{word="halt"}': 1, "commands_running": 1})
+        os.close(os.open(gate, os.O_RDWR))  # does not wait, whoever is there
+        failed.result(DEADLINE_S)
         assert server.read_log(b" of model 'victim' is up again")
         command(server, "leak")
-        shown: dict[str, float] = {}
-        while (shown.get('commands{word="leak"}'), shown.get("commands_running")) != (1, 0):  # a tenth of a second
-            shown = samples(server.metrics_port)
+        shown = shown_once(server, {'commands{word="leak"}': 1, "commands_running": 0})
         assert {name: value for name, value in shown.items() if name.startswith("command")} == {
-            'commands{word="echo"}': 6, 'commands{word="exit"}': 1, 'commands{word="leak"}': 1,
+            'commands{word="echo"}': 6, 'commands{word="halt"}': 1, 'commands{word="leak"}': 1,
             "command_chars_count": 8, "command_chars_sum": 6 * 4 + 4 + 4,
             'command_chars_bucket{le="4"}': 8, 'command_chars_bucket{le="8"}': 8, 'command_chars_bucket{le="+Inf"}': 8,
             "commands_running": 0,

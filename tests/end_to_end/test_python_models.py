@@ -21,6 +21,7 @@ from tests.end_to_end.server import DEADLINE_S, Server, serving
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MODELS = Path(__file__).parents[1] / "models" / "python"
+#: Too large for everybody who runs the tests; "dlpack_numpy" exchanges the same tensors without.
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 LEFT, RIGHT = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, -30, 0.5], np.float32)
 SUM, DIFFERENCE = LEFT + RIGHT, LEFT - RIGHT

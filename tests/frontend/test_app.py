@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import tritonclient.http as triton
 from werkzeug.serving import make_server
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
@@ -304,8 +305,7 @@ def url(state: ServerState, transport: Any) -> Iterator[str]:
 
 
 def test_triton_s_own_client_reads_every_answer(url: str) -> None:
-    http = pytest.importorskip("tritonclient.http")
-    client = http.InferenceServerClient(url)
+    client = triton.InferenceServerClient(url)
     assert client.is_server_live()
     assert not client.is_server_ready()
     assert client.is_model_ready("écho b")
@@ -314,7 +314,7 @@ def test_triton_s_own_client_reads_every_answer(url: str) -> None:
     assert client.get_model_config("simple")["max_batch_size"] == 8
     stats = client.get_inference_statistics("simple", "3")["model_stats"]
     assert [row["inference_stats"]["cache_miss"] for row in stats] == [{"count": 0, "ns": 0}]
-    with pytest.raises(http.InferenceServerException) as raised:
+    with pytest.raises(triton.InferenceServerException) as raised:
         client.get_model_metadata("none")
     assert raised.value.message() == "Request for unknown model: 'none' is not found"
     client.close()

@@ -84,7 +84,6 @@ def test_a_missing_package_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_has_all_figures() -> None:
-    pytest.importorskip("pynvml")
     (first, *_) = Gpus(load_nvml()).read()
     assert first["uuid"].startswith("GPU-")
     assert 0 <= first["utilization"] <= 1

@@ -50,11 +50,11 @@ class TritonPythonModel:
         thread.start()
 
         wait = pb_utils.get_input_tensor_by_name(request, "WAIT").as_numpy()
-        time.sleep(wait[0] / 1000)
+        time.sleep(wait[0] / 1000)  # as a client asked for: how long `execute` is busy
 
     def response_thread(self, response_sender, in_values, delay_values):
         for index, (in_value, delay_value) in enumerate(zip(in_values, delay_values, strict=True)):
-            time.sleep(delay_value / 1000)
+            time.sleep(delay_value / 1000)  # and after what time each response comes
             out_output = pb_utils.Tensor("OUT", np.array([in_value], self.out_dtype))
             idx_output = pb_utils.Tensor("IDX", np.array([index], self.idx_dtype))
             response_sender.send(pb_utils.InferenceResponse(output_tensors=[idx_output, out_output]))
@@ -71,4 +71,4 @@ class TritonPythonModel:
             with self.inflight_thread_count_lck:
                 inflight_threads = self.inflight_thread_count != 0
             if inflight_threads:
-                time.sleep(0.1)
+                time.sleep(0.1)  # as Triton's example does; an idle instance has no threads to wait for

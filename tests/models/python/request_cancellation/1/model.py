@@ -20,7 +20,7 @@ class TritonPythonModel:
                     error = pb_utils.TritonError("cancelled", pb_utils.TritonError.CANCELLED)
                     responses.append(pb_utils.InferenceResponse(error=error))
                     break
-                time.sleep(0.01)
+                time.sleep(0.01)  # its work, which ends early where a client has gone
             else:
                 output = pb_utils.Tensor("WAITED_S", np.array([waited_s], dtype=np.float32))
                 responses.append(pb_utils.InferenceResponse(output_tensors=[output]))
