@@ -122,9 +122,10 @@ class HttpServer:
         self._lanes = Arbiter(
             loop, "http", environment | lane_sockets, [*_filenos(http), to_road, returns], self._road.stop
         )
-        # Changed as models settle and front ends join.
+        # Changed as models settle, as front ends join, and by stop.
         self._vertex_ai_model = ""
         self._num_started = 0
+        self._is_stopping = False
 
     @property
     def _arbiters(self) -> list[Arbiter]:
@@ -192,7 +193,7 @@ class HttpServer:
     def on_client_started(self) -> None:
         """A front end answers now; when all do for the first time, say so in the words that scripts wait for."""
         self._num_started += 1
-        if self._num_started != self.num_front_ends:
+        if self._is_stopping or self._num_started != self.num_front_ends:
             return
         for name, listener in self._listeners.items():
             address, port = listener.getsockname()[:2]
@@ -201,6 +202,7 @@ class HttpServer:
 
     def stop(self) -> None:
         """Accept no more; `on_ended` when what was accepted has been answered."""
+        self._is_stopping = True
         for listener in self._listeners.values():
             listener.close()
         arbiters = self._arbiters
