@@ -16,7 +16,7 @@ from shoal import control, fault, log
 from shoal.batcher.exchange import Exchange
 from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.scheduling.scheduler import from_config
-from shoal.control import Channel, Message
+from shoal.control import GONE, Channel, Message
 from shoal.ledger import ledger_message
 from shoal.model_config.model_metrics import first_response_bounds
 from shoal.process import die_with_parent, ignore_group_signals, set_title
@@ -195,9 +195,9 @@ def main() -> None:
     faulthandler.enable()
     ignore_group_signals()
     fault.install("batcher")
-    channel = control.join("batcher")
-    set_title("batcher (standby)")
     try:
+        channel = control.join("batcher")
+        set_title("batcher (standby)")
         # One that stands by waits here, with all its imports done.
         message, (bell, counters) = channel.receive()
         set_title("batcher")
@@ -211,7 +211,7 @@ def main() -> None:
             is_successor=message["is_successor"],
         )
         batcher.run()
-    except (EOFError, BrokenPipeError):
+    except GONE:
         sys.exit(0)  # the supervisor is gone; whatever it wanted acknowledged no longer matters
 
 

@@ -4,6 +4,7 @@ import os
 
 from gunicorn.workers.base import Worker
 
+from shoal.control import GONE
 from shoal.frontend.front_end import join
 from shoal.frontend.lane_loop import Lane
 from shoal.process import set_title
@@ -21,5 +22,5 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         try:
             lane = Lane(join("http"), self.sockets, self.PIPE[0], lambda: self.alive, self.notify)
             lane.run(self.cfg.graceful_timeout)
-        except (EOFError, ConnectionError):
+        except GONE:
             os._exit(0)  # the supervisor is gone, and with it whoever could answer

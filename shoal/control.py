@@ -26,6 +26,9 @@ ADDRESS_VARIABLE = "SHOAL_CONTROL"
 MAX_INLINE_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_DESCRIPTORS = 8
+#: What tells a child that its supervisor is gone: the end of file, or, where it joins or sends, a refused connection, a
+#: broken pipe, or a reset, if the supervisor had not read all. Nothing is left to do then, and nobody to tell.
+GONE = (EOFError, ConnectionError)
 
 _PACKER = msgpack.Packer(use_bin_type=True)
 _PACKING = threading.Lock()  # a worker has several threads that send, and the packer one buffer

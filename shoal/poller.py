@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shoal import control, log
 from shoal.cloud_url import CloudUrl
-from shoal.control import Channel, Message
+from shoal.control import GONE, Channel, Message
 from shoal.errors import ShoalError
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.repository.cloud import CloudRepository
@@ -98,7 +98,7 @@ def main() -> int:
             Path(message["backend_directory"]),
         )
         Poller(channel, repositories).run()
-    except (EOFError, BrokenPipeError):
+    except GONE:
         return 0
     return 0
 

@@ -21,7 +21,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from shoal.control import Channel, Message
+from shoal.control import GONE, Channel, Message
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 
 
@@ -38,7 +38,7 @@ def main(name: str, fd: int, supervisor: int, modules: Sequence[str]) -> int:
     try:
         channel.send({"op": "unfit", "sentence": reason} if reason else {"op": "ready"})
         order, fds = _serve(channel)
-    except (EOFError, BrokenPipeError):
+    except GONE:
         return 0  # the supervisor is gone, or has no use for one that is unfit
     channel.close()
     _become(order, fds, supervisor)
@@ -95,7 +95,7 @@ def _become(order: Message, fds: Sequence[int], supervisor: int) -> None:
     try:
         link.send({"op": "pid", "pid": os.getpid()})
         link.receive()
-    except (EOFError, BrokenPipeError):
+    except GONE:
         os._exit(1)  # it took too long: another has been exec'd
     link.close()
     for fd, stream in zip(outputs, (1, 2), strict=False):  # none where it writes where the supervisor does

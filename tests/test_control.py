@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,6 +59,18 @@ def test_end_of_file_is_the_news_of_a_death(ends: tuple[Channel, Channel]) -> No
         ends[1].receive()
 
 
+@pytest.mark.parametrize(("is_all_read", "error"), [(True, BrokenPipeError), (False, ConnectionResetError)])
+def test_a_death_is_news_to_who_sends_too(
+    ends: tuple[Channel, Channel], is_all_read: bool, error: type[OSError]
+) -> None:
+    if not is_all_read:
+        ends[1].send({"op": "unread"})
+    ends[0].close()
+    with pytest.raises(control.GONE) as raised:
+        ends[1].send({"op": "x"})
+    assert raised.type is error
+
+
 @pytest.mark.parametrize(
     "data",
     [b"\0\xc1", b"\0\xa2\xff\xfe", b"\0", b"\1", b"\0\x81\xa2op"],
@@ -92,5 +106,17 @@ def test_listener_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert listener.address.startswith("@shoal-")
     monkeypatch.setenv(control.ADDRESS_VARIABLE, listener.address)
     listener.close()
-    with pytest.raises(ConnectionRefusedError):
+    with pytest.raises(control.GONE) as raised:
         control.join("worker")
+    assert raised.type is ConnectionRefusedError
+
+
+def test_a_process_whose_supervisor_is_gone_before_it_joins_ends_without_a_word() -> None:
+    variables = {**os.environ, control.ADDRESS_VARIABLE: "@shoal-nobody", "SHOAL_INSTANCE": "1"}
+    modules = ["shoal.batcher.batcher", "shoal.poller", "shoal.tracing.tracer", "shoal.workers.worker"]
+    processes = [
+        subprocess.Popen([sys.executable, "-m", module], env=variables, stderr=subprocess.PIPE) for module in modules
+    ]
+    for process in processes:  # at once, as they start
+        assert process.communicate(timeout=60)[1] == b""
+        assert process.returncode in (0, 1)

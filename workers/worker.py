@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from shoal import control, fault, log
-from shoal.control import Channel, Message
+from shoal.control import GONE, Channel, Message
 from shoal.errors import InternalError, ShoalError
 from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
@@ -40,7 +40,7 @@ def main() -> int:
     try:
         channel = control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"]))
         serve(channel)
-    except (EOFError, ConnectionError):
+    except GONE:
         return 1  # the supervisor is gone, and with it everyone who could be answered
     return 0
 
@@ -105,7 +105,7 @@ def _load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Si
     """`load`, its outcome told to the supervisor; None where there is nothing to go on with."""
     try:
         loaded = load(channel, order, device)
-    except (EOFError, ConnectionError):
+    except GONE:
         raise
     except Exception as error:  # noqa: BLE001 - the rim: whatever a model file provokes is the reason of its failure
         if not isinstance(error, ShoalError):

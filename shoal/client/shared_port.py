@@ -15,7 +15,7 @@ from typing import Any
 from shoal.client.oversize import OversizeBlocks
 from shoal.client.place import REPLIES_FIRST, Apply, Place
 from shoal.client.questions import Questions
-from shoal.control import Message
+from shoal.control import GONE, Message
 from shoal.errors import UnavailableError
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Reply
@@ -97,7 +97,7 @@ class SharedPort:
                     self.deliver()
                 if channel in events:
                     self.receive()
-        except (EOFError, ConnectionError):
+        except GONE:
             os._exit(0)  # the supervisor is gone, and with it whoever could answer
         except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for nobody
             _log.exception("this process cannot go on without its place in the star")

@@ -67,7 +67,7 @@ def _fail(error: ShoalError) -> int:
         channel = control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"]))
         channel.receive()
         channel.send({"op": "failed", "wire": error.wire, "sentence": str(error)})
-    except (EOFError, ConnectionError):
+    except control.GONE:
         return 1  # the supervisor is gone
     return 0
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal import control, log
-from shoal.control import Channel, Message
+from shoal.control import GONE, Channel, Message
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.tracing.collector import Collector
 from shoal.tracing.settings import TraceSetting
@@ -61,7 +61,7 @@ class Tracer:
                     for _ in range(MAX_PASSES):
                         self._collect()
                     self._apply(self._supervisor.receive()[0])
-        except (EOFError, BrokenPipeError):
+        except GONE:
             self._tell_dropped()
             self._collector.close()
 
@@ -123,7 +123,7 @@ def main() -> int:
     try:
         supervisor = control.join("tracer")
         message, (traces,) = supervisor.receive()
-    except (EOFError, ConnectionError):
+    except GONE:
         return 0  # the supervisor is gone, or wants none any more
     log.configure(**message["log"])
     channel = Channel(socket.socket(fileno=traces))
