@@ -6,6 +6,7 @@ which the document prints.
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import sysconfig
@@ -98,9 +99,11 @@ def _launch_triton(folder: Path, model: Model, _encoding: str) -> Server:
     command = [f"{triton / 'bin' / 'tritonserver'}", f"--model-repository={models}"]
     command += [f"--backend-directory={backend.parent}", "--allow-grpc=false"]
     command += ["--http-address=127.0.0.1", f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
+    memory_prefix = f"benchmark_{secrets.token_hex(8)}_"
+    command += [f"--backend-config=python,shm-region-prefix-name={memory_prefix}"]
     libpython = sysconfig.get_config_var("LIBDIR")
     libraries = ":".join(filter(None, (os.environ.get("LD_LIBRARY_PATH"), libpython)))
-    return Server(command, _environment(LD_LIBRARY_PATH=libraries), http_port, folder / "triton.log")
+    return Server(command, _environment(LD_LIBRARY_PATH=libraries), http_port, folder / "triton.log", memory_prefix)
 
 
 def _triton_version(port: int) -> str:

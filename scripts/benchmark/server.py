@@ -19,6 +19,7 @@ from scripts.benchmark.workloads import Request
 START_DEADLINE_S = 120.0  # a hundred models take 12 s on two quiet cores
 STOP_DEADLINE_S = 10.0
 POLL_S = 0.005
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def free_ports(count: int) -> list[int]:
@@ -43,10 +44,16 @@ def ask(port: int, request: Request) -> tuple[int, dict[str, str], bytes]:
 
 
 class Server:
-    """A running server; `port` is the one that it was told to listen on."""
+    """A running server; `port` is the one that it was told to listen on.
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], port: int, log: Path) -> None:
+    `memory_prefix` is how names in /dev/shm begin that nobody else has, and that a killed server would leave there.
+    """
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], port: int, log: Path, memory_prefix: str = ""
+    ) -> None:
         self.port = port
+        self._memory_prefix = memory_prefix
         self._command = command
         self._env = env
         self._log = log
@@ -87,7 +94,7 @@ class Server:
         raise BenchmarkError(f"no answer within {START_DEADLINE_S:.0f} s ({fault}): {self._last_words()}")
 
     def stop(self) -> None:
-        """SIGTERM to the root, and SIGKILL to whatever of the tree outlives it by ten seconds."""
+        """SIGTERM to the root, and SIGKILL to whatever of the tree outlives it by ten seconds; no memory stays."""
         if self._process is None:
             return
         tree = {(stat.pid, stat.started) for stat in process_tree(self.pid)}
@@ -103,6 +110,9 @@ class Server:
                     os.kill(stat.pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue  # ended since the listing
+        if self._memory_prefix:
+            for left in SHARED_MEMORY.glob(f"{self._memory_prefix}*"):
+                left.unlink()
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()

@@ -64,6 +64,7 @@ if not child:
     while True:
         signal.pause()
 os.read(ready, 1)
+open("/dev/shm/" + sys.argv[2] + "region", "x").close()
 class Echo(http.server.BaseHTTPRequestHandler):
     asked = 0
     def do_POST(self):
@@ -180,13 +181,15 @@ def test_a_server_is_asked_until_its_answer_is_right_and_nothing_of_it_is_left(t
         seen.append(body)
         children.append(os.pidfd_open(int(headers["child"])))
 
-    server = Server([sys.executable, "-c", ECHO, str(port)], os.environ, port, tmp_path / "log")
+    prefix = f"test_benchmark_{os.getpid()}_"
+    server = Server([sys.executable, "-c", ECHO, str(port), prefix], os.environ, port, tmp_path / "log", prefix)
     server.start()
     try:
         seconds = server.wait_for_answer(workloads.Request("/", {}, b"hello"), check)
     finally:
         server.stop()
     assert seen == [b"hello"]
+    assert not list(Path("/dev/shm").glob(f"{prefix}*"))
     assert 0 < seconds < 10
     assert measure.process_tree(server.pid) == []
     assert select.select(children, [], [], 10)[0] == children  # ended, says the kernel
