@@ -88,7 +88,7 @@ def main() -> None:
     model = encoder(table, head.coef_.T.astype(np.float32), head.intercept_.astype(np.float32))
     write_model("encoder", ENCODER_CONFIG, model)
 
-    np.save(REPOSITORY / "embedding_table" / "1" / "table.npy", table)
+    np.save(REPOSITORY / "embedding_table" / "1" / "vectors.npy", table)
     write(REPOSITORY / "postprocessing" / "labels.txt", "".join(f"{topic}\n" for topic in TOPICS))
     write_page(tokenizer, model, len(training))
 

@@ -13,7 +13,7 @@ from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config.messages import Config
 
 #: The backends there are, in the order in which they are named to a user.
-BACKENDS = ("fil", "identity", "onnxruntime", "openvino", "python", "tensorflow")
+BACKENDS = ("embedding", "fil", "identity", "onnxruntime", "openvino", "python", "tensorflow")
 
 
 class Unsupported(NamedTuple):

@@ -26,6 +26,7 @@ _WORKER = "shoal.workers.worker"
 #: Kind → what it imports. A worker's kind is its backend; those that are not here may start threads as they please.
 MODULES = {
     "batcher": ("shoal.batcher.batcher",),
+    "embedding": (_WORKER, "shoal.workers.backends.embedding"),
     "fil": (_WORKER, "scipy.sparse"),  # 0.3 of 0.33 s; treelite's OpenMP reads its environment once, so in the child
     "identity": (_WORKER, "shoal.workers.backends.identity"),
     "onnxruntime": (_WORKER, "shoal.workers.backends.onnxruntime"),

@@ -81,10 +81,10 @@ def test_many_texts_at_once_get_their_own_labels(samples: Server) -> None:
 
 
 def test_vectors_come_out_of_the_table(samples: Server) -> None:
-    table = np.load(SAMPLES / "embedding_table" / "1" / "table.npy")
+    table = np.load(SAMPLES / "embedding_table" / "1" / "vectors.npy")
     ids = np.arange(len(table))[::-1]
     np.testing.assert_array_equal(infer(samples, "embedding_table", ["vectors"], ids=ids)[0], table[::-1])
-    with pytest.raises(InferenceServerException, match="id 640 is not in the table, which has 640 rows") as refused:
+    with pytest.raises(InferenceServerException, match="id 640 is not in table 'vectors") as refused:
         infer(samples, "embedding_table", ["vectors"], ids=np.array([640]))
     assert refused.value.status() == "400"
 

@@ -7,6 +7,7 @@ from shoal.workers.backends.backend import Backend
 
 #: Backend name in config.pbtxt → (module in this package, class, what to install).
 BACKENDS: dict[str, tuple[str, str, str]] = {
+    "embedding": ("embedding", "EmbeddingBackend", "shoal"),
     "fil": ("fil", "FilBackend", "shoal[fil]"),
     "identity": ("identity", "IdentityBackend", "shoal"),
     "python": ("python", "PythonBackend", "shoal"),

@@ -104,7 +104,7 @@ class BatchedBackend(Backend):
         if len(requests) == 1:
             inputs, rows = requests[0].inputs, requests[0].form.rows
         else:
-            requests = _joinable(requests, answers)
+            requests = joinable(requests, answers)
             inputs = gather(requests)
             rows = sum([request.form.rows for request in requests])
         shapes = self.known_outputs(rows)
@@ -120,7 +120,7 @@ class BatchedBackend(Backend):
             answers.output_start_ns = time.monotonic_ns()
 
 
-def _joinable(requests: Sequence[Request], answers: Answers) -> list[Request]:
+def joinable(requests: Sequence[Request], answers: Answers) -> list[Request]:
     """The requests that fit below the first one; the batcher sends no others, so the rest fail as a fault of ours."""
     first, joined = requests[0].form, []
     for request in requests:

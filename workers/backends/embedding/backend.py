@@ -1,0 +1,107 @@
+"""The backend: ids from the inputs of a batch, their rows straight into the block that clients read.
+
+A request with an id that is unknown fails alone. Runs in a worker.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.model_config.autocomplete import ModelIO
+from shoal.model_config.signature import Signature
+from shoal.workers.answers import Answers
+from shoal.workers.backends.backend import Backend, Device, Model, joinable
+from shoal.workers.backends.embedding.options import STORES, LookUp, look_ups
+from shoal.workers.backends.embedding.outputs import Found, Output
+from shoal.workers.backends.embedding.rows import Form, Rows
+from shoal.workers.backends.embedding.stores import public_name, store_rows
+from shoal.workers.backends.embedding.table import TableRows
+from shoal.workers.requests import Request, gather
+
+
+class EmbeddingBackend(Backend):
+    """Tables, and the outputs that are made of their rows."""
+
+    def __init__(self) -> None:
+        # Changed by load and unload.
+        self._tables: tuple[Rows, ...] = ()
+        self._outputs: tuple[Output, ...] = ()
+
+    def describe(self, model: Model, device: Device) -> ModelIO:
+        """Nothing: only the configuration knows."""
+        del model, device
+        return ModelIO((), ())
+
+    def load(self, model: Model, device: Device) -> None:
+        """Open the tables. Raises InvalidArgumentError where they and the configuration disagree."""
+        del device
+        tables: dict[tuple[str, Form, str], Rows] = {}
+        outputs = []
+        for look_up in look_ups(model, Signature.from_config(model.config)):
+            form = Form(look_up.ids.datatype, look_up.output.datatype, look_up.dims, look_up.scale, look_up.datatype)
+            key = (look_up.table, form, look_up.key)
+            what = f"table '{public_name(look_up.table)}' of model '{model.name}'"
+            if key not in tables:  # one for all outputs that use it alike, so that they see it replaced together
+                tables[key] = _rows(look_up, model, what, form)
+                tables[key].refresh()
+            outputs.append(Output(look_up, tables[key], what))
+            outputs[-1].check()
+        self._tables, self._outputs = tuple(tables.values()), tuple(outputs)
+
+    def execute(self, requests: Sequence[Request], answers: Answers) -> None:
+        """Look at the tables once, so that the whole batch sees the same."""
+        for table in self._tables:
+            table.refresh()
+        if len(requests) > 1:
+            requests = joinable(requests, answers)
+        self._answer(requests, answers)
+
+    def unload(self) -> None:
+        """Let go of the tables."""
+        self._tables = self._outputs = ()
+
+    def _answer(self, requests: Sequence[Request], answers: Answers) -> None:
+        inputs = gather(requests)
+        found = [
+            (output, output.find(inputs))
+            for output in self._outputs
+            if output.is_asked(inputs) and any(request.form.wants(output.name) for request in requests)
+        ]
+        if any(len(each.unknown) for _, each in found):
+            requests = _refuse_unknown(requests, found, answers)
+            if requests:
+                self._answer(requests, answers)
+            return
+        placed = answers.place(requests, {output.name: each.shape for output, each in found})
+        answers.input_end_ns = time.monotonic_ns()
+        for output, each in found:
+            output.take(each, placed[output.name])
+        answers.output_start_ns = time.monotonic_ns()
+
+
+def _rows(look_up: LookUp, model: Model, what: str, form: Form) -> Rows:
+    if look_up.table.startswith(STORES):
+        return store_rows(look_up.table, model.version_dir, what, form, look_up.key)
+    return TableRows(os.path.join(model.version_dir, look_up.table), what, form)
+
+
+def _refuse_unknown(
+    requests: Sequence[Request], found: Sequence[tuple[Output, Found]], answers: Answers
+) -> list[Request]:
+    """Those whose ids are all known; the others fail, each with the first that is not."""
+    total = sum(request.form.rows for request in requests)
+    known, start = [], 0
+    for request in requests:
+        end = start + request.form.rows
+        for output, each in found:
+            # The ids of a request are as many of all as its rows are, and the unknown ones ascend.
+            first, last = np.searchsorted(each.unknown, [len(each.ids) * row // total for row in (start, end)])
+            if first < last:
+                answers.fail(request.position, output.unknown(each.ids[each.unknown[first]]))
+                break
+        else:
+            known.append(request)
+        start = end
+    return known

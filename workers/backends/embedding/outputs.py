@@ -1,0 +1,95 @@
+"""One output of the model: which ids it asks for, and what becomes of their rows. Runs in a worker."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.errors import InvalidArgumentError
+from shoal.workers.backends.embedding.options import LookUp
+from shoal.workers.backends.embedding.pooling import ends_of, num_ids_of, pool
+from shoal.workers.backends.embedding.rows import Rows
+from shoal.workers.tensors import Array
+
+_NONE: Array = np.empty(0, np.intp)
+
+
+class Found(NamedTuple):
+    """A look-up between its two halves."""
+
+    ids: Array  # flat
+    rows: Any  # for Rows.take
+    unknown: Array  # positions of ids that no row stands for
+    padding: Array  # positions of ids that are none
+    zeros: Array  # positions whose rows are 0
+    ends: Array  # of bags, where there are any
+    shape: tuple[int, ...]  # of the output
+
+
+class Output:
+    """Finds, then takes; between the two the output gets its place."""
+
+    def __init__(self, look_up: LookUp, rows: Rows, what: str) -> None:
+        self._look_up = look_up
+        self._rows = rows
+        self._what = what  # the table, in sentences
+        self.name = look_up.output.name
+        self._inputs = {look_up.ids.name, *({look_up.offsets} if look_up.offsets else ())}
+        # float16 is no type to add up in.
+        self._work = np.result_type(look_up.output.datatype.dtype, np.float32)
+
+    def is_asked(self, inputs: Mapping[str, Array]) -> bool:
+        """Whether the inputs that it needs are given."""
+        return self._inputs <= inputs.keys()
+
+    def check(self) -> None:
+        """Raises InvalidArgumentError where the id that stands for unknown ones is unknown itself."""
+        unknown_id = self._look_up.unknown_id
+        if unknown_id is None:
+            return
+        _, unknown = self._rows.find(np.array([unknown_id], self._look_up.ids.datatype.dtype))
+        if len(unknown):
+            raise self.unknown(unknown_id)
+
+    def find(self, inputs: Mapping[str, Array]) -> Found:
+        """Raises InvalidArgumentError for offsets that are none."""
+        look_up = self._look_up
+        given = inputs[look_up.ids.name]
+        ids, shape, ends = given.reshape(-1), given.shape, _NONE
+        if look_up.offsets is not None:
+            ends = ends_of(look_up.offsets, inputs[look_up.offsets], len(ids))
+            shape = ends.shape
+        elif look_up.is_pooled:
+            *bags, length = shape
+            shape, ends = tuple(bags), np.arange(1, 1 + int(np.prod(bags, dtype=np.intp))) * length
+        padding = zeros = _NONE
+        if look_up.padding_id is not None:
+            padding = zeros = np.flatnonzero(ids == look_up.padding_id)
+        rows, unknown = self._rows.find(ids)
+        if len(unknown):
+            unknown = np.setdiff1d(unknown, padding, assume_unique=True)
+            if look_up.zeros:
+                zeros, unknown = np.append(zeros, unknown), _NONE
+            elif look_up.unknown_id is not None:
+                ids = ids.copy()
+                ids[unknown] = look_up.unknown_id
+                rows, unknown = self._rows.find(ids)
+                unknown = np.setdiff1d(unknown, padding, assume_unique=True)
+        return Found(ids, rows, unknown, padding, zeros, ends, shape + self._rows.row_shape)
+
+    def take(self, found: Found, out: Array) -> None:
+        """The rows of what was found, or of its bags, into `out`, which has the shape found."""
+        look_up, row_shape = self._look_up, self._rows.row_shape
+        rows = np.empty((len(found.ids), *row_shape), self._work) if look_up.is_pooled else out.reshape(-1, *row_shape)
+        self._rows.take(found.rows, rows)
+        if len(found.zeros):
+            rows[found.zeros] = 0
+        if look_up.is_pooled:
+            width = int(np.prod(row_shape, dtype=np.intp))
+            num_ids = num_ids_of(found.ends, found.padding) if look_up.pooling == "mean" else None
+            pool(rows.reshape(-1, width), found.ends, num_ids, out.reshape(-1, width))
+
+    def unknown(self, id_: Any) -> InvalidArgumentError:
+        """What is said of an id that no row stands for."""
+        shown = f"'{id_.decode(errors='replace')}'" if isinstance(id_, bytes) else id_
+        return InvalidArgumentError(f"id {shown} is not in {self._what}")
