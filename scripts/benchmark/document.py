@@ -46,6 +46,7 @@ figure divided by Triton's.
 - Each server has one instance of the model, on the CPU, and is started anew for every model in every round. Its answer
   is checked before and after the load: to the bit, for the MLP to 0.0001.
 - The MLP runs in ONNX Runtime with one thread and batches of at most 32, everywhere but in Flask, which has no batches.
+- The table of the look-ups is a mapped file of 512 MB: Shoal's backend `embedding`, and a `model.py` in Triton.
 - *p50*, *p99*: of the time from sending a request to its whole answer. *CPU*: user and system time of the process tree.
   *memory*: proportional set size (PSS) of the process tree after the load. *start*: from exec to the first right
   answer, files in the page cache. *instructions*: of the process tree, not of the kernel for it, counted by `perf stat`

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.benchmark.workloads import MLP_THREADS, Model
+import numpy as np
+
+from scripts.benchmark.workloads import MLP_THREADS, TABLE_MODULO, Model
 
 TRITON_MODEL = Path(__file__).parent / "served" / "triton_model.py"
 
@@ -14,7 +16,10 @@ def config_pbtxt(model: Model, backend: str, num_instances: int = 1) -> str:
         f'name: "{model.name}"',
         f'backend: "{backend}"',
         f"max_batch_size: {model.max_batch_size}",
-        *(f'input {{ name: "{name}" data_type: TYPE_FP32 dims: {list(model.dims)} }}' for name in model.input_names),
+        *(
+            f'input {{ name: "{name}" data_type: TYPE_{model.datatype} dims: {list(model.dims)} }}'
+            for name in model.input_names
+        ),
         *(
             f'output {{ name: "{name}" data_type: TYPE_FP32 dims: {list(model.output_dims)} }}'
             for name in model.output_names
@@ -35,6 +40,8 @@ def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), nu
     for each in (model, *others):
         backend = "python" if each.is_python else "onnxruntime" if each.file else "identity"
         links = {f"model{each.file.suffix}": each.file} if each.file else {}
+        if each.table_rows:
+            backend, links = "embedding", {f"{each.output_names[0]}.npy": _table(folder, each)}
         _write(repository, each, config_pbtxt(each, backend, num_instances), links)
     return repository
 
@@ -42,7 +49,21 @@ def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), nu
 def write_for_triton(folder: Path, model: Model) -> Path:
     """The same in Triton's Python backend."""
     file = model.file if model.file and model.is_python else TRITON_MODEL
-    return _write(folder / "triton" / model.name, model, config_pbtxt(model, "python"), {"model.py": file})
+    links = {"model.py": file}
+    if model.table_rows:
+        links["table.npy"] = _table(folder, model)
+    return _write(folder / "triton" / model.name, model, config_pbtxt(model, "python"), links)
+
+
+def _table(folder: Path, model: Model) -> Path:
+    """The model's table, written by whoever needs it first."""
+    file = folder / f"{model.name}.npy"
+    if not file.exists():
+        table = np.lib.format.open_memmap(file, "w+", np.float32, (model.table_rows, model.output_dims[-1]))
+        numbers = table.reshape(-1)
+        for start in range(0, len(numbers), TABLE_MODULO):
+            numbers[start : start + TABLE_MODULO] = np.arange(min(TABLE_MODULO, len(numbers) - start))
+    return file
 
 
 def _write(repository: Path, model: Model, config: str, links: Mapping[str, Path]) -> Path:

@@ -15,13 +15,14 @@ from pathlib import Path
 from scripts.benchmark.errors import BenchmarkError
 
 _SAMPLES = Path(__file__).parents[2] / "model_repository"
+_SERVED = Path(__file__).parent / "served"
 MLP = _SAMPLES / "mlp" / "1" / "model.onnx"
 MLP_THREADS = 1  # of ONNX Runtime, for every server: the cores are shared with the rest of the server and the load
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """FP32 tensors in, all with the same numbers in them, FP32 tensors out; identity unless it has a file."""
+    """Tensors in, all with the same numbers in them, FP32 tensors out; identity unless it has a file."""
 
     name: str
     input_names: tuple[str, ...]
@@ -30,6 +31,7 @@ class Model:
     output_dims: tuple[int, ...]
     max_batch_size: int  # 0: never batched, as in config.pbtxt
     file: Path | None = None  # in ONNX, or a model.py of Triton's Python backend
+    table_rows: int = 0  # of the table that its inputs, INT64 ids, look into; otherwise they are FP32
 
     @property
     def is_python(self) -> bool:
@@ -37,14 +39,21 @@ class Model:
         return self.file is not None and self.file.suffix == ".py"
 
     @property
+    def datatype(self) -> str:
+        """Of its inputs."""
+        return "INT64" if self.table_rows else "FP32"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one request's input tensor."""
         return (1, *self.dims) if self.max_batch_size else self.dims
 
     @property
-    def values(self) -> "array[float]":
+    def values(self) -> "array[float] | array[int]":
         """What every request asks: the same random numbers each time."""
         numbers = random.Random(1)
+        if self.table_rows:
+            return array("q", (numbers.randrange(self.table_rows) for _ in range(prod(self.dims))))
         return array("f", (numbers.uniform(-1, 1) for _ in range(prod(self.dims))))
 
 
@@ -54,9 +63,15 @@ MLP_512 = Model("mlp", ("features",), (512,), ("scores",), (10,), 32, MLP)
 ADD_SUB = Model(
     "add_sub", ("INPUT0", "INPUT1"), (16,), ("OUTPUT0", "OUTPUT1"), (16,), 0, _SAMPLES / "add_sub" / "1" / "model.py"
 )
+#: Number by number, row by row, a table has 0, 1, 2 … up to what a float holds exactly, and again.
+TABLE_MODULO = 2**24
+#: 512 MB. Triton has no backend for it, so it is a model.py there.
+EMBEDDING = Model(
+    "embedding", ("ids",), (64,), ("vectors",), (64, 128), 32, _SERVED / "embedding_model.py", table_rows=1_000_000
+)
 #: Small, and never asked: what one more model costs.
 DIGITS = Model("digits", ("image",), (64,), ("probabilities",), (10,), 32, _SAMPLES / "digits" / "1" / "model.onnx")
-MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, MLP_512, ADD_SUB)}
+MODELS = {model.name: model for model in (IDENTITY_16, IDENTITY_IMAGE, MLP_512, ADD_SUB, EMBEDDING)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +97,9 @@ WORKLOADS = (
     Workload("mlp-c10", "MLP 512→1024→10, batch ≤ 32, binary, 10 connections", MLP_512, "binary", 10),
     Workload("mlp-c64", "MLP 512→1024→10, batch ≤ 32, binary, 64 connections", MLP_512, "binary", 64),
     Workload("python-c16", "add_sub in Python, the same model.py, binary, 16 connections", ADD_SUB, "binary", 16),
+    Workload(
+        "embedding", "64 of 1,000,000 rows of 128 floats, batch ≤ 32, binary, 16 connections", EMBEDDING, "binary", 16
+    ),
     Workload("image-c8", "602 KB in and out, binary, 8 connections", IDENTITY_IMAGE, "binary", 8),
 )
 
@@ -100,7 +118,7 @@ def v2_request(model: Model, encoding: str) -> Request:
     path = f"/v2/models/{model.name}/infer"
     values = model.values
     tensors: list[dict[str, object]] = [
-        {"name": name, "shape": model.shape, "datatype": "FP32"} for name in model.input_names
+        {"name": name, "shape": model.shape, "datatype": model.datatype} for name in model.input_names
     ]
     if encoding == "json":
         body = json.dumps({"inputs": [tensor | {"data": values.tolist()} for tensor in tensors]}).encode()
@@ -141,8 +159,13 @@ def expected(model: Model) -> "array[float]":
     """The right answer."""
     if model is ADD_SUB:
         return array("f", [*(number + number for number in model.values), *(0.0 for _ in model.values)])
+    if model.table_rows:
+        columns = model.output_dims[-1]
+        return array(
+            "f", ((int(row) * columns + column) % TABLE_MODULO for row in model.values for column in range(columns))
+        )
     if model is not MLP_512:
-        return model.values
+        return array("f", model.values)
     import numpy as np
     import onnxruntime
 

@@ -1,11 +1,7 @@
-"""Vectors out of a table in a file that is mapped, not read: it may be larger than the machine's memory.
-
-Only the pages that are asked for are ever read, and all instances share them.
-"""
-
-from __future__ import annotations  # Triton has no pb_utils.InferenceRequest while it completes configurations
+"""Vectors out of a mapped table, as one writes it for Triton's Python backend."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -18,12 +14,13 @@ class TritonPythonModel:
         """Map the table."""
         self.table = np.load(Path(__file__).with_name("table.npy"), mmap_mode="r")
 
-    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
+    def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request by itself."""
         return [self._answer(request) for request in requests]
 
-    def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
-        ids = pb_utils.get_input_tensor_by_name(request, "ids").as_numpy()
+    def _answer(self, request: Any) -> Any:
+        ids: Any = pb_utils.get_input_tensor_by_name(request, "ids")
+        ids = ids.as_numpy()
         wrong = ids[(ids < 0) | (ids >= len(self.table))]
         if wrong.size:
             text = f"id {wrong[0]} is not in the table, which has {len(self.table)} rows"
