@@ -33,6 +33,8 @@ PLATFORMS = (
 )
 
 ENSEMBLE = "ensemble"
+#: Backend → its other runtimes, which look for the model's file themselves.
+RUNTIMES = {"pytorch": ("model.py",)}
 
 
 def detect_backend(names: Collection[str]) -> Platform | None:
@@ -69,6 +71,8 @@ def complete(config: Config) -> Config:
     row = next((row for row in PLATFORMS if _matches(row, platform, backend)), None)
     if row is None:
         return config
+    if config["runtime"] in RUNTIMES.get(row.backend, ()):
+        return {**config, "backend": row.backend}
     return {
         **config,
         "platform": platform or row.platform,

@@ -18,4 +18,5 @@ def may_run_again(config: dict[str, Any]) -> bool:
     if "sequence_batching" in config or config.get("model_transaction_policy", {}).get("decoupled"):
         return False
     said = config.get("parameters", {}).get("idempotent", {}).get("string_value", "")
-    return bool(said == "true" or (said != "false" and config["backend"] not in _USER_CODE))
+    is_user_code = config["backend"] in _USER_CODE or config.get("runtime") == "model.py"
+    return bool(said == "true" or (said != "false" and not is_user_code))

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.model_config.backends import RUNTIMES
 from shoal.model_config.messages import Config
 
 #: The backends there are, in the order in which they are named to a user.
-BACKENDS = ("embedding", "fil", "identity", "onnxruntime", "openvino", "python", "tensorflow")
+BACKENDS = ("embedding", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "tensorflow")
 
 
 class Unsupported(NamedTuple):
@@ -105,7 +106,8 @@ def check_support(config: Config, python_backend: Path | None = None) -> None:
             f"unable to find backend library for backend '{backend}', try specifying runtime on the model "
             f"configuration. For model '{name}' there are: {', '.join(BACKENDS)}"
         )
-    if runtime not in ("", f"libtriton_{backend}.so") and (python_backend is None or runtime != python_backend.name):
+    runtimes = {"", f"libtriton_{backend}.so", python_backend and python_backend.name, *RUNTIMES.get(backend, ())}
+    if runtime not in runtimes:
         raise UnsupportedError(
             f"unable to find backend library '{runtime}' for model '{name}': the backend '{backend}' is built in; "
             "remove 'runtime' from its configuration"

@@ -32,6 +32,7 @@ MODULES = {
     "onnxruntime": (_WORKER, "shoal.workers.backends.onnxruntime"),
     "openvino": (_WORKER, "shoal.workers.backends.openvino"),
     "python": (_WORKER, "shoal.workers.backends.python"),  # and nothing of users'
+    "pytorch": (_WORKER, "shoal.workers.backends.pytorch"),
     "tensorflow": (_WORKER, "shoal.workers.backends.tensorflow"),
 }
 #: A zygote that needs longer for its imports, or has not forked by then, is killed (ours; usual are 0.3 s and 5 ms).

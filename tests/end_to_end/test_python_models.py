@@ -1,7 +1,6 @@
 """Python models as authors write them for Triton (tests/models/python), on one server, driven by Triton's clients."""
 
 import http.client
-import importlib.util
 import json
 import re
 import socket
@@ -21,20 +20,14 @@ from tests.end_to_end.server import DEADLINE_S, Server, serving
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MODELS = Path(__file__).parents[1] / "models" / "python"
-#: Too large for everybody who runs the tests; "dlpack_numpy" exchanges the same tensors without.
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 LEFT, RIGHT = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, -30, 0.5], np.float32)
 SUM, DIFFERENCE = LEFT + RIGHT, LEFT - RIGHT
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """All of them, but for the one that cannot be loaded without PyTorch."""
-    repository = tmp_path_factory.mktemp("repository")
-    for model in MODELS.iterdir():
-        if model.name != "dlpack_torch" or HAS_TORCH:
-            (repository / model.name).symlink_to(model)
-    with serving(repository) as running:
+def server() -> Iterator[Server]:
+    """All of them."""
+    with serving(MODELS) as running:
         yield running
         assert running.stop() == 0, running.log.decode()
 
@@ -104,9 +97,7 @@ def events(server: Server, model: str, body: dict[str, Any]) -> list[dict[str, A
         "add_sub",
         "bls_async",
         "dlpack_numpy",
-        pytest.param(
-            "dlpack_torch", marks=pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch: pip install torch")
-        ),
+        "dlpack_torch",
     ],
 )
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])

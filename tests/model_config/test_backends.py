@@ -30,6 +30,8 @@ def three(config: Config) -> tuple[str, str, str]:
         ('platform: "libtorch"', ("libtorch", "pytorch", "model.pt")),
         ('platform: "tensorrt_plan"', ("tensorrt_plan", "tensorrt", "model.plan")),
         ('backend: "pytorch"', ("pytorch_libtorch", "pytorch", "model.pt")),
+        ('backend: "pytorch" runtime: "model.py"', ("", "pytorch", "")),
+        ('platform: "pytorch_libtorch" runtime: "model.py"', ("pytorch_libtorch", "pytorch", "")),
         ('backend: "python"', ("", "python", "model.py")),
         ('backend: "openvino"', ("", "openvino", "model.xml")),
         ('backend: "identity"', ("", "identity", "")),

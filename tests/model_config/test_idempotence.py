@@ -20,6 +20,8 @@ def config(backend: str, said: str | None = None, **more: Any) -> dict[str, Any]
         (config("onnxruntime", "false"), False),
         (config("python"), False),
         (config("python", "true"), True),
+        (config("pytorch"), True),
+        (config("pytorch", runtime="model.py"), False),
         (config("python", "1"), False),
         (config("onnxruntime", sequence_batching={}), False),
         (config("python", "true", model_transaction_policy={"decoupled": True}), False),

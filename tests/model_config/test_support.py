@@ -75,6 +75,10 @@ def test_what_is_served_passes(text: str) -> None:
     check_support(parsed(f'backend: "identity" {text}'))
 
 
+def test_a_backend_may_have_another_runtime() -> None:
+    check_support(parsed('backend: "pytorch" runtime: "model.py"'))
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "sentence"),
     [

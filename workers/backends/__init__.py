@@ -14,6 +14,7 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "onnxruntime": ("onnxruntime", "OnnxruntimeBackend", "shoal[onnx]"),
     "openvino": ("openvino", "OpenvinoBackend", "shoal[openvino]"),
     "tensorflow": ("tensorflow", "TensorflowBackend", "shoal[tensorflow]"),
+    "pytorch": ("pytorch", "PytorchBackend", "shoal[torch]"),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from triton_python_backend_utils import Tensor, TritonModelException
 from triton_python_backend_utils.tensor import TensorSource
 
@@ -177,7 +178,6 @@ def test_what_lies_on_a_gpu_is_sent_as_a_copy() -> None:
 
 @pytest.mark.parametrize("datatype", [FP32, BF16], ids=lambda datatype: datatype.name)
 def test_with_torch(datatype: Datatype) -> None:
-    torch = pytest.importorskip("torch")  # too large for everybody who runs the tests; above numpy takes its place
     given = torch.arange(6, dtype=torch.float32 if datatype is FP32 else torch.bfloat16).reshape(2, 3)
     tensor = Tensor.from_dlpack("X", given)
     assert (tensor._datatype, tensor.shape()) == (datatype, [2, 3])

@@ -1,0 +1,174 @@
+"""PyTorch models, on the worker's own cores: one program per instance. With `programs`, the only importer of torch."""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+# Before the import, which reads it. GNU OpenMP's threads would spin while they wait for the next operator, on cores
+# that other processes need: 54 against 26 ms of CPU per batch of 20 ms that is followed by a pause, two threads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import torch
+
+from shoal.datatypes import BF16, BYTES, Datatype
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnsupportedError
+from shoal.model_config.autocomplete import ModelIO
+from shoal.model_config.signature import Signature
+from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.pytorch import programs
+from shoal.workers.backends.pytorch.options import Settings, settings
+from shoal.workers.tensors import Array
+from shoal.workers.warmup import smallest_inputs
+
+_log = logging.getLogger(__name__)
+
+# PyTorch's types; those that are not here have no Triton datatype.
+_TYPES = {
+    torch.bool: "BOOL", torch.uint8: "UINT8", torch.uint16: "UINT16", torch.uint32: "UINT32", torch.uint64: "UINT64",
+    torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32", torch.int64: "INT64",
+    torch.float16: "FP16", torch.float32: "FP32", torch.float64: "FP64", torch.bfloat16: "BF16",
+}  # fmt: skip
+
+#: First runs on zeros: TorchScript watches one, optimises in the next and is as fast as it gets in the third.
+_TIMES = 3
+
+
+class PytorchBackend(BatchedBackend):
+    """One loaded program."""
+
+    def __init__(self) -> None:
+        # Changed by load.
+        self._program: programs.Program | None = None
+        self._signature = Signature("", 0, {}, {})
+        self._device: torch.device | None = None  # None where the model has placed its tensors itself
+        self._guard: Callable[[], AbstractContextManager[object]] = torch.inference_mode
+        self._cleans_cache = False
+        self._format = torch.preserve_format  # of inputs with four dimensions
+
+    def describe(self, model: Model, device: Device) -> ModelIO:
+        """Nothing, as in Triton: only the configuration knows."""
+        del model, device
+        return ModelIO((), ())
+
+    def load(self, model: Model, device: Device) -> None:
+        """Load the model and check it. Raises ShoalError."""
+        chosen = settings(model, device)
+        _set_up_process(chosen)
+        self._signature = Signature.from_config(model.config)
+        self._device = _torch_device(model, device)
+        self._guard = torch.inference_mode if chosen.inference_mode else torch.no_grad
+        self._cleans_cache = chosen.cache_cleaning and torch.cuda.is_available()
+        self._format = torch.channels_last if chosen.channels_last else torch.preserve_format
+        self._program = programs.load(model, self._device, chosen)
+        if not model.config["model_warmup"]:
+            self._run_zeros(model.instance_name, is_compiled=chosen.compile is not None)
+
+    def _run_zeros(self, instance_name: str, *, is_compiled: bool) -> None:
+        """Pay for what PyTorch does at its first runs: memory, profiles, and compiling where that was asked for."""
+        inputs = smallest_inputs(self._signature)
+        if inputs is None:
+            return
+        most = self._signature.max_batch_size
+        # A compiled module is made for 1 row, then for any number at the second number that it sees.
+        sizes = [1, *sorted({2, most})] if is_compiled and most > 1 else [1] * _TIMES
+        try:
+            for rows in sizes:
+                self.run({name: np.repeat(array, rows, axis=0) if most else array for name, array in inputs.items()})
+        except ShoalError as error:
+            if is_compiled:
+                raise InternalError(
+                    f"model '{self._signature.name}' could not be compiled by a first run on zeros, give it samples in "
+                    f"'model_warmup': {error}"
+                ) from error
+            _log.info("worker %s: the first run, on zeros, failed: %s", instance_name, error)
+
+    def unload(self) -> None:
+        """Let the program go."""
+        self._program = None
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """The outputs, some of them views of PyTorch's memory. Raises InternalError with PyTorch's words."""
+        assert self._program is not None, "load comes first"
+        specs = self._signature.inputs
+        try:
+            with self._guard():
+                tensors = {name: self._as_tensor(array, specs[name].datatype) for name, array in inputs.items()}
+                outputs = self._program(tensors)
+                return {name: self._as_array(name, value) for name, value in outputs.items()}
+        except ShoalError:
+            raise
+        except Exception as error:  # the rim: a model's own code, which may raise anything
+            raise InternalError(f"PyTorch execute failure: {error}") from error
+        finally:
+            if self._cleans_cache:
+                torch.cuda.empty_cache()
+
+    # -- arrays and tensors -------------------------------------------------------------------------------------------
+
+    def _as_tensor(self, array: Array, datatype: Datatype) -> torch.Tensor | list[bytes]:
+        if datatype is BYTES:
+            strings: list[bytes] = array.ravel().tolist()
+            return strings  # not str: TorchScript's need not be UTF-8
+        # A model may write into its inputs, and must not into a client's block, which is mapped read-only. What was
+        # gathered or was not aligned is a copy already.
+        is_copied = array.flags.writeable or isinstance(array.base, bytes) or self._is_elsewhere
+        words = array if is_copied else array.copy()
+        if datatype is BF16:
+            tensor = torch.from_numpy(words.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(words)
+        return tensor.to(self._device, memory_format=self._format if tensor.ndim == 4 else torch.preserve_format)
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether inputs are copied to a device."""
+        return self._device is not None and self._device.type != "cpu"
+
+    def _as_array(self, name: str, value: object) -> Array:
+        """An output, checked against the configuration as Triton does."""
+        datatype = self._signature.outputs[name].datatype
+        if isinstance(value, list) and datatype is BYTES:
+            strings: Array = np.empty(len(value), BYTES.dtype)
+            strings[:] = value
+            return strings
+        if not isinstance(value, torch.Tensor):
+            raise InvalidArgumentError(f"output '{name}' must be of type Tensor or List[str].")
+        provided = f"TYPE_{_TYPES.get(value.dtype, value.dtype)}"
+        if provided != datatype.config_name:
+            raise InvalidArgumentError(
+                f"configuration expects datatype {datatype.config_name} for output '{name}', model provides {provided}"
+            )
+        if value.ndim == 0:
+            raise InvalidArgumentError(f"output '{name}' is a scalar which is not supported.")
+        if datatype is BF16:
+            words: Array = value.contiguous().view(torch.int16).numpy(force=True)
+            return words.view(datatype.dtype)
+        array: Array = value.numpy(force=True)
+        return array
+
+
+def _torch_device(model: Model, device: Device) -> torch.device | None:
+    if device.kind == "KIND_CPU":
+        return torch.device("cpu")
+    if device.kind == "KIND_MODEL":
+        return None
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"model '{model.name}', instance '{model.instance_name}' is of kind {device.kind}, and this PyTorch "
+            f"({torch.__version__}) sees no GPU. Install a build for CUDA, or configure KIND_CPU"
+        )
+    # Where CUDA_VISIBLE_DEVICES leaves a worker one GPU only, that is number 0, whatever it is called outside.
+    return torch.device("cuda", device.id if device.id < torch.cuda.device_count() else 0)
+
+
+def _set_up_process(chosen: Settings) -> None:
+    """What PyTorch has once for all models of a process; this one has one model."""
+    torch.set_num_threads(chosen.intra_op_num_threads)
+    if torch.get_num_interop_threads() != chosen.inter_op_num_threads:
+        torch.set_num_interop_threads(chosen.inter_op_num_threads)
+    torch.backends.cudnn.enabled = chosen.cudnn
+    # It is ours, see _as_tensor.
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")

@@ -1,0 +1,119 @@
+"""What config.pbtxt says about PyTorch, read into one value and checked. Pure: does not import it. Runs in a worker."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.datatypes import BY_CONFIG_NAME, BYTES
+from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
+from shoal.workers.backends.backend import Device, Model
+
+COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}  # as Triton reads them, in any case
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One instance's options. What holds for a whole process in PyTorch holds for one instance here."""
+
+    intra_op_num_threads: int
+    inter_op_num_threads: int
+    inference_mode: bool  # torch.inference_mode instead of torch.no_grad
+    optimized_execution: bool  # of TorchScript
+    jit_executor: bool | None  # these three of TorchScript too; None = as PyTorch has it
+    jit_profiling: bool | None
+    tensor_fuser: bool | None
+    cudnn: bool
+    cache_cleaning: bool  # give the GPU's unused memory back after each batch
+    weight_sharing: bool  # map a state dict instead of reading it, so that instances share its pages
+    channels_last: bool  # ours: images and weights of four dimensions as NHWC in memory
+    compile: dict[str, Any] | None  # keyword arguments of torch.compile; None = not compiled
+
+
+def settings(model: Model, device: Device) -> Settings:
+    """All options of an instance. Raises InvalidArgumentError for a value that is none."""
+    num_cores = len(device.cores)
+    return Settings(
+        intra_op_num_threads=_threads(model, ("INTRA_OP_THREAD_COUNT", "NUM_THREADS")) or num_cores,
+        inter_op_num_threads=_threads(model, ("INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS")) or num_cores,
+        inference_mode=_flag(model, "INFERENCE_MODE", default=True),
+        optimized_execution=not _flag(model, "DISABLE_OPTIMIZED_EXECUTION", default=False),
+        jit_executor=_flag_or_none(model, "ENABLE_JIT_EXECUTOR"),
+        jit_profiling=_flag_or_none(model, "ENABLE_JIT_PROFILING"),
+        tensor_fuser=_flag_or_none(model, "ENABLE_TENSOR_FUSER"),
+        cudnn=not _flag(model, "DISABLE_CUDNN", default=False),
+        cache_cleaning=_flag(model, "ENABLE_CACHE_CLEANING", default=False),
+        weight_sharing=_flag(model, "ENABLE_WEIGHT_SHARING", default=False),
+        channels_last=_flag(model, "CHANNELS_LAST", default=False),
+        compile=_compile(model),
+    )
+
+
+def check_tensors(model: Model, *, takes_strings: bool) -> None:
+    """Raises InternalError with Triton's sentences for tensors that PyTorch has no form for.
+
+    Strings are lists in TorchScript, and nothing elsewhere. Raises UnsupportedError for an input that may be missing.
+    """
+    for role in ("input", "output"):
+        for tensor in model.config[role]:
+            name, data_type = tensor["name"], tensor["data_type"]
+            if BY_CONFIG_NAME[data_type] is not BYTES:
+                continue
+            if not takes_strings:
+                raise InternalError(f"unsupported datatype {data_type} for {role} '{name}' for model '{model.name}'")
+            dims = tensor["reshape"]["shape"] if tensor.get("reshape") else tensor["dims"]
+            if len(dims) + (model.config["max_batch_size"] > 0) > 1:
+                raise InternalError(
+                    f"Triton only supports 1 dimensional List of String as {role} for '{name}' for model '{model.name}'"
+                )
+    for tensor in model.config["input"]:
+        if tensor.get("optional"):
+            raise UnsupportedError(
+                f"model '{model.name}', input '{tensor['name']}': 'optional' is not supported by the pytorch backend, "
+                "since its models take all their arguments"
+            )
+
+
+def _compile(model: Model) -> dict[str, Any] | None:
+    text = model.parameter(COMPILE)
+    if text is None:
+        return None
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise _invalid(model, COMPILE, f"a JSON object ({error})", text) from error
+    if not isinstance(arguments, dict):
+        raise _invalid(model, COMPILE, "a JSON object", text)
+    if "model" in arguments:
+        raise InvalidArgumentError("'model' is not an optional parameter for 'torch.compile'")
+    return arguments
+
+
+def _threads(model: Model, keys: Sequence[str]) -> int:
+    """0 where nothing is said: the worker's number of cores then. Triton's two runtimes have a name each for it."""
+    for key in keys:
+        value = model.parameter(key)
+        if value is not None:
+            if not value.isdecimal():
+                raise _invalid(model, key, "a number of threads, 0 for the default", value)
+            return int(value)
+    return 0
+
+
+def _flag(model: Model, key: str, *, default: bool) -> bool:
+    value = _flag_or_none(model, key)
+    return default if value is None else value
+
+
+def _flag_or_none(model: Model, key: str) -> bool | None:
+    value = model.parameter(key)
+    if value is None:
+        return None
+    if value.lower() not in _FLAGS:
+        raise _invalid(model, key, "true or false", value)
+    return _FLAGS[value.lower()]
+
+
+def _invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be {expected}, got '{value}'")

@@ -1,0 +1,267 @@
+"""The forms that PyTorch saves models in, each loaded into a Program: tensors by the configuration's names, in and out.
+
+    TorchScript     */constants.pkl           torch.jit: arguments and results as the model declares them
+    torch.export    */models/*.json           a graph: leaves of nested arguments and results, all known
+    AOTInductor     */data/aotinductor/*      the same, compiled for one kind of machine
+    a Python file   a class of modules        with a state dict beside it; the only one whose code is a user's
+
+An archive is told by what it contains, not by its name. A state dict is read with weights_only: it is data, and nothing
+in it is run. Runs in a worker, while it loads.
+"""
+
+import inspect
+import logging
+import os
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
+from shoal.workers.backends.backend import Model
+from shoal.workers.backends.python.model import import_model
+from shoal.workers.backends.pytorch import naming
+from shoal.workers.backends.pytorch.options import COMPILE, Settings, check_tensors
+
+_log = logging.getLogger(__name__)
+
+_PYTHON_FILENAMES = ("model.py", "model.pt")  # the order in which Triton's Python runtime looks for them
+
+
+class Program(ABC):
+    """A loaded model."""
+
+    @abstractmethod
+    def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """All inputs by name → all outputs by name: tensors, or lists of strings. Raises whatever the model raises."""
+
+
+class Forward(Program):
+    """A `forward` that is called with arguments, and may return anything."""
+
+    def __init__(self, function: Callable[..., Any], model: Model, arguments: naming.Template) -> None:
+        self._function = function
+        self._model = model.name
+        self._arguments = arguments
+        self._outputs = [output["name"] for output in model.config["output"]]
+        paths = [path and path[1] for path in map(naming.path, self._outputs)]
+        self._paths = None if None in paths else dict(zip(self._outputs, paths, strict=True))
+        # Changed by the first call that returns no dictionary.
+        self._positions: dict[str, int] | None = None
+
+    def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The same."""
+        result = self._function(*naming.fill(self._arguments, tensors))
+        if self._paths is not None:
+            return {name: self._at(result, name, steps or ()) for name, steps in self._paths.items()}
+        if isinstance(result, Mapping):
+            return {name: self._at(result, name, (name,)) for name in self._outputs}
+        is_one = isinstance(result, torch.Tensor) or _is_strings(result)
+        values = [result] if is_one else result
+        if not isinstance(values, (tuple, list)):
+            raise TypeError(_NO_OUTPUT)
+        if self._positions is None:
+            self._positions = naming.positions(self._model, "output", self._outputs, {})
+        for name, position in self._positions.items():
+            if position >= len(values):
+                raise naming.no_such_output(name, len(values))
+        return {name: values[position] for name, position in self._positions.items()}
+
+    def _at(self, result: Any, name: str, steps: naming.Steps) -> Any:
+        try:
+            return naming.follow(result, steps)
+        except LookupError:
+            raise InvalidArgumentError(f"output '{name}' is not in what model '{self._model}' returned") from None
+
+
+class Exported(Program):
+    """A graph whose arguments and results are known: their leaves are tensors, and can be named by their paths."""
+
+    def __init__(
+        self, function: Callable[[list[Any]], Sequence[Any]], model: Model, in_spec: Any, out_spec: Any
+    ) -> None:
+        """`function` takes and returns leaves, in the order of the two specs."""
+        self._function = function
+        inputs, outputs = _names(in_spec, ("ARGS", "KWARGS")), _names(out_spec, ("RESULT",))
+        self._num_outputs = out_spec.num_leaves
+        found = naming.input_positions(
+            model.name, [tensor["name"] for tensor in model.config["input"]], inputs, in_spec.num_leaves
+        )
+        self._inputs = sorted(found, key=found.__getitem__)
+        self._outputs = naming.positions(
+            model.name, "output", [tensor["name"] for tensor in model.config["output"]], outputs
+        )
+        for name, position in self._outputs.items():
+            if position >= self._num_outputs:
+                raise naming.no_such_output(name, self._num_outputs)
+
+    def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The same."""
+        leaves = self._function([tensors[name] for name in self._inputs])
+        return {name: leaves[position] for name, position in self._outputs.items()}
+
+
+_NO_OUTPUT = (
+    "output must be of type Tensor, List[str] or Tuple containing one of these two types. It should not be a List / "
+    "Dictionary of Tensors or a Scalar"
+)
+
+
+def load(model: Model, device: torch.device | None, settings: Settings) -> Program:
+    """The program of a model, on `device`; None leaves its tensors where they were saved.
+
+    Raises UnavailableError without a file, InternalError with PyTorch's words for one that it cannot load, and
+    InvalidArgumentError where file and configuration disagree.
+    """
+    file = model.file or _python_file(model)
+    try:
+        if file.endswith(".py"):
+            return _module(model, file, device, settings)
+        if settings.compile is not None:
+            _log.warning("model '%s': '%s' has no effect on '%s', it is no Python file", model.name, COMPILE, file)
+        if settings.weight_sharing:
+            _log.info("model '%s': its instances are processes, and each has weights of its own", model.name)
+        return _LOADERS[_form(model, file)](model, file, device, settings)
+    except ShoalError:
+        raise
+    except Exception as error:  # the rim: a user's module, or what a file provokes in PyTorch
+        raise InternalError(f"failed to load model '{model.name}': {_first_lines(error)}") from error
+
+
+def _python_file(model: Model) -> str:
+    for filename in _PYTHON_FILENAMES:
+        file = os.path.join(model.version_dir, filename)
+        if os.path.exists(file):
+            return file
+    raise UnavailableError(f"No model found in {model.version_dir}/{list(_PYTHON_FILENAMES)}")
+
+
+def _form(model: Model, file: str) -> str:
+    """The key of `_LOADERS`."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name.partition("/")[2] or name for name in archive.namelist()]  # all lie in one directory
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InternalError(f"failed to load model '{model.name}': '{file}' is no PyTorch archive: {error}") from error
+    for form, mark in (
+        ("aotinductor", "data/aotinductor/"),
+        ("export", "models/"),
+        ("export", "serialized_exported_program.json"),  # before PyTorch 2.8
+        ("torchscript", "constants.pkl"),
+    ):
+        if any(name.startswith(mark) for name in names):
+            return form
+    raise InternalError(
+        f"failed to load model '{model.name}': '{file}' holds weights and no model. Save the model with torch.jit or "
+        'torch.export; or put a model.py with its class beside the weights, and set runtime: "model.py"'
+    )
+
+
+def _torchscript(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
+    check_tensors(model, takes_strings=True)
+    torch._C._set_graph_executor_optimize(settings.optimized_execution)
+    for value, switch in (
+        (settings.jit_profiling, torch._C._jit_set_profiling_mode),
+        (settings.jit_executor, torch._C._jit_set_profiling_executor),
+        (settings.tensor_fuser, torch._C._jit_set_texpr_fuser_enabled),
+    ):
+        if value is not None:
+            switch(value)
+    module: Any = torch.jit.load(file, map_location=device)  # type: ignore[no-untyped-call]  # torch has no hint here
+    if settings.channels_last:
+        module = module.to(memory_format=torch.channels_last)
+    _self, *declared = module.forward.schema.arguments
+    names = [tensor["name"] for tensor in model.config["input"]]
+    types = [(each.name, each.type.kind(), str(each.type)) for each in declared]
+    return Forward(module, model, naming.arguments(model.name, names, types))
+
+
+def _export(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
+    _refuse_for_archives(model, settings)
+    program = torch.export.load(file)
+    if device is not None and device.type != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, device)
+    module, spec = program.module(), program.call_spec
+    in_spec, out_spec = spec.in_spec, spec.out_spec
+    assert in_spec is not None, "torch.export writes both"
+
+    def run(leaves: list[Any]) -> Sequence[Any]:
+        arguments, keywords = pytree.tree_unflatten(leaves, in_spec)
+        found: list[Any] = pytree.tree_leaves(module(*arguments, **keywords))
+        return found
+
+    return Exported(run, model, in_spec, out_spec)
+
+
+def _aotinductor(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
+    _refuse_for_archives(model, settings)
+    # Compiled code believes what it is told of shapes; it reads beyond a smaller tensor unless it is told to look.
+    os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
+    index = device.index if device is not None and device.type == "cuda" else -1
+    loader = torch._inductor.aoti_load_package(file, device_index=index).loader
+    in_spec, out_spec = map(pytree.treespec_loads, loader.get_call_spec())
+    return Exported(loader.boxed_run, model, in_spec, out_spec)
+
+
+def _refuse_for_archives(model: Model, settings: Settings) -> None:
+    check_tensors(model, takes_strings=False)
+    if settings.channels_last:
+        raise UnsupportedError(
+            f"model '{model.name}': 'CHANNELS_LAST' is for TorchScript and Python files; export the model with its "
+            "weights and example inputs in that format"
+        )
+
+
+def _module(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
+    check_tensors(model, takes_strings=False)
+    module: Any = _class_in(import_model(file, model.version_dir))()
+    weights = os.path.splitext(file)[0] + ".pt"
+    if os.path.exists(weights):
+        state = torch.load(weights, map_location=device, weights_only=True, mmap=settings.weight_sharing or None)
+        module.load_state_dict(state, assign=settings.weight_sharing)
+    else:
+        _log.info("Model parameter file not found for '%s'", model.name)
+    module.to(device).eval()
+    if settings.channels_last:
+        module.to(memory_format=torch.channels_last)
+    function = module if settings.compile is None else torch.compile(module, **settings.compile)
+    return Forward(function, model, [tensor["name"] for tensor in model.config["input"]])
+
+
+def _class_in(python_module: Any) -> type[torch.nn.Module]:
+    """The class of the model: Triton takes the first of a file by name. What is defined there goes before others."""
+    classes = [value for _, value in inspect.getmembers(python_module, inspect.isclass)]
+    modules = [each for each in classes if issubclass(each, torch.nn.Module) and each is not torch.nn.Module]
+    if not modules:
+        raise InvalidArgumentError("Cannot find a subclass of torch.nn.Module")
+    return min(modules, key=lambda each: each.__module__ != python_module.__name__)
+
+
+def _names(spec: Any, roots: Sequence[str]) -> dict[str, int]:
+    """Path of each leaf → its position. What lies directly in a dictionary of results or keywords has its key, too."""
+    leaves = range(spec.num_leaves)
+    found: dict[str, int] = {}
+    for keys, position in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(leaves), spec))[0]:
+        steps = [str(key).strip("[].'") for key in keys]
+        root = roots[int(steps.pop(0))] if len(roots) > 1 else roots[0]
+        found[root + "".join(f"[{step}]" for step in steps)] = position
+        if len(steps) == 1 and isinstance(keys[-1], pytree.MappingKey):
+            found.setdefault(steps[0], position)
+    return found
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], str)
+
+
+def _first_lines(error: Exception) -> str:
+    """What PyTorch says, without its advice on how to load what it has refused."""
+    return f"{error}".partition("\nYou can")[0].strip() or type(error).__name__
+
+
+_LOADERS = {"torchscript": _torchscript, "export": _export, "aotinductor": _aotinductor}
