@@ -177,11 +177,7 @@ def _session_config(settings: TensorflowSettings) -> Any:
         inter_op_parallelism_threads=settings.num_inter_threads,
         use_per_session_threads=settings.uses_per_session_threads,
         allow_soft_placement=settings.allows_soft_placement,
-        device_count={} if settings.uses_gpu else {"GPU": 0},
-        gpu_options=v1.GPUOptions(
-            allow_growth=not settings.gpu_memory_fraction,
-            per_process_gpu_memory_fraction=settings.gpu_memory_fraction,
-        ),
+        device_count={"GPU": 0},
         graph_options=v1.GraphOptions(optimizer_options=v1.OptimizerOptions(global_jit_level=settings.jit_level)),
     )
 

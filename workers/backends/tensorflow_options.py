@@ -28,16 +28,18 @@ class TensorflowSettings:
     signature_def: str
     init_ops_file: str  # of a graph; "" = none
     jit_level: int  # optimization.graph.level: -1 = XLA off, 0 = TensorFlow's default, 1 and 2 = on
-    uses_gpu: bool
-    allows_soft_placement: bool
-    gpu_memory_fraction: float  # 0 = as much as is needed
+    allows_soft_placement: bool  # of operations that ask for a device that is not there
 
 
 def tensorflow_settings(model: Model, device: Device) -> TensorflowSettings:
     """All options of the session of `model`. Raises InvalidArgumentError for a value that is none."""
     if not _number(model, "MAX_SESSION_SHARE_COUNT", 1):
         raise _invalid(model, "MAX_SESSION_SHARE_COUNT", "positive number")
-    _refuse_accelerators(model, device)
+    if device.kind != "KIND_CPU":
+        raise UnsupportedError(f"unable to load model '{model.name}', TensorFlow models are served on KIND_CPU only")
+    optimization = model.config.get("optimization", {})
+    if optimization.get("execution_accelerators", {}).get("cpu_execution_accelerator"):
+        raise InvalidArgumentError("CPU Execution Accelerator is not supported in TensorFlow backend")
     return TensorflowSettings(
         is_graphdef=model.config.get("platform") == "tensorflow_graphdef",
         num_intra_threads=_number(model, "TF_NUM_INTRA_THREADS", 0) or len(device.cores),
@@ -46,10 +48,8 @@ def tensorflow_settings(model: Model, device: Device) -> TensorflowSettings:
         graph_tag=model.parameter("TF_GRAPH_TAG") or DEFAULT_TAG,
         signature_def=model.parameter("TF_SIGNATURE_DEF") or DEFAULT_SIGNATURE,
         init_ops_file=_init_ops_file(model),
-        jit_level=max(-1, min(2, model.config.get("optimization", {}).get("graph", {}).get("level", 0))),
-        uses_gpu=device.kind != "KIND_CPU",
+        jit_level=max(-1, min(2, optimization.get("graph", {}).get("level", 0))),
         allows_soft_placement=_flag(model, "allow-soft-placement", model.backend_config.get, default=True),
-        gpu_memory_fraction=_fraction(model),
     )
 
 
@@ -61,14 +61,6 @@ def chosen_signature(signatures: Collection[str], settings: TensorflowSettings, 
         if name not in _INTERNAL_SIGNATURES:
             return name
     raise InternalError(f"unable to load model '{model}', expected '{settings.signature_def}' signature")
-
-
-def _refuse_accelerators(model: Model, device: Device) -> None:
-    accelerators = model.config.get("optimization", {}).get("execution_accelerators", {})
-    if accelerators.get("cpu_execution_accelerator"):
-        raise InvalidArgumentError("CPU Execution Accelerator is not supported in TensorFlow backend")
-    if accelerators.get("gpu_execution_accelerator") and device.kind != "KIND_CPU":  # on CPUs Triton ignores them, too
-        raise UnsupportedError(f"model '{model.name}': GPU Execution Accelerators are not supported; remove them")
 
 
 def _number(model: Model, key: str, default: int) -> int:
@@ -83,17 +75,6 @@ def _flag(model: Model, key: str, get: Callable[[str], str | None], *, default: 
     if value not in (*_TRUE, *_FALSE):
         raise _invalid(model, key, "'true' or 'false'")
     return value in _TRUE
-
-
-def _fraction(model: Model) -> float:
-    value = model.backend_config.get("gpu-memory-fraction") or "0"
-    try:
-        fraction = float(value)
-    except ValueError:
-        fraction = -1
-    if not 0 <= fraction <= 1:
-        raise _invalid(model, "gpu-memory-fraction", "number between 0 and 1")
-    return fraction
 
 
 def _init_ops_file(model: Model) -> str:

@@ -29,9 +29,7 @@ def test_the_defaults_follow_the_cores() -> None:
         signature_def="serving_default",
         init_ops_file="",
         jit_level=0,
-        uses_gpu=False,
         allows_soft_placement=True,
-        gpu_memory_fraction=0.0,
     )
 
 
@@ -54,8 +52,7 @@ def test_parameters(key: str, value: str, field: str, expected: Any) -> None:
 
 
 def test_what_the_command_line_says() -> None:
-    given = settings(backend_config={"allow-soft-placement": "false", "gpu-memory-fraction": "0.5"})
-    assert (given.allows_soft_placement, given.gpu_memory_fraction) == (False, 0.5)
+    assert not settings(backend_config={"allow-soft-placement": "false"}).allows_soft_placement
 
 
 @pytest.mark.parametrize(("level", "jit_level"), [(-1, -1), (0, 0), (1, 1), (2, 2), (7, 2)])
@@ -63,10 +60,14 @@ def test_the_graphs_level_is_xlas(level: int, jit_level: int) -> None:
     assert settings(optimization={"graph": {"level": level}}).jit_level == jit_level
 
 
-def test_the_platform_says_what_the_file_is_and_the_instance_where_it_runs() -> None:
+def test_the_platform_says_what_the_file_is() -> None:
     assert settings(platform="tensorflow_graphdef").is_graphdef
-    config = model_config([], [], platform="tensorflow_savedmodel")
-    assert tensorflow_settings(model(config), Device("KIND_GPU", 0, (0,))).uses_gpu
+
+
+def test_only_the_cpu() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        tensorflow_settings(model(model_config([], [])), Device("KIND_GPU", 0, (0,)))
+    assert str(caught.value) == "unable to load model 'm', TensorFlow models are served on KIND_CPU only"
 
 
 @pytest.mark.parametrize(
@@ -85,21 +86,13 @@ def test_a_value_that_is_none_is_named(key: str, value: str, expected: str) -> N
     assert str(caught.value) == f"parameter '{key}' must be {expected} for TensorFlow model 'm'"
 
 
-def test_accelerators() -> None:
+def test_accelerators_of_gpus_are_ignored_and_those_of_cpus_refused() -> None:
     on_gpus = {"execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}]}}
     assert settings(optimization=on_gpus) == settings()
-    with pytest.raises(UnsupportedError, match="GPU Execution Accelerators are not supported"):
-        tensorflow_settings(model(model_config([], [], optimization=on_gpus)), Device("KIND_GPU", 0, (0,)))
     with pytest.raises(
         InvalidArgumentError, match=r"^CPU Execution Accelerator is not supported in TensorFlow backend$"
     ):
         settings(optimization={"execution_accelerators": {"cpu_execution_accelerator": [{"name": "openvino"}]}})
-
-
-@pytest.mark.parametrize("value", ["much", "1.5", "-1", "nan"])
-def test_a_fraction_that_is_none_is_named(value: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="'gpu-memory-fraction' must be number between 0 and 1"):
-        settings(backend_config={"gpu-memory-fraction": value})
 
 
 @pytest.mark.parametrize(
