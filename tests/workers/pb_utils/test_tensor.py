@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.dlpack import from_dlpack
 from triton_python_backend_utils import Tensor, TritonModelException
 from triton_python_backend_utils.tensor import TensorSource
 
@@ -181,5 +182,5 @@ def test_with_torch(datatype: Datatype) -> None:
     given = torch.arange(6, dtype=torch.float32 if datatype is FP32 else torch.bfloat16).reshape(2, 3)
     tensor = Tensor.from_dlpack("X", given)
     assert (tensor._datatype, tensor.shape()) == (datatype, [2, 3])
-    assert torch.equal(torch.from_dlpack(tensor), given)
-    assert torch.equal(torch.utils.dlpack.from_dlpack(tensor.to_dlpack()), given)
+    assert torch.equal(from_dlpack(tensor), given)
+    assert torch.equal(from_dlpack(tensor.to_dlpack()), given)
