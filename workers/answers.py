@@ -298,7 +298,7 @@ class WrittenAnswers(Answers):
         Raises UnavailableError where there is no memory for too long, InternalError where there can never be enough.
         """
         if len(self.senders) == self._num_requests:
-            self._give_back()
+            self.give_back()
             return NO_BLOCK
         sentences = self._sentences() if self._errors else b""
         if not self.spans:  # a backend that answers nobody: an empty header is refused by who reads it
@@ -306,13 +306,13 @@ class WrittenAnswers(Answers):
         nbytes = self._nbytes + len(sentences)
         block = self._block
         if block is None or len(block.memory) < nbytes:
-            self._give_back()
+            self.give_back()
             block = self._memory.allocate(nbytes) or self._wait_for_block(nbytes)
         return self._write(block, sentences)
 
     def write_errors(self) -> int:
         """Like `write` after `fail_all`, but never waits and never fails: without memory there is no sentence."""
-        self._give_back()
+        self.give_back()
         are_all_sent = len(self.senders) == self._num_requests
         sentences = self._sentences()
         self._errors.clear()  # their tracebacks lead back here, and a cycle would keep the requests' memory mapped
@@ -388,8 +388,8 @@ class WrittenAnswers(Answers):
                 sizes[name] = sizes.get(name, 0) + nbytes
         return max(sizes.items(), key=lambda item: item[1], default=("", 0))
 
-    def _give_back(self) -> None:
-        # Nobody has been told of this block yet, so it is still ours alone to free.
+    def give_back(self) -> None:
+        """Free the block of `place`: nobody has been told of it yet, so it is still ours alone."""
         if self._block is not None:
             self._memory.free(self._block.ref)
             self._block = None

@@ -1,10 +1,11 @@
 """The loop of a worker: take a batch, run it, publish its answers; in between, listen to the supervisor.
 
 The rim where a backend's faults become answers: nothing a request or a model does ends this loop. It ends when the
-supervisor says stop or is gone.
+supervisor says stop or is gone, or when the GPU answers this process no more (faults.py).
 """
 
 import functools
+import gc
 import logging
 import os
 import select
@@ -21,6 +22,7 @@ from shoal.shm.layout import DONE, B, unpack_span
 from shoal.shm.segment import SegmentView
 from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
+from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_of
 from shoal.workers.memory import Memory, Record
 from shoal.workers.plans import Plans
 from shoal.workers.readiness import ReadyCheck
@@ -50,9 +52,15 @@ class Loop:
         self._listening = threading.Lock()
         # Changed by obey.
         self._is_stopping = False
+        # Changed by _execute: the most rows that go together, 0 for any number; until when; whether the GPU is lost.
+        self._most_rows = self._most_rows_until_ns = 0
+        self._is_lost = False
 
     def run(self, channel: Channel) -> None:
-        """Work until the supervisor says stop; then everything that was taken is answered. EOFError if it is gone."""
+        """Work until the supervisor says stop; then everything that was taken is answered. EOFError if it is gone.
+
+        DeviceLostError where the process is of no more use; what it has not begun is another's.
+        """
         poller = select.poll()
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
         poller.register(bell_fd, select.POLLIN)
@@ -108,7 +116,7 @@ class Loop:
             channel.acknowledge(message)
 
     def step(self) -> int:
-        """Run every batch that has come. Returns how many."""
+        """Run every batch that has come. Returns how many. Raises DeviceLostError like `run`."""
         memory = self._memory
         memory.bell.clear()
         executed = 0
@@ -122,21 +130,34 @@ class Loop:
                 if end_ns - rung_ns > RING_AFTER_NS:
                     rung_ns = end_ns
                     memory.ring()
+                if self._is_lost:
+                    memory.ring()
+                    raise DeviceLostError
         memory.ring()
         return executed
 
     def _execute(self, records: Sequence[Record]) -> int:
         start_ns = time.monotonic_ns()
         memory = self._memory
+        is_too_large = False
         memory.begin(records[0][B.BATCH], start_ns)
         answers = WrittenAnswers(len(records), self._plans, self._instance, memory, self._open_batches)
         try:
             requests = self._open(records, answers)
-            if requests:
+            is_too_large = self._most_rows > 0 and self._is_too_large(requests, start_ns)
+            if requests and not is_too_large:
                 self._backend.execute(requests, answers)
-            ref = answers.write()
+            ref = 0 if is_too_large else answers.write()
         except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
-            ref = _fail(answers, as_shoal_error(error, self._signature.name, self._instance))
+            is_too_large = self._note_fault(error, records, answers, start_ns)
+            ref = 0 if is_too_large else _fail(answers, as_shoal_error(error, self._signature.name, self._instance))
+        if is_too_large:
+            # Not where it was caught: the error's traceback keeps what the model has allocated.
+            del requests, answers
+            gc.collect()
+            middle = len(records) // 2
+            self._execute(records[:middle])
+            return self._execute(records[middle:])
         end_ns = time.monotonic_ns()
         input_end_ns, output_start_ns = answers.input_end_ns or start_ns, answers.output_start_ns or end_ns
         times = (start_ns, input_end_ns, output_start_ns, end_ns, 0, 0, 0, 0, 0, 0)
@@ -152,6 +173,30 @@ class Loop:
         memory.publish()
         memory.end(end_ns)
         return end_ns
+
+    def _is_too_large(self, requests: Sequence[Request], now_ns: int) -> bool:
+        """Whether these did not fit into the GPU's memory a moment ago."""
+        if now_ns >= self._most_rows_until_ns:
+            self._most_rows = 0
+            return False
+        return len(requests) > 1 and sum([request.form.rows for request in requests]) > self._most_rows
+
+    def _note_fault(self, error: Exception, records: Sequence[Record], answers: WrittenAnswers, now_ns: int) -> bool:
+        """Draw the consequences of what a backend raised; True where the batch shall be executed again, in halves."""
+        fault = fault_of(error)
+        if fault is Fault.DEVICE_LOST:
+            self._is_lost = True
+            _log.error("instance '%s': its GPU is lost to this process, which ends and is replaced", self._instance)
+        if fault is not Fault.OUT_OF_MEMORY or len(records) == 1 or answers.senders:
+            return False
+        rows = sum([record[B.ROWS] for record in records])
+        self._most_rows, self._most_rows_until_ns = (rows + 1) // 2, now_ns + SMALLER_FOR_NS
+        _log.warning(
+            "instance '%s': the GPU's memory is too small for a batch of %d rows; it is executed in halves, and for "
+            "%d s no batch of more than %d is tried", self._instance, rows, SMALLER_FOR_NS // 10**9, self._most_rows,
+        )  # fmt: skip
+        answers.give_back()
+        return True
 
     def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:
         """The requests that can be read; the others have failed in `answers`."""

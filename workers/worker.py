@@ -1,7 +1,8 @@
 """Entry of a worker process, one model instance: join, pin, load, warm up, map the memory, loop.
 
 Forked by a zygote, or exec'd as `python -m shoal.workers.worker`; everything it needs comes over the control socket.
-It exits 0 when it is told to stop or has told why it cannot load, and at once when the supervisor is gone.
+It exits 0 when it is told to stop or has told why it cannot load, and at once when the supervisor is gone or its GPU
+answers it no more.
 """
 
 import faulthandler
@@ -16,11 +17,12 @@ from shoal.errors import InternalError, ShoalError
 from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
 from shoal.placement import format_cores
-from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.process import EXIT_DEVICE_LOST, die_with_parent, ignore_group_signals, set_title
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.segment import Segment, SegmentView
 from shoal.workers import backends
 from shoal.workers.backends.backend import Backend, Device, Model
+from shoal.workers.faults import DeviceLostError
 from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
@@ -42,6 +44,8 @@ def main() -> int:
         serve(channel)
     except GONE:
         return 1  # the supervisor is gone, and with it everyone who could be answered
+    except DeviceLostError:
+        os._exit(EXIT_DEVICE_LOST)  # at once: frameworks that tidy up on a lost device abort, or hang
     return 0
 
 
@@ -55,7 +59,7 @@ def serve(channel: Channel) -> None:
     instance_name = message["instance_name"]
     log_verbose = message["log"]["log_verbose"]
     device = Device(message["kind"], message["device_id"], tuple(message["cores"]), log_verbose)
-    pin(instance_name, device)
+    pin(instance_name, device, message["gpu"])
     loaded = _load(channel, message, device)
     if loaded is None:
         return
@@ -72,10 +76,10 @@ def serve(channel: Channel) -> None:
         reporter.flush()
 
 
-def pin(instance_name: str, device: Device) -> None:
-    """Run on the instance's cores only, and say so in the title and the log."""
+def pin(instance_name: str, device: Device, gpu: int = 0) -> None:
+    """Run on the instance's cores only, and say so in the title and the log; `gpu` is the server's number of its GPU."""
     os.sched_setaffinity(0, device.cores)
-    where = f"CPU {format_cores(device.cores)}" if device.kind == "KIND_CPU" else f"GPU {device.id}"
+    where = f"GPU {gpu}" if device.kind == "KIND_GPU" else f"CPU {format_cores(device.cores)}"
     set_title(f"worker {instance_name} ({where})")
     _log.info(
         "worker %s (%s) is pinned to cores %s and runs %d threads",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.placement import Placement
+from shoal.process import EXIT_DEVICE_LOST
 from shoal.reasons import MAX_FIGURE, DeathDetail, Reason, describe_exit, pack_sizes
 
 _MIB = 1 << 20
@@ -62,6 +63,8 @@ class Death:
             return f" because it was over the execution limit of {self.limit_ms} ms"
         if self.reason is Reason.OUT_OF_MEMORY:
             return " by the kernel, which had run out of memory (OOM killer),"
+        if self.code == EXIT_DEVICE_LOST:
+            return ", since its GPU answered it no more,"
         return ", which nobody had asked for," if self.code == 0 else ""
 
 

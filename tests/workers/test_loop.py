@@ -11,11 +11,15 @@ from shoal import log
 from shoal.control import Channel
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.identity import IdentityBackend
+from shoal.workers import loop as loop_module
+from shoal.workers.faults import DeviceLostError
 from shoal.workers.loop import Loop
+from shoal.workers.tensors import Array
 from tests.workers.surroundings import (
     CONFIG,
     CPU,
     Batcher,
+    Returning,
     loop_of,
     model,
     rows,
@@ -61,6 +65,82 @@ def test_without_a_batch_dimension_requests_run_one_by_one(batcher: Batcher) -> 
     done = batcher.done()
     assert [one.outputs["OUTPUT0"].tolist() for one in done] == [[1, 1, 1, 1], [2, 2, 2, 2]]
     assert done[0].ref != done[1].ref
+
+
+# -- the GPU's faults --------------------------------------------------------------------------------------------------
+
+
+class Tight(Returning):
+    """A model that has memory for batches of two rows, and for none with a negative number."""
+
+    def __init__(self) -> None:
+        super().__init__(self._double)
+        self.tried: list[int] = []
+
+    def _double(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        array = inputs["INPUT0"]
+        self.tried.append(len(array))
+        if (array < 0).any():
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        if len(array) > 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return {"OUTPUT0": 2 * array}
+
+
+class Placing(Tight):
+    """The same, its outputs written where clients read them."""
+
+    def known_outputs(self, rows: int) -> dict[str, tuple[int, ...]]:
+        return {"OUTPUT0": (rows, 4)}
+
+
+def send_ones(batcher: Batcher, *values: int, batch: int = 1) -> None:
+    batcher.send(*(batcher.request([("INPUT0", "FP32", rows(value))]) for value in values), batch=batch)
+
+
+@pytest.mark.parametrize("backend", [Tight(), Placing()], ids=["returned", "in place"])
+def test_a_batch_too_large_for_the_gpu_is_split_and_none_as_large_is_tried_for_a_while(
+    batcher: Batcher, backend: Tight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = loop_of(batcher, backend=backend)
+    send_ones(batcher, 1, 2, 3, 4, 5)
+    loop.step()
+    done = batcher.done()
+    assert [(one.key, one.batch, one.status) for one in done] == [(key, 1, 0) for key in range(1, 6)]
+    assert [one.outputs["OUTPUT0"].tolist()[0][0] for one in done] == [2, 4, 6, 8, 10]
+    assert backend.tried == [5, 2, 3, 1, 2]
+    send_ones(batcher, 1, 2, 3)
+    loop.step()
+    assert backend.tried[5:] == [1, 2]
+    now_ns = loop_module.time.monotonic_ns()
+    monkeypatch.setattr(loop_module.time, "monotonic_ns", lambda: now_ns + loop_module.SMALLER_FOR_NS)
+    send_ones(batcher, 1, 2, 3)
+    loop.step()
+    assert backend.tried[7:] == [3, 1, 2]
+    assert all(one.status == 0 for one in batcher.done())
+
+
+def test_a_single_request_too_large_for_the_gpu_fails_with_the_words_of_its_framework(batcher: Batcher) -> None:
+    backend = Tight()
+    loop = loop_of(batcher, backend=backend)
+    batcher.send(batcher.request([("INPUT0", "FP32", rows(1, 2, 3))]), batcher.request([("INPUT0", "FP32", rows(4))]))
+    loop.step()
+    large, small = batcher.done()
+    assert (large.status, small.status) == (2, 0)
+    assert "CUDA out of memory. Tried to allocate 2.00 GiB" in large.sentence
+
+
+def test_a_lost_gpu_ends_the_loop_once_its_batch_is_answered_and_begins_no_other(batcher: Batcher) -> None:
+    backend = Tight()
+    loop = loop_of(batcher, backend=backend)
+    send_ones(batcher, -1, 1)
+    send_ones(batcher, 1, batch=2)
+    with pytest.raises(DeviceLostError):
+        loop.step()
+    done = batcher.done()
+    assert [(one.batch, one.status) for one in done] == [(1, 2), (1, 2)]
+    assert "CUDA error: device-side assert triggered" in done[0].sentence
+    assert backend.tried == [2]
 
 
 # -- the supervisor ---------------------------------------------------------------------------------------------------

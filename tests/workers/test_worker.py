@@ -60,6 +60,7 @@ class Supervised:
                 "instance_name": "m_0_0",
                 "kind": "KIND_CPU",
                 "device_id": 0,
+                "gpu": 0,
                 "cores": [CORE],
                 "backend_config": {},
                 "log": {"log_verbose": 0},

@@ -39,8 +39,8 @@ class Model:
 class Device:
     """Where the instance runs."""
 
-    kind: str  # "KIND_CPU", "KIND_GPU"
-    id: int  # the GPU's number; 0 on a CPU
+    kind: str  # "KIND_CPU", "KIND_GPU", or "KIND_MODEL": the model finds its devices itself
+    id: int  # of the GPU in this process, which sees no other: 0; 0 on a CPU, too
     cores: tuple[int, ...]  # the worker is pinned to these
     log_verbose: int = 0
 

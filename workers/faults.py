@@ -1,0 +1,81 @@
+"""What a GPU's errors mean for this process: too little memory, or a device that answers it no more.
+
+They are told by their words, since each framework raises a class of its own, which nobody here may import. Those of CUDA
+are cudaGetErrorString's. A model that repeats a client's text in a RuntimeError could so have its worker replaced, which
+costs it what any death of a worker costs. Pure; runs in a worker.
+"""
+
+import re
+from enum import Enum
+
+from shoal.errors import InternalError
+from shoal.workers.sentences import text_of
+
+#: How long a batch that was too large for the GPU's memory is not tried again, in ns (ours).
+SMALLER_FOR_NS = 60_000_000_000
+
+
+class Fault(Enum):
+    """What has happened."""
+
+    OUT_OF_MEMORY = 1  # of this batch; the device is well, and half of it may fit
+    DEVICE_LOST = 2  # CUDA calls it sticky: every later call in this process fails, only another process helps
+
+
+class DeviceError(InternalError):
+    """A fault that a backend has recognised already, in the words that clients shall read."""
+
+    def __init__(self, sentence: str, fault: Fault) -> None:
+        super().__init__(sentence)
+        self.fault = fault
+
+
+class DeviceLostError(Exception):
+    """This process must end; everybody whose batch it had begun has an answer."""
+
+
+_NAMES_OF_EXHAUSTION = frozenset({"OutOfMemoryError", "ResourceExhaustedError"})  # torch's and CuPy's, TensorFlow's
+_EXHAUSTED = re.compile(
+    r"CUDA out of memory"  # torch
+    r"|CUDA error: out of memory|CUDA failure 2: out of memory|Cuda Runtime \(out of memory\)"  # torch, ONNX R., TensorRT
+    r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
+    r"|Failed to allocate memory for requested buffer of size|is smaller than requested bytes of"  # ONNX R.'s arena
+    r"|Error Code 2: OutOfMemory"  # TensorRT
+    r"|RESOURCE_EXHAUSTED: O|OOM when allocating tensor"  # XLA, TensorFlow
+)
+_STICKY = (
+    "an illegal memory access was encountered", "device-side assert triggered", "unspecified launch failure",
+    "the launch timed out and was terminated", "misaligned address", "an illegal instruction was encountered",
+    "invalid program counter", "hardware stack error", "operation not supported on global/shared address space",
+    "uncorrectable ECC error encountered", "uncorrectable NVLink error detected during the execution",
+)  # fmt: skip
+_LOST = re.compile(
+    r"(?:CUDA error(?: \d+)?: |CUDA failure \d+: |Cuda Runtime \(|cudaError\w+: |CUDA_ERROR_\w+: )"
+    rf"(?:{'|'.join(_STICKY)})"
+    r"|(?:CUBLAS|CUDNN)_STATUS_(?:MAPPING_ERROR|EXECUTION_FAILED)"
+)
+
+
+def fault_of(error: BaseException) -> Fault | None:
+    """What an exception, or one that led to it, says of the GPU; None for everything else."""
+    link: BaseException | None = error
+    while link is not None:
+        fault = _own_fault(link)
+        if fault is not None:
+            return fault
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def _own_fault(error: BaseException) -> Fault | None:
+    if isinstance(error, DeviceError):
+        return error.fault
+    name = type(error).__name__
+    if name in _NAMES_OF_EXHAUSTION:
+        return Fault.OUT_OF_MEMORY
+    if not (isinstance(error, (RuntimeError, MemoryError, InternalError)) or name == "TritonModelException"):
+        return None  # a ValueError most often repeats what a client has sent
+    text = text_of(error)
+    if _LOST.search(text):
+        return Fault.DEVICE_LOST
+    return Fault.OUT_OF_MEMORY if _EXHAUSTED.search(text) else None
