@@ -27,7 +27,6 @@ _INSTEAD = {
     "reuse": "give each server its own port, behind a load balancer",
     "cache": "cache in the client, or in a proxy",
     "rate-limit": "set the `count` of instance groups",
-    "host-policy": "start the server under `numactl` or `taskset`; instances share the cores it may run on",
     "allow-client-shm": "send tensors in binary",
     "log-file": "redirect stdout and stderr",
 }

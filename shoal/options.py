@@ -49,6 +49,13 @@ class MetricsConfig:
     )  # fmt: skip
 
 
+class HostPolicy(NamedTuple):
+    """What one --host-policy chooses; both together mean the cores that are in both."""
+
+    numa_node: int | None = None  # its cores, and so its memory: the kernel takes that of the core which asks first
+    cpu_cores: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """The server's settings. `check` tells whether they fit together."""
@@ -124,6 +131,8 @@ class ServerOptions:
 
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    host_policy: Mapping[str, HostPolicy] = field(default_factory=dict)  # name → where instances run; Triton's
+    min_supported_compute_capability: float = 6.0  # of the GPUs that are used, at least; Triton's
     backend_directory: str = "/opt/tritonserver/backends"  # backends written in Python lie in it; Triton's
 
     # Python environments of models.

@@ -1,9 +1,10 @@
-"""Which worker processes a model gets, and where each runs: instance_group + GPUs + cores → one Placement per worker.
+"""Which worker processes a model gets, and where each runs: instance_group + Machine → one Placement per worker.
 
-Pure: what the machine has comes in as arguments. It decides, it pins nothing: the worker pins itself. Runs in the
-supervisor. Names, kinds and sentences are those of Triton's model configuration, instance groups.
+Pure: what the machine has is an argument. It decides, it pins nothing: the worker pins itself. Runs in the supervisor.
+Names, kinds and sentences are those of Triton's model configuration, instance groups.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +12,30 @@ from shoal.errors import InvalidArgumentError
 
 #: Every library that starts a thread per core unless told otherwise.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_DEFAULT_POLICIES = {"KIND_CPU": "cpu", "KIND_MODEL": "model"}
 
-_MIN_COMPUTE_CAPABILITY = "6.000000"  # Triton's --min-supported-compute-capability, as it prints it
+
+class Gpu(NamedTuple):
+    """A GPU that the server may use."""
+
+    id: int  # Triton's number: its place among those that the server sees
+    uuid: str
+    compute_capability: str  # "8.0"
+    cores: tuple[int, ...]  # of the server's, those beside it; at least one
+
+
+class Machine(NamedTuple):
+    """What there is for instances."""
+
+    cores: tuple[int, ...]  # that the server may use, at least one
+    gpus: tuple[Gpu, ...] = ()
+    policies: Mapping[str, tuple[int, ...]] = {}  # --host-policy: its name → cores, at least one
+    min_compute_capability: float = 6.0  # what `gpus` have, at least; Triton's
+    cpu_backends: frozenset[str] = frozenset()  # whose packages here were built without CUDA
+
+    def gpu_ids(self, backend: str) -> tuple[int, ...]:
+        """The GPUs that KIND_AUTO may choose for a model of this backend."""
+        return () if backend in self.cpu_backends else tuple(gpu.id for gpu in self.gpus)
 
 
 class Placement(NamedTuple):
@@ -23,27 +46,34 @@ class Placement(NamedTuple):
     kind: str  # "KIND_CPU", "KIND_GPU", or "KIND_MODEL": the model finds its device itself
     device_id: int  # the GPU; 0 on the CPU, as Triton tells its backends
     cores: tuple[int, ...]  # at least one, in the order they were offered
+    gpu: Gpu | None = None  # with KIND_GPU
 
 
 class _Instance(NamedTuple):
     name: str
     group: str
     kind: str
-    device_id: int
+    gpu: Gpu | None
+    pool: tuple[int, ...]  # the cores that it shares with those of the same pool
 
 
-def place(config: Mapping[str, Any], *, cores: Sequence[int], num_gpus: int) -> tuple[Placement, ...]:
+def place(config: Mapping[str, Any], machine: Machine) -> tuple[Placement, ...]:
     """One Placement per worker of the model, in the order of its instance groups.
 
-    `config` is normalised: groups are named and counted. `cores` are those the server may use, at least one; the
-    instances of the model divide them evenly, or share them one each where there are not enough.
-    Raises InvalidArgumentError where a group asks for what the machine lacks.
+    `config` is normalised and placed: groups are named and counted, and none is KIND_AUTO. The instances of the model
+    divide the cores of their pool evenly, or share them one each where there are not enough. A pool is what the
+    group's host policy says, else the cores beside the GPU, else all. Raises InvalidArgumentError where a group asks
+    for what the machine lacks.
     """
-    assert cores
-    instances = [instance for group in config["instance_group"] for instance in _instances(config, group, num_gpus)]
-    return tuple(
-        Placement(*instance, share_of_cores(number, len(instances), cores)) for number, instance in enumerate(instances)
-    )
+    instances = [instance for group in config["instance_group"] for instance in _instances(config, group, machine)]
+    counts = Counter(instance.pool for instance in instances)
+    numbers: Counter[tuple[int, ...]] = Counter()
+    placements = []
+    for name, group, kind, gpu, pool in instances:
+        cores = share_of_cores(numbers[pool], counts[pool], pool)
+        numbers[pool] += 1
+        placements.append(Placement(name, group, kind, gpu.id if gpu else 0, cores, gpu))
+    return tuple(placements)
 
 
 def share_of_cores(number: int, count: int, cores: Sequence[int]) -> tuple[int, ...]:
@@ -70,34 +100,30 @@ def thread_environment(num_cores: int) -> dict[str, str]:
     return dict.fromkeys(_THREAD_VARIABLES, str(num_cores))
 
 
-def _instances(config: Mapping[str, Any], group: Mapping[str, Any], num_gpus: int) -> Iterator[_Instance]:
-    kind = _kind(group, num_gpus)
-    for device_id in _devices(config["name"], group, kind, num_gpus):
+def _instances(config: Mapping[str, Any], group: Mapping[str, Any], machine: Machine) -> Iterator[_Instance]:
+    kind = group["kind"]
+    for gpu in _devices(config["name"], group, kind, machine):
+        # Triton's names of the policies that a group has without naming one.
+        policy = group["host_policy"] or (f"gpu_{gpu.id}" if gpu else _DEFAULT_POLICIES[kind])
+        pool = machine.policies.get(policy) or (gpu.cores if gpu else machine.cores)
         for number in range(max(1, group["count"])):  # 0 is Triton's "not set"; the count is per GPU
-            yield _Instance(f"{group['name']}_{number}", group["name"], kind, device_id)
+            yield _Instance(f"{group['name']}_{number}", group["name"], kind, gpu, pool)
 
 
-def _kind(group: Mapping[str, Any], num_gpus: int) -> str:
-    kind: str = group["kind"]
-    if kind != "KIND_AUTO":
-        return kind
-    return "KIND_GPU" if num_gpus and all(gpu in range(num_gpus) for gpu in group["gpus"]) else "KIND_CPU"
-
-
-def _devices(model: str, group: Mapping[str, Any], kind: str, num_gpus: int) -> Sequence[int]:
+def _devices(model: str, group: Mapping[str, Any], kind: str, machine: Machine) -> Sequence[Gpu | None]:
     subject = f"instance group {group['name']} of model {model}"
-    gpus: Sequence[int] = group["gpus"]
+    wanted: Sequence[int] = group["gpus"]
     if kind != "KIND_GPU":
-        if gpus:
+        if wanted:
             raise InvalidArgumentError(f"{subject} has kind {kind} but specifies one or more GPUs")
-        return (0,)
-    if not num_gpus:
+        return (None,)
+    if not machine.gpus:
         raise InvalidArgumentError(f"{subject} has kind KIND_GPU but no GPUs are available")
-    for gpu in gpus:
-        if gpu not in range(num_gpus):
-            known = ", ".join(map(str, range(num_gpus)))
+    known = {gpu.id: gpu for gpu in machine.gpus}
+    for gpu in wanted:
+        if gpu not in known:
             raise InvalidArgumentError(
                 f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
-                f"CUDA compute compatibility of {_MIN_COMPUTE_CAPABILITY} are: {known}"
+                f"CUDA compute compatibility of {machine.min_compute_capability:f} are: {', '.join(map(str, known))}"
             )
-    return gpus or range(num_gpus)
+    return [known[gpu] for gpu in wanted] or machine.gpus

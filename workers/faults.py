@@ -1,8 +1,8 @@
 """What a GPU's errors mean for this process: too little memory, or a device that answers it no more.
 
-They are told by their words, since each framework raises a class of its own, which nobody here may import. Those of CUDA
-are cudaGetErrorString's. A model that repeats a client's text in a RuntimeError could so have its worker replaced, which
-costs it what any death of a worker costs. Pure; runs in a worker.
+They are told by their words, since each framework raises a class of its own, which nobody here may import. Those of
+CUDA are cudaGetErrorString's. A model that repeats a client's text in a RuntimeError could so have its worker replaced,
+which costs it what any death of a worker costs. Pure; runs in a worker.
 """
 
 import re
@@ -37,9 +37,9 @@ class DeviceLostError(Exception):
 _NAMES_OF_EXHAUSTION = frozenset({"OutOfMemoryError", "ResourceExhaustedError"})  # torch's and CuPy's, TensorFlow's
 _EXHAUSTED = re.compile(
     r"CUDA out of memory"  # torch
-    r"|CUDA error: out of memory|CUDA failure 2: out of memory|Cuda Runtime \(out of memory\)"  # torch, ONNX R., TensorRT
+    r"|CUDA error: out of memory|CUDA failure 2: out of memory|Cuda Runtime \(out of memory\)"  # torch, ORT, TensorRT
     r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
-    r"|Failed to allocate memory for requested buffer of size|is smaller than requested bytes of"  # ONNX R.'s arena
+    r"|Failed to allocate memory for requested buffer of size|is smaller than requested bytes of"  # ORT's arena
     r"|Error Code 2: OutOfMemory"  # TensorRT
     r"|RESOURCE_EXHAUSTED: O|OOM when allocating tensor"  # XLA, TensorFlow
 )

@@ -139,6 +139,7 @@ class Loop:
     def _execute(self, records: Sequence[Record]) -> int:
         start_ns = time.monotonic_ns()
         memory = self._memory
+        requests: list[Request] = []
         is_too_large = False
         memory.begin(records[0][B.BATCH], start_ns)
         answers = WrittenAnswers(len(records), self._plans, self._instance, memory, self._open_batches)

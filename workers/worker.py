@@ -77,7 +77,7 @@ def serve(channel: Channel) -> None:
 
 
 def pin(instance_name: str, device: Device, gpu: int = 0) -> None:
-    """Run on the instance's cores only, and say so in the title and the log; `gpu` is the server's number of its GPU."""
+    """Run on the instance's cores only, and say so in the title and the log; `gpu` is what the server calls its GPU."""
     os.sched_setaffinity(0, device.cores)
     where = f"GPU {gpu}" if device.kind == "KIND_GPU" else f"CPU {format_cores(device.cores)}"
     set_title(f"worker {instance_name} ({where})")

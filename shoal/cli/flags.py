@@ -13,6 +13,7 @@ from shoal.cli.values import (
     ANY_TEXT,
     BACKEND_SETTING,
     BOOLEAN,
+    HOST_POLICY,
     INTEGER,
     METRICS_SETTING,
     NUMBER,
@@ -238,9 +239,13 @@ BACKENDS = (
     ignore("pinned-memory-pool-byte-size", INTEGER, 268435456, _NO_POOL),
     ignore("cuda-memory-pool-byte-size", TEXT, None, _NO_POOL),
     ignore("cuda-virtual-address-size", TEXT, None, _NO_POOL),
-    ignore("min-supported-compute-capability", NUMBER, 6.0, "the backend tells which GPUs it can use", in_force=6.0),
+    honour("min-supported-compute-capability", NUMBER, "GPUs of a lower CUDA compute capability are not used"),
     ignore("buffer-manager-thread-count", INTEGER, 0, "tensors are gathered by the worker that runs them", in_force=0),
-    refuse("host-policy", TEXT, None, "choosing NUMA nodes and cores by policy is"),
+    honour(
+        "host-policy",
+        HOST_POLICY,
+        "numa-node=N or cpu-cores=A-B: where instances of this policy run; repeat it for more",
+    ),
     ignore("model-load-gpu-limit", TEXT, None, "GPU memory is not watched while a model loads"),
     refuse("allow-client-shm", BOOLEAN, False, "tensors in shared memory of the clients are"),
 )

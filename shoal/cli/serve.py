@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from shoal.cli.environment import implied_flags, implied_settings
 from shoal.cli.flags import FLAGS, GROUPS, Fate, Flag
 from shoal.errors import InvalidArgumentError
-from shoal.options import MetricsConfig, ServerOptions, check, largest_request_bytes
+from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, largest_request_bytes
 from shoal.tracing.command_line import check_export, understand
 
 #: The words in --help for defaults that follow another flag.
@@ -186,6 +186,13 @@ def _by_backend(settings: Sequence[tuple[str, str, str]]) -> dict[str, dict[str,
     return backends
 
 
+def _by_policy(settings: Sequence[tuple[str, str, Any]]) -> dict[str, HostPolicy]:
+    policies: dict[str, HostPolicy] = {}
+    for policy, setting, value in settings:
+        policies[policy] = policies.get(policy, HostPolicy())._replace(**{setting: value})
+    return policies
+
+
 def _by_api(restrictions: Sequence[tuple[Sequence[str], str, str]]) -> dict[str, tuple[str, str]]:
     """Each part of the API → the header it needs. Raises CommandLineError for one that is named twice."""
     needed: dict[str, tuple[str, str]] = {}
@@ -211,6 +218,7 @@ _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model_repository": _without_repeats,
     "load_model": _without_repeats,
     "backend_config": _by_backend,
+    "host_policy": _by_policy,
     "http_restricted_api": _by_api,
     "metrics_config": lambda settings: MetricsConfig(**dict(settings)),
     "trace_config": tuple,

@@ -16,6 +16,7 @@ from shoal.tracing import command_line
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
 _MAX_PORT = 65535
+_MAX_CORES = 65536  # no machine has as many
 # A header's name (RFC 9110, 5.1) without underscores: servers drop what WSGI could not tell from a hyphen.
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^`|~0-9A-Za-z]+")
 _METRICS_SWITCHES = ("counter_latencies", "histogram_latencies", "summary_latencies")
@@ -104,6 +105,29 @@ def _restriction(text: str) -> tuple[tuple[str, ...], str, str]:
     return apis, key, value
 
 
+def _host_policy(text: str) -> tuple[str, str, Any]:
+    """`gpu_0,cpu-cores=0-3,8-11` → ("gpu_0", "cpu_cores", (0, 1, 2, 3, 8, …)); the sentences are Triton's."""
+    policy, comma, rest = text.partition(",")
+    setting, equals, value = rest.partition("=")
+    if not (policy and comma and setting and equals and value):
+        raise ValueError(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}")
+    if setting == "numa-node":
+        if not value.isdecimal():
+            raise ValueError(f"Parsing 'numa-node' value: Can't parse '{value}' to integer")
+        return policy, "numa_node", int(value)
+    if setting != "cpu-cores":
+        raise ValueError(f"there is no host policy setting '{setting}'; there are numa-node and cpu-cores")
+    cores: list[int] = []
+    for part in value.split(","):
+        low, dash, high = part.partition("-")
+        if not (dash and low.isdecimal() and high.isdecimal() and int(low) <= int(high) < _MAX_CORES):
+            raise ValueError(
+                f"host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got {part}"
+            )
+        cores += range(int(low), int(high) + 1)
+    return policy, "cpu_cores", tuple(cores)
+
+
 def _port_range(text: str) -> tuple[int, int]:
     low, dash, high = text.partition("-")
     if not (dash and low.isdecimal() and high.isdecimal() and int(low) <= int(high) <= _MAX_PORT):
@@ -184,6 +208,7 @@ ANY_TEXT = ValueKind("<string>", str)  # may be empty: often Triton's default
 VERBOSITY = ValueKind("<integer>", _verbosity, bare="1")
 REPOSITORY = ValueKind("<directory or URL>", _repository)
 BACKEND_SETTING = ValueKind("[<backend>,]<key>=<value>", _backend_setting)
+HOST_POLICY = ValueKind("<policy>,<setting>=<value>", _host_policy)
 RESTRICTION = ValueKind("<api>[,<api>]:<header>=<value>", _restriction)
 PATTERN = ValueKind("<regex>", _pattern)  # may be empty: nothing is to match
 METRICS_SETTING = ValueKind("<setting>=<value>", _metrics_setting)

@@ -36,6 +36,20 @@ ENSEMBLE = "ensemble"
 #: Backend → its other runtimes, which look for the model's file themselves.
 RUNTIMES = {"pytorch": ("model.py",)}
 
+#: The kinds of instance groups that a backend can serve; one written in Python, a user's too, decides for itself.
+KINDS = {
+    "identity": ("KIND_CPU", "KIND_GPU"),
+    "onnxruntime": ("KIND_CPU", "KIND_GPU"),
+    "tensorrt": ("KIND_GPU",),
+    **dict.fromkeys(("embedding", "fil", "openvino", "tensorflow"), ("KIND_CPU",)),
+}
+_ALL_KINDS = ("KIND_CPU", "KIND_GPU", "KIND_MODEL")
+
+
+def kinds(backend: str) -> tuple[str, ...]:
+    """The kinds of instance groups that `backend` can serve."""
+    return KINDS.get(backend, _ALL_KINDS)
+
 
 def detect_backend(names: Collection[str]) -> Platform | None:
     """The platform of the model whose file is among `names`, the entries of a version directory."""

@@ -7,6 +7,7 @@ value passes through to `checks`.
 from collections.abc import Sequence
 
 from shoal.model_config import backends, messages
+from shoal.model_config.backends import kinds
 from shoal.model_config.messages import Config
 
 #: Triton's default count of a CPU instance group, where it is not 1.
@@ -27,7 +28,10 @@ def normalise(config: Config) -> Config:
 
 
 def place(config: Config, gpus: Sequence[int]) -> Config:
-    """`config` with KIND_AUTO, the GPUs of KIND_GPU and the missing counts decided for a server that has `gpus`."""
+    """`config` with KIND_AUTO, the GPUs of KIND_GPU and the missing counts decided for a server that has `gpus`.
+
+    KIND_AUTO is a GPU where there is one, those that the group lists are there, and the backend can use it.
+    """
     return {**config, "instance_group": [_placed(group, config, gpus) for group in config["instance_group"]]}
 
 
@@ -62,7 +66,9 @@ def _count(group: Config, config: Config) -> int:
 def _placed(group: Config, config: Config, gpus: Sequence[int]) -> Config:
     kind = group["kind"]
     if kind == "KIND_AUTO":
-        kind = "KIND_GPU" if gpus and set(group["gpus"]) <= set(gpus) else "KIND_CPU"
+        can = kinds(config["backend"])
+        are_there = bool(gpus) and set(group["gpus"]) <= set(gpus)
+        kind = "KIND_GPU" if "KIND_GPU" in can and (are_there or "KIND_CPU" not in can) else "KIND_CPU"
     group = {**group, "kind": kind}
     if kind == "KIND_GPU" and not group["gpus"]:
         group["gpus"] = list(gpus)

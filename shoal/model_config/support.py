@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
-from shoal.model_config.backends import RUNTIMES
+from shoal.model_config.backends import RUNTIMES, kinds
 from shoal.model_config.messages import Config
 
 #: The backends there are, in the order in which they are named to a user.
@@ -61,7 +61,6 @@ FEATURES = (
     Unsupported("output[].is_non_linear_format_io", bool, _LINEAR_ONLY),
     Unsupported("batch_input", bool, _NO_GENERATED),
     Unsupported("batch_output", bool, _NO_GENERATED),
-    Unsupported("instance_group[].kind", _is("KIND_MODEL"), "instance_group kind KIND_MODEL not supported"),
     Unsupported("instance_group[].passive", bool, "every instance serves requests; remove the group"),
     Unsupported("instance_group[].secondary_devices", bool, "no backend uses a second device; remove the field"),
     Unsupported("model_operations.op_library_filename", bool, _NO_CUSTOM_CODE),
@@ -85,8 +84,6 @@ HARMLESS = {
     "optimization.eager_batching": "a hint; a batch is gathered when it is executed",
     "dynamic_batching.default_priority_level": "it means nothing without 'priority_levels', which is refused",
     "instance_group[].rate_limiter": _NO_RATE_LIMIT,
-    "instance_group[].host_policy": "it names a --host-policy, which is refused; Triton ignores a name nobody defined",
-    "cc_model_filenames": "it chooses by the GPU of an instance; without one, the default file is Triton's choice, too",
 }
 
 
@@ -106,6 +103,12 @@ def check_support(config: Config, python_backend: Path | None = None) -> None:
             f"unable to find backend library for backend '{backend}', try specifying runtime on the model "
             f"configuration. For model '{name}' there are: {', '.join(BACKENDS)}"
         )
+    for group in config["instance_group"]:
+        if group["kind"] not in ("KIND_AUTO", *kinds(backend)):  # Triton's sentence
+            raise UnsupportedError(
+                f"instance_group kind {group['kind']} not supported: group '{group['name']}' of model '{name}' runs on "
+                f"the backend '{backend}', which takes {' and '.join(kinds(backend))}"
+            )
     runtimes = {"", f"libtriton_{backend}.so", python_backend and python_backend.name, *RUNTIMES.get(backend, ())}
     if runtime not in runtimes:
         raise UnsupportedError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.options import ServerOptions
-from shoal.placement import Placement
+from shoal.placement import Machine, Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.event_loop import EventLoop
@@ -39,7 +39,7 @@ class Host:
     options: ServerOptions
     control_address: str
     log_settings: dict[str, Any]
-    cores: tuple[int, ...]  # that the server may use
+    machine: Machine
     roster: Enrolment
     metrics: CustomMetrics
     readiness: Readiness

@@ -39,7 +39,8 @@ class Roster:
         """A new instance. Raises ShoalError where there is no model file for it."""
         backend_directory = Path(host.options.backend_directory)
         path = python_backend_file(version.config["backend"], backend_directory)
-        path = path or model_file(version.version_dir, version.config, placement.instance_name)
+        capability = placement.gpu.compute_capability if placement.gpu else ""
+        path = path or model_file(version.version_dir, version.config, placement.instance_name, capability)
         instance = Instance(next(self._numbers), version, placement, path, host, listener)
         self._instances[instance.number] = instance
         return instance

@@ -79,7 +79,7 @@ class Served:
         look_into_file = self._needs_autocomplete
         try:
             if look_into_file:
-                version.config = place_groups(version.config, ())
+                version.config = place_groups(version.config, self._gpu_ids)
             else:
                 self._finish(None)
             self.instances = [self._enrol(placement) for placement in self._placements(version.config)]
@@ -96,8 +96,12 @@ class Served:
     def _needs_autocomplete(self) -> bool:
         return needs_autocomplete(self.version.config) and not self._host.options.disable_auto_complete_config
 
+    @property
+    def _gpu_ids(self) -> tuple[int, ...]:
+        return self._host.machine.gpu_ids(self.version.config["backend"])
+
     def _placements(self, config: Config) -> tuple[Placement, ...]:
-        return place(config, cores=self._host.cores, num_gpus=0)
+        return place(config, self._host.machine)
 
     def _enrol(self, placement: Placement) -> Instance:
         return self._host.roster.enrol(self.version, placement, self._host, self)
@@ -108,7 +112,7 @@ class Served:
         text = settings.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
         if not text.isdecimal():
             raise InvalidArgumentError(f"--backend-config default-max-batch-size must be a number, got '{text}'")
-        version.config = finish_config(version.config, model_io, default_max_batch_size=int(text))
+        version.config = finish_config(version.config, model_io, gpus=self._gpu_ids, default_max_batch_size=int(text))
         version.is_config_final = True
         self._host.star.tell_batcher(self._batcher_message())
 
@@ -230,7 +234,7 @@ class Served:
         Raises ShoalError, and nothing changes, where the groups ask for what cannot be.
         """
         version = self.version
-        config = place_groups({**version.config, "instance_group": groups}, ())
+        config = place_groups({**version.config, "instance_group": groups}, self._gpu_ids)
         wanted = {_identity(placement): placement for placement in self._placements(config)}
         self._previous_groups = version.config["instance_group"]
         version.config = config

@@ -23,6 +23,7 @@ from shoal.control import Listener, Message
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError, index_reason
 from shoal.frontend.metrics import families
 from shoal.options import ServerOptions
+from shoal.placement import Machine
 from shoal.process import adopt_orphans, set_title
 from shoal.repository.cloud_cache import Slot, take_slot
 from shoal.shm.segment import OutOfSharedMemoryError
@@ -36,6 +37,7 @@ from shoal.supervisor.host import Host
 from shoal.supervisor.http_server import HttpServer, Listeners, bind
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.log_settings import LogSettings
+from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.members import Member
 from shoal.supervisor.model_control import ModelControl
 from shoal.supervisor.models import Models, no_models_error
@@ -80,6 +82,7 @@ def run(options: ServerOptions) -> int:
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: its journal then says where it stood
     notifier = Notifier.take(os.environ, os.getpid())
     try:
+        machine = find_machine(options, os.environ, server_cores())
         listeners = bind(options)
         slots = {
             place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)
@@ -87,8 +90,7 @@ def run(options: ServerOptions) -> int:
     except (OSError, ShoalError) as error:
         _log.error("%s", error)
         return EXIT_FAILED
-    supervisor = Supervisor(options, log_settings, listeners, notifier, slots)
-    return supervisor.run()
+    return Supervisor(options, log_settings, listeners, notifier, slots, machine).run()
 
 
 class Supervisor:
@@ -101,19 +103,19 @@ class Supervisor:
         listeners: Listeners,
         notifier: Notifier,
         slots: Mapping[CloudUrl, Slot],
+        machine: Machine,
     ) -> None:
         self._options = options
         self._loop = EventLoop()
         self._control = Listener.create()
         self._star = Star(options, log_settings)
         self._ledger = Ledger(self._loop, self._star)
-        self._zygotes = Zygotes(self._loop, self._control.address)
-        self._repository = Repository(self._loop, options, self._control.address, log_settings, slots)
+        address = self._control.address
+        self._zygotes = Zygotes(self._loop, address)
+        self._repository = Repository(self._loop, options, address, log_settings, slots)
         self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop.call_after)
-        cores = tuple(sorted(os.sched_getaffinity(0)))
-        address = self._control.address
         host = Host(
             self._loop,
             self._zygotes,
@@ -121,7 +123,7 @@ class Supervisor:
             options,
             address,
             log_settings,
-            cores,
+            machine,
             self._roster,
             self._metrics,
             readiness,
@@ -129,13 +131,7 @@ class Supervisor:
         self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
         self._http = HttpServer(
-            self._loop,
-            options,
-            log_settings,
-            self._control.address,
-            listeners,
-            self._on_http_started,
-            self._on_http_ended,
+            self._loop, options, log_settings, address, listeners, self._on_http_started, self._on_http_ended
         )
         self._batchers = Batchers(
             self._loop,

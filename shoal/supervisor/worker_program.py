@@ -25,6 +25,8 @@ def worker_program(number: int, version: ModelVersion, placement: Placement, hos
         "SHOAL_INSTANCE": str(number),
         **thread_environment(len(placement.cores)),
     }
+    if placement.gpu is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = placement.gpu.uuid  # in the process it is number 0, and there is no other
     own = wanted(
         version.version_dir,
         version.config,
@@ -49,7 +51,8 @@ def load_message(version: ModelVersion, placement: Placement, model_file: Path |
         "final": version.is_config_final,
         "instance_name": placement.instance_name,
         "kind": placement.kind,
-        "device_id": placement.device_id,
+        "device_id": 0,
+        "gpu": placement.device_id,
         "cores": list(placement.cores),
         "backend_config": host.options.backend_settings(version.config["backend"]),
         "log": host.log_settings,

@@ -14,7 +14,7 @@ from shoal.model_config.messages import Config
 from shoal.model_config.normalise import place as place_groups
 from shoal.model_config.signature import Signature
 from shoal.options import ServerOptions
-from shoal.placement import Placement, place
+from shoal.placement import Machine, Placement, place
 from shoal.repository.found import FoundModel
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.scan import model_file
@@ -169,7 +169,7 @@ def _on_cpus(config: Config) -> Config:
 
 def _placements(config: Config) -> Sequence[Placement]:
     # One core each: more would start a pool of threads for every instance, and add up in another order elsewhere.
-    return place(config, cores=(0,), num_gpus=0)
+    return place(config, Machine((0,)))
 
 
 def _device(placement: Placement) -> Device:

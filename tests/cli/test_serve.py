@@ -14,7 +14,7 @@ from shoal.cli import main, tritonserver
 from shoal.cli.environment import VARIABLES
 from shoal.cli.serve import CommandLine, CommandLineError, parse
 from shoal.cloud_url import CloudUrl
-from shoal.options import MetricsConfig, ServerOptions
+from shoal.options import HostPolicy, MetricsConfig, ServerOptions
 
 DEFAULTS = ServerOptions(http_address="10.0.0.1")
 GOOD = replace(DEFAULTS, model_repository=(Path("models"),), metrics_address="10.0.0.1")
@@ -88,6 +88,11 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
             "--vertex-ai-address=10.0.0.2 --vertex-ai-port=0 --vertex-ai-default-model=m",
             {"vertex_ai_address": "10.0.0.2", "vertex_ai_port": 0, "vertex_ai_default_model": "m"},
         ),
+        (
+            "--host-policy=gpu_0,numa-node=1 --host-policy=cpu,cpu-cores=0-1 --host-policy=gpu_0,cpu-cores=4-5",
+            {"host_policy": {"gpu_0": HostPolicy(1, (4, 5)), "cpu": HostPolicy(None, (0, 1))}},
+        ),
+        ("--min-supported-compute-capability=7.5", {"min_supported_compute_capability": 7.5}),
         ("--log-file=/var/log/shoal.log", {"log_file": "/var/log/shoal.log"}),
         ("--http-header-forward-pattern=^x-|id", {"http_header_forward_pattern": "^x-|id"}),
         (
@@ -139,7 +144,6 @@ def test_what_the_server_does_anyway_is_taken_without_a_word(arguments: str) -> 
         ("--pinned-memory-pool-byte-size=0", "Shoal keeps no such memory pool"),
         ("--cuda-memory-pool-byte-size=0:64", "Shoal keeps no such memory pool"),
         ("--cuda-virtual-address-size=0:64", "Shoal keeps no such memory pool"),
-        ("--min-supported-compute-capability=7.5", "the backend tells which GPUs it can use"),
         ("--enable-peer-access=true", "backends decide for themselves about access between GPUs"),
         ("--buffer-manager-thread-count=2", "tensors are gathered by the worker that runs them"),
         ("--model-load-gpu-limit=0:0.5", "GPU memory is not watched while a model loads"),
@@ -167,7 +171,6 @@ def test_what_is_deprecated_earns_one_warning() -> None:
         "--rate-limit=execution_count", "--rate-limit-resource=R:1",
         "--allow-client-shm=true",
         "--grpc-header-forward-pattern=x", "--reuse-http-port", "--reuse-grpc-port=true",
-        "--host-policy=cpu,numa-node=0",
     ],
 )  # fmt: skip
 def test_what_is_not_there_yet_is_refused(argument: str) -> None:

@@ -31,6 +31,8 @@ MODES = values.choice("none", "poll", "ISO8601")
         (values.REPOSITORY, "s3://bucket/a//b", CloudUrl("s3", "bucket", "a/b")),
         (values.BACKEND_SETTING, "onnxruntime,threads=2", ("onnxruntime", "threads", "2")),
         (values.BACKEND_SETTING, "default-max-batch-size=8", ("", "default-max-batch-size", "8")),
+        (values.HOST_POLICY, "gpu_0,numa-node=1", ("gpu_0", "numa_node", 1)),
+        (values.HOST_POLICY, "cpu,cpu-cores=0-1,4-4", ("cpu", "cpu_cores", (0, 1, 4))),
         (values.PATTERN, "", ""),
         (values.PATTERN, "^x-|(id)", "^x-|(id)"),
         (values.RESTRICTION, "trace:Admin-Key=v", (("trace",), "Admin-Key", "v")),
@@ -99,6 +101,25 @@ def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
             (values.RESTRICTION, f"trace:k={value}", "the value of header 'k' must be printable and not begin or end "
              "with a space")
             for value in (" v", "v ", "a\nb", "\udcff")
+        ),
+        *(
+            (
+                values.HOST_POLICY,
+                text,
+                f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}",
+            )
+            for text in ("gpu_0", "gpu_0,numa-node", "gpu_0,numa-node=", ",numa-node=0", "numa-node=0")
+        ),
+        (values.HOST_POLICY, "p,numa-node=a", "Parsing 'numa-node' value: Can't parse 'a' to integer"),
+        (values.HOST_POLICY, "p,cores=1", "there is no host policy setting 'cores'; there are numa-node and cpu-cores"),
+        *(
+            (
+                values.HOST_POLICY,
+                f"p,cpu-cores={text}",
+                "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got "
+                + text.rpartition(",")[2],
+            )
+            for text in ("1", "a-b", "3-1", "0-1,4", "0-99999999")
         ),
         (values.PATTERN, "a(", "'a(' is no regular expression: missing ), unterminated subpattern at position 1"),
         *(

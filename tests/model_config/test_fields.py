@@ -15,7 +15,7 @@ from shoal.model_config.load import prepare_config
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
 from shoal.model_config.support import FEATURES, HARMLESS
-from shoal.placement import place
+from shoal.placement import Gpu, Machine, place
 from shoal.repository.scan import model_file, wanted_versions
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.onnxruntime_options import CPU, CUDA, OPENVINO, TENSORRT, session_settings
@@ -32,6 +32,9 @@ ELSEWHERE = {
     "model_metrics.metric_control[].histogram_options.buckets": "tests/model_config/test_model_metrics.py",
 }
 
+MACHINE = Machine(
+    (0, 1, 2, 3), tuple(Gpu(number, f"GPU-{number}", "9.0", (0, 1, 2, 3)) for number in (0, 1)), {"night": (3,)}
+)
 BATCHING = "max_batch_size: 8 dynamic_batching"
 GPU = "instance_group { kind: KIND_GPU } optimization { execution_accelerators"
 OUTPUT = 'output { name: "Y" data_type: TYPE_FP32 dims: 2 }'
@@ -112,6 +115,8 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "instance_group[].kind": ("instance_group { kind: KIND_CPU }", "instance_group { kind: KIND_GPU }"),
     "instance_group[].count": ("instance_group { count: 1 }", "instance_group { count: 3 }"),
     "instance_group[].gpus": ("instance_group { kind: KIND_GPU }", "instance_group { kind: KIND_GPU gpus: 1 }"),
+    "instance_group[].host_policy": ("instance_group { }", 'instance_group { host_policy: "night" }'),
+    "cc_model_filenames.*": ("", 'cc_model_filenames { key: "9.0" value: "other.onnx" }'),
     "default_model_filename": ("", 'default_model_filename: "other.onnx"'),
     "parameters.*.string_value": ("", 'parameters { key: "intra_op_thread_count" value { string_value: "7" } }'),
     "model_warmup[].name": (warm('batch_size: 9 name: "a"'), warm('batch_size: 9 name: "b"')),
@@ -171,8 +176,7 @@ def test_every_field_has_one_fate(field: str) -> None:
     takes_effect = field in EFFECTS or field in ELSEWHERE
     is_harmless = any(is_beneath(field, path) for path in HARMLESS)
     is_refused = field in CHECKED or any(is_beneath(field, feature.path) for feature in FEATURES)
-    # Of an enum that takes effect, a value may be refused.
-    assert [takes_effect, is_harmless, is_refused].count(True) == 1 + (field == "instance_group[].kind"), field
+    assert [takes_effect, is_harmless, is_refused].count(True) == 1, field
 
 
 def test_the_tables_name_only_fields_that_there_are() -> None:
@@ -219,21 +223,21 @@ def observed(text: str, model_dir: Path) -> list[Any]:
     except ShoalError as error:
         return [str(error)]
     signature = Signature.from_config(config)
-    placements = place(config, cores=(0, 1, 2, 3), num_gpus=2)
+    placements = place(config, MACHINE)
     return [
         signature,
         placements,
         wanted_versions((1, 2, 3), config["version_policy"], "m"),
         session_settings(model(config), Device(placements[0].kind, 0, (0,)), (CPU, CUDA, TENSORRT, OPENVINO)),
-        file(config, model_dir),
+        file(config, model_dir, placements[0].gpu),
         scheduled(config),
         warmed_up(config, signature, model_dir),
     ]
 
 
-def file(config: Config, model_dir: Path) -> str:
+def file(config: Config, model_dir: Path, gpu: Gpu | None) -> str:
     try:
-        return str(model_file(model_dir / "1", config, "m_0"))
+        return str(model_file(model_dir / "1", config, "m_0", gpu.compute_capability if gpu else ""))
     except UnavailableError as error:  # it is not there; which one is what is asked
         return str(error)
 

@@ -86,6 +86,11 @@ def test_no_scheduler_is_added() -> None:
         ('backend: "onnxruntime"', (0, 1), [("m", "KIND_GPU", 1, [0, 1])]),
         ('backend: "onnxruntime" instance_group { kind: KIND_GPU gpus: 1 }', (0, 1), [("m_0", "KIND_GPU", 1, [1])]),
         ('backend: "onnxruntime" instance_group { kind: KIND_GPU }', (), [("m_0", "KIND_GPU", 1, [])]),
+        # KIND_AUTO takes what the backend can
+        ('backend: "tensorrt"', (0, 1), [("m", "KIND_GPU", 1, [0, 1])]),
+        ('backend: "tensorrt"', (), [("m", "KIND_GPU", 1, [])]),
+        ('backend: "fil"', (0, 1), [("m", "KIND_CPU", 1, [])]),
+        ('backend: "python"', (0, 1), [("m", "KIND_GPU", 1, [0, 1])]),
         # KIND_AUTO that lists a GPU the server lacks runs on the CPU
         ('backend: "onnxruntime" instance_group { gpus: 7 }', (0, 1), [("m_0", "KIND_CPU", 2, [7])]),
         ('backend: "onnxruntime" instance_group { count: 1 kind: KIND_CPU }', (0,), [("m_0", "KIND_CPU", 1, [])]),

@@ -31,7 +31,6 @@ REFUSED = {
     "output[].is_non_linear_format_io": "output { is_non_linear_format_io: true }",
     "batch_input": "batch_input { kind: BATCH_ELEMENT_COUNT }",
     "batch_output": "batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE }",
-    "instance_group[].kind": "instance_group { kind: KIND_MODEL }",
     "instance_group[].passive": "instance_group { passive: true }",
     "instance_group[].secondary_devices": "instance_group { secondary_devices { device_id: 0 } }",
     "model_operations.op_library_filename": 'model_operations { op_library_filename: "libops.so" }',
@@ -77,6 +76,23 @@ def test_what_is_served_passes(text: str) -> None:
 
 def test_a_backend_may_have_another_runtime() -> None:
     check_support(parsed('backend: "pytorch" runtime: "model.py"'))
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("python", "MODEL"), ("python", "GPU"), ("onnxruntime", "GPU"), ("identity", "AUTO"), ("onnxruntime", "CPU")],
+)
+def test_kinds_that_a_backend_takes(backend: str, kind: str) -> None:
+    check_support(parsed(f'backend: "{backend}" instance_group {{ kind: KIND_{kind} }}'))
+
+
+def test_a_kind_that_a_backend_does_not_take_is_refused_with_tritons_sentence() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        check_support(parsed('backend: "onnxruntime" instance_group { name: "g" kind: KIND_MODEL }'))
+    assert str(caught.value) == (
+        "instance_group kind KIND_MODEL not supported: group 'g' of model 'm' runs on the backend 'onnxruntime', which "
+        "takes KIND_CPU and KIND_GPU"
+    )
 
 
 @pytest.mark.parametrize(

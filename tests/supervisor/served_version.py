@@ -13,6 +13,7 @@ from shoal.errors import ShoalError
 from shoal.model_config import pbtxt
 from shoal.model_config.normalise import normalise
 from shoal.options import ServerOptions
+from shoal.placement import Machine
 from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.plan import Source
 from shoal.shm.segment import Segment
@@ -75,7 +76,7 @@ class Version:
         self.readiness = Readiness(self.sky.star.workers, self.sky.loop.call_after)
         config = normalise(pbtxt.parse(CONFIG + more, Path("config.pbtxt")))
         host = Host(
-            self.sky.loop, Sleepers(self.sky), self.sky.star, options, "@", {}, (0,),  # type: ignore[arg-type]
+            self.sky.loop, Sleepers(self.sky), self.sky.star, options, "@", {}, Machine((0,)),  # type: ignore[arg-type]
             self.roster, CustomMetrics(()), self.readiness,
         )  # fmt: skip
         source: Source = None  # type: ignore[assignment]  # nobody asks where it came from

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 from shoal.environments.wanted import Wanted
 from shoal.options import ServerOptions
-from shoal.placement import Placement
+from shoal.placement import Gpu, Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.children import Program
 from shoal.supervisor.host import Host
-from shoal.supervisor.worker_program import worker_program
+from shoal.supervisor.worker_program import load_message, worker_program
 
 PLACEMENT = Placement("m_0_0", "m_0", "KIND_CPU", 0, (0, 1))
 
 
-def program(backend: str, **parameters: str) -> tuple[str, Program]:
+def program(backend: str, placement: Placement = PLACEMENT, **parameters: str) -> tuple[str, Program]:
     config: dict[str, Any] = {
         "backend": backend,
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
@@ -25,7 +25,7 @@ def program(backend: str, **parameters: str) -> tuple[str, Program]:
     options = ServerOptions(backend_directory="/none", environment_cache_directory="/cache")
     # All that is looked at of it.
     host = SimpleNamespace(options=options, control_address="@a", log_settings={"log_verbose": 1})
-    return worker_program(7, version, PLACEMENT, cast(Host, host))
+    return worker_program(7, version, placement, cast(Host, host))
 
 
 def test_a_worker() -> None:
@@ -49,3 +49,14 @@ def test_a_worker_in_an_environment_of_its_own() -> None:
         "cache": "/cache",
         "log": {"log_verbose": 1},
     }
+
+
+def test_a_worker_on_a_gpu_sees_no_other() -> None:
+    placement = PLACEMENT._replace(kind="KIND_GPU", device_id=3, gpu=Gpu(3, "GPU-1bb", "8.0", (0,)))
+    _, found = program("identity", placement=placement)
+    assert found.environment["CUDA_VISIBLE_DEVICES"] == "GPU-1bb"
+    assert "CUDA_VISIBLE_DEVICES" not in program("identity")[1].environment
+    config: dict[str, Any] = {"backend": "identity"}
+    host = SimpleNamespace(options=ServerOptions(), log_settings={})
+    told = load_message(ModelVersion("m", 1, 1, 0, Path("/r/m/1"), config), placement, None, cast(Host, host))
+    assert (told["kind"], told["device_id"], told["gpu"]) == ("KIND_GPU", 0, 3)

@@ -10,8 +10,8 @@ import pytest
 from shoal import log
 from shoal.control import Channel
 from shoal.model_config.signature import Signature
-from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers import loop as loop_module
+from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.faults import DeviceLostError
 from shoal.workers.loop import Loop
 from shoal.workers.tensors import Array

@@ -1,0 +1,220 @@
+"""machine.py: what the driver lists, and a machine of two NUMA nodes in a directory."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.errors import InvalidArgumentError
+from shoal.options import HostPolicy, ServerOptions
+from shoal.placement import Gpu, Machine
+from shoal.supervisor import machine
+from shoal.supervisor.machine import (
+    Listed,
+    cores_beside,
+    find_machine,
+    list_by_nvml,
+    policy_cores,
+    read_cores,
+    read_nvidia_smi,
+    seen_by_cuda,
+    server_cores,
+)
+
+OLD = Listed("GPU-0aa", "00000000:3B:00.0", "5.2")
+A100 = Listed("GPU-1bb", "00000000:5E:00.0", "8.0")
+H100 = Listed("GPU-1cc", "00000001:86:00.0", "9.0")
+CORES = (0, 1, 2, 3, 8)
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    """Cores 0-3 in one node, with two of the GPUs, 4-9 in the other."""
+    for device, cores in {"0000:3b:00.0": "0-3", "0000:5e:00.0": "0-3", "0001:86:00.0": "4-7,8-9"}.items():
+        folder = tmp_path / "bus/pci/devices" / device
+        folder.mkdir(parents=True)
+        (folder / "local_cpulist").write_text(cores + "\n")
+    for node, cores in {"node0": "0-3", "node1": "4-9"}.items():
+        folder = tmp_path / "devices/system/node" / node
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(cores + "\n")
+    return tmp_path
+
+
+def list_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Listed) -> None:
+    monkeypatch.setattr(machine, "_listed", lambda: list(gpus))
+
+
+def test_a_machine_with_gpus(sysfs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    list_gpus(monkeypatch, OLD, A100, H100)
+    monkeypatch.setattr(machine, "_WITH_CUDA", {"pytorch": ("no-such-package", "")})
+    options = ServerOptions(host_policy={"night": HostPolicy(numa_node=1)})
+    assert find_machine(options, {}, CORES, sysfs) == Machine(
+        CORES,
+        (Gpu(1, "GPU-1bb", "8.0", (0, 1, 2, 3)), Gpu(2, "GPU-1cc", "9.0", (8,))),
+        {"night": (8,)},
+        6.0,
+        frozenset({"pytorch"}),
+    )
+    assert "GPU 0 (GPU-0aa) has compute capability 5.2, less than --min-supported-compute-capability=6" in caplog.text
+
+
+def test_a_machine_without_a_driver_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_DRIVERS", (Path("/no/driver"),))
+    assert find_machine(ServerOptions(), {}, (0, 1)) == Machine((0, 1))
+    assert server_cores()
+
+
+def test_numbers_of_gpus_are_those_that_the_server_sees(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    list_gpus(monkeypatch, OLD, A100, H100)
+    found = find_machine(ServerOptions(), {"CUDA_VISIBLE_DEVICES": "2,1"}, CORES, sysfs)
+    assert [(gpu.id, gpu.uuid) for gpu in found.gpus] == [(0, "GPU-1cc"), (1, "GPU-1bb")]
+    assert found.gpu_ids("identity") == (0, 1)
+
+
+def test_a_package_without_cuda_keeps_kind_auto_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = {"torch": ["numpy", "nvidia-cublas==13.1; platform_system == 'Linux'"]}
+    monkeypatch.setattr(machine.importlib.metadata, "requires", lambda name: _requires(required, name))
+    list_gpus(monkeypatch, A100)
+    found = find_machine(ServerOptions(), {}, CORES)
+    assert found.cpu_backends == {"onnxruntime"}
+    assert (found.gpu_ids("onnxruntime"), found.gpu_ids("pytorch"), found.gpu_ids("tensorrt")) == ((), (0,), (0,))
+    required |= {"torch": ["numpy"], "onnxruntime-gpu": ["numpy"]}
+    assert find_machine(ServerOptions(), {}, CORES).cpu_backends == {"pytorch"}
+
+
+def _requires(required: dict[str, list[str]], name: str) -> list[str]:
+    if name not in required:
+        raise machine.importlib.metadata.PackageNotFoundError(name)
+    return required[name]
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, (OLD, A100, H100)),
+        ("", ()),
+        ("-1", ()),
+        ("1", (A100,)),
+        (" 2 , 0 ", (H100, OLD)),
+        ("GPU-0,2", (OLD, H100)),
+        ("GPU-1", ()),  # two begin so
+        ("0,7,1", (OLD,)),
+        ("MIG-5f,0", ()),
+    ],
+)
+def test_cuda_visible_devices(visible: str | None, expected: Sequence[Listed]) -> None:
+    assert seen_by_cuda((OLD, A100, H100), visible) == list(expected)
+
+
+def test_what_nvidia_smi_prints() -> None:
+    printed = "GPU-1bb, 00000000:5E:00.0, 8.0\nGPU-1cc, 00000001:86:00.0, 9.0\nFailed to initialize NVML, a, b\n\n"
+    assert list(read_nvidia_smi(printed)) == [A100, H100]
+    assert list(read_nvidia_smi("No devices were found\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("echo GPU-1bb, 00000000:5E:00.0, 8.0", (A100,)), ("echo no; exit 9", ())],
+    ids=["answers", "fails"],
+)
+def test_nvidia_smi_is_asked_where_the_library_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: Sequence[Listed]
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(machine, "_DRIVERS", (tmp_path,))
+    assert [gpu.uuid for gpu in find_machine(ServerOptions(), {}, (0,)).gpus] == [gpu.uuid for gpu in expected]
+
+
+def test_a_driver_without_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(machine, "_DRIVERS", (tmp_path,))
+    assert find_machine(ServerOptions(), {}, (0,)).gpus == ()
+
+
+def test_what_the_library_lists() -> None:
+    class Nvml:
+        def nvmlDeviceGetCount(self) -> int:
+            return 1
+
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+            return index
+
+        def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
+            return 8, handle
+
+        def nvmlDeviceGetPciInfo(self, _handle: int) -> Any:
+            return SimpleNamespace(busId="00000000:5E:00.0")
+
+        def nvmlDeviceGetUUID(self, _handle: int) -> str:
+            return "GPU-1bb"
+
+    assert list_by_nvml(Nvml()) == [A100]
+    assert list_by_nvml(None) == []
+
+
+def test_the_functions_of_the_library_have_these_names() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    for name in ("Count", "HandleByIndex", "CudaComputeCapability", "PciInfo", "UUID", "MemoryInfo"):
+        assert callable(getattr(pynvml, f"nvmlDeviceGet{name}"))
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "expected"),
+    [("00000000:5E:00.0", (0, 1, 2, 3)), ("0001:86:00.0", (8,)), ("00000000:99:00.0", CORES)],
+)
+def test_cores_beside_a_gpu(sysfs: Path, bus_id: str, expected: tuple[int, ...]) -> None:
+    assert cores_beside(bus_id, CORES, sysfs) == expected
+
+
+def test_a_gpu_beside_none_of_the_server_s_cores(sysfs: Path) -> None:
+    assert cores_beside(H100.pci_bus_id, (0, 1), sysfs) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (HostPolicy(numa_node=0), (0, 1, 2, 3)),
+        (HostPolicy(cpu_cores=(8, 1, 77)), (1, 8)),
+        (HostPolicy(1, (1, 8)), (8,)),
+        (HostPolicy(), CORES),
+    ],
+)
+def test_cores_of_a_policy(sysfs: Path, policy: HostPolicy, expected: tuple[int, ...]) -> None:
+    assert policy_cores("p", policy, CORES, sysfs) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        (HostPolicy(numa_node=7), "--host-policy=p,numa-node=7: this machine has no such NUMA node"),
+        (HostPolicy(1, (0, 1)), "--host-policy p leaves no core: the server may use 0-3,8; choose some of them"),
+        (HostPolicy(None, (77,)), "--host-policy p leaves no core: the server may use 0-3,8; choose some of them"),
+    ],
+)
+def test_policies_that_cannot_be_followed(sysfs: Path, policy: HostPolicy, sentence: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        policy_cores("p", policy, CORES, sysfs)
+    assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize(("text", "cores"), [("0-3,8\n", {0, 1, 2, 3, 8}), ("5", {5}), ("\n", set[int]())])
+def test_the_kernel_s_lists(text: str, cores: set[int]) -> None:
+    assert read_cores(text) == cores
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_found() -> None:
+    found = find_machine(ServerOptions(), {}, server_cores())
+    assert found.gpus
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    assert all(gpu.uuid in listed for gpu in found.gpus)
