@@ -7,6 +7,7 @@ instance's, beside others: its requests get senders, too, and the instance takes
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from triton_python_backend_utils.response_sender import outputs_of
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
+from shoal.process import EXIT_DEVICE_LOST
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.backends.python import blas
@@ -138,6 +140,8 @@ class PythonBackend(Backend):
             self._answer(batch, await self._call_async(batch, parents))
         except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
             self._fail(batch, error)
+            if fault_of(error) is Fault.DEVICE_LOST:
+                os._exit(EXIT_DEVICE_LOST)  # the worker's loop does not hear of coroutines; its clients have by now
         except BaseException as error:
             # Not an error, but nobody else would answer either.
             if self._event_loop.is_stopping:

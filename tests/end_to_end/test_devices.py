@@ -1,0 +1,110 @@
+"""What a GPU does to a server, by its words: a batch without room is split, a lost device replaces its worker.
+
+And where instances run. Without a GPU a Python model says what a framework would.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.end_to_end.server import Server, serving
+
+CODE = """
+import os
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.where = f"{args['model_instance_kind']} {args['model_instance_device_id']}"
+
+    KEYWORDdef execute(self, requests):
+        rows = len(requests)
+        values = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        if any((value < 0).any() for value in values):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if rows > 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        where = np.array([[f"{self.where} {sorted(os.sched_getaffinity(0))}"]], object)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", value + 100 * rows), pb_utils.Tensor("WHERE", where)])
+            for value in values
+        ]
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: 1 }
+output [ { name: "Y" data_type: TYPE_FP32 dims: 1 }, { name: "WHERE" data_type: TYPE_STRING dims: 1 } ]
+dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 1000000 }
+instance_group { kind: KIND_MODEL }
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = tmp_path_factory.mktemp("repository")
+    for name, keyword in (("plain", ""), ("coroutine", "async ")):
+        directory = repository / name / "1"
+        directory.mkdir(parents=True)
+        (directory / "model.py").write_text(CODE.replace("KEYWORD", keyword))
+        (directory.parent / "config.pbtxt").write_text(CONFIG)
+    core = max(_cores())
+    with serving(repository, f"--host-policy=model,cpu-cores={core}-{core}") as running:
+        yield running
+
+
+def _cores() -> set[int]:
+    return os.sched_getaffinity(0)
+
+
+def ask(server: Server, model: str, value: float) -> triton.InferResult:
+    with triton.InferenceServerClient(server.url) as client:
+        tensor = triton.InferInput("X", [1, 1], "FP32")
+        tensor.set_data_from_numpy(np.array([[value]], np.float32))
+        return client.infer(model, [tensor])
+
+
+def test_a_batch_without_room_on_the_gpu_is_answered_in_parts(server: Server) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda value: ask(server, "plain", value), range(8)))
+    rows = [divmod(float(answer.as_numpy("Y")[0, 0]), 100) for answer in answers]
+    assert [value for _, value in rows] == list(range(8))
+    assert {number for number, _ in rows} == {2}
+    with triton.InferenceServerClient(server.url) as client:
+        (statistics,) = client.get_inference_statistics("plain")["model_stats"]
+    assert (statistics["inference_count"], statistics["execution_count"]) == (8, 1)  # one batch, for the batcher
+    assert server.read_log(b"the GPU's memory is too small for a batch of 8 rows")
+    assert server.read_log(b"the GPU's memory is too small for a batch of 4 rows")
+
+
+@pytest.mark.parametrize("model", ["plain", "coroutine"])
+def test_a_worker_whose_gpu_is_lost_says_so_to_its_client_and_is_replaced(server: Server, model: str) -> None:
+    start = len(server.log)
+    with pytest.raises(InferenceServerException, match="an illegal memory access was encountered"):
+        ask(server, model, -1)
+    assert server.read_log(b"exited with code 70, since its GPU answered it no more,", start=start)
+    assert server.read_log(f"instance '{model}_0_0' of model '{model}' is up again".encode(), start=start)
+    assert ask(server, model, 7).as_numpy("Y").item() == 107
+
+
+def test_kind_model_and_its_host_policy(server: Server) -> None:
+    assert ask(server, "plain", 1).as_numpy("WHERE").item() == f"MODEL 0 [{max(_cores())}]".encode()
+
+
+def test_a_gpu_that_is_not_there_fails_the_model_with_tritons_sentence(tmp_path: Path) -> None:
+    (tmp_path / "identity" / "1").mkdir(parents=True)
+    text = 'backend: "identity" input { name: "X" data_type: TYPE_FP32 dims: 1 } instance_group { kind: KIND_GPU } '
+    (tmp_path / "identity" / "config.pbtxt").write_text(text + 'output { name: "Y" data_type: TYPE_FP32 dims: 1 }')
+    with serving(tmp_path, "--exit-on-error=false") as running, triton.InferenceServerClient(running.url) as client:
+        (model,) = client.get_model_repository_index()
+    sentence = "instance group identity_0 of model identity has kind KIND_GPU but no GPUs are available"
+    assert model["reason"] == f"Invalid argument: {sentence}"
