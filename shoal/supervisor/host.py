@@ -8,6 +8,7 @@ from shoal.placement import Machine, Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.gpu_memory import GpuMemory
 from shoal.supervisor.oom_kills import OomKills
 from shoal.supervisor.readiness import Readiness
 from shoal.supervisor.star import Star
@@ -44,3 +45,4 @@ class Host:
     metrics: CustomMetrics
     readiness: Readiness
     oom_kills: OomKills = field(default_factory=OomKills)
+    gpu_memory: GpuMemory = field(default_factory=GpuMemory)

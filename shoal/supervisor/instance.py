@@ -195,6 +195,7 @@ class Instance:
     def stop(self) -> None:
         """End the worker: one that is up has --exit-timeout-secs to finish what it has, others have nothing."""
         was, self.state = self.state, InstanceState.STOPPED
+        self._host.gpu_memory.leaving(self.number, self.placement)
         if self._child is None:
             self._listener.on_stopped(self)
         elif was is InstanceState.UP and self._member is not None:
@@ -334,6 +335,7 @@ class Instance:
             self._member.drain()
         was, self.state = self.state, InstanceState.DOWN
         self._host.metrics.leave(self.number)
+        self._host.gpu_memory.left(self.number, self.placement)
         death = self._account(child, code, was)
         if self._participant is not None:
             self._host.readiness.hear(self.owner, is_ready=False)

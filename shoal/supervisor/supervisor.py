@@ -22,6 +22,7 @@ from shoal.cloud_url import CloudUrl
 from shoal.control import Listener, Message
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError, index_reason
 from shoal.frontend.metrics import families
+from shoal.frontend.metrics.gpu import load_nvml
 from shoal.options import ServerOptions
 from shoal.placement import Machine
 from shoal.process import adopt_orphans, set_title
@@ -33,6 +34,7 @@ from shoal.supervisor.children import reap_orphans
 from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.gauges import gauges
+from shoal.supervisor.gpu_memory import GpuMemory
 from shoal.supervisor.host import Host
 from shoal.supervisor.http_server import HttpServer, Listeners, bind
 from shoal.supervisor.ledger import Ledger
@@ -127,6 +129,7 @@ class Supervisor:
             self._roster,
             self._metrics,
             readiness,
+            gpu_memory=GpuMemory(load_nvml() if machine.gpus else None),
         )
         self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)

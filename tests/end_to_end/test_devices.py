@@ -6,7 +6,6 @@ And where instances run. Without a GPU a Python model says what a framework woul
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,20 +44,19 @@ max_batch_size: 8
 input { name: "X" data_type: TYPE_FP32 dims: 1 }
 output [ { name: "Y" data_type: TYPE_FP32 dims: 1 }, { name: "WHERE" data_type: TYPE_STRING dims: 1 } ]
 dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 1000000 }
-instance_group { kind: KIND_MODEL }
 """
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
-    for name, keyword in (("plain", ""), ("coroutine", "async ")):
+    for name, keyword, kind in (("plain", "", "MODEL"), ("coroutine", "async ", "MODEL"), ("on_gpu", "", "GPU")):
         directory = repository / name / "1"
         directory.mkdir(parents=True)
         (directory / "model.py").write_text(CODE.replace("KEYWORD", keyword))
-        (directory.parent / "config.pbtxt").write_text(CONFIG)
+        (directory.parent / "config.pbtxt").write_text(f"{CONFIG} instance_group {{ kind: KIND_{kind} }}")
     core = max(_cores())
-    with serving(repository, f"--host-policy=model,cpu-cores={core}-{core}") as running:
+    with serving(repository, "--exit-on-error=false", f"--host-policy=model,cpu-cores={core}-{core}") as running:
         yield running
 
 
@@ -100,11 +98,8 @@ def test_kind_model_and_its_host_policy(server: Server) -> None:
     assert ask(server, "plain", 1).as_numpy("WHERE").item() == f"MODEL 0 [{max(_cores())}]".encode()
 
 
-def test_a_gpu_that_is_not_there_fails_the_model_with_tritons_sentence(tmp_path: Path) -> None:
-    (tmp_path / "identity" / "1").mkdir(parents=True)
-    text = 'backend: "identity" input { name: "X" data_type: TYPE_FP32 dims: 1 } instance_group { kind: KIND_GPU } '
-    (tmp_path / "identity" / "config.pbtxt").write_text(text + 'output { name: "Y" data_type: TYPE_FP32 dims: 1 }')
-    with serving(tmp_path, "--exit-on-error=false") as running, triton.InferenceServerClient(running.url) as client:
-        (model,) = client.get_model_repository_index()
-    sentence = "instance group identity_0 of model identity has kind KIND_GPU but no GPUs are available"
-    assert model["reason"] == f"Invalid argument: {sentence}"
+def test_a_gpu_that_is_not_there_fails_the_model_with_tritons_sentence(server: Server) -> None:
+    with triton.InferenceServerClient(server.url) as client:
+        reasons = {model["name"]: model.get("reason", "") for model in client.get_model_repository_index()}
+    sentence = "instance group on_gpu_0 of model on_gpu has kind KIND_GPU but no GPUs are available"
+    assert reasons == {"plain": "", "coroutine": "", "on_gpu": f"Invalid argument: {sentence}"}

@@ -4,6 +4,7 @@ import os
 import socket
 
 from shoal.control import Channel
+from shoal.placement import Machine
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Member
 from shoal.supervisor.notify import Notifier
@@ -13,7 +14,7 @@ from tests.supervisor.test_star import OPTIONS
 
 
 def test_a_caller_for_whom_there_is_no_memory_is_told_so_and_the_server_goes_on() -> None:
-    supervisor = Supervisor(OPTIONS, {}, {}, Notifier.take({}, os.getpid()), {})
+    supervisor = Supervisor(OPTIONS, {}, {}, Notifier.take({}, os.getpid()), {}, Machine((0,)))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
     member, caller = Member(EventLoop(), Channel(ours), pid=1), Channel(theirs)
