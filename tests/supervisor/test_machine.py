@@ -1,5 +1,6 @@
 """machine.py: what the driver lists, and a machine of two NUMA nodes in a directory."""
 
+import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -78,7 +79,7 @@ def test_numbers_of_gpus_are_those_that_the_server_sees(sysfs: Path, monkeypatch
 
 def test_a_package_without_cuda_keeps_kind_auto_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     required = {"torch": ["numpy", "nvidia-cublas==13.1; platform_system == 'Linux'"]}
-    monkeypatch.setattr(machine.importlib.metadata, "requires", lambda name: _requires(required, name))
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: _requires(required, name))
     list_gpus(monkeypatch, A100)
     found = find_machine(ServerOptions(), {}, CORES)
     assert found.cpu_backends == {"onnxruntime"}
@@ -89,7 +90,7 @@ def test_a_package_without_cuda_keeps_kind_auto_on_the_cpu(monkeypatch: pytest.M
 
 def _requires(required: dict[str, list[str]], name: str) -> list[str]:
     if name not in required:
-        raise machine.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
     return required[name]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,9 +11,8 @@ import pytest
 from shoal import log
 from shoal.control import Channel
 from shoal.model_config.signature import Signature
-from shoal.workers import loop as loop_module
 from shoal.workers.backends.identity import IdentityBackend
-from shoal.workers.faults import DeviceLostError
+from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError
 from shoal.workers.loop import Loop
 from shoal.workers.tensors import Array
 from tests.workers.surroundings import (
@@ -112,8 +112,8 @@ def test_a_batch_too_large_for_the_gpu_is_split_and_none_as_large_is_tried_for_a
     send_ones(batcher, 1, 2, 3)
     loop.step()
     assert backend.tried[5:] == [1, 2]
-    now_ns = loop_module.time.monotonic_ns()
-    monkeypatch.setattr(loop_module.time, "monotonic_ns", lambda: now_ns + loop_module.SMALLER_FOR_NS)
+    later_ns = time.monotonic_ns() + SMALLER_FOR_NS
+    monkeypatch.setattr(time, "monotonic_ns", lambda: later_ns)
     send_ones(batcher, 1, 2, 3)
     loop.step()
     assert backend.tried[7:] == [3, 1, 2]
