@@ -28,6 +28,8 @@ _NO_RECORD = (0,) * 16
 Share: TypeAlias = tuple[int, tuple[str, ...]]
 #: How the block is found that a reference names: None where it is stale.
 OpenBlock: TypeAlias = Callable[[int], memoryview | None]
+#: Where an input is to be gathered, by its name and size in bytes.
+Stage: TypeAlias = Callable[[str, int], memoryview]
 NO_BLOCKS: OpenBlock = lambda _ref: None  # noqa: E731
 #: Where an input lies in a block: its spec, shape, offset and size in bytes.
 InputForm: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
@@ -262,13 +264,15 @@ def _open_lent(name: str, ref: int, open_block: OpenBlock) -> memoryview:
     return block
 
 
-def gather(requests: Sequence[Request]) -> dict[str, Array]:
+def gather(requests: Sequence[Request], stage: Stage | None = None) -> dict[str, Array]:
     """The requests' tensors, one below the other; those of a single request as they are, without a copy.
 
-    Nothing may be said by `why_not_joined` against any of them.
+    Nothing may be said by `why_not_joined` against any of them. With `stage` all but strings is copied to where that
+    says, once, even of a single request.
     """
     first = requests[0]
-    if len(requests) == 1:
+    is_alone = len(requests) == 1
+    if is_alone and stage is None:
         return first.inputs
     rows = sum([request.form.rows for request in requests])
     gathered = {}
@@ -282,9 +286,18 @@ def gather(requests: Sequence[Request]) -> dict[str, Array]:
             _, _, offset, nbytes = request.form.inputs[name]
             is_lent = name in request.form.lent
             parts.append(request.inputs[name].data if is_lent else request.block[offset : offset + nbytes])
-        joined: Array = np.ndarray((rows, *shape[1:]), spec.datatype.dtype, b"".join(parts))
+        data = b"".join(parts) if stage is None else _put(stage, name, parts)
+        joined: Array = np.ndarray(shape if is_alone else (rows, *shape[1:]), spec.datatype.dtype, data)
         gathered[name] = joined
     return gathered
+
+
+def _put(stage: Stage, name: str, parts: Sequence[memoryview]) -> memoryview:
+    memory, end = stage(name, sum([part.nbytes for part in parts])), 0
+    for part in parts:
+        start, end = end, end + part.nbytes
+        memory[start:end] = part.cast("B") if part.nbytes else b""  # rows of no elements cannot be cast
+    return memory
 
 
 def why_not_joined(first: Form, other: Form) -> str:

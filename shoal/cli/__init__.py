@@ -25,6 +25,7 @@ _VERBS = {
     "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),
     "unload": _Verb("unload a model once it has answered what it accepted", "shoal.cli.unload:unload"),
     "scale": _Verb("give a model more or fewer instances while it serves", "shoal.cli.scale:scale"),
+    "build-engine": _Verb("build a TensorRT engine from an ONNX file", "shoal.cli.build_engine:build_engine"),
     "install-systemd": _Verb(
         "write the unit that runs this server as a service of systemd", "shoal.cli.install_systemd:install"
     ),

@@ -16,7 +16,7 @@ from shoal.model_config.messages import Config
 DEFAULT_MAX_BATCH_SIZE = 4
 
 #: Backends whose files declare inputs and outputs with their shapes.
-_DECLARING = frozenset({"fil", "onnxruntime", "openvino", "tensorflow"})
+_DECLARING = frozenset({"fil", "onnxruntime", "openvino", "tensorflow", "tensorrt"})
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 

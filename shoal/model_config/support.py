@@ -14,7 +14,7 @@ from shoal.model_config.backends import RUNTIMES, kinds
 from shoal.model_config.messages import Config
 
 #: The backends there are, in the order in which they are named to a user.
-BACKENDS = ("embedding", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "tensorflow")
+BACKENDS = ("embedding", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "tensorflow", "tensorrt")
 
 
 class Unsupported(NamedTuple):
@@ -23,6 +23,7 @@ class Unsupported(NamedTuple):
     path: str
     asks: Callable[[Any], bool]
     reason: str
+    but_for: str = ""  # the backend that can do it
 
 
 def _is_set(value: Any) -> bool:
@@ -55,8 +56,8 @@ FEATURES = (
     Unsupported("dynamic_batching.default_queue_policy.default_timeout_microseconds", bool, _NO_TIMEOUTS),
     Unsupported("dynamic_batching.default_queue_policy.allow_timeout_override", bool, _NO_TIMEOUTS),
     Unsupported("input[].allow_ragged_batch", bool, _NO_RAGGED),
-    Unsupported("input[].is_shape_tensor", bool, _TENSORRT_ONLY),
-    Unsupported("output[].is_shape_tensor", bool, _TENSORRT_ONLY),
+    Unsupported("input[].is_shape_tensor", bool, _TENSORRT_ONLY, "tensorrt"),
+    Unsupported("output[].is_shape_tensor", bool, _TENSORRT_ONLY, "tensorrt"),
     Unsupported("input[].is_non_linear_format_io", bool, _LINEAR_ONLY),
     Unsupported("output[].is_non_linear_format_io", bool, _LINEAR_ONLY),
     Unsupported("batch_input", bool, _NO_GENERATED),
@@ -96,7 +97,7 @@ def check_support(config: Config, python_backend: Path | None = None) -> None:
     name, runtime = config["name"], config["runtime"]
     backend = config["backend"] or config["platform"]
     for feature in FEATURES:
-        if any(feature.asks(value) for value in _values(config, feature.path)):
+        if feature.but_for != backend and any(feature.asks(value) for value in _values(config, feature.path)):
             raise UnsupportedError(f"model '{name}' sets '{feature.path}', which is not supported: {feature.reason}")
     if backend not in BACKENDS and python_backend is None:
         raise InvalidArgumentError(

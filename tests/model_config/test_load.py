@@ -159,9 +159,9 @@ def test_preferred_sizes_may_wait_for_the_batch_size_that_auto_complete_finds(mo
             "responses are not cached; remove the field",
         ),
         (
-            'platform: "tensorrt_plan"',
+            'backend: "dali"',
             InvalidArgumentError,
-            "unable to find backend library for backend 'tensorrt', try specifying runtime on the model configuration. "
+            "unable to find backend library for backend 'dali', try specifying runtime on the model configuration. "
             f"For model 'm' there are: {', '.join(BACKENDS)}",
         ),
     ],

@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config import pbtxt
 from shoal.model_config.messages import Config
-from shoal.model_config.support import BACKENDS, FEATURES, check_support
+from shoal.model_config.support import BACKENDS, FEATURES, Unsupported, check_support
 
 REFUSED = {
     "ensemble_scheduling": "ensemble_scheduling {}",
@@ -47,11 +47,15 @@ def parsed(text: str) -> Config:
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.path)
-def test_a_feature_is_refused_by_its_field(feature: tuple[str, object, str]) -> None:
-    path, _, reason = feature
+def test_a_feature_is_refused_by_its_field(feature: Unsupported) -> None:
+    path, _, reason, _ = feature
     with pytest.raises(UnsupportedError) as caught:
         check_support(parsed(f'backend: "identity" {REFUSED[path]}'))
     assert str(caught.value) == f"model 'm' sets '{path}', which is not supported: {reason}"
+
+
+def test_shape_tensors_are_for_tensorrt() -> None:
+    check_support(parsed('backend: "tensorrt" input { is_shape_tensor: true } output { is_shape_tensor: true }'))
 
 
 def test_every_refused_configuration_has_its_row() -> None:

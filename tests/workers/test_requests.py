@@ -211,6 +211,15 @@ def test_gathered_rows_are_the_requests_rows_in_order(arrays: list[tuple[Any, in
     assert np.array_equal(gathered["INPUT0"], np.concatenate([first for first, _ in pairs]))
     assert np.array_equal(gathered["INPUT1"], np.concatenate([second for _, second in pairs]))
     assert all(array.flags.aligned for array in gathered.values())
+    memory: dict[str, bytearray] = {}
+
+    def stage(name: str, nbytes: int) -> memoryview:
+        return memoryview(memory.setdefault(name, bytearray(nbytes)))
+
+    staged = gather(requests, stage)
+    for name, array in gathered.items():
+        assert np.array_equal(staged[name], array)
+        assert memory[name] == array.tobytes()
 
 
 def test_gathered_strings() -> None:

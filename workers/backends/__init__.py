@@ -11,6 +11,7 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "fil": ("fil", "FilBackend", "shoal[fil]"),
     "identity": ("identity", "IdentityBackend", "shoal"),
     "python": ("python", "PythonBackend", "shoal"),
+    "tensorrt": ("tensorrt.backend", "TensorrtBackend", "shoal[tensorrt]"),
     "onnxruntime": ("onnxruntime", "OnnxruntimeBackend", "shoal[onnx]"),
     "openvino": ("openvino", "OpenvinoBackend", "shoal[openvino]"),
     "tensorflow": ("tensorflow", "TensorflowBackend", "shoal[tensorflow]"),

@@ -13,7 +13,7 @@ from shoal.errors import InternalError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.messages import Config
 from shoal.workers.answers import Answers
-from shoal.workers.requests import Request, gather, log_prefix, why_not_joined
+from shoal.workers.requests import Request, Stage, gather, log_prefix, why_not_joined
 from shoal.workers.tensors import Array
 
 
@@ -85,6 +85,9 @@ class Backend(ABC):
 class BatchedBackend(Backend):
     """A backend that runs one array per input, all requests' rows in it. Gathering and splitting are done here."""
 
+    #: Where inputs are gathered that a GPU shall read: page-locked memory, and without another copy.
+    stage: Stage | None = None
+
     @abstractmethod
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Run the model. The arrays given may be read-only; those returned are copied before the next call."""
@@ -101,11 +104,11 @@ class BatchedBackend(Backend):
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Gather, run, split."""
-        if len(requests) == 1:
+        if len(requests) == 1 and self.stage is None:
             inputs, rows = requests[0].inputs, requests[0].form.rows
         else:
             requests = joinable(requests, answers)
-            inputs = gather(requests)
+            inputs = gather(requests, self.stage)
             rows = sum([request.form.rows for request in requests])
         shapes = self.known_outputs(rows)
         if shapes is None:

@@ -1,7 +1,8 @@
 """ONNX models on ONNX Runtime: one session per instance, on the worker's own cores. The only file that imports it.
 
 A batch is run with `session.run`, or, where its outputs are large and their shapes known, with IO binding, so that they
-are computed where clients read them. BF16 travels as its 16-bit words in both.
+are computed where clients read them. BF16 travels as its 16-bit words in both. On a GPU inputs are gathered in
+page-locked memory and bound from there: ONNX Runtime copies them to the device when they are bound.
 """
 
 import ctypes
@@ -25,6 +26,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends import file_checks, onnxruntime_checks
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
+from shoal.workers.requests import Stage
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
 
@@ -67,6 +69,7 @@ class OnnxruntimeBackend(BatchedBackend):
         self._known_outputs: dict[str, tuple[int, ...]] = {}  # without the batch dimension; {} = not all are known
         self._row_nbytes = 0  # of all known outputs together
         self._needs_binding = False
+        self._bind_nbytes = BIND_NBYTES
 
     def describe(self, model: Model, device: Device) -> ModelIO:
         """The inputs and outputs of the file."""
@@ -87,8 +90,10 @@ class OnnxruntimeBackend(BatchedBackend):
         self._scalars = frozenset(tensor.name for tensor in tensors if tensor.dims == ())
         self._strings = tuple(spec.name for spec in signature.inputs.values() if spec.datatype is BYTES)
         self._needs_binding = any(spec.datatype is BF16 for spec in specs)
-        if device.kind == "KIND_CPU":
-            self._find_known_outputs(signature)
+        self._find_known_outputs(signature)
+        if device.kind == "KIND_GPU" and not any(spec.datatype is BYTES for spec in specs):
+            self._needs_binding, self._bind_nbytes = True, 0
+            self.stage = _staging()
         if not model.config["model_warmup"]:
             run_zeros(self.run, signature, model.instance_name)
 
@@ -102,14 +107,19 @@ class OnnxruntimeBackend(BatchedBackend):
         path = os.path.join(model.file, os.path.basename(model.file)) if os.path.isdir(model.file) else model.file
         if not os.path.isfile(path):
             raise UnavailableError(f"unable to find '{path}' for model instance '{model.instance_name}'")
+        if device.kind == "KIND_GPU" and hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()  # of CUDA and cuDNN, where they were installed with pip
         settings = session_settings(model, device, onnxruntime.get_available_providers())
         try:
+            # Where the CUDA provider fails, it would go on with the CPU's alone, and print so.
             self._session = onnxruntime.InferenceSession(
-                path, _session_options(settings, device.log_verbose), providers=list(settings.providers)
-            )
+                path, _session_options(settings, device.log_verbose), providers=list(settings.providers),
+                enable_fallback=0,
+            )  # fmt: skip
         except _ORT_ERRORS as error:
             code, message = _code_and_message(error)
             raise InternalError(f"onnx runtime error {code}: {message}") from error
+        onnxruntime_checks.check_providers(model, settings.providers, self._session.get_providers())
         self._run_options = _run_options(settings, device.log_verbose)
 
     def _find_known_outputs(self, signature: Signature) -> None:
@@ -127,7 +137,7 @@ class OnnxruntimeBackend(BatchedBackend):
 
     def known_outputs(self, rows: int) -> dict[str, tuple[int, ...]] | None:
         """All outputs' shapes where they are large enough for binding to pay."""
-        if rows * self._row_nbytes < BIND_NBYTES or not self._known_outputs:
+        if rows * self._row_nbytes < self._bind_nbytes or not self._known_outputs:
             return None
         if self._signature.max_batch_size == 0:
             return self._known_outputs
@@ -193,6 +203,18 @@ class OnnxruntimeBackend(BatchedBackend):
         for name in self._scalars.intersection(inputs):
             converted[name] = converted[name].reshape(())
         return converted
+
+
+def _staging() -> Stage | None:
+    """Page-locked memory; None, and a word in the log, where cuda-python is missing: copies take a detour then."""
+    try:
+        from shoal.workers import cuda
+    except ImportError as error:
+        _log.info(
+            "inputs are not gathered in page-locked memory: %s. Install it with: pip install cuda-bindings", error
+        )
+        return None
+    return cuda.staging()
 
 
 def _as_text(model: str, name: str, array: Array) -> Array:

@@ -1,7 +1,10 @@
 """What Triton's ONNX Runtime backend does and this one does not. Pure. Runs in a worker, while it loads."""
 
-from shoal.errors import UnsupportedError
+from collections.abc import Collection
+
+from shoal.errors import UnavailableError, UnsupportedError
 from shoal.model_config.messages import Config
+from shoal.workers.backends.backend import Model
 
 
 def refuse_unsupported(config: Config, kind: str) -> None:
@@ -22,4 +25,15 @@ def refuse_unsupported(config: Config, kind: str) -> None:
     if "TYPE_BF16" in data_types and (kind != "KIND_CPU" or "TYPE_STRING" in data_types):
         raise UnsupportedError(
             f"model '{config['name']}': TYPE_BF16 is supported on KIND_CPU only, and not together with TYPE_STRING"
+        )
+
+
+def check_providers(model: Model, wanted: Collection[tuple[str, object]], got: Collection[str]) -> None:
+    """Raises UnavailableError where a provider could not be set up: ONNX Runtime goes on without it, on the CPU."""
+    missing = [name for name, _ in wanted if name not in got]
+    if missing:
+        raise UnavailableError(
+            f"model '{model.name}', instance '{model.instance_name}': {', '.join(missing)} could not be set up, the "
+            "lines of ONNX Runtime before this one say why (most often libraries of CUDA or cuDNN are missing or of "
+            "another version: pip install 'onnxruntime-gpu[cuda,cudnn]'). KIND_CPU does without"
         )

@@ -99,7 +99,7 @@ def _invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgume
 
 
 def _providers(model: Model, device: Device, available: Collection[str]) -> tuple[Provider, ...]:
-    """In ONNX Runtime's order of preference; the CPU is always the last resort for single operators."""
+    """In ONNX Runtime's order of preference; the CPU is the last resort for single operators, as in Triton."""
     accelerators: dict[str, Any] = model.config.get("optimization", {}).get("execution_accelerators", {})
     providers: list[Provider] = []
     if device.kind == "KIND_GPU":
@@ -124,6 +124,9 @@ def _providers(model: Model, device: Device, available: Collection[str]) -> tupl
                 f"model '{model.name}', instance '{model.instance_name}' needs {name}, this ONNX Runtime has only "
                 f"{', '.join(sorted(available))}. Install a build that has it, or configure KIND_CPU without it"
             )
+    # ONNX Runtime refuses a CPU provider that is named beside this; else operators without a kernel run there.
+    if model.parameter("session.disable_cpu_ep_fallback") == "1" and providers:
+        return tuple(providers)
     return (*providers, (CPU, {}))
 
 

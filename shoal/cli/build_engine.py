@@ -1,0 +1,105 @@
+"""The verb `build-engine`: a TensorRT engine from an ONNX file, on the GPU that it is for; built once, then kept."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal.cli.serve import CommandLineError, Parser
+from shoal.errors import ShoalError
+
+PROG = "shoal build-engine"
+_EXAMPLES = """\
+Examples:
+  shoal build-engine model.onnx model_repository/m/1/model.plan
+  shoal build-engine model.onnx model.plan --max-batch-size 32 --fp16
+  shoal build-engine model.onnx model.plan --shape X=1x16:8x128:32x512    # least:best:most, of one input
+"""
+
+
+def build_engine(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Build, or take what was built before; the exit code."""
+    from shoal.workers.backends.tensorrt.build import Order, build  # here: it brings numpy
+
+    try:
+        given = _parser().parse_args(list(argv))
+        order = Order(
+            _file(given.onnx),
+            dict(given.shape),
+            given.max_batch_size,
+            fp16=given.fp16,
+            workspace_mib=given.workspace_mib,
+        )
+        target = Path(given.plan)
+        if not target.absolute().parent.is_dir():
+            raise CommandLineError(f"there is no directory '{target.parent}' to put '{target.name}' into")
+        build(order, target, _cache_directory(given.cache_directory, environ), print)
+    except (CommandLineError, ShoalError, OSError) as error:
+        print(
+            f"{error}\nUsage: {PROG} <model.onnx> <model.plan> [options]\n'{PROG} --help' explains them.",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"Wrote {target}")
+    return 0
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise CommandLineError(f"there is no file '{text}'")
+    return path
+
+
+def _cache_directory(flag: str, environ: Mapping[str, str]) -> Path:
+    user = environ.get("XDG_CACHE_HOME", "")
+    return Path(flag or Path(user if user.startswith("/") else Path("~/.cache").expanduser(), "shoal", "engines"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    from shoal.workers.backends.tensorrt.build import read_shape
+
+    parser = Parser(
+        prog=PROG,
+        usage=f"{PROG} <model.onnx> <model.plan> [options]",
+        description="Build a TensorRT engine from an ONNX file. It runs on the kind of GPU and the version of TensorRT "
+        "that built it, so do this where it will be served. An engine is kept, and taken again for the same file, "
+        "options, GPU and version.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    parser.add_argument("onnx", help=argparse.SUPPRESS)
+    parser.add_argument("plan", help=argparse.SUPPRESS)
+
+    def shape(text: str) -> object:
+        try:
+            return read_shape(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    options = parser.add_argument_group("Options")
+    options.add_argument(
+        "--shape", action="append", type=shape, default=[], metavar="<input>=<least>:<best>:<most>",
+        help="shapes of an input; needed where more than its first dimension is dynamic; repeat it for several",
+    )  # fmt: skip
+    options.add_argument(
+        "--max-batch-size", type=int, default=8, metavar="<integer>",
+        help="most of a dynamic first dimension, for which the engine is made fastest (default: 8)",
+    )  # fmt: skip
+    options.add_argument("--fp16", action="store_true", help="let TensorRT compute in FP16 (TensorRT 10 only)")
+    options.add_argument(
+        "--workspace-mib",
+        type=int,
+        default=0,
+        metavar="<integer>",
+        help="MiB the build may use (default: all there is)",
+    )
+    options.add_argument(
+        "--cache-directory",
+        default="",
+        metavar="<directory>",
+        help="where engines are kept (default: the user's cache)",
+    )
+    options.add_argument("--help", "-h", action="help", help="print this and exit")
+    return parser

@@ -1,0 +1,1 @@
+"""TensorRT: engines run (backend.py), by the profile that fits (profiles.py), and built from ONNX files (build.py)."""

@@ -1,0 +1,305 @@
+"""TensorRT engines on a GPU: a context per profile, a stream, page-locked staging, CUDA graphs where asked for.
+
+The only file, beside build.py, that imports tensorrt; CUDA itself is workers/cuda.py's. A batch goes from page-locked
+memory to the GPU, through the engine and back into page-locked memory, all on the instance's stream, waited for once.
+"""
+
+import ctypes
+import importlib
+import logging
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
+from shoal.model_config.autocomplete import IOTensor, ModelIO, complete_from_file
+from shoal.model_config.signature import Signature
+from shoal.workers import cuda
+from shoal.workers.backends import onnxruntime_checks
+from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.backends.tensorrt.profiles import (
+    Bounds,
+    Profile,
+    check_max_batch_size,
+    choose,
+    graph_batch_sizes,
+    wanted_profiles,
+)
+from shoal.workers.tensors import Array
+
+#: It installs only where there is a GPU; where it is missing, type checkers would take `import` to mean this package.
+tensorrt: Any = importlib.import_module("tensorrt")
+
+_log = logging.getLogger(__name__)
+
+_TYPES = {
+    "FLOAT": "TYPE_FP32", "HALF": "TYPE_FP16", "BF16": "TYPE_BF16", "INT8": "TYPE_INT8", "INT32": "TYPE_INT32",
+    "INT64": "TYPE_INT64", "BOOL": "TYPE_BOOL", "UINT8": "TYPE_UINT8",
+}  # fmt: skip
+#: CUDA graphs of one instance; each has a context of its own, and so its own memory for activations (ours).
+MAX_GRAPHS = 16
+
+
+Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Log(tensorrt.ILogger):  # type: ignore[misc]  # it has no types
+    """TensorRT's log, in ours; the last error is the reason of what fails next."""
+
+    def __init__(self) -> None:
+        tensorrt.ILogger.__init__(self)
+        self.last_error = "TensorRT does not say why"
+
+    def log(self, severity: Any, message: str) -> None:
+        """Called by TensorRT."""
+        levels = tensorrt.ILogger.Severity
+        if severity in (levels.INTERNAL_ERROR, levels.ERROR):
+            self.last_error = message
+            _log.error("TensorRT: %s", message)
+        elif severity == levels.WARNING:
+            _log.warning("TensorRT: %s", message)
+
+
+class TensorrtBackend(BatchedBackend):
+    """One engine, a context for each of the group's profiles."""
+
+    def __init__(self) -> None:
+        # Changed by describe and load.
+        self._log = Log()
+        self._runtime: Any = None  # the engine lives no longer than it
+        self._engine: Any = None
+        self._profiles: list[Profile] = []
+        self._contexts: dict[int, Any] = {}
+        self._input_names: tuple[str, ...] = ()
+        self._output_names: tuple[str, ...] = ()
+        self._host_names: frozenset[str] = frozenset()  # shape tensors, which TensorRT reads and writes here
+        self._datatypes: dict[str, Any] = {}
+        self._graph_batch_sizes: frozenset[int] | None = None
+        self._stream: Any = None
+        # Changed by run.
+        self._here = cuda.Buffers(cuda.PinnedMemory)
+        self._there = cuda.Buffers(cuda.DeviceMemory)
+        self._graphs: dict[Shapes, _Graph] = {}
+        self._num_moves = 0  # of both, when the graphs were captured
+
+    def describe(self, model: Model, device: Device) -> ModelIO:
+        """The engine's tensors, and the configuration that they make; its largest batch is that of its profiles."""
+        inputs, outputs = self._open(model)
+        supported = check_max_batch_size(model.config, self._profiles, "autofill failed for")
+        completed = complete_from_file(model.config, ModelIO(inputs, outputs), supported)
+        return ModelIO(inputs, outputs, completed)
+
+    def load(self, model: Model, device: Device) -> None:
+        """Deserialize the engine, check it, make contexts and run it once. Raises ShoalError."""
+        inputs, outputs = self._open(model)
+        signature = Signature.from_config(model.config)
+        check_max_batch_size(model.config, self._profiles, "unable to load")
+        if self._host_names and signature.max_batch_size:
+            raise UnsupportedError(
+                f"model '{model.name}': shape tensors are not supported with a batch dimension, whose requests could "
+                "want different shapes; set max_batch_size to 0"
+            )
+        onnxruntime_checks.check(signature, ModelIO(inputs, outputs), ())
+        self._output_names = tuple(signature.outputs)
+        self._datatypes = {
+            spec.name: spec.datatype for spec in (*signature.inputs.values(), *signature.outputs.values())
+        }
+        self._graph_batch_sizes = graph_batch_sizes(model.config)
+        self._stream = cuda.Stream()
+        self._contexts = {profile.number: self._context(profile.number) for profile in self._profiles}
+        self.stage = self._pinned
+        if not model.config["model_warmup"]:
+            self._run_smallest(model.instance_name)
+
+    def unload(self) -> None:
+        """Let everything go, in the order in which each needs the next."""
+        self._graphs.clear()
+        self._contexts.clear()
+        self._engine = self._runtime = None
+
+    # -- the engine ---------------------------------------------------------------------------------------------------
+
+    def _open(self, model: Model) -> tuple[tuple[IOTensor, ...], tuple[IOTensor, ...]]:
+        if self._engine is None:
+            self._engine = self._deserialize(model)
+        engine = self._engine
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        inputs = [name for name in names if engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT]
+        host = tensorrt.TensorLocation.HOST
+        self._host_names = frozenset(name for name in names if engine.get_tensor_location(name) == host)
+        self._input_names = tuple(inputs)
+        wanted = wanted_profiles(model.config, model.instance_name, engine.num_optimization_profiles)
+        self._profiles = [self._profile(index) for index in wanted]
+        tensors = {name: self._io_tensor(model, name) for name in names}
+        return tuple(tensors[name] for name in inputs), tuple(tensors[name] for name in names if name not in inputs)
+
+    def _deserialize(self, model: Model) -> Any:
+        try:
+            with open(model.file, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise UnavailableError(
+                f"unable to find '{model.file}' for model instance '{model.instance_name}'"
+            ) from error
+        for library in filter(None, model.backend_config.get("plugins", "").split(";")):
+            try:
+                ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise InvalidArgumentError(f"cannot load the TensorRT plugin library '{library}': {error}") from error
+        tensorrt.init_libnvinfer_plugins(self._log, "")
+        self._runtime = tensorrt.Runtime(self._log)
+        self._runtime.engine_host_code_allowed = model.backend_config.get("version-compatible") == "true"
+        engine = self._runtime.deserialize_cuda_engine(data)
+        if engine is None:
+            raise InternalError(
+                f"unable to create TensorRT engine from '{model.file}': {self._log.last_error}. An engine runs on the "
+                f"kind of GPU and the version of TensorRT it was built with (here {tensorrt.__version__}); "
+                "'shoal build-engine' builds one"
+            )
+        return engine
+
+    def _profile(self, index: int) -> Profile:
+        engine = self._engine
+        values = {
+            name: Bounds(*(tuple(numbers) for numbers in engine.get_tensor_profile_values(index, name)))
+            for name in self._host_names.intersection(self._input_names)
+        }
+        shapes = {
+            name: Bounds(*(tuple(shape) for shape in engine.get_tensor_profile_shape(name, index)))
+            for name in self._input_names
+        }
+        return Profile(index, shapes, values)
+
+    def _io_tensor(self, model: Model, name: str) -> IOTensor:
+        number_type = self._engine.get_tensor_dtype(name).name
+        if number_type not in _TYPES:
+            raise UnsupportedError(f"unsupported datatype {number_type} of tensor '{name}' of model '{model.name}'")
+        return IOTensor(name, _TYPES[number_type], tuple(self._engine.get_tensor_shape(name)))
+
+    def _context(self, profile: int) -> Any:
+        context = self._engine.create_execution_context()
+        if context is None:
+            raise InternalError(f"unable to create TensorRT context: {self._log.last_error}")
+        if not context.set_optimization_profile_async(profile, self._stream.handle):
+            raise InternalError(f"unable to set optimization profile {profile}: {self._log.last_error}")
+        self._stream.synchronize()
+        return context
+
+    def _run_smallest(self, instance_name: str) -> None:
+        profile = self._profiles[0]
+        inputs: dict[str, Array] = {}
+        for name in self._input_names:
+            inputs[name] = np.zeros(profile.shapes[name].least, self._datatypes[name].dtype)
+            if name in profile.values:
+                inputs[name][...] = np.reshape(profile.values[name].least, inputs[name].shape)
+        try:
+            self.run(inputs)
+        except ShoalError as error:
+            _log.info("worker %s: the first run, on zeros, failed: %s", instance_name, error)
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """The outputs, in page-locked memory that the next run overwrites. Raises ShoalError."""
+        for name, array in inputs.items():
+            self._gather(name, array)
+        shapes = {name: array.shape for name, array in inputs.items()}
+        graph = self._graph(tuple(shapes.items()))
+        if graph is not None:
+            graph.launch()
+            self._stream.synchronize()
+            return graph.outputs
+        values = {name: tuple(inputs[name].ravel().tolist()) for name in self._host_names.intersection(inputs)}
+        profile = choose(self._profiles, shapes, values)
+        context = self._contexts[profile.number]
+        outputs = self._prepare(context, inputs)
+        self._enqueue(context, inputs, outputs)
+        self._stream.synchronize()
+        if self._may_capture(inputs):
+            self._capture(tuple(shapes.items()), profile.number, inputs)
+        return outputs
+
+    def _gather(self, name: str, array: Array) -> None:
+        """Have an input in its page-locked memory, unless it was gathered there."""
+        memory = np.ndarray(array.shape, array.dtype, self._pinned(name, array.nbytes))
+        if _address(memory) != _address(array):
+            np.copyto(memory, array)
+
+    def _pinned(self, name: str, nbytes: int) -> memoryview:
+        return self._here.reserve(name, nbytes).memory[:nbytes]
+
+    def _prepare(self, context: Any, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Tell a context the shapes and addresses of this batch. Returns where its outputs will be."""
+        for name, array in inputs.items():
+            if not context.set_input_shape(name, array.shape):
+                raise InvalidArgumentError(
+                    f"TensorRT does not take shape {list(array.shape)} for input '{name}': {self._log.last_error}"
+                )
+            context.set_tensor_address(name, self._place(name, array.nbytes))
+        outputs: dict[str, Array] = {}
+        for name in self._output_names:
+            shape = tuple(context.get_tensor_shape(name))
+            if -1 in shape:
+                raise UnsupportedError(f"output '{name}' has a shape that depends on the data, which is not supported")
+            dtype = self._datatypes[name].dtype
+            nbytes = int(np.prod(shape)) * dtype.itemsize
+            context.set_tensor_address(name, self._place(name, nbytes))
+            outputs[name] = np.ndarray(shape, dtype, self._pinned(name, nbytes))
+        return outputs
+
+    def _place(self, name: str, nbytes: int) -> int:
+        """Where TensorRT reads or writes a tensor."""
+        return (self._here if name in self._host_names else self._there).reserve(name, nbytes).address
+
+    def _enqueue(self, context: Any, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+        for name, array in inputs.items():
+            if name not in self._host_names:
+                self._stream.copy_in(self._place(name, 0), self._here.reserve(name, 0).address, array.nbytes)
+        if not context.execute_async_v3(self._stream.handle):
+            raise InternalError(f"TensorRT failed to execute: {self._log.last_error}")
+        for name, array in outputs.items():
+            if name not in self._host_names:
+                self._stream.copy_out(_address(array), self._place(name, 0), array.nbytes)
+
+    # -- CUDA graphs --------------------------------------------------------------------------------------------------
+
+    def _may_capture(self, inputs: dict[str, Array]) -> bool:
+        sizes = self._graph_batch_sizes
+        if sizes is None or self._host_names or len(self._graphs) >= MAX_GRAPHS:
+            return False
+        return not sizes or next(iter(inputs.values())).shape[:1] in {(size,) for size in sizes}
+
+    def _graph(self, shapes: Shapes) -> "_Graph | None":
+        """The graph of a batch of these shapes; where memory that graphs use has moved, there is none any more."""
+        num_moves = self._here.num_moves + self._there.num_moves
+        if num_moves != self._num_moves:
+            for graph in self._graphs.values():
+                graph.destroy()
+            self._graphs.clear()
+            self._num_moves = num_moves
+        return self._graphs.get(shapes)
+
+    def _capture(self, shapes: Shapes, profile: int, inputs: dict[str, Array]) -> None:
+        """Keep a run of these shapes as a graph. TensorRT leaves undefined what becomes of one when the shapes of its
+        context change, so each has its own; and a context must have run once before its run is captured."""
+        context = self._context(profile)
+        outputs = self._prepare(context, inputs)
+        self._enqueue(context, inputs, outputs)
+        self._stream.synchronize()
+        graph = self._stream.capture(lambda: self._enqueue(context, inputs, outputs))
+        self._graph(shapes)  # those that this has made useless go before
+        self._graphs[shapes] = _Graph(graph, context, outputs)
+
+
+class _Graph:
+    """A captured run, the context whose memory it uses, and where its outputs lie."""
+
+    def __init__(self, graph: cuda.Graph, context: Any, outputs: dict[str, Array]) -> None:
+        self.outputs = outputs
+        self._context = context
+        self.launch, self.destroy = graph.launch, graph.destroy
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,127 @@
+"""An engine from an ONNX file, kept in a cache by all that it depends on: file, shapes, GPU, version of TensorRT.
+
+Runs in `shoal build-engine`, on a machine with the GPU that the engine is for. What needs neither is pure.
+"""
+
+import hashlib
+import importlib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
+
+Shape: TypeAlias = tuple[int, ...]
+_INSTALL = "pip install 'shoal[tensorrt]'"
+
+
+class Order(NamedTuple):
+    """What is to be built."""
+
+    onnx: Path
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]]  # of inputs: least, best, most; others are as in the file
+    max_batch_size: int  # most of a dynamic first dimension of inputs that `shapes` leaves out
+    fp16: bool
+    workspace_mib: int  # 0: TensorRT's default, all of the GPU's memory
+
+
+def read_shape(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
+    """`X=1x3x8:4x3x8:8x3x8` → its name and three shapes; one shape stands for all three. Raises ValueError."""
+    name, equals, rest = text.rpartition("=")
+    parts = [tuple(int(size) for size in part.split("x") if size.isdecimal()) for part in rest.split(":")]
+    written = ["x".join(map(str, part)) for part in parts]
+    if not (name and equals and all(parts)) or ":".join(written) != rest or len(parts) not in (1, 3):
+        raise ValueError(f"expected <input>=<least>:<best>:<most>, as in X=1x3x224:8x3x224:32x3x224, got '{text}'")
+    least, best, most = parts * 3 if len(parts) == 1 else parts
+    if not len(least) == len(best) == len(most) or not all(
+        low <= middle <= high for low, middle, high in zip(least, best, most, strict=True)
+    ):
+        raise ValueError(
+            f"the three shapes of '{name}' must have as many dimensions each, and must not shrink: '{rest}'"
+        )
+    return name, (least, best, most)
+
+
+def shapes_of(name: str, declared: Shape, order: Order) -> tuple[Shape, Shape, Shape]:
+    """What a profile allows of an input that the file declares so. Raises InvalidArgumentError where nobody says."""
+    if name in order.shapes:
+        return order.shapes[name]
+    if -1 in declared[1:]:
+        raise InvalidArgumentError(
+            f"input '{name}' has the shape {list(declared)}: say how large it may be with --shape {name}=…:…:…"
+        )
+    if declared[:1] != (-1,):
+        return declared, declared, declared
+    rest, most = declared[1:], order.max_batch_size
+    return (1, *rest), (most, *rest), (most, *rest)
+
+
+def cache_key(order: Order, device: str, version: str) -> str:
+    """The same for what gives the same engine. Weights beside the file count where the file names them."""
+    digest = hashlib.sha256()
+    data = order.onnx.read_bytes()
+    files = [order.onnx]
+    files += [path for path in sorted(order.onnx.parent.iterdir()) if path != order.onnx and path.name.encode() in data]
+    for path in files:
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    shapes = sorted((name, *map(tuple, shapes)) for name, shapes in order.shapes.items())
+    digest.update(repr((shapes, order.max_batch_size, order.fp16, order.workspace_mib, device, version)).encode())
+    return digest.hexdigest()[:32]
+
+
+def build(order: Order, target: Path, cache: Path, tell: Callable[[str], None]) -> None:
+    """Put the engine at `target`, and tell a person where it comes from. Raises ShoalError."""
+    try:
+        tensorrt: Any = importlib.import_module("tensorrt")
+        from shoal.workers import cuda
+    except ImportError as error:
+        raise UnsupportedError(f"engines cannot be built here: {error}. Install it with: {_INSTALL}") from error
+    try:
+        device = cuda.device_name()
+    except cuda.CudaError as error:
+        raise UnsupportedError(f"engines are built on the GPU that they are for, and there is none: {error}") from error
+    kept = cache / f"{cache_key(order, device, tensorrt.__version__)}.plan"
+    if kept.exists():
+        tell(f"Taken from the cache: {kept}")
+    else:
+        tell(f"Building an engine for {device} with TensorRT {tensorrt.__version__}; this may take minutes")
+        cache.mkdir(parents=True, exist_ok=True)
+        _replace(kept, _serialized(tensorrt, order))
+    _replace(target, kept.read_bytes())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """At once and whole: a server may be reading it, or another build making the same."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(data)
+    shutil.move(part, path)
+
+
+def _serialized(tensorrt: Any, order: Order) -> bytes:
+    logger = tensorrt.Logger(tensorrt.Logger.WARNING)
+    tensorrt.init_libnvinfer_plugins(logger, "")
+    builder = tensorrt.Builder(logger)
+    network = builder.create_network(0)
+    parser = tensorrt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(order.onnx)):
+        faults = "; ".join(parser.get_error(index).desc() for index in range(parser.num_errors))
+        raise InvalidArgumentError(f"TensorRT cannot read '{order.onnx}': {faults}")
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        profile.set_shape(tensor.name, *shapes_of(tensor.name, tuple(tensor.shape), order))
+    config.add_optimization_profile(profile)
+    if order.workspace_mib:
+        config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, order.workspace_mib << 20)
+    if order.fp16:
+        if not hasattr(tensorrt.BuilderFlag, "FP16"):
+            raise UnsupportedError(
+                f"TensorRT {tensorrt.__version__} computes as the file says: convert it to FP16 and leave --fp16 out"
+            )
+        config.set_flag(tensorrt.BuilderFlag.FP16)
+    serialized = builder.build_serialized_network(network, config)
+    if serialized is None:
+        raise InternalError(f"TensorRT cannot build an engine from '{order.onnx}'; its log above says why")
+    return bytes(serialized)

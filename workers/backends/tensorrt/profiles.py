@@ -1,0 +1,101 @@
+"""Optimization profiles: the shapes an engine was built for, and which of them a batch is run with.
+
+Pure: knows no TensorRT. The distance and the sentences are Triton's. Runs in a worker.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from shoal.errors import InvalidArgumentError
+from shoal.model_config.messages import Config
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Bounds(NamedTuple):
+    """What a profile allows of one input: its shape, or the values of one that is itself a shape."""
+
+    least: Shape
+    best: Shape
+    most: Shape
+
+    def allow(self, shape: Shape) -> bool:
+        """Whether an input may be so."""
+        return len(shape) == len(self.least) and all(
+            low <= size <= high for low, size, high in zip(self.least, shape, self.most, strict=True)
+        )
+
+    def distance(self, shape: Shape) -> int:
+        """How far from what the engine is fastest with."""
+        return sum(abs(best - size) for best, size in zip(self.best, shape, strict=True))
+
+
+class Profile(NamedTuple):
+    """One of an engine's optimization profiles."""
+
+    number: int
+    shapes: Mapping[str, Bounds]  # of each input
+    values: Mapping[str, Bounds]  # of each input that is a shape tensor
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest first dimension that all inputs may have; 0 where one has none."""
+        return min((bounds.most[0] if bounds.most else 0 for bounds in self.shapes.values()), default=0)
+
+
+def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape], values: Mapping[str, Shape]) -> Profile:
+    """The profile nearest to a batch among those that allow it. Raises InvalidArgumentError where none does."""
+    nearest: Profile | None = None
+    shortest = -1
+    for profile in profiles:
+        given = [(profile.shapes[name], shape) for name, shape in shapes.items()]
+        given += [(profile.values[name], numbers) for name, numbers in values.items() if name in profile.values]
+        if not all(bounds.allow(numbers) for bounds, numbers in given):
+            continue
+        distance = sum(bounds.distance(numbers) for bounds, numbers in given)
+        if nearest is None or distance < shortest:
+            nearest, shortest = profile, distance
+    if nearest is None:
+        asked = ", ".join(f"'{name}' {list(numbers)}" for name, numbers in {**shapes, **values}.items())
+        known = "".join(f" {profile.number}[{profile.number}]" for profile in profiles)
+        raise InvalidArgumentError(
+            f"failed to find any Optimization Profile among [{known}] to support the requested dimensions "
+            f"(or shape values): {asked}"
+        )
+    return nearest
+
+
+def wanted_profiles(config: Config, instance_name: str, num_profiles: int) -> list[int]:
+    """The profiles of this instance's group, 0 where it names none.
+
+    Raises InvalidArgumentError for one that the engine lacks.
+    """
+    group_name = instance_name.rpartition("_")[0]
+    group = next((group for group in config["instance_group"] if group["name"] == group_name), None)
+    wanted = [int(profile) for profile in (group["profile"] if group else ())] or [0]
+    for index in wanted:
+        if index >= num_profiles:
+            raise InvalidArgumentError(
+                f"unable to load model '{config['name']}': instance '{instance_name}' asks for optimization profile "
+                f"{index}, the engine has {num_profiles}"
+            )
+    return list(dict.fromkeys(wanted))
+
+
+def check_max_batch_size(config: Config, profiles: Sequence[Profile], prefix: str) -> int:
+    """The engine's largest batch. Raises InvalidArgumentError where the configuration allows larger ones."""
+    supported = max(profile.max_batch_size for profile in profiles)
+    if config["max_batch_size"] > supported:
+        raise InvalidArgumentError(
+            f"{prefix} model '{config['name']}': configuration specified max-batch {config['max_batch_size']} but "
+            f"TensorRT engine only supports max-batch {supported}"
+        )
+    return supported
+
+
+def graph_batch_sizes(config: Config) -> frozenset[int] | None:
+    """The batch sizes that optimization.cuda asks CUDA graphs for; None: for none, empty: for any."""
+    cuda = config.get("optimization", {}).get("cuda", {})
+    if not cuda.get("graphs"):
+        return None
+    return frozenset(spec["batch_size"] for spec in cuda.get("graph_spec", ()))
