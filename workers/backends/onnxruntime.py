@@ -7,6 +7,7 @@ page-locked memory and bound from there: ONNX Runtime copies them to the device 
 
 import ctypes
 import importlib
+import logging
 import math
 import os
 import re
@@ -29,6 +30,8 @@ from shoal.workers.backends.onnxruntime_options import SessionSettings, session_
 from shoal.workers.requests import Stage
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
+
+_log = logging.getLogger(__name__)
 
 #: Outputs of a batch from which binding pays, in bytes. Measured with one thread, copy into the block included, run /
 #: bound: 64 B 17 / 17 us, 64 KiB 20 / 24, 256 KiB 39 / 32, 600 KB 64 / 51, 4 MB 392 / 205; 32 rows of an MLP

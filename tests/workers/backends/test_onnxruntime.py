@@ -1,5 +1,7 @@
 """The ONNX Runtime backend on tiny models, against ONNX Runtime's own results."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
-from shoal.workers.backends.backend import Device
+from shoal.workers.backends import onnxruntime as onnxruntime_backend
+from shoal.workers.backends.backend import Device, Model
 from shoal.workers.backends.onnxruntime import OnnxruntimeBackend
+from shoal.workers.backends.onnxruntime_options import CUDA, SessionSettings, session_settings
 from shoal.workers.loop import Loop
 from shoal.workers.warmup import warm_up
+from tests.workers.backends.tensorrt.played import played
 from tests.workers.surroundings import Batcher, model, model_config, strings, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))
@@ -287,3 +292,38 @@ def test_options_reach_the_session(onnx_file: Any) -> None:
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert options.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"
     backend.unload()
+
+
+def test_on_a_gpu_inputs_are_bound_from_page_locked_memory(
+    onnx_file: Any, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that can be seen without one: CUDA's runtime is played, and the session is told to stay on the CPU."""
+
+    def on_the_cpu(model: Model, device: Device, available: Any) -> SessionSettings:
+        return replace(session_settings(model, device, (*available, CUDA)), providers=(("CPUExecutionProvider", {}),))
+
+    monkeypatch.setattr("shoal.workers.backends.onnxruntime.session_settings", on_the_cpu)
+    node = ("Neg", [("X", TensorProto.FLOAT, ["N", 4])], [("Y", TensorProto.FLOAT, ["N", 4])])
+    config = one_to_one("TYPE_FP32", [4])
+    with played() as (runtime, _):
+        backend = OnnxruntimeBackend()
+        backend.load(model(config, onnx_file(*node)), Device("KIND_GPU", 0, (0,)))
+        loop = Loop(backend, Signature.from_config(config), "m_0_0", batcher.memory())
+        for sizes in ((1, 3), (2,)):
+            inputs = [np.full((rows, 4), rows, np.float32) for rows in sizes]
+            batcher.send(*(batcher.request([("X", "FP32", array)]) for array in inputs))
+            loop.step()
+            assert [done.outputs["Y"].tolist() for done in batcher.done()] == [(-array).tolist() for array in inputs]
+        assert backend.stage is not None
+        assert backend.known_outputs(1) == {"Y": (1, 4)}  # where clients read them, however small
+        assert runtime.calls == ["cudaMallocHost"]
+
+
+def test_without_cuda_python_a_gpu_reads_from_where_clients_wrote(
+    onnx_file: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "shoal.workers.cuda", None)
+    monkeypatch.delattr("shoal.workers.cuda", raising=False)
+    with caplog.at_level("INFO"):
+        assert onnxruntime_backend._staging() is None
+    assert "Install it with: pip install cuda-bindings" in caplog.text

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import UnsupportedError
-from shoal.workers.backends.onnxruntime_checks import refuse_unsupported
-from tests.workers.surroundings import model_config, tensor_config
+from shoal.errors import UnavailableError, UnsupportedError
+from shoal.workers.backends.onnxruntime_checks import check_providers, refuse_unsupported
+from tests.workers.surroundings import model, model_config, tensor_config
 
 A, B, Y = (
     tensor_config("A", "TYPE_FP32", [16]),
@@ -47,4 +47,14 @@ def test_bf16_needs_a_cpu_and_no_strings(inputs: Any, kind: str) -> None:
         refuse_unsupported(model_config(inputs, [BF16]), kind)
     assert str(caught.value) == (
         "model 'm': TYPE_BF16 is supported on KIND_CPU only, and not together with TYPE_STRING"
+    )
+
+
+def test_a_provider_that_could_not_be_set_up_is_not_done_without() -> None:
+    of_m, wanted = model(model_config([A], [Y])), [("CUDAExecutionProvider", {}), ("CPUExecutionProvider", {})]
+    check_providers(of_m, wanted, ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(UnavailableError) as caught:
+        check_providers(of_m, wanted, ["CPUExecutionProvider"])
+    assert str(caught.value).startswith(
+        "model 'm', instance 'm_0_0': CUDAExecutionProvider could not be set up, the lines of ONNX Runtime before"
     )

@@ -188,3 +188,10 @@ def test_a_provider_that_this_build_has_not() -> None:
         "model 'm', instance 'm_0_0' needs CUDAExecutionProvider, this ONNX Runtime has only CPUExecutionProvider. "
         "Install a build that has it, or configure KIND_CPU without it"
     )
+
+
+def test_operators_may_be_kept_off_the_cpu() -> None:
+    key = "session.disable_cpu_ep_fallback"
+    assert [name for name, _ in settings({key: "1"}, GPU).providers] == ["CUDAExecutionProvider"]
+    assert [name for name, _ in settings({key: "0"}, GPU).providers][-1] == "CPUExecutionProvider"
+    assert [name for name, _ in settings({key: "1"}).providers] == ["CPUExecutionProvider"]

@@ -15,7 +15,7 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError, Unavai
 from shoal.model_config.autocomplete import IOTensor, ModelIO, complete_from_file
 from shoal.model_config.signature import Signature
 from shoal.workers import cuda
-from shoal.workers.backends import onnxruntime_checks
+from shoal.workers.backends import file_checks
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.backends.tensorrt.profiles import (
     Bounds,
@@ -99,7 +99,7 @@ class TensorrtBackend(BatchedBackend):
                 f"model '{model.name}': shape tensors are not supported with a batch dimension, whose requests could "
                 "want different shapes; set max_batch_size to 0"
             )
-        onnxruntime_checks.check(signature, ModelIO(inputs, outputs), ())
+        file_checks.check(signature, ModelIO(inputs, outputs))
         self._output_names = tuple(signature.outputs)
         self._datatypes = {
             spec.name: spec.datatype for spec in (*signature.inputs.values(), *signature.outputs.values())
