@@ -51,7 +51,8 @@ def test_bf16_needs_a_cpu_and_no_strings(inputs: Any, kind: str) -> None:
 
 
 def test_a_provider_that_could_not_be_set_up_is_not_done_without() -> None:
-    of_m, wanted = model(model_config([A], [Y])), [("CUDAExecutionProvider", {}), ("CPUExecutionProvider", {})]
+    of_m = model(model_config([A], [Y]))
+    wanted: list[tuple[str, object]] = [("CUDAExecutionProvider", {}), ("CPUExecutionProvider", {})]
     check_providers(of_m, wanted, ["CUDAExecutionProvider", "CPUExecutionProvider"])
     with pytest.raises(UnavailableError) as caught:
         check_providers(of_m, wanted, ["CPUExecutionProvider"])
