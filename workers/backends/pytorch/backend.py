@@ -32,7 +32,8 @@ _TYPES = {
     torch.float16: "FP16", torch.float32: "FP32", torch.float64: "FP64", torch.bfloat16: "BF16",
 }  # fmt: skip
 
-#: First runs on zeros: TorchScript watches one, optimises in the next and is as fast as it gets in the third.
+#: First runs on zeros: TorchScript watches one, optimises in the next and is as fast as it gets in the third (134, 86
+#: and 1.5 ms of CPU, 20 small convolutions).
 _TIMES = 3
 
 

@@ -9,9 +9,11 @@ An archive is told by what it contains, not by its name. A state dict is read wi
 in it is run. Runs in a worker, while it loads.
 """
 
+import importlib
 import inspect
 import logging
 import os
+import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +130,7 @@ def load(model: Model, device: torch.device | None, settings: Settings) -> Progr
     except ShoalError:
         raise
     except Exception as error:  # the rim: a user's module, or what a file provokes in PyTorch
-        raise InternalError(f"failed to load model '{model.name}': {_first_lines(error)}") from error
+        raise InternalError(f"failed to load model '{model.name}': {str(error) or type(error).__name__}") from error
 
 
 def _python_file(model: Model) -> str:
@@ -170,13 +172,30 @@ def _torchscript(model: Model, file: str, device: torch.device | None, settings:
     ):
         if value is not None:
             switch(value)
-    module: Any = torch.jit.load(file, map_location=device)  # type: ignore[no-untyped-call]  # torch has no hint here
+    module = _load_torchscript(file, device)
     if settings.channels_last:
         module = module.to(memory_format=torch.channels_last)
     _self, *declared = module.forward.schema.arguments
     names = [tensor["name"] for tensor in model.config["input"]]
     types = [(each.name, each.type.kind(), str(each.type)) for each in declared]
     return Forward(module, model, naming.arguments(model.name, names, types))
+
+
+def _load_torchscript(file: str, device: torch.device | None) -> Any:
+    """The module; torchvision, whose operators Triton has built in, is imported for a model that uses them."""
+    load: Callable[..., Any] = torch.jit.load
+    try:
+        return load(file, map_location=device)
+    except RuntimeError as error:
+        if "Unknown builtin op: torchvision::" not in str(error):
+            raise
+        try:
+            importlib.import_module("torchvision")
+        except ImportError as missing:
+            raise UnsupportedError(
+                f"'{file}' uses operators of torchvision: {missing}. Install it with: pip install torchvision"
+            ) from error
+        return load(file, map_location=device)
 
 
 def _export(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
@@ -222,8 +241,7 @@ def _module(model: Model, file: str, device: torch.device | None, settings: Sett
     module: Any = _class_in(import_model(file, model.version_dir))()
     weights = os.path.splitext(file)[0] + ".pt"
     if os.path.exists(weights):
-        state = torch.load(weights, map_location=device, weights_only=True, mmap=settings.weight_sharing or None)
-        module.load_state_dict(state, assign=settings.weight_sharing)
+        module.load_state_dict(_state_dict(model, weights, device, settings), assign=settings.weight_sharing)
     else:
         _log.info("Model parameter file not found for '%s'", model.name)
     module.to(device).eval()
@@ -231,6 +249,17 @@ def _module(model: Model, file: str, device: torch.device | None, settings: Sett
         module.to(memory_format=torch.channels_last)
     function = module if settings.compile is None else torch.compile(module, **settings.compile)
     return Forward(function, model, [tensor["name"] for tensor in model.config["input"]])
+
+
+def _state_dict(model: Model, file: str, device: torch.device | None, settings: Settings) -> Any:
+    try:
+        return torch.load(file, map_location=device, weights_only=True, mmap=settings.weight_sharing or None)
+    except Exception as error:  # PyTorch advises to load without weights_only, and we do not
+        reason = re.search(r"WeightsUnpickler error: (.*?)(\. |\n|$)", str(error))
+        raise InternalError(
+            f"failed to load model '{model.name}': '{file}' is no state dict, which is all that is read: "
+            f"{reason[1] if reason else error}"
+        ) from error
 
 
 def _class_in(python_module: Any) -> type[torch.nn.Module]:
@@ -257,11 +286,6 @@ def _names(spec: Any, roots: Sequence[str]) -> dict[str, int]:
 
 def _is_strings(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], str)
-
-
-def _first_lines(error: Exception) -> str:
-    """What PyTorch says, without its advice on how to load what it has refused."""
-    return f"{error}".partition("\nYou can")[0].strip() or type(error).__name__
 
 
 _LOADERS = {"torchscript": _torchscript, "export": _export, "aotinductor": _aotinductor}

@@ -71,6 +71,14 @@ class Odd(nn.Module):
         return x
 
 
+class Twice(nn.Module):
+    """Uses an operator of torchvision; so it is called, but there is no such."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = torch.ops.torchvision.twice(x)
+        return doubled
+
+
 def config(inputs: list[str], outputs: list[str], data_type: str = "TYPE_FP32", **fields: Any) -> dict[str, Any]:
     """All tensors of one type and four elements a row."""
     return model_config(

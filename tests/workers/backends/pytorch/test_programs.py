@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.workers.backends.pytorch.surroundings import (
     Nested,
     Sum,
     Table,
+    Twice,
     X,
     config,
     loaded,
@@ -76,6 +78,31 @@ def test_tuples_and_lists_by_paths(tmp_path: Path) -> None:
     found = backend.run({name: X * (number + 1) for number, name in enumerate(inputs)})
     assert np.array_equal(found["RESULT[0]"], X * 0)
     assert np.array_equal(found["RESULT[1][1]"], X * 15)
+
+
+VISION = """
+import torch
+library = torch.library.Library("torchvision", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: x * 2, "CPU")
+"""
+
+
+def test_operators_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for it, with one operator: it is imported when, and only when, a model asks for it."""
+    made: dict[str, Any] = {}
+    exec(VISION, made)
+    file = scripted(tmp_path, Twice())
+    made["library"]._destroy()
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    error = refusal(file, config(["X"], ["Y"]))
+    assert isinstance(error, UnsupportedError)
+    assert str(error).endswith("Install it with: pip install torchvision")
+    monkeypatch.delitem(sys.modules, "torchvision")
+    (tmp_path / "torchvision.py").write_text(VISION)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert np.array_equal(loaded(file, config(["X"], ["Y"])).run({"X": X})["Y"], X * 2)
+    sys.modules["torchvision"].library._destroy()
 
 
 # -- torch.export and AOTInductor -------------------------------------------------------------------------------------
@@ -220,7 +247,15 @@ def test_what_cannot_be_compiled_is_not_served(python_file: Path) -> None:
 def test_weights_are_data(python_file: Path) -> None:
     torch.save(nn.Linear(4, 4), python_file.with_suffix(".pt"))  # a pickled module: code
     sentence = str(refusal(python_file, config(["X"], ["Y"])))
-    assert sentence.startswith("failed to load model 'm': Weights only load failed.")
+    assert sentence == (
+        f"failed to load model 'm': '{python_file.with_suffix('.pt')}' is no state dict, which is all that is read: "
+        "Unsupported global: GLOBAL torch.nn.modules.linear.Linear was not an allowed global by default"
+    )
+
+
+def test_weights_that_are_damaged(python_file: Path) -> None:
+    python_file.with_suffix(".pt").write_bytes(b"PK")
+    assert "' is no state dict, which is all that is read: " in str(refusal(python_file, config(["X"], ["Y"])))
 
 
 @pytest.mark.parametrize(
