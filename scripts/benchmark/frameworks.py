@@ -1,0 +1,255 @@
+"""What a framework computes in a loop of its own, and through Shoal: python -m scripts.benchmark.frameworks [NAME...]
+
+The same file, the same batches, the same number of threads on the same cores; in turns, and the medians count. Through
+Shoal, three connections of wrk ask for one whole batch each, so that the next one is always at hand; wrk and the
+server's other processes take their share of the cores. A backend's case is one entry of CASES, a model of 5 ms or more
+per batch. On a busy machine, compare the CPU time.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scripts.benchmark import load, measure
+from scripts.benchmark.errors import BenchmarkError
+from scripts.benchmark.server import Server, free_ports
+from scripts.benchmark.workloads import Request, v2_answer
+
+Array: TypeAlias = NDArray[np.float32]
+NUM_CPUS = len(os.sched_getaffinity(0))
+CONNECTIONS = 3
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A framework, and a model of one FP32 input and one FP32 output, of these sizes a row."""
+
+    config: str  # of config.pbtxt: what names the backend
+    filename: str
+    features: int
+    outputs: int
+    save: Callable[[Path], None]  # makes the model's file
+    open: Callable[
+        [Path], Callable[[Array], Array]
+    ]  # has the framework load it, with a thread per core, and run a batch
+
+
+# -- cases: frameworks are imported by whoever measures them ----------------------------------------------------------
+
+
+def _save_torchscript(file: Path) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for _ in range(8):
+        layers += [torch.nn.Linear(1024, 1024), torch.nn.ReLU()]
+    script: Any = torch.jit.script(torch.nn.Sequential(*layers, torch.nn.Linear(1024, 10)).eval())
+    script.save(file)
+
+
+def _open_torchscript(file: Path) -> Callable[[Array], Array]:
+    import torch
+
+    torch.set_num_threads(NUM_CPUS)
+    loading: Callable[[Path], Any] = torch.jit.load
+    script = loading(file)
+
+    def run(batch: Array) -> Array:
+        with torch.inference_mode():
+            answer: Array = script(torch.from_numpy(batch)).numpy()
+            return answer
+
+    return run
+
+
+CASES = {
+    "pytorch": Case('backend: "pytorch"', "model.pt", 1024, 10, _save_torchscript, _open_torchscript),
+}
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One measurement."""
+
+    rows_per_s: float
+    cpu_ms: float  # of all processes that take part but wrk, per batch
+
+
+def batch_of(rows: int, case: Case) -> Array:
+    """What is asked, each time."""
+    return np.random.default_rng(rows).normal(size=(rows, case.features)).astype(np.float32)
+
+
+class Bare:
+    """The framework's own loop, in a process of its own."""
+
+    def __init__(self, name: str, file: Path) -> None:
+        command = [sys.executable, "-m", "scripts.benchmark.frameworks", "--bare", name, str(file)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def measure(self, rows: int, seconds: float) -> Speed:
+        """Batches of `rows`, one after the other."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{rows} {seconds}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise BenchmarkError(f"the framework's own loop ended with exit code {self._process.wait()}")
+        return Speed(*json.loads(answer))
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def run_bare(case: Case, file: Path) -> None:
+    """What that process does: a line of rows and seconds in, a line with the Speed out."""
+    run = case.open(file)
+    for line in sys.stdin:
+        rows, seconds = int(line.split()[0]), float(line.split()[1])
+        batch, count = batch_of(rows, case), 0
+        for _ in range(3):
+            run(batch)
+        started_s, cpu_s = time.perf_counter(), time.process_time()
+        while time.perf_counter() < started_s + seconds:
+            run(batch)
+            count += 1
+        elapsed_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
+        print(json.dumps([rows * count / elapsed_s, cpu_s * 1000 / count]), flush=True)
+
+
+class Served:
+    """A server with the case's model, and wrk."""
+
+    def __init__(self, name: str, file: Path, most_rows: int, folder: Path) -> None:
+        case = CASES[name]
+        version = folder / name / "1"
+        version.mkdir(parents=True)
+        (version / case.filename).symlink_to(file)
+        (version.parent / "config.pbtxt").write_text(
+            f"""
+            {case.config} max_batch_size: {most_rows} instance_group {{ count: 1 kind: KIND_CPU }}
+            input {{ name: "INPUT__0" data_type: TYPE_FP32 dims: [ {case.features} ] }}
+            output {{ name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {case.outputs} ] }}
+            """
+        )
+        [port] = free_ports(1)
+        command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
+        command += [f"--model-repository={folder}", f"--http-port={port}", "--allow-metrics=false"]
+        self._name, self._case, self._folder = name, case, folder
+        self._wrk = load.find_wrk()
+        self._run = case.open(file)
+        self._server = Server(command, os.environ, port, folder / "log")
+        self._server.start()
+
+    def measure(self, rows: int, seconds: float) -> Speed:
+        """Requests for `rows` each, after one whose answer is compared with the framework's own."""
+        batch = batch_of(rows, self._case)
+        request, expected = self._request(batch), self._run(batch)
+
+        def check(headers: Mapping[str, str], body: bytes) -> None:
+            answer = np.array(v2_answer(headers, body), np.float32).reshape(expected.shape)
+            if not np.allclose(answer, expected, atol=TOLERANCE):
+                raise BenchmarkError(f"the answer is off by {np.abs(answer - expected).max()}")
+
+        self._server.wait_for_answer(request, check)
+        body = self._folder / "body"
+        body.write_bytes(request.body)
+        before_s = measure.cpu_s(self._server.pid)
+        seen = load.run(self._wrk, self._server.port, request, body, CONNECTIONS, seconds)
+        if seen.errors:
+            raise BenchmarkError(f"{seen.errors} requests failed")
+        cpu_ms = (measure.cpu_s(self._server.pid) - before_s) * 1000 / seen.requests
+        return Speed(seen.requests_per_s * rows, cpu_ms)
+
+    def _request(self, batch: Array) -> Request:
+        raw = batch.tobytes()
+        size = {"binary_data_size": len(raw)}
+        tensor = {"name": "INPUT__0", "shape": batch.shape, "datatype": "FP32", "parameters": size}
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
+        return Request(f"/v2/models/{self._name}/infer", headers, head + raw)
+
+    def stop(self) -> None:
+        """End it."""
+        self._server.stop()
+
+
+def compare(name: str, sizes: Sequence[int], seconds: float, num_rounds: int) -> str:
+    """A table of both speeds at each size of batch, and the ratio at the best."""
+    with tempfile.TemporaryDirectory(prefix="shoal-frameworks-") as folder:
+        file = Path(folder, CASES[name].filename)
+        CASES[name].save(file)
+        bare, served = Bare(name, file), Served(name, file, max(sizes), Path(folder, "models"))
+        try:
+            seen: dict[int, tuple[list[Speed], list[Speed]]] = {size: ([], []) for size in sizes}
+            for _ in range(num_rounds):
+                for size, (alone, through) in seen.items():
+                    alone.append(bare.measure(size, seconds))
+                    through.append(served.measure(size, seconds))
+        finally:
+            bare.stop()
+            served.stop()
+    lines = [
+        f"{name}: rows/s, medians of {num_rounds} rounds of {seconds:g} s on {NUM_CPUS} cores",
+        "  batch      bare  through Shoal  ratio   CPU ms per batch: bare, through Shoal",
+    ]
+    for size, (alone, through) in seen.items():
+        rates, cpus = ([median(of(each) for each in side) for side in (alone, through)] for of in (_rate, _cpu))
+        lines.append(
+            f"{size:7} {rates[0]:9.0f} {rates[1]:14.0f} {rates[1] / rates[0]:6.1%} {cpus[0]:26.1f}, {cpus[1]:.1f}"
+        )
+    best = [max(median(map(_rate, speeds[side])) for speeds in seen.values()) for side in (0, 1)]
+    return "\n".join([*lines, f"  best batch of each: {best[1] / best[0]:.1%}"])
+
+
+def _rate(speed: Speed) -> float:
+    return speed.rows_per_s
+
+
+def _cpu(speed: Speed) -> float:
+    return speed.cpu_ms
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure the cases named, or all."""
+    parser = argparse.ArgumentParser("scripts.benchmark.frameworks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(CASES)} (default: all)")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64], help="sizes of batches")
+    parser.add_argument("--seconds", type=float, default=3, help="of each measurement (wrk takes whole ones)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bare", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.bare:
+        run_bare(CASES[options.bare[0]], Path(options.bare[1]))
+        return
+    for name in options.names:
+        if name not in CASES:
+            parser.error(f"no case is called '{name}'; there are {', '.join(CASES)}")
+    for name in options.names or CASES:
+        print(compare(name, options.rows, options.seconds, options.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except BenchmarkError as error:
+        sys.exit(f"scripts.benchmark.frameworks: {error}")

@@ -1,0 +1,45 @@
+"""scripts/benchmark/frameworks.py: the cases compute what they say, and a loop of their own is timed."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.benchmark.frameworks import CASES, Array, Case, batch_of, main, run_bare
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_computes_a_batch(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    case.save(tmp_path / case.filename)
+    run = case.open(tmp_path / case.filename)
+    batch = batch_of(2, case)
+    answer = run(batch)
+    assert answer.shape == (2, case.outputs)
+    assert answer.dtype == np.float32
+    assert np.allclose(run(batch[1:]), answer[1:], atol=1e-5)
+
+
+def test_the_bare_loop_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes: set[int] = set()
+
+    def run(batch: Array) -> Array:
+        sizes.add(len(batch))
+        return batch
+
+    case = Case("", "", 3, 3, lambda _file: None, lambda _file: run)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("4 0.001\n2 0.001\n"))
+    run_bare(case, Path())
+    speeds = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sizes == {4, 2}
+    assert [rate > 0 and cpu_ms >= 0 for rate, cpu_ms in speeds] == [True, True]
+
+
+def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["caffe"])
+    assert f"no case is called 'caffe'; there are {', '.join(CASES)}" in capsys.readouterr().err
