@@ -16,7 +16,7 @@ from typing import Protocol
 from shoal import errors, log
 from shoal.control import Message
 from shoal.errors import InternalError, ShoalError, UnavailableError
-from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.execution_timeout import execution_timeout_ms
 from shoal.placement import Placement
 from shoal.process import pin_threads
@@ -31,7 +31,7 @@ from shoal.supervisor.output import Output
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.progress import Progress, rss_bytes
 from shoal.supervisor.restarts import Restarts, Verdict
-from shoal.supervisor.worker_program import load_message, worker_program
+from shoal.supervisor.worker_program import load_message, reported_model_io, worker_program
 
 _log = logging.getLogger(__name__)
 
@@ -262,12 +262,7 @@ class Instance:
     # --- what the worker says ---
 
     def _on_model_io(self, message: Message) -> None:
-        inputs, outputs = (
-            tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in message[side])
-            for side in ("inputs", "outputs")
-        )
-        model_io = ModelIO(inputs, outputs, message["completed"], message["fills_max_batch_size"])
-        self._listener.on_model_io(self, model_io)
+        self._listener.on_model_io(self, reported_model_io(message))
 
     def _on_loaded(self, message: Message) -> None:
         if self._member is None or self.state is not InstanceState.LOADING:

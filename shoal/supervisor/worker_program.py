@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.environments import enter
 from shoal.environments.cache import cache_directory
 from shoal.environments.wanted import wanted
@@ -57,3 +58,12 @@ def load_message(version: ModelVersion, placement: Placement, model_file: Path |
         "backend_config": host.options.backend_settings(version.config["backend"]),
         "log": host.log_settings,
     }
+
+
+def reported_model_io(message: Message) -> ModelIO:
+    """What it answers where its model's file must be looked into first."""
+    inputs, outputs = (
+        tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in message[side])
+        for side in ("inputs", "outputs")
+    )
+    return ModelIO(inputs, outputs, message["completed"], message["fills_max_batch_size"])

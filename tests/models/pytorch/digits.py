@@ -11,4 +11,5 @@ class Digits(nn.Module):
         self.scores = nn.Linear(32, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.scores(torch.relu(self.hidden(images / 16)))
+        scores: Tensor = self.scores(torch.relu(self.hidden(images / 16)))
+        return scores
