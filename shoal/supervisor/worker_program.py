@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 from shoal.control import ADDRESS_VARIABLE, Message
-from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.environments import enter
 from shoal.environments.cache import cache_directory
 from shoal.environments.wanted import wanted
+from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.python_backends import runs_on
 from shoal.placement import Placement, thread_environment
 from shoal.repository.lifecycle import ModelVersion
