@@ -196,21 +196,21 @@ def main() -> None:
     ignore_group_signals()
     fault.install("batcher")
     try:
-        channel = control.join("batcher")
-        set_title("batcher (standby)")
-        # One that stands by waits here, with all its imports done.
-        message, (bell, counters) = channel.receive()
-        set_title("batcher")
-        log.configure(**message["log"])
-        batcher = Batcher(
-            channel,
-            Doorbell(bell),
-            CounterTable(Segment.attach(counters)),
-            message["max_queue_size"],
-            counts_first_responses=message["counts_first_responses"],
-            is_successor=message["is_successor"],
-        )
-        batcher.run()
+        with control.join("batcher") as channel:
+            set_title("batcher (standby)")
+            # One that stands by waits here, with all its imports done.
+            message, (bell, counters) = channel.receive()
+            set_title("batcher")
+            log.configure(**message["log"])
+            batcher = Batcher(
+                channel,
+                Doorbell(bell),
+                CounterTable(Segment.attach(counters)),
+                message["max_queue_size"],
+                counts_first_responses=message["counts_first_responses"],
+                is_successor=message["is_successor"],
+            )
+            batcher.run()
     except GONE:
         sys.exit(0)  # the supervisor is gone; whatever it wanted acknowledged no longer matters
 

@@ -62,6 +62,11 @@ class Doors:
         self._listeners.clear()
         return last
 
+    def end(self) -> None:
+        """After `close`: nothing comes back from the road any more, nor goes there."""
+        self._road.close()
+        self._returns.close()
+
     def leads_outside(self, fd: int) -> bool:
         """Whether this descriptor is a listening socket's."""
         return fd in self._listeners

@@ -40,6 +40,12 @@ class FrontEnd:
         elif op != "ping":  # its acknowledgement, from this process's own loop, is the answer
             raise ValueError(f"a front end does not know the message '{op}'")
 
+    def close(self) -> None:
+        """Hang up, where nothing is in flight any more."""
+        if self.state.tracing is not None:
+            self.state.tracing.outlet.close()
+        self.place.channel.close()
+
 
 def join(name: str) -> FrontEnd:
     """Join the supervisor as a client of the star; returns when every model and every segment is known.

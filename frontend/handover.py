@@ -27,6 +27,10 @@ class Sender:
         """For selectors."""
         return self._channel.fileno()
 
+    def close(self) -> None:
+        """Nothing is given away any more."""
+        self._channel.close()
+
     @property
     def wants_to_write(self) -> bool:
         """Whether `flush` should be called once the socket can be written."""

@@ -20,7 +20,9 @@ class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         """Serve until gunicorn says stop, then answer what was accepted."""
         set_title("http")
         try:
-            lane = Lane(join("http"), self.sockets, self.PIPE[0], lambda: self.alive, self.notify)
+            front_end = join("http")
+            lane = Lane(front_end, self.sockets, self.PIPE[0], lambda: self.alive, self.notify)
             lane.run(self.cfg.graceful_timeout)
+            front_end.close()
         except GONE:
             os._exit(0)  # the supervisor is gone, and with it whoever could answer

@@ -12,6 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from shoal.client.place import REPLIES_FIRST
@@ -102,6 +103,7 @@ class Lane:
                 next_tick_s = self._now_s + _TICK_S
                 self._notify()
                 self._tick()
+        self._doors.end()
 
     def _is_done(self, graceful_timeout_s: float) -> bool:
         if self._is_alive():
@@ -139,10 +141,8 @@ class Lane:
         self._front_end.apply(message, fds)
 
     def _drain_wakeup(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             os.read(self._wakeup_fd, 4096)
-        except BlockingIOError:
-            return
 
     # --- connections come and go ---
 

@@ -90,6 +90,8 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """Serve what lanes hand over, and the listener for metrics."""
         self.poller.register(self._incoming, selectors.EVENT_READ, self._take_over)
         super().run()
+        for each in (self._incoming, self._lanes, self._returned):
+            each.close()
 
     def set_accept_enabled(self, enabled: bool) -> None:
         """Without metrics there is nothing to accept; gunicorn has a listener only because it insists on one."""

@@ -111,6 +111,12 @@ class Channel:
         """Hang up."""
         self._socket.close()
 
+    def __enter__(self) -> "Channel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class Listener:
     """The supervisor's end: accepts processes of the same user only."""

@@ -82,22 +82,22 @@ def main() -> int:
     faulthandler.enable()
     ignore_group_signals()
     try:
-        channel = control.join("poller")
-        set_title("repository poller")
-        message, _ = channel.receive()
-        log.configure(**message["log"])
-        sources = [
-            Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)
-            for place, slot in message["repositories"]
-        ]
-        repositories = Repositories(
-            sources,
-            message["strict"],
-            message["config_name"],
-            message["namespacing"],
-            Path(message["backend_directory"]),
-        )
-        Poller(channel, repositories).run()
+        with control.join("poller") as channel:
+            set_title("repository poller")
+            message, _ = channel.receive()
+            log.configure(**message["log"])
+            sources = [
+                Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)
+                for place, slot in message["repositories"]
+            ]
+            repositories = Repositories(
+                sources,
+                message["strict"],
+                message["config_name"],
+                message["namespacing"],
+                Path(message["backend_directory"]),
+            )
+            Poller(channel, repositories).run()
     except GONE:
         return 0
     return 0

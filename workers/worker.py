@@ -40,8 +40,8 @@ def main() -> int:
     fault.install("worker")
     ignore_group_signals()
     try:
-        channel = control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"]))
-        serve(channel)
+        with control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"])) as channel:
+            serve(channel)
     except GONE:
         return 1  # the supervisor is gone, and with it everyone who could be answered
     except DeviceLostError:

@@ -74,6 +74,13 @@ class Batchers:
         self._children.add(child)
         child.watch(self._exited)
 
+    def stop(self) -> None:
+        """Have both end; `on_inactive` is called when the active one has."""
+        self.is_stopping = True
+        for member in (self._standby, self.active):
+            if member is not None:
+                member.hang_up()
+
     def join(self, member: Member) -> None:
         """A batcher has imported all it needs and waits for its first message."""
         if self.active is None:

@@ -211,6 +211,11 @@ class HttpServer:
         else:
             self._on_ended()
 
+    def close(self) -> None:
+        """No front end is left, nor will there be another."""
+        for each in self._handovers:
+            each.close()
+
 
 def _default_model(wanted: str, models: Collection[str]) -> str:
     """The model that Vertex AI's predictions ask. Raises InvalidArgumentError, Triton's sentences."""

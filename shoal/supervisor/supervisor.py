@@ -170,7 +170,8 @@ class Supervisor:
         self._tracing.start()
         self._loop.run()
         signal.set_wakeup_fd(-1)
-        wakeup.close()
+        for each in (*wakeup, self._control, self._http):
+            each.close()
         return self._exit_code
 
     # --- joining ---
@@ -349,12 +350,10 @@ class Supervisor:
     def _stop_batcher(self) -> None:
         """Everybody else has ended; the batcher takes its supervisor's hanging up as the end."""
         self._exit_code = EXIT_OK
-        self._batchers.is_stopping = True
         self._zygotes.stop()
         self._repository.stop()
-        if self._batchers.active is not None:
-            self._batchers.active.hang_up()
-        else:
+        self._batchers.stop()
+        if self._batchers.active is None:
             self._loop.stop()
 
     def _on_exit_timeout(self) -> None:
@@ -369,8 +368,8 @@ class Supervisor:
 
     # --- signals ---
 
-    def _watch_signals(self) -> socket.socket:
-        """Handlers only note the number; the loop interprets it. Returns the socket that must stay open."""
+    def _watch_signals(self) -> tuple[socket.socket, socket.socket]:
+        """Handlers only note the number; the loop interprets it. Returns what must stay open."""
         reading, writing = socket.socketpair()
         reading.setblocking(False)
         writing.setblocking(False)
@@ -378,7 +377,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._signals.append(received))
         self._loop.on_readable(reading.fileno(), lambda: self._handle_signals(reading))
-        return writing
+        return reading, writing
 
     def _handle_signals(self, reading: socket.socket) -> None:
         reading.recv(4096)

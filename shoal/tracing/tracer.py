@@ -129,7 +129,8 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=traces))
     channel.setblocking(False)
     export = _make_export(message["options"], message["resource"])
-    Tracer(supervisor, channel, Collector(message["first_number"], message["since_s"], export)).run()
+    with supervisor, channel:
+        Tracer(supervisor, channel, Collector(message["first_number"], message["since_s"], export)).run()
     return 0
 
 

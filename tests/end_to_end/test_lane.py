@@ -40,12 +40,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
             """
         )
-    with serving(repository, "--http-process-count=1") as running:
+    warnings = {"PYTHONWARNINGS": "default::ResourceWarning"}
+    with serving(repository, "--http-process-count=1", environment=warnings) as running:
         lanes = [pid for pid in running.children if title(pid) == "shoal http"]
         yield running
         assert [pid for pid in running.children if pid in lanes and title(pid) == "shoal http"] == lanes
         assert running.stop() == 0
     assert b"Traceback" not in running.log, running.log.decode()
+    # What a process has left open is said when it ends; gunicorn's arbiter leaves its listeners open.
+    left = [line for line in running.log.splitlines() if b"ResourceWarning: unclosed" in line]
+    assert all(b"gunicorn/arbiter.py" in line for line in left), left
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ class Running:
 def running() -> Iterator[Running]:
     made = Running()
     yield made
-    for handover in made.server._handovers:
-        handover.close()
+    made.server.close()
 
 
 def test_it_has_started_when_the_last_front_end_answers(running: Running) -> None:
