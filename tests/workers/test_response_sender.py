@@ -334,26 +334,27 @@ def race(make_batcher: Callable[..., Batcher], num_requests: int, num_threads: i
             thread.start()
         seen: dict[int, list[float]] = {}
         num_sent = num_done = num_ready = 0
-        while num_done < num_requests or num_ready < num_sent:
-            if num_sent < num_requests and num_sent == num_ready:
-                num_sent += 1
-                batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]), batch=num_sent)
-            rung(batcher)
-            for record in heard(batcher):
-                if record[0] == RESPONSE:
-                    seen.setdefault(record[1], []).append(value(batcher, record))
-                    batcher.free(record[4])
-                elif record[0] == DONE:
-                    num_done += 1
-                    # One whose batch has ended before execute returned is not said to be ready.
-                num_ready = max(num_ready, record[2] if record[0] == READY else 0)
-                if record[0] == DONE and record[1] > num_ready and num_done == num_sent:
-                    num_ready = num_sent
-        for _ in threads:
-            todo.put(None)
+        try:
+            while num_done < num_requests or num_ready < num_sent:
+                if num_sent < num_requests and num_sent == num_ready:
+                    num_sent += 1
+                    batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]), batch=num_sent)
+                rung(batcher)
+                for record in heard(batcher):
+                    if record[0] == RESPONSE:
+                        seen.setdefault(record[1], []).append(value(batcher, record))
+                        batcher.free(record[4])
+                    elif record[0] == DONE:
+                        num_done += 1
+                    # A batch that has ended before execute returned is not said to be ready.
+                    if (record[0] == READY and record[2] == num_sent) or (record[0] == DONE and record[1] == num_sent):
+                        num_ready = num_sent
+        finally:
+            for _ in threads:
+                todo.put(None)
+            batcher.supervisor.send({"op": "stop"})
         for thread in threads:
             thread.join()
-        batcher.supervisor.send({"op": "stop"})
         running.result(timeout=10)
     assert seen == {
         key: [np.float32(1000 * key + number) for number in range(key % 50)]
