@@ -2,8 +2,8 @@
 
 The same file, the same batches, the same number of threads on the same cores; in turns, and the medians count. Through
 Shoal, three connections of wrk ask for one whole batch each, so that the next one is always at hand; wrk and the
-server's other processes take their share of the cores. A backend's case is one entry of CASES, a model of 5 ms or more
-per batch. On a busy machine, compare the CPU time.
+server's other processes take their share of the cores. The models are in framework_cases.py. On a busy machine,
+compare the CPU time.
 """
 
 import argparse
@@ -13,74 +13,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scripts.benchmark import load, measure
 from scripts.benchmark.errors import BenchmarkError
+from scripts.benchmark.framework_cases import CASES, INPUT, NUM_CPUS, OUTPUT, Array, Case
 from scripts.benchmark.server import Server, free_ports
 from scripts.benchmark.workloads import Request, v2_answer
+from shoal.errors import UnsupportedError
 
-Array: TypeAlias = NDArray[np.float32]
-NUM_CPUS = len(os.sched_getaffinity(0))
 CONNECTIONS = 3
 TOLERANCE = 1e-5
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A framework, and a model of one FP32 input and one FP32 output, of these sizes a row."""
-
-    config: str  # of config.pbtxt: what names the backend
-    filename: str
-    features: int
-    outputs: int
-    save: Callable[[Path], None]  # makes the model's file
-    open: Callable[
-        [Path], Callable[[Array], Array]
-    ]  # has the framework load it, with a thread per core, and run a batch
-
-
-# -- cases: frameworks are imported by whoever measures them ----------------------------------------------------------
-
-
-def _save_torchscript(file: Path) -> None:
-    import torch
-
-    torch.manual_seed(0)
-    layers: list[torch.nn.Module] = []
-    for _ in range(8):
-        layers += [torch.nn.Linear(1024, 1024), torch.nn.ReLU()]
-    script: Any = torch.jit.script(torch.nn.Sequential(*layers, torch.nn.Linear(1024, 10)).eval())
-    script.save(file)
-
-
-def _open_torchscript(file: Path) -> Callable[[Array], Array]:
-    import torch
-
-    torch.set_num_threads(NUM_CPUS)
-    loading: Callable[[Path], Any] = torch.jit.load
-    script = loading(file)
-
-    def run(batch: Array) -> Array:
-        with torch.inference_mode():
-            answer: Array = script(torch.from_numpy(batch)).numpy()
-            return answer
-
-    return run
-
-
-CASES = {
-    "pytorch": Case('backend: "pytorch"', "model.pt", 1024, 10, _save_torchscript, _open_torchscript),
-}
-
-# -- measuring --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +95,8 @@ class Served:
         (version.parent / "config.pbtxt").write_text(
             f"""
             {case.config} max_batch_size: {most_rows} instance_group {{ count: 1 kind: KIND_CPU }}
-            input {{ name: "INPUT__0" data_type: TYPE_FP32 dims: [ {case.features} ] }}
-            output {{ name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {case.outputs} ] }}
+            input {{ name: "{INPUT}" data_type: TYPE_FP32 dims: [ {case.features} ] }}
+            output {{ name: "{OUTPUT}" data_type: TYPE_FP32 dims: [ {case.outputs} ] }}
             """
         )
         [port] = free_ports(1)
@@ -183,7 +131,7 @@ class Served:
     def _request(self, batch: Array) -> Request:
         raw = batch.tobytes()
         size = {"binary_data_size": len(raw)}
-        tensor = {"name": "INPUT__0", "shape": batch.shape, "datatype": "FP32", "parameters": size}
+        tensor = {"name": INPUT, "shape": batch.shape, "datatype": "FP32", "parameters": size}
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
         return Request(f"/v2/models/{self._name}/infer", headers, head + raw)
@@ -245,7 +193,10 @@ def main(arguments: Sequence[str]) -> None:
         if name not in CASES:
             parser.error(f"no case is called '{name}'; there are {', '.join(CASES)}")
     for name in options.names or CASES:
-        print(compare(name, options.rows, options.seconds, options.rounds), flush=True)
+        try:
+            print(compare(name, options.rows, options.seconds, options.rounds), flush=True)
+        except UnsupportedError as error:
+            print(f"{name}: not measured: {error}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""scripts/benchmark/frameworks.py: the cases compute what they say, and a loop of their own is timed."""
+"""scripts/benchmark/frameworks.py and its cases: they compute what they say, and a loop of their own is timed."""
 
 import io
 import json
@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.benchmark.frameworks import CASES, Array, Case, batch_of, main, run_bare
+from scripts.benchmark.framework_cases import CASES, Array, Case
+from scripts.benchmark.frameworks import batch_of, main, run_bare
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_computes_a_batch(name: str, tmp_path: Path) -> None:
+    if name == "tensorflow":
+        pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'shoal[tensorflow]'")
     case = CASES[name]
     case.save(tmp_path / case.filename)
     run = case.open(tmp_path / case.filename)
@@ -43,3 +46,11 @@ def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["caffe"])
     assert f"no case is called 'caffe'; there are {', '.join(CASES)}" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "shoal.workers.backends.tensorflow", None)
+    main(["tensorflow"])
+    said = capsys.readouterr().out
+    assert said.startswith("tensorflow: not measured: backend 'tensorflow' cannot be imported")
+    assert said.endswith("Install it with: pip install 'shoal[tensorflow]'\n")
