@@ -59,11 +59,13 @@ _LOST = re.compile(
 def fault_of(error: BaseException) -> Fault | None:
     """What an exception, or one that led to it, says of the GPU; None for everything else."""
     link: BaseException | None = error
-    while link is not None:
+    seen = set[int]()
+    while link is not None and id(link) not in seen:  # Python lets an error be its own cause
         fault = _own_fault(link)
         if fault is not None:
             return fault
-        link = link.__cause__ or link.__context__
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return None
 
 

@@ -95,6 +95,27 @@ def test_what_led_to_an_error_counts() -> None:
     assert (fault_of(lost.value), fault_of(exhausted.value)) == (Fault.DEVICE_LOST, Fault.OUT_OF_MEMORY)
 
 
+def test_what_an_error_does_not_come_from_does_not_count() -> None:
+    def replace() -> None:
+        try:
+            raise RuntimeError("CUDA out of memory.")
+        except RuntimeError:
+            raise ValueError("too many words") from None
+
+    with pytest.raises(ValueError, match="words") as raised:
+        replace()
+    assert fault_of(raised.value) is None
+
+
+def test_an_error_that_led_to_itself() -> None:
+    error, other = KeyError("logits"), RuntimeError("CUDA out of memory.")
+    error.__cause__ = error
+    assert fault_of(error) is None
+    other.__cause__ = error
+    error.__cause__ = other
+    assert fault_of(error) is Fault.OUT_OF_MEMORY
+
+
 def test_an_error_that_cannot_say_what_it_is() -> None:
     class Mute(RuntimeError):
         def __str__(self) -> str:
