@@ -90,11 +90,12 @@ class Channel:
         return message, fds
 
     def _receive(self) -> tuple[bytes, list[int]]:
-        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+        limits = MAX_INLINE_BYTES + 1, socket.CMSG_SPACE(MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(MAX_INLINE_BYTES + 1, space, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self._socket.recvmsg(*limits)
         except ConnectionResetError:
-            return b"", []
+            # The peer has not read all. Linux says so once, ahead of what the peer has said: that is next, or the end.
+            data, ancillary, flags, _ = self._socket.recvmsg(*limits)
         fds = array.array("i")
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -59,6 +59,15 @@ def test_end_of_file_is_the_news_of_a_death(ends: tuple[Channel, Channel]) -> No
         ends[1].receive()
 
 
+def test_what_the_dead_had_said_is_heard_though_they_had_not_read_all(ends: tuple[Channel, Channel]) -> None:
+    ends[1].send({"op": "unread"})
+    ends[0].send({"op": "failed", "sentence": "no such file"})
+    ends[0].close()
+    assert ends[1].receive() == ({"op": "failed", "sentence": "no such file"}, [])
+    with pytest.raises(EOFError):
+        ends[1].receive()
+
+
 @pytest.mark.parametrize(("is_all_read", "error"), [(True, BrokenPipeError), (False, ConnectionResetError)])
 def test_a_death_is_news_to_who_sends_too(
     ends: tuple[Channel, Channel], is_all_read: bool, error: type[OSError]
