@@ -5,13 +5,13 @@ Used in every process, and only when somebody asks: nothing here is counted on t
 
 import os
 import re
-import socket
-import stat
 from contextlib import suppress
 from typing import Any
 
 #: Our memory in /proc/self/maps: a segment is a memfd or a file in /dev/shm that has lost its name.
 _OURS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/shoal-)", re.MULTILINE)
+#: A state in /proc/net/tcp, include/net/tcp_states.h.
+_LISTEN = "0A"
 
 
 def ledger_message(**counts: int) -> dict[str, Any]:
@@ -26,14 +26,25 @@ def descriptors() -> int:
 
 def connections() -> int:
     """TCP connections among them; one that was reset counts until it is closed."""
+    listening = _listening()
     found = 0
-    for entry in os.scandir("/proc/self/fd"):
-        with suppress(OSError):  # closed meanwhile
-            if stat.S_ISSOCK(entry.stat().st_mode):
-                with socket.socket(fileno=os.dup(int(entry.name))) as each:
-                    is_listening = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                    found += each.family in (socket.AF_INET, socket.AF_INET6) and not is_listening
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # no socket, or closed meanwhile
+            # Not by a socket object: to make one of a descriptor may set it to non-blocking, for everybody who has it.
+            is_tcp = os.getxattr(int(name), "system.sockprotoname") in (b"TCP\0", b"TCPv6\0")
+            found += is_tcp and os.fstat(int(name)).st_ino not in listening
     return found
+
+
+def _listening() -> set[int]:
+    """The inodes of sockets that wait for connections. (Those that were reset are in the kernel's tables no more.)"""
+    inodes = set[int]()
+    for table in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError), open(f"/proc/self/net/{table}", encoding="ascii") as lines:  # without IPv6
+            for fields in map(str.split, lines):
+                if fields[3] == _LISTEN:
+                    inodes.add(int(fields[9]))
+    return inodes
 
 
 def mapped_bytes() -> int:

@@ -38,6 +38,20 @@ def test_connections_are_counted_until_they_are_closed_and_nothing_else_is() -> 
     assert (connections(), descriptors()) == before
 
 
+def test_counting_connections_leaves_them_as_they_are() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        socket.setdefaulttimeout(5)
+        try:
+            connections()
+        finally:
+            socket.setdefaulttimeout(None)
+        assert os.get_blocking(accepted.fileno())
+
+
 def test_segments_count_for_as_long_as_somebody_looks_at_them() -> None:
     gc.collect()
     before = mapped_bytes()
