@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Collection
 
-#: Of a worker whose GPU answers it no more: EX_SOFTWARE, which nothing else here ends with.
+#: Of a worker whose GPU answers it no more: EX_SOFTWARE, which nothing else here ends with (what a model runs may).
 EXIT_DEVICE_LOST = 70
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

@@ -101,7 +101,7 @@ class SharedPort:
             os._exit(0)  # the supervisor is gone, and with it whoever could answer
         except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for nobody
             _log.exception("this process cannot go on without its place in the star")
-            os._exit(70)
+            os._exit(1)  # as after any exception that nobody catches
 
     def deliver(self) -> None:
         """Hand out every reply that has come."""

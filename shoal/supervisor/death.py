@@ -28,6 +28,7 @@ class Death:
     memory_limit_bytes: int  # of its cgroup, or of the machine
     is_oom_kill: bool  # the kernel counts a process killed for memory that nobody else has died of
     limit_ms: int = 0  # the execution limit, where the supervisor ended it for that
+    may_use_gpu: bool = False  # it was not of KIND_CPU
 
     @property
     def reason(self) -> Reason:
@@ -63,7 +64,7 @@ class Death:
             return f" because it was over the execution limit of {self.limit_ms} ms"
         if self.reason is Reason.OUT_OF_MEMORY:
             return " by the kernel, which had run out of memory (OOM killer),"
-        if self.code == EXIT_DEVICE_LOST:
+        if self.may_use_gpu and self.code == EXIT_DEVICE_LOST:
             return ", since its GPU answered it no more,"
         return ", which nobody had asked for," if self.code == 0 else ""
 

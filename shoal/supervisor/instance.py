@@ -374,6 +374,7 @@ class Instance:
             self._host.oom_kills.limit_bytes(),
             code == -signal.SIGKILL and self._host.oom_kills.claim(self._num_oom_kills),
             self._limit_ms if self._is_over_limit else 0,
+            self.placement.kind != "KIND_CPU",
         )
 
     def _restart_later(self, error: ShoalError, was: InstanceState, verdict: Verdict) -> None:

@@ -42,8 +42,19 @@ MIB = 1 << 20
             "(pid 42) exited with code 0, which nobody had asked for, while it was idle; its memory peaked at 1 MiB, "
             "the limit is 1 MiB",
         ),
+        (
+            Death(42, 70, "executing batch 3", MIB, MIB, is_oom_kill=False, may_use_gpu=True),
+            Reason.INSTANCE_DIED,
+            "(pid 42) exited with code 70, since its GPU answered it no more, while it was executing batch 3; its "
+            "memory peaked at 1 MiB, the limit is 1 MiB",
+        ),
+        (
+            Death(42, 70, "idle", MIB, MIB, is_oom_kill=False),
+            Reason.INSTANCE_DIED,
+            "(pid 42) exited with code 70 while it was idle; its memory peaked at 1 MiB, the limit is 1 MiB",
+        ),
     ],
-    ids=["signal", "out of memory", "not the OOM killer's signal", "limit", "exit 0"],
+    ids=["signal", "out of memory", "not the OOM killer's signal", "limit", "exit 0", "lost GPU", "no GPU"],
 )
 def test_each_end_has_its_sentence_and_its_reason(death: Death, reason: Reason, sentence: str) -> None:
     assert death.reason is reason
