@@ -40,11 +40,14 @@ RING_AFTER_NS = 100_000
 class Loop:
     """One instance of one model, at work."""
 
-    def __init__(self, backend: Backend, signature: Signature, instance: str, memory: Memory) -> None:
+    def __init__(
+        self, backend: Backend, signature: Signature, instance: str, memory: Memory, *, may_run_again: bool = False
+    ) -> None:
         self._backend = backend
         self._signature = signature
         self._instance = instance
         self._memory = memory
+        self._may_run_again = may_run_again  # what has failed for lack of the GPU's memory: model_config/idempotence.py
         self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open)
         self._plans = Plans(signature)
         self._open_batches = OpenBatches(memory)
@@ -52,9 +55,9 @@ class Loop:
         self._listening = threading.Lock()
         # Changed by obey.
         self._is_stopping = False
-        # Changed by _execute: the most rows that go together, 0 for any number; until when; whether the GPU is lost.
+        # Changed by executions: the most rows that go together, 0 for any number; until when; why the GPU is lost.
         self._most_rows = self._most_rows_until_ns = 0
-        self._is_lost = False
+        self._loss: ShoalError | None = None
 
     def run(self, channel: Channel) -> None:
         """Work until the supervisor says stop; then everything that was taken is answered. EOFError if it is gone.
@@ -116,49 +119,65 @@ class Loop:
             channel.acknowledge(message)
 
     def step(self) -> int:
-        """Run every batch that has come. Returns how many. Raises DeviceLostError like `run`."""
+        """Run every batch that has come. Returns how many executions that took. Raises DeviceLostError like `run`."""
         memory = self._memory
         memory.bell.clear()
         executed = 0
         rung_ns = time.monotonic_ns()
         while (records := memory.take()) is not None:
-            # Without a batch dimension nothing can be run together.
-            can_join = len(records) == 1 or self._signature.max_batch_size
-            for part in [records] if can_join else [[record] for record in records]:
-                end_ns = self._execute(part)
+            while records:
+                num = self._num_together(records)
+                end_ns = self._execute(records[:num])
+                if not end_ns:
+                    gc.collect()  # not where it was caught: the error's traceback keeps what the model has allocated
+                    continue
+                del records[:num]
                 executed += 1
                 if end_ns - rung_ns > RING_AFTER_NS:
                     rung_ns = end_ns
                     memory.ring()
-                if self._is_lost:
-                    memory.ring()
-                    raise DeviceLostError
+            if self._loss is not None:
+                memory.ring()
+                raise DeviceLostError
         memory.ring()
         return executed
 
+    def _num_together(self, records: Sequence[Record]) -> int:
+        """How many of a batch, from its first, may be executed as one."""
+        num = len(records)
+        if num == 1 or not self._signature.max_batch_size:  # without a batch dimension nothing can be run together
+            return 1
+        if not self._most_rows:
+            return num
+        if time.monotonic_ns() >= self._most_rows_until_ns:
+            self._most_rows = 0
+            return num
+        rows = 0
+        for position in range(num):
+            rows += records[position][B.ROWS]
+            if rows > self._most_rows:
+                return max(position, 1)
+        return num
+
     def _execute(self, records: Sequence[Record]) -> int:
+        """Execute these as one and publish their answers. Returns when that was over, 0 where they are to be split."""
         start_ns = time.monotonic_ns()
         memory = self._memory
-        requests: list[Request] = []
-        is_too_large = False
         memory.begin(records[0][B.BATCH], start_ns)
         answers = WrittenAnswers(len(records), self._plans, self._instance, memory, self._open_batches)
         try:
+            if self._loss is not None:
+                raise self._loss  # the rest of a batch whose first part has lost the GPU
             requests = self._open(records, answers)
-            is_too_large = self._most_rows > 0 and self._is_too_large(requests, start_ns)
-            if requests and not is_too_large:
+            if requests:
                 self._backend.execute(requests, answers)
-            ref = 0 if is_too_large else answers.write()
+            ref = answers.write()
         except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
-            is_too_large = self._note_fault(error, records, answers, start_ns)
-            ref = 0 if is_too_large else _fail(answers, as_shoal_error(error, self._signature.name, self._instance))
-        if is_too_large:
-            # Not where it was caught: the error's traceback keeps what the model has allocated.
-            del requests, answers
-            gc.collect()
-            middle = len(records) // 2
-            self._execute(records[:middle])
-            return self._execute(records[middle:])
+            fault = fault_of(error)
+            if fault is Fault.OUT_OF_MEMORY and self._shrink(records) and not answers.senders:
+                answers.give_back()
+                return 0
+            ref = self._fail(answers, error, is_lost=fault is Fault.DEVICE_LOST)
         end_ns = time.monotonic_ns()
         input_end_ns, output_start_ns = answers.input_end_ns or start_ns, answers.output_start_ns or end_ns
         times = (start_ns, input_end_ns, output_start_ns, end_ns, 0, 0, 0, 0, 0, 0)
@@ -175,29 +194,33 @@ class Loop:
         memory.end(end_ns)
         return end_ns
 
-    def _is_too_large(self, requests: Sequence[Request], now_ns: int) -> bool:
-        """Whether these did not fit into the GPU's memory a moment ago."""
-        if now_ns >= self._most_rows_until_ns:
-            self._most_rows = 0
-            return False
-        return len(requests) > 1 and sum([request.form.rows for request in requests]) > self._most_rows
-
-    def _note_fault(self, error: Exception, records: Sequence[Record], answers: WrittenAnswers, now_ns: int) -> bool:
-        """Draw the consequences of what a backend raised; True where the batch shall be executed again, in halves."""
-        fault = fault_of(error)
-        if fault is Fault.DEVICE_LOST:
-            self._is_lost = True
-            _log.error("instance '%s': its GPU is lost to this process, which ends and is replaced", self._instance)
-        if fault is not Fault.OUT_OF_MEMORY or len(records) == 1 or answers.senders:
-            return False
+    def _shrink(self, records: Sequence[Record]) -> bool:
+        """Execute less at once from now on than these; True where they themselves may be executed again so."""
         rows = sum([record[B.ROWS] for record in records])
-        self._most_rows, self._most_rows_until_ns = (rows + 1) // 2, now_ns + SMALLER_FOR_NS
+        if len(records) == 1 or rows < 2:
+            return False
+        self._most_rows, self._most_rows_until_ns = (rows + 1) // 2, time.monotonic_ns() + SMALLER_FOR_NS
         _log.warning(
-            "instance '%s': the GPU's memory is too small for a batch of %d rows; it is executed in halves, and for "
-            "%d s no batch of more than %d is tried", self._instance, rows, SMALLER_FOR_NS // 10**9, self._most_rows,
+            "instance '%s': the GPU's memory is too small for a batch of %d rows; for %d s no batch of more than %d is "
+            "executed as one", self._instance, rows, SMALLER_FOR_NS // 10**9, self._most_rows,
         )  # fmt: skip
-        answers.give_back()
-        return True
+        return self._may_run_again
+
+    def _fail(self, answers: WrittenAnswers, error: Exception, *, is_lost: bool) -> int:
+        """Every request that has no answer yet fails, a sender's too. Returns the sentence's block.
+
+        Not done in the frame where it was caught: that is part of its traceback, and a cycle would keep the requests'
+        memory mapped.
+        """
+        failure = as_shoal_error(error, self._signature.name, self._instance)
+        if is_lost and self._loss is None:
+            self._loss = failure
+            _log.error("instance '%s': its GPU is lost to this process, which ends and is replaced", self._instance)
+        answers.fail_all(failure)
+        ref = answers.write_errors()
+        for sender in tuple(answers.senders.values()):
+            sender.fail(failure)
+        return ref
 
     def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:
         """The requests that can be read; the others have failed in `answers`."""
@@ -220,19 +243,6 @@ class Loop:
         if rows > most > 0:
             raise InternalError(f"batch size {rows} for '{self._instance}', max allowed is {most}")
         return requests
-
-
-def _fail(answers: WrittenAnswers, error: ShoalError) -> int:
-    """Every request that has no answer yet fails, a sender's too. Returns the sentence's block.
-
-    Not done in the frame where it was caught: that is part of its traceback, and a cycle would keep the requests'
-    memory mapped.
-    """
-    answers.fail_all(error)
-    ref = answers.write_errors()
-    for sender in tuple(answers.senders.values()):
-        sender.fail(error)
-    return ref
 
 
 def as_shoal_error(error: Exception, model: str, instance: str) -> ShoalError:

@@ -70,7 +70,8 @@ def serve(channel: Channel) -> None:
         log.configure(**received[0]["log"])
         memory = map_memory(received[1], OversizeBlocks(channel))
         channel.send({"op": "mapped"})
-        Loop(backend, signature, instance_name, memory).run(channel)
+        may_run_again = message["may_run_again"]
+        Loop(backend, signature, instance_name, memory, may_run_again=may_run_again).run(channel)
     backend.unload()
     if reporter is not None:
         reporter.flush()

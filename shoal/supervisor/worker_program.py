@@ -11,6 +11,7 @@ from shoal.environments import enter
 from shoal.environments.cache import cache_directory
 from shoal.environments.wanted import wanted
 from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.python_backends import runs_on
 from shoal.placement import Placement, thread_environment
 from shoal.repository.lifecycle import ModelVersion
@@ -50,6 +51,7 @@ def load_message(version: ModelVersion, placement: Placement, model_file: Path |
         "model_file": str(model_file or ""),
         "config": version.config,
         "final": version.is_config_final,
+        "may_run_again": may_run_again(version.config),
         "instance_name": placement.instance_name,
         "kind": placement.kind,
         "device_id": 0,

@@ -216,11 +216,13 @@ def rows(*values: float) -> Array:
     return np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)
 
 
-def loop_of(batcher: Batcher, config: dict[str, Any] = CONFIG, backend: Backend | None = None) -> Loop:
+def loop_of(
+    batcher: Batcher, config: dict[str, Any] = CONFIG, backend: Backend | None = None, *, may_run_again: bool = True
+) -> Loop:
     if backend is None:
         backend = IdentityBackend()
         backend.load(model(config), CPU)
-    return Loop(backend, Signature.from_config(config), "m_0_0", batcher.memory())
+    return Loop(backend, Signature.from_config(config), "m_0_0", batcher.memory(), may_run_again=may_run_again)
 
 
 class Returning(BatchedBackend):

@@ -1,5 +1,6 @@
 """A worker's loop with real segments, rings and bells, on the identity backend."""
 
+import gc
 import os
 import socket
 import time
@@ -102,22 +103,37 @@ def send_ones(batcher: Batcher, *values: int, batch: int = 1) -> None:
 def test_a_batch_too_large_for_the_gpu_is_split_and_none_as_large_is_tried_for_a_while(
     batcher: Batcher, backend: Tight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = loop_of(batcher, backend=backend)
+    loop, collections = loop_of(batcher, backend=backend), list[int]()
+    monkeypatch.setattr(gc, "collect", lambda: collections.append(1))
     send_ones(batcher, 1, 2, 3, 4, 5)
     loop.step()
     done = batcher.done()
     assert [(one.key, one.batch, one.status) for one in done] == [(key, 1, 0) for key in range(1, 6)]
     assert [one.outputs["OUTPUT0"].tolist()[0][0] for one in done] == [2, 4, 6, 8, 10]
-    assert backend.tried == [5, 2, 3, 1, 2]
+    assert (backend.tried, len(collections)) == ([5, 3, 2, 2, 1], 2)
     send_ones(batcher, 1, 2, 3)
     loop.step()
-    assert backend.tried[5:] == [1, 2]
+    assert (backend.tried[5:], len(collections)) == ([2, 1], 2)  # nothing was raised
     later_ns = time.monotonic_ns() + SMALLER_FOR_NS
     monkeypatch.setattr(time, "monotonic_ns", lambda: later_ns)
     send_ones(batcher, 1, 2, 3)
     loop.step()
-    assert backend.tried[7:] == [3, 1, 2]
+    assert backend.tried[7:] == [3, 2, 1]
     assert all(one.status == 0 for one in batcher.done())
+
+
+def test_what_may_not_run_again_fails_and_later_batches_are_split_before_they_run(batcher: Batcher) -> None:
+    backend = Tight()
+    loop = loop_of(batcher, backend=backend, may_run_again=False)
+    send_ones(batcher, 1, 2, 3)
+    loop.step()
+    done = batcher.done()
+    assert [one.status for one in done] == [2, 2, 2]
+    assert "CUDA out of memory. Tried to allocate 2.00 GiB" in done[0].sentence
+    send_ones(batcher, 1, 2, 3)
+    loop.step()
+    assert [one.status for one in batcher.done()] == [0, 0, 0]
+    assert backend.tried == [3, 2, 1]
 
 
 def test_a_single_request_too_large_for_the_gpu_fails_with_the_words_of_its_framework(batcher: Batcher) -> None:
@@ -141,6 +157,31 @@ def test_a_lost_gpu_ends_the_loop_once_its_batch_is_answered_and_begins_no_other
     assert [(one.batch, one.status) for one in done] == [(1, 2), (1, 2)]
     assert "CUDA error: device-side assert triggered" in done[0].sentence
     assert backend.tried == [2]
+
+
+def test_of_a_batch_in_parts_nothing_is_executed_once_the_gpu_is_lost(batcher: Batcher) -> None:
+    backend = Tight()
+    loop = loop_of(batcher, backend=backend)
+    send_ones(batcher, 1, 2, 3)
+    loop.step()
+    assert len(batcher.done()) == 3
+    send_ones(batcher, 1, -1, 1, 1)
+    with pytest.raises(DeviceLostError):
+        loop.step()
+    assert [one.status for one in batcher.done()] == [2, 2, 2, 2]
+    assert backend.tried == [3, 2, 1, 2]
+
+
+def test_without_a_batch_dimension_too_everybody_hears_of_a_lost_gpu(batcher: Batcher) -> None:
+    backend = Tight()
+    loop = loop_of(batcher, {**CONFIG, "max_batch_size": 0}, backend)
+    batcher.send(*(batcher.request([("INPUT0", "FP32", np.full(4, value, np.float32))]) for value in (-1, 1)))
+    with pytest.raises(DeviceLostError):
+        loop.step()
+    done = batcher.done()
+    assert [one.status for one in done] == [2, 2]
+    assert "CUDA error: device-side assert triggered" in done[1].sentence
+    assert len(backend.tried) == 1
 
 
 # -- the supervisor ---------------------------------------------------------------------------------------------------

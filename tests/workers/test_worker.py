@@ -63,6 +63,7 @@ class Supervised:
                 "gpu": 0,
                 "cores": [CORE],
                 "backend_config": {},
+                "may_run_again": True,
                 "log": {"log_verbose": 0},
             }
         )
@@ -145,7 +146,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_worker_ends(worker: Super
     assert worker.receive() == {
         "op": "failed",
         "wire": 4,
-        "sentence": "model 'm': the identity backend expects as many outputs as inputs, got 1 inputs and 0 outputs",
+        "sentence": "model configuration must have equal input/output pairs: model 'm' has 1 inputs and 0 outputs",
     }
     assert worker.end()[0] == 0
 

@@ -76,14 +76,13 @@ class PythonBackend(Backend):
             self._event_loop.begin(self._execute_async(batch, parents))
             current_parents.set(NO_PARENTS)  # this thread goes on without them
             return
-        num_calls = _num_calls()
         try:
             responses = self._execute(batch)
             answers.output_start_ns = time.monotonic_ns()
             self._answer(batch, responses)
         except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
             fault = fault_of(error)
-            if fault is Fault.DEVICE_LOST or (fault is Fault.OUT_OF_MEMORY and num_calls == _num_calls()):
+            if fault is not None:
                 raise DeviceError(str(self._model.as_failure(error)), fault) from None
             self._fail(batch, error)
         finally:
