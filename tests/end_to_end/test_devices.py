@@ -44,18 +44,27 @@ backend: "python"
 max_batch_size: 8
 input { name: "X" data_type: TYPE_FP32 dims: 1 }
 output [ { name: "Y" data_type: TYPE_FP32 dims: 1 }, { name: "WHERE" data_type: TYPE_STRING dims: 1 } ]
-dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 1000000 }
+"""
+#: Of the model whose eight requests are to be one batch: it goes when they are there, however late that is.
+TOGETHER = """
+dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 30000000 }
+parameters { key: "idempotent" value { string_value: "true" } }
 """
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
-    for name, keyword, kind in (("plain", "", "MODEL"), ("coroutine", "async ", "MODEL"), ("on_gpu", "", "GPU")):
+    for name, keyword, kind, more in (
+        ("plain", "", "MODEL", ""),
+        ("coroutine", "async ", "MODEL", ""),
+        ("together", "", "MODEL", TOGETHER),
+        ("on_gpu", "", "GPU", ""),
+    ):
         directory = repository / name / "1"
         directory.mkdir(parents=True)
         (directory / "model.py").write_text(CODE.replace("KEYWORD", keyword))
-        (directory.parent / "config.pbtxt").write_text(f"{CONFIG} instance_group {{ kind: KIND_{kind} }}")
+        (directory.parent / "config.pbtxt").write_text(f"{CONFIG} {more} instance_group {{ kind: KIND_{kind} }}")
     core = max(_cores())
     with serving(repository, "--exit-on-error=false", f"--host-policy=model,cpu-cores={core}-{core}") as running:
         yield running
@@ -76,12 +85,12 @@ def ask(server: Server, model: str, value: float, output: str = "Y") -> Any:
 
 def test_a_batch_without_room_on_the_gpu_is_answered_in_parts(server: Server) -> None:
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda value: ask(server, "plain", value), range(8)))
+        answers = list(pool.map(lambda value: ask(server, "together", value), range(8)))
     rows = [divmod(answer, 100) for answer in answers]
     assert [value for _, value in rows] == list(range(8))
     assert {number for number, _ in rows} == {2}
     with triton.InferenceServerClient(server.url) as client:
-        (statistics,) = client.get_inference_statistics("plain")["model_stats"]
+        (statistics,) = client.get_inference_statistics("together")["model_stats"]
     assert (statistics["inference_count"], statistics["execution_count"]) == (8, 1)  # one batch, for the batcher
     assert server.read_log(b"the GPU's memory is too small for a batch of 8 rows")
     assert server.read_log(b"the GPU's memory is too small for a batch of 4 rows")
@@ -105,4 +114,4 @@ def test_a_gpu_that_is_not_there_fails_the_model_with_tritons_sentence(server: S
     with triton.InferenceServerClient(server.url) as client:
         reasons = {model["name"]: model.get("reason", "") for model in client.get_model_repository_index()}
     sentence = "instance group on_gpu_0 of model on_gpu has kind KIND_GPU but no GPUs are available"
-    assert reasons == {"plain": "", "coroutine": "", "on_gpu": f"Invalid argument: {sentence}"}
+    assert reasons == {"plain": "", "coroutine": "", "together": "", "on_gpu": f"Invalid argument: {sentence}"}
