@@ -24,16 +24,20 @@ class PinnedMemory:
         self.address = 0
         self.memory = memoryview(b"")
 
-    def reserve(self, nbytes: int) -> bool:
-        """Have room for so many bytes; whether it lies elsewhere now, and its contents are lost."""
-        if nbytes <= len(self.memory):
-            return False
+    @property
+    def nbytes(self) -> int:
+        """How much there is."""
+        return len(self.memory)
+
+    def reserve(self, nbytes: int) -> None:
+        """Have room for so many bytes, elsewhere where there is less; its contents are lost then, even if it raises."""
+        if nbytes <= self.nbytes:
+            return
         if self.address:
-            self.memory = memoryview(b"")
-            _call(runtime.cudaFreeHost, self.address)
+            address, self.address, self.memory = self.address, 0, memoryview(b"")
+            _call(runtime.cudaFreeHost, address)
         self.address = int(_call(runtime.cudaMallocHost, nbytes))
         self.memory = memoryview((ctypes.c_char * nbytes).from_address(self.address)).cast("B")
-        return True
 
 
 class DeviceMemory:
@@ -44,16 +48,15 @@ class DeviceMemory:
         self.address = 0
         self.nbytes = 0
 
-    def reserve(self, nbytes: int) -> bool:
+    def reserve(self, nbytes: int) -> None:
         """Like that of PinnedMemory."""
         if nbytes <= self.nbytes:
-            return False
+            return
         if self.address:
-            _call(runtime.cudaFree, self.address)
-            self.address = self.nbytes = 0
+            address, self.address, self.nbytes = self.address, 0, 0
+            _call(runtime.cudaFree, address)
         self.address = int(_call(runtime.cudaMalloc, nbytes))
         self.nbytes = nbytes
-        return True
 
 
 _Memory = TypeVar("_Memory", PinnedMemory, DeviceMemory)
@@ -66,15 +69,17 @@ class Buffers(Generic[_Memory]):
         self._kind: Callable[[], _Memory] = kind
         # Changed by reserve.
         self._buffers: dict[str, _Memory] = {}
-        self.num_moves = 0  # how often one of them has come to lie elsewhere
+        self.num_moves = 0  # how often one of them has come to lie elsewhere, or nowhere
 
     def reserve(self, name: str, nbytes: int) -> _Memory:
         """A tensor's memory, with room for so many bytes."""
         if name not in self._buffers:
             self._buffers[name] = self._kind()
         buffer = self._buffers[name]
-        # At least one: TensorRT wants an address even of nothing.
-        self.num_moves += buffer.reserve(max(1, nbytes))
+        nbytes = max(1, nbytes)  # TensorRT wants an address even of nothing
+        if nbytes > buffer.nbytes:
+            self.num_moves += 1  # before: where there is no room for it, what was there is gone all the same
+            buffer.reserve(nbytes)
         return buffer
 
 

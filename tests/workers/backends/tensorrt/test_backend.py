@@ -112,6 +112,29 @@ def test_graphs_of_the_batch_sizes_that_ask_for_them(runtime: Runtime, tmp_path:
     assert runtime.calls[-2:] == ["cudaGraphLaunch", "cudaStreamSynchronize"]
 
 
+def test_a_graph_does_not_outlive_memory_that_could_not_grow(runtime: Runtime, tmp_path: Path) -> None:
+    backend = loaded(tmp_path, instance_group=groups("1"), optimization={"cuda": {"graphs": True, "graph_spec": []}})
+    for _ in range(2):
+        check(backend, batch(16))
+        assert runtime.calls.count("cudaGraphLaunch") == 0  # it is new each time
+        assert len(backend._graphs) == 1  # type: ignore[attr-defined]
+        runtime.fails["cudaMalloc"] = Status.cudaErrorMemoryAllocation
+        with pytest.raises(RuntimeError, match="out of memory"):
+            backend.run(batch(32))
+    check(backend, batch(16))
+    check(backend, batch(16, 50))
+    assert runtime.calls.count("cudaGraphLaunch") == 1
+
+
+def test_page_locked_memory_that_could_not_grow_is_freed_once(runtime: Runtime, tmp_path: Path) -> None:
+    backend = loaded(tmp_path)
+    check(backend, batch(1))
+    runtime.fails["cudaMallocHost"] = Status.cudaErrorMemoryAllocation
+    with pytest.raises(RuntimeError, match="out of memory"):
+        backend.run(batch(4))
+    check(backend, batch(4))
+
+
 def test_graphs_are_bounded(runtime: Runtime, tmp_path: Path) -> None:
     backend = loaded(tmp_path, instance_group=groups("1"), optimization={"cuda": {"graphs": True, "graph_spec": []}})
     check(backend, batch(64))
