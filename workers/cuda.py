@@ -117,8 +117,13 @@ class Stream:
         _call(runtime.cudaStreamBeginCapture, self.handle, mode)
         try:
             work()
-        finally:
-            captured = _call(runtime.cudaStreamEndCapture, self.handle)
+        except BaseException:
+            # What ends a capture that has failed only says so: the first error tells why.
+            status, captured = runtime.cudaStreamEndCapture(self.handle)
+            if status == runtime.cudaError_t.cudaSuccess:
+                runtime.cudaGraphDestroy(captured)
+            raise
+        captured = _call(runtime.cudaStreamEndCapture, self.handle)
         try:
             return Graph(_call(runtime.cudaGraphInstantiate, captured, 0), self)
         finally:

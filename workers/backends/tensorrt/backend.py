@@ -25,6 +25,7 @@ from shoal.workers.backends.tensorrt.profiles import (
     graph_batch_sizes,
     wanted_profiles,
 )
+from shoal.workers.faults import Fault, fault_of
 from shoal.workers.tensors import Array
 
 #: It installs only where there is a GPU; where it is missing, type checkers would take `import` to mean this package.
@@ -36,7 +37,7 @@ _TYPES = {
     "FLOAT": "TYPE_FP32", "HALF": "TYPE_FP16", "BF16": "TYPE_BF16", "INT8": "TYPE_INT8", "INT32": "TYPE_INT32",
     "INT64": "TYPE_INT64", "BOOL": "TYPE_BOOL", "UINT8": "TYPE_UINT8",
 }  # fmt: skip
-#: CUDA graphs of one instance; each has a context of its own, and so its own memory for activations (ours).
+#: CUDA graphs that one instance tries to make; each has a context, and so memory for activations, of its own (ours).
 MAX_GRAPHS = 16
 
 
@@ -80,6 +81,7 @@ class TensorrtBackend(BatchedBackend):
         self._here = cuda.Buffers(cuda.PinnedMemory)
         self._there = cuda.Buffers(cuda.DeviceMemory)
         self._graphs: dict[Shapes, _Graph] = {}
+        self._refused: set[Shapes] = set()  # what could not be captured
         self._num_moves = 0  # of both, when the graphs were captured
 
     def describe(self, model: Model, device: Device) -> ModelIO:
@@ -200,23 +202,24 @@ class TensorrtBackend(BatchedBackend):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs, in page-locked memory that the next run overwrites. Raises ShoalError."""
+        """The outputs, mostly in page-locked memory that the next run overwrites. Raises ShoalError and CudaError."""
         for name, array in inputs.items():
             self._gather(name, array)
-        shapes = {name: array.shape for name, array in inputs.items()}
-        graph = self._graph(tuple(shapes.items()))
+        shapes: Shapes = tuple((name, array.shape) for name, array in inputs.items())
+        graph = self._graph(shapes)
         if graph is not None:
             graph.launch()
             self._stream.synchronize()
             return graph.outputs
         values = {name: tuple(inputs[name].ravel().tolist()) for name in self._host_names.intersection(inputs)}
-        profile = choose(self._profiles, shapes, values)
+        profile = choose(self._profiles, dict(shapes), values)
         context = self._contexts[profile.number]
         outputs = self._prepare(context, inputs)
         self._enqueue(context, inputs, outputs)
         self._stream.synchronize()
-        if self._may_capture(inputs):
-            self._capture(tuple(shapes.items()), profile.number, inputs)
+        if self._may_capture(shapes):
+            outputs = {name: array.copy() for name, array in outputs.items()}  # the next run is into the same memory
+            self._try_capture(shapes, profile.number, inputs)
         return outputs
 
     def _gather(self, name: str, array: Array) -> None:
@@ -263,11 +266,13 @@ class TensorrtBackend(BatchedBackend):
 
     # -- CUDA graphs --------------------------------------------------------------------------------------------------
 
-    def _may_capture(self, inputs: dict[str, Array]) -> bool:
+    def _may_capture(self, shapes: Shapes) -> bool:
         sizes = self._graph_batch_sizes
-        if sizes is None or self._host_names or len(self._graphs) >= MAX_GRAPHS:
+        if sizes is None or self._host_names or shapes in self._refused:
             return False
-        return not sizes or next(iter(inputs.values())).shape[:1] in {(size,) for size in sizes}
+        if len(self._graphs) + len(self._refused) >= MAX_GRAPHS:
+            return False
+        return not sizes or shapes[0][1][:1] in {(size,) for size in sizes}
 
     def _graph(self, shapes: Shapes) -> "_Graph | None":
         """The graph of a batch of these shapes; where memory that graphs use has moved, there is none any more."""
@@ -278,6 +283,17 @@ class TensorrtBackend(BatchedBackend):
             self._graphs.clear()
             self._num_moves = num_moves
         return self._graphs.get(shapes)
+
+    def _try_capture(self, shapes: Shapes, profile: int, inputs: dict[str, Array]) -> None:
+        """Have a graph of these shapes if that is possible: their batch is computed already."""
+        try:
+            self._capture(shapes, profile, inputs)
+        except (cuda.CudaError, ShoalError) as error:
+            if fault_of(error) is Fault.DEVICE_LOST:
+                raise
+            self._refused.add(shapes)
+            _log.warning("there will be no CUDA graph of batches of %s: %s", dict(shapes), error)
+            self._stream.synchronize()  # what may be under way there needs the context, which goes now
 
     def _capture(self, shapes: Shapes, profile: int, inputs: dict[str, Array]) -> None:
         """Keep a run of these shapes as a graph. TensorRT leaves undefined what becomes of one when the shapes of its

@@ -23,6 +23,8 @@ class Status(enum.IntEnum):
     cudaSuccess = 0
     cudaErrorMemoryAllocation = 2
     cudaErrorLaunchFailure = 719
+    cudaErrorStreamCaptureUnsupported = 900
+    cudaErrorStreamCaptureInvalidated = 901
 
 
 class Runtime(ModuleType):
@@ -40,9 +42,12 @@ class Runtime(ModuleType):
         self.captured: list[Callable[[], None]] | None = None
         self.calls: list[str] = []
         self.fails: dict[str, Status] = {}
+        self.fails_captured: dict[str, Status] = {}  # the same, of calls while a stream is captured
         words = {
             Status.cudaErrorMemoryAllocation: b"out of memory",
             Status.cudaErrorLaunchFailure: b"unspecified launch failure",
+            Status.cudaErrorStreamCaptureUnsupported: b"operation not permitted when stream is capturing",
+            Status.cudaErrorStreamCaptureInvalidated: b"operation failed due to a previous error during capture",
         }
         self.cudaGetErrorString = lambda status: (Status.cudaSuccess, words[status])
         for name in ("cudaMallocHost", "cudaMalloc"):
@@ -64,8 +69,10 @@ class Runtime(ModuleType):
     def _add(self, name: str, function: Callable[..., Any]) -> None:
         def call(*arguments: Any) -> tuple[Any, ...]:
             self.calls.append(name)
-            status = self.fails.pop(name, Status.cudaSuccess)
+            fails = self.fails if self.captured is None else self.fails_captured
+            status = fails.pop(name, Status.cudaSuccess)
             if status:
+                self.captured = None if name == "cudaStreamEndCapture" else self.captured
                 return status, None
             result = function(*arguments)
             return (status,) if result is None else (status, result)

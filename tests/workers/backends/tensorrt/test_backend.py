@@ -135,6 +135,46 @@ def test_page_locked_memory_that_could_not_grow_is_freed_once(runtime: Runtime, 
     check(backend, batch(4))
 
 
+@pytest.mark.parametrize(
+    ("fails", "num_destroyed"),
+    [
+        ({"cudaMemcpyAsync": Status.cudaErrorStreamCaptureUnsupported}, 1),
+        (
+            {
+                "cudaMemcpyAsync": Status.cudaErrorStreamCaptureUnsupported,
+                "cudaStreamEndCapture": Status.cudaErrorStreamCaptureInvalidated,
+            },
+            0,
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_answered_and_not_tried_again(
+    runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: dict[str, Status], num_destroyed: int
+) -> None:
+    backend = loaded(tmp_path, instance_group=groups("1"), optimization={"cuda": {"graphs": True, "graph_spec": []}})
+    runtime.fails_captured = fails
+    check(backend, batch(16))
+    check(backend, batch(16, 50))
+    assert runtime.calls.count("cudaStreamBeginCapture") == runtime.calls.count("cudaStreamEndCapture") == 2
+    assert runtime.calls.count("cudaGraphDestroy") == 1 + num_destroyed  # of the first run, on 5 rows
+    [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning == (
+        "there will be no CUDA graph of batches of {'X': (16, 3)}: CUDA error 900: operation not permitted when stream "
+        "is capturing (cudaErrorStreamCaptureUnsupported in cudaMemcpyAsync)"
+    )
+    check(backend, batch(17))
+    check(backend, batch(17, 70))
+    assert runtime.calls[-2:] == ["cudaGraphLaunch", "cudaStreamSynchronize"]
+
+
+def test_a_device_lost_while_a_graph_is_made_is_lost(runtime: Runtime, tmp_path: Path) -> None:
+    backend = loaded(tmp_path, instance_group=groups("1"), optimization={"cuda": {"graphs": True, "graph_spec": []}})
+    runtime.fails["cudaGraphInstantiate"] = Status.cudaErrorLaunchFailure
+    with pytest.raises(RuntimeError) as caught:
+        backend.run(batch(16))
+    assert fault_of(caught.value) is Fault.DEVICE_LOST
+
+
 def test_graphs_are_bounded(runtime: Runtime, tmp_path: Path) -> None:
     backend = loaded(tmp_path, instance_group=groups("1"), optimization={"cuda": {"graphs": True, "graph_spec": []}})
     check(backend, batch(64))
