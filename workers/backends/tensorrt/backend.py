@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shoal.datatypes import BY_CONFIG_NAME
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
 from shoal.model_config.autocomplete import IOTensor, ModelIO, complete_from_file
 from shoal.model_config.signature import Signature
@@ -73,6 +74,7 @@ class TensorrtBackend(BatchedBackend):
         self._contexts: dict[int, Any] = {}
         self._input_names: tuple[str, ...] = ()
         self._output_names: tuple[str, ...] = ()
+        self._asked_names: frozenset[str] = frozenset()  # outputs that the configuration has
         self._host_names: frozenset[str] = frozenset()  # shape tensors, which TensorRT reads and writes here
         self._datatypes: dict[str, Any] = {}
         self._graph_batch_sizes: frozenset[int] | None = None
@@ -102,10 +104,9 @@ class TensorrtBackend(BatchedBackend):
                 "want different shapes; set max_batch_size to 0"
             )
         file_checks.check(signature, ModelIO(inputs, outputs))
-        self._output_names = tuple(signature.outputs)
-        self._datatypes = {
-            spec.name: spec.datatype for spec in (*signature.inputs.values(), *signature.outputs.values())
-        }
+        self._output_names = tuple(tensor.name for tensor in outputs)
+        self._asked_names = frozenset(signature.outputs)
+        self._datatypes = {tensor.name: BY_CONFIG_NAME[tensor.data_type] for tensor in (*inputs, *outputs)}
         self._graph_batch_sizes = graph_batch_sizes(model.config)
         self._stream = cuda.Stream()
         self._contexts = {profile.number: self._context(profile.number) for profile in self._profiles}
@@ -246,8 +247,9 @@ class TensorrtBackend(BatchedBackend):
                 raise UnsupportedError(f"output '{name}' has a shape that depends on the data, which is not supported")
             dtype = self._datatypes[name].dtype
             nbytes = int(np.prod(shape)) * dtype.itemsize
-            context.set_tensor_address(name, self._place(name, nbytes))
-            outputs[name] = np.ndarray(shape, dtype, self._pinned(name, nbytes))
+            context.set_tensor_address(name, self._place(name, nbytes))  # TensorRT wants one for each
+            if name in self._asked_names:
+                outputs[name] = np.ndarray(shape, dtype, self._pinned(name, nbytes))
         return outputs
 
     def _place(self, name: str, nbytes: int) -> int:

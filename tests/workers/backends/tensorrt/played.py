@@ -190,6 +190,9 @@ class Context:
         if engine.fails:
             engine.log.log(ILogger.Severity.ERROR, "Error Code 1: Cuda Runtime (misaligned address)")
             return False
+        if None in map(addresses.get, Engine._NAMES):
+            engine.log.log(ILogger.Severity.ERROR, "Error Code 3: API Usage Error (tensor has no address)")
+            return False
         assert self._has_run or engine.runtime.captured is None, "captured before it has run"
         self._has_run = True
 

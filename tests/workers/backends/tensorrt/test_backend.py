@@ -112,6 +112,14 @@ def test_graphs_of_the_batch_sizes_that_ask_for_them(runtime: Runtime, tmp_path:
     assert runtime.calls[-2:] == ["cudaGraphLaunch", "cudaStreamSynchronize"]
 
 
+def test_an_output_that_the_configuration_leaves_out_stays_on_the_gpu(runtime: Runtime, tmp_path: Path) -> None:
+    backend = loaded(tmp_path, output=OUTPUTS[:1])
+    runtime.calls.clear()
+    outputs = backend.run(batch(2))
+    assert {name: array.tolist() for name, array in outputs.items()} == {"Y": (2 * batch(2)["X"]).tolist()}
+    assert runtime.calls.count("cudaMemcpyAsync") == 2
+
+
 def test_a_graph_does_not_outlive_memory_that_could_not_grow(runtime: Runtime, tmp_path: Path) -> None:
     backend = loaded(tmp_path, instance_group=groups("1"), optimization={"cuda": {"graphs": True, "graph_spec": []}})
     for _ in range(2):
