@@ -62,8 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} <model.onnx> <model.plan> [options]",
-        description="Build a TensorRT engine from an ONNX file. It runs on the kind of GPU and the version of TensorRT "
-        "that built it, so do this where it will be served. An engine is kept, and taken again for the same file, "
+        description="Build a TensorRT engine from an ONNX file. It runs on the kind of GPU and the version of\n"
+        "TensorRT that built it, so do this where it will be served. The GPU used is the first of\n"
+        "CUDA_VISIBLE_DEVICES, else CUDA's device 0. An engine is kept, and taken again for the same file,\n"
         "options, GPU and version.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -27,6 +27,7 @@ def test_without_tensorrt_its_command_is_named(tmp_path: Path, capsys: pytest.Ca
     [
         ("no.onnx out.plan", "there is no file 'no.onnx'\n"),
         ("m.onnx no/out.plan", "there is no directory 'no' to put 'out.plan' into\n"),
+        ("m.onnx out.plan --max-batch-size 0", "--max-batch-size must be at least 1, got 0\n"),
         ("m.onnx", "the following arguments are required: plan\n"),
         ("m.onnx out.plan --shape X", "argument --shape: expected <input>=<least>:<best>:<most>, as in X=1x3x224:"),
     ],
@@ -47,4 +48,6 @@ def test_what_is_refused(
 def test_help_shows_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         build_engine(["--help"], environ={})
-    assert "shoal build-engine model.onnx model.plan --max-batch-size 32 --fp16\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "shoal build-engine model.onnx model.plan --max-batch-size 32 --fp16\n" in printed
+    assert "the first of CUDA_VISIBLE_DEVICES, else CUDA's device 0" in " ".join(printed.split())

@@ -6,8 +6,9 @@ Runs in `shoal build-engine`, on a machine with the GPU that the engine is for. 
 import hashlib
 import importlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +16,10 @@ from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
 
 Shape: TypeAlias = tuple[int, ...]
 _INSTALL = "pip install 'shoal[tensorrt]'"
+#: Where an ONNX file names a file of weights: the entry `location` of TensorProto.external_data (onnx.proto), which is
+#: its field 1, `key`, and its field 2, `value`, of which the length stands first, seven bits to a byte.
+_LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])")
+_PIECE_BYTES = 1 << 20
 
 
 class Order(NamedTuple):
@@ -59,20 +64,37 @@ def shapes_of(name: str, declared: Shape, order: Order) -> tuple[Shape, Shape, S
 
 
 def cache_key(order: Order, device: str, version: str) -> str:
-    """The same for what gives the same engine. Weights beside the file count where the file names them."""
+    """The same for what gives the same engine. Weights in other files count where the file names them."""
     digest = hashlib.sha256()
-    data = order.onnx.read_bytes()
-    files = [order.onnx]
-    files += [path for path in sorted(order.onnx.parent.iterdir()) if path != order.onnx and path.name.encode() in data]
-    for path in files:
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in (order.onnx, *sorted(set(weight_files(order.onnx)))):
+        digest.update(_hashed(path))
     shapes = sorted((name, *map(tuple, shapes)) for name, shapes in order.shapes.items())
     digest.update(repr((shapes, order.max_batch_size, order.fp16, order.workspace_mib, device, version)).encode())
     return digest.hexdigest()[:32]
 
 
+def weight_files(onnx: Path) -> Iterator[Path]:
+    """The files whose weights an ONNX file names, by their paths from where it is; each as often as it is named."""
+    data = onnx.read_bytes()  # at most 2 GiB, as any message of protobuf
+    for match in _LOCATION.finditer(data):
+        nbytes = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(match[1]))
+        path = onnx.parent / os.fsdecode(data[match.end() : match.end() + nbytes])
+        if path.is_file():
+            yield path
+
+
+def _hashed(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.digest()
+
+
 def build(order: Order, target: Path, cache: Path, tell: Callable[[str], None]) -> None:
     """Put the engine at `target`, and tell a person where it comes from. Raises ShoalError."""
+    if order.max_batch_size < 1:
+        raise InvalidArgumentError(f"--max-batch-size must be at least 1, got {order.max_batch_size}")
     try:
         tensorrt: Any = importlib.import_module("tensorrt")
         from shoal.workers import cuda
@@ -109,8 +131,12 @@ def _serialized(tensorrt: Any, order: Order) -> bytes:
         faults = "; ".join(parser.get_error(index).desc() for index in range(parser.num_errors))
         raise InvalidArgumentError(f"TensorRT cannot read '{order.onnx}': {faults}")
     config, profile = builder.create_builder_config(), builder.create_optimization_profile()
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    for name in order.shapes.keys() - {tensor.name for tensor in inputs}:
+        raise InvalidArgumentError(
+            f"--shape {name}=…: '{order.onnx}' has no such input, only {', '.join(tensor.name for tensor in inputs)}"
+        )
+    for tensor in inputs:
         profile.set_shape(tensor.name, *shapes_of(tensor.name, tuple(tensor.shape), order))
     config.add_optimization_profile(profile)
     if order.workspace_mib:

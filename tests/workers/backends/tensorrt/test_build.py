@@ -4,19 +4,30 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
-from shoal.workers.backends.tensorrt.build import Order, build, cache_key, read_shape, shapes_of
+from shoal.workers.backends.tensorrt.build import Order, build, cache_key, read_shape, shapes_of, weight_files
 from tests.workers.backends.tensorrt.played import Status, played
+
+LONG_NAME = f"sub/{'w' * 130}.bin"
 
 
 @pytest.fixture
 def order(tmp_path: Path) -> Order:
     path = tmp_path / "model.onnx"
-    path.write_bytes(b"graph, weights in weights.bin")
-    (tmp_path / "weights.bin").write_bytes(b"1")
-    (tmp_path / "notes.txt").write_bytes(b"1")
+    # As the package onnx writes two tensors' external_data: a location, and an offset; a longer location; a directory.
+    path.write_bytes(
+        b"graph \x1a\x1f\x6a\x17\x0a\x08location\x12\x0bweights.bin\x6a\x0d\x0a\x06offset\x12\x030x0 notes.txt"
+        b"\x0a\x08location\x12\x8a\x01"
+        + LONG_NAME.encode()
+        + b" \x0a\x08location\x12\x011 \x0a\x08location\x12\x04none"
+    )
+    (tmp_path / "1").mkdir()
+    (tmp_path / LONG_NAME).parent.mkdir()
+    for name in ("weights.bin", LONG_NAME, "notes.txt", "1/weights.bin"):
+        (tmp_path / name).write_bytes(b"1")
     return Order(path, {}, 8, fp16=False, workspace_mib=0)
 
 
@@ -83,19 +94,22 @@ def test_an_engine_is_built_once(order: Order, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("building", "kind", "sentence"),
+    ("building", "shapes", "kind", "sentence"),
     [
+        (Building(("no such operator", "nor this")), {}, InvalidArgumentError, "cannot read .*: no such operator; nor"),
+        (Building(result=None), {}, InternalError, "TensorRT cannot build an engine"),
         (
-            Building(faults=("no such operator", "nor this")),
+            Building(),
+            {"Z": ((1,), (2,), (4,))},
             InvalidArgumentError,
-            "cannot read .*: no such operator; nor",
+            "--shape Z=…: '.*model.onnx' has no such input, only X, K",
         ),
-        (Building(result=None), InternalError, "TensorRT cannot build an engine"),
     ],
 )
 def test_what_cannot_be_built_leaves_nothing(
-    order: Order, tmp_path: Path, building: Building, kind: type[Exception], sentence: str
+    order: Order, tmp_path: Path, building: Building, shapes: Any, kind: type[Exception], sentence: str
 ) -> None:
+    order = order._replace(shapes=shapes)
     with played() as (_, tensorrt):
         building.put_into(tensorrt)
         with pytest.raises(kind, match=sentence):
@@ -133,13 +147,33 @@ def test_an_engine_depends_on_this(order: Order) -> None:
         key(order._replace(fp16=True)),
         key(order._replace(workspace_mib=1)),
     ]
-    (order.onnx.parent / "notes.txt").write_bytes(b"2")
-    assert key() == first  # the file does not name it
-    (order.onnx.parent / "weights.bin").write_bytes(b"2")
-    changed.append(key())
+    for name in ("notes.txt", "1/weights.bin"):  # neither is a location in the file
+        (order.onnx.parent / name).write_bytes(b"2")
+        assert key() == first
+    for name in ("weights.bin", LONG_NAME):
+        (order.onnx.parent / name).write_bytes(b"2")
+        changed.append(key())
     order.onnx.write_bytes(b"another graph")
     changed.append(key())
-    assert len({first, *changed}) == 9
+    assert len({first, *changed}) == 10
+
+
+def test_weights_that_onnx_has_put_beside_a_file(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    weights = onnx.numpy_helper.from_array(np.zeros(1024, np.float32), "W")
+    path = tmp_path / "model.onnx"
+    (tmp_path / "sub").mkdir()
+    onnx.save(
+        onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [weights])), path,
+        save_as_external_data=True, location="sub/weights.bin",
+    )  # fmt: skip
+    assert list(weight_files(path)) == [tmp_path / "sub" / "weights.bin"]
+
+
+@pytest.mark.parametrize("max_batch_size", [0, -1])
+def test_a_batch_size_that_is_none(order: Order, tmp_path: Path, max_batch_size: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"--max-batch-size must be at least 1, got {max_batch_size}"):
+        build(order._replace(max_batch_size=max_batch_size), tmp_path / "model.plan", tmp_path / "cache", print)
 
 
 @pytest.mark.parametrize(
