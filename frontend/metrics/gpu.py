@@ -4,7 +4,7 @@ The package nvidia-ml-py is an extra, and its library comes with NVIDIA's driver
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _log = logging.getLogger("shoal")
@@ -26,13 +26,27 @@ def load_nvml() -> Any:
     return pynvml
 
 
+def _handles(nvml: Any) -> Iterator[tuple[str, Any]]:
+    """The GPUs by UUID; one that the library fails to open has no metrics."""
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        _log.warning("no metrics of GPUs: %s", error)
+        return
+    for index in range(count):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            yield str(nvml.nvmlDeviceGetUUID(handle)), handle
+        except nvml.NVMLError as error:
+            _log.warning("no metrics of the GPU that NVIDIA's library has as number %d: %s", index, error)
+
+
 class Gpus:
     """All GPUs that the library shows this process."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount() if nvml else 0)]
-        self._handles = {str(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+        self._handles = dict(_handles(nvml)) if nvml else {}
         #: In J, when this server began to look: the counter starts at 0.
         self._first_energy = {uuid: self._figures(handle).get("energy_j", 0) for uuid, handle in self._handles.items()}
 

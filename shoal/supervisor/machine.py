@@ -6,8 +6,10 @@ in the supervisor.
 """
 
 import importlib.metadata
+import importlib.util
 import logging
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,8 +28,9 @@ _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 _NVIDIA_SMI = ("--query-gpu=uuid,pci.bus_id,compute_cap", "--format=csv,noheader")
 #: nvidia-smi loads the driver's state anew where nothing else holds it, which takes seconds per GPU (ours).
 _NVIDIA_SMI_S = 60
-#: Backend → its distribution, and how the requirement begins that only a build with CUDA has; "": it is that build.
-_WITH_CUDA = {"onnxruntime": ("onnxruntime-gpu", ""), "pytorch": ("torch", "nvidia-")}
+_COMPUTE_CAPABILITY = re.compile(r"[0-9]+\.[0-9]+")
+#: Where the package onnxruntime has what runs on CUDA.
+_ONNXRUNTIME_CUDA = "capi/libonnxruntime_providers_cuda.so"
 
 
 class Listed(NamedTuple):
@@ -35,7 +38,7 @@ class Listed(NamedTuple):
 
     uuid: str
     pci_bus_id: str
-    compute_capability: str
+    compute_capability: str  # "9.0"; of a GPU that cannot be used, what is told instead
 
 
 def find_machine(
@@ -46,6 +49,12 @@ def find_machine(
     gpus: list[Gpu] = []
     visible = seen_by_cuda(_listed(), environ.get("CUDA_VISIBLE_DEVICES"))
     for number, listed in enumerate(visible):
+        if not _COMPUTE_CAPABILITY.fullmatch(listed.compute_capability):
+            _log.warning(
+                "GPU %d (%s) does not tell its compute capability, but '%s': it is not used",
+                number, listed.uuid or "without UUID", listed.compute_capability,
+            )  # fmt: skip
+            continue
         if float(listed.compute_capability) < options.min_supported_compute_capability:
             _log.warning(
                 "GPU %d (%s) has compute capability %s, less than --min-supported-compute-capability=%g: it is not "
@@ -58,8 +67,10 @@ def find_machine(
             "GPU %d: %s, compute capability %s, beside cores %s",
             number, listed.uuid, listed.compute_capability, format_cores(beside),
         )  # fmt: skip
-    cpu_backends = frozenset(backend for backend in _WITH_CUDA if not _has_cuda(backend)) if gpus else frozenset[str]()
-    return Machine(tuple(cores), tuple(gpus), policies, options.min_supported_compute_capability, cpu_backends)
+    on_cpu = {backend: reason for backend, why in _WHY_ON_CPU.items() if (reason := why())} if gpus else {}
+    for backend, reason in on_cpu.items():
+        _log.info("KIND_AUTO means KIND_CPU for backend '%s': %s", backend, reason)
+    return Machine(tuple(cores), tuple(gpus), policies, options.min_supported_compute_capability, frozenset(on_cpu))
 
 
 # -- GPUs -------------------------------------------------------------------------------------------------------------
@@ -72,14 +83,23 @@ def _listed() -> list[Listed]:
 
 
 def list_by_nvml(nvml: Any) -> list[Listed]:
-    """The GPUs by their PCI addresses; none where there is no library."""
-    found = []
-    for index in range(nvml.nvmlDeviceGetCount() if nvml else 0):
+    """The GPUs by their PCI addresses; none where there is no library. One that fails keeps its place in the list."""
+    if nvml is None:
+        return []
+    try:
+        return [_listed_by_nvml(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        _log.warning("NVIDIA's library does not list the GPUs: %s", error)
+        return []
+
+
+def _listed_by_nvml(nvml: Any, index: int) -> Listed:
+    try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId
-        found.append(Listed(nvml.nvmlDeviceGetUUID(handle), bus_id, f"{major}.{minor}"))
-    return found
+        return Listed(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId, f"{major}.{minor}")
+    except nvml.NVMLError as error:
+        return Listed("", "", str(error))
 
 
 def _list_by_nvidia_smi() -> list[Listed]:
@@ -124,13 +144,34 @@ def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
     return seen
 
 
-def _has_cuda(backend: str) -> bool:
-    distribution, requirement = _WITH_CUDA[backend]
+def _why_onnxruntime_is_on_cpu() -> str:
+    """Empty where it has CUDA, as for the other backend. A container's own build may have any distribution's name."""
+    if _version("onnxruntime-gpu"):
+        return ""
+    package = importlib.util.find_spec("onnxruntime")  # which does not import it
+    for directory in (package and package.submodule_search_locations) or ():
+        if Path(directory, _ONNXRUNTIME_CUDA).exists():
+            return ""
+    return f"the package onnxruntime-gpu is not installed, and no onnxruntime with {_ONNXRUNTIME_CUDA}"
+
+
+def _why_torch_is_on_cpu() -> str:
+    """That it requires packages of NVIDIA's does not count: builds in NVIDIA's containers bring CUDA otherwise."""
+    version = _version("torch")
+    if not version:
+        return "the package torch is not installed"
+    return f"torch {version} was built without CUDA" if version.endswith("+cpu") else ""
+
+
+def _version(distribution: str) -> str:
     try:
-        required = importlib.metadata.requires(distribution) or []
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return not requirement or any(each.startswith(requirement) for each in required)
+        return ""
+
+
+#: Of the backends whose packages come with CUDA and without it.
+_WHY_ON_CPU = {"onnxruntime": _why_onnxruntime_is_on_cpu, "pytorch": _why_torch_is_on_cpu}
 
 
 # -- cores ------------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def list_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Listed) -> None:
 
 def test_a_machine_with_gpus(sysfs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     list_gpus(monkeypatch, OLD, A100, H100)
-    monkeypatch.setattr(machine, "_WITH_CUDA", {"pytorch": ("no-such-package", "")})
+    monkeypatch.setattr(machine, "_WHY_ON_CPU", {"pytorch": lambda: "no CUDA", "onnxruntime": lambda: ""})
     options = ServerOptions(host_policy={"night": HostPolicy(numa_node=1)})
     assert find_machine(options, {}, CORES, sysfs) == Machine(
         CORES,
@@ -62,6 +62,17 @@ def test_a_machine_with_gpus(sysfs: Path, monkeypatch: pytest.MonkeyPatch, caplo
         frozenset({"pytorch"}),
     )
     assert "GPU 0 (GPU-0aa) has compute capability 5.2, less than --min-supported-compute-capability=6" in caplog.text
+
+
+def test_an_odd_gpu_keeps_its_number_and_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = [Listed("GPU-2aa", "", capability) for capability in ("[N/A]", "9", "nan", "9.0.1", "1e3")]
+    list_gpus(monkeypatch, Listed("", "", "GPU is lost"), A100, *odd)
+    assert [gpu.id for gpu in find_machine(ServerOptions(), {}, CORES).gpus] == [1]
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings[0] == "GPU 0 (without UUID) does not tell its compute capability, but 'GPU is lost': it is not used"
+    assert len(warnings) == 6
 
 
 def test_a_machine_without_a_driver_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,21 +88,56 @@ def test_numbers_of_gpus_are_those_that_the_server_sees(sysfs: Path, monkeypatch
     assert found.gpu_ids("identity") == (0, 1)
 
 
-def test_a_package_without_cuda_keeps_kind_auto_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    required = {"torch": ["numpy", "nvidia-cublas==13.1; platform_system == 'Linux'"]}
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: _requires(required, name))
+@pytest.mark.parametrize(
+    ("versions", "has_provider", "reasons"),
+    [
+        ({"torch": "2.9.0", "onnxruntime-gpu": "1.23"}, False, {}),
+        ({"torch": "2.9.0a0+nv25.10", "onnxruntime": "1.23"}, True, {}),  # in a container of NVIDIA's
+        (
+            {"torch": "2.9.0+cpu", "onnxruntime": "1.23"},
+            False,
+            {
+                "onnxruntime": "the package onnxruntime-gpu is not installed, and no onnxruntime with "
+                "capi/libonnxruntime_providers_cuda.so",
+                "pytorch": "torch 2.9.0+cpu was built without CUDA",
+            },
+        ),
+        ({"onnxruntime-gpu": "1.23"}, False, {"pytorch": "the package torch is not installed"}),
+    ],
+)
+def test_a_package_without_cuda_keeps_kind_auto_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    versions: dict[str, str],
+    has_provider: bool,
+    reasons: dict[str, str],
+) -> None:
+    provider = tmp_path / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
+    provider.parent.mkdir(parents=True)
+    (tmp_path / "onnxruntime" / "__init__.py").touch()
+    if has_provider:
+        provider.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: _version(versions, name))
     list_gpus(monkeypatch, A100)
-    found = find_machine(ServerOptions(), {}, CORES)
-    assert found.cpu_backends == {"onnxruntime"}
-    assert (found.gpu_ids("onnxruntime"), found.gpu_ids("pytorch"), found.gpu_ids("tensorrt")) == ((), (0,), (0,))
-    required |= {"torch": ["numpy"], "onnxruntime-gpu": ["numpy"]}
-    assert find_machine(ServerOptions(), {}, CORES).cpu_backends == {"pytorch"}
+    with caplog.at_level("INFO"):
+        found = find_machine(ServerOptions(), {}, CORES)
+    assert found.cpu_backends == reasons.keys()
+    assert [found.gpu_ids(backend) for backend in ("pytorch", "tensorrt")] == [
+        () if "pytorch" in reasons else (0,),
+        (0,),
+    ]
+    assert caplog.messages[1:] == [
+        f"KIND_AUTO means KIND_CPU for backend '{backend}': {reason}" for backend, reason in reasons.items()
+    ]
 
 
-def _requires(required: dict[str, list[str]], name: str) -> list[str]:
-    if name not in required:
+def _version(versions: dict[str, str], name: str) -> str:
+    if name not in versions:
         raise importlib.metadata.PackageNotFoundError(name)
-    return required[name]
+    return versions[name]
 
 
 @pytest.mark.parametrize(
@@ -142,25 +188,46 @@ def test_a_driver_without_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert find_machine(ServerOptions(), {}, (0,)).gpus == ()
 
 
-def test_what_the_library_lists() -> None:
-    class Nvml:
-        def nvmlDeviceGetCount(self) -> int:
-            return 1
+class NVMLError(Exception):
+    """As the library raises it."""
 
-        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-            return index
 
-        def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
-            return 8, handle
+class Nvml:
+    """One GPU; `fails` is the function that does."""
 
-        def nvmlDeviceGetPciInfo(self, _handle: int) -> Any:
-            return SimpleNamespace(busId="00000000:5E:00.0")
+    NVMLError = NVMLError
 
-        def nvmlDeviceGetUUID(self, _handle: int) -> str:
-            return "GPU-1bb"
+    def __init__(self, fails: str = "") -> None:
+        self._answers = {
+            "Count": 1,
+            "HandleByIndex": 7,
+            "CudaComputeCapability": (8, 0),
+            "PciInfo": SimpleNamespace(busId="00000000:5E:00.0"),
+            "UUID": "GPU-1bb",
+        }
+        self._fails = fails
 
+    def __getattr__(self, name: str) -> Any:
+        short = name.removeprefix("nvmlDeviceGet")
+
+        def answer(*_arguments: object) -> Any:
+            if short == self._fails:
+                raise NVMLError("GPU is lost")
+            return self._answers[short]
+
+        return answer
+
+
+def test_what_the_library_lists(caplog: pytest.LogCaptureFixture) -> None:
     assert list_by_nvml(Nvml()) == [A100]
     assert list_by_nvml(None) == []
+    assert list_by_nvml(Nvml("Count")) == []
+    assert caplog.messages == ["NVIDIA's library does not list the GPUs: GPU is lost"]
+
+
+@pytest.mark.parametrize("fails", ["HandleByIndex", "CudaComputeCapability", "PciInfo", "UUID"])
+def test_a_gpu_that_the_library_fails_to_describe_keeps_its_place(fails: str) -> None:
+    assert list_by_nvml(Nvml(fails)) == [Listed("", "", "GPU is lost")]
 
 
 def test_the_functions_of_the_library_have_these_names() -> None:

@@ -64,6 +64,17 @@ def test_each_gpu_tells_what_it_can() -> None:
     ]  # fmt: skip
 
 
+def test_a_gpu_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class Lost(Nvml):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+            return index or self._known(1, 0)
+
+    assert [gpu["uuid"] for gpu in Gpus(Lost()).read()] == ["GPU-1"]
+    assert caplog.messages == ["no metrics of the GPU that NVIDIA's library has as number 0: Not Supported"]
+    monkeypatch.setattr(Nvml, "nvmlDeviceGetCount", lambda self: self._known(1, 0))
+    assert Gpus(Nvml()).read() == []
+
+
 def test_without_the_library_there_are_none() -> None:
     assert Gpus(None).read() == []
 
