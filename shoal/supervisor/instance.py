@@ -195,10 +195,11 @@ class Instance:
     def stop(self) -> None:
         """End the worker: one that is up has --exit-timeout-secs to finish what it has, others have nothing."""
         was, self.state = self.state, InstanceState.STOPPED
-        self._host.gpu_memory.leaving(self.number, self.placement)
         if self._child is None:
             self._listener.on_stopped(self)
-        elif was is InstanceState.UP and self._member is not None:
+            return
+        self._host.gpu_memory.leaving(self.number, self.placement)
+        if was is InstanceState.UP and self._member is not None:
             self._member.send({"op": "stop"})
             limit_s = max(1, self._host.options.exit_timeout_secs)  # at 0, models are unloaded, too
             self._unless_over(limit_s, "has not ended within %g s of being told to; it is killed", self.kill)

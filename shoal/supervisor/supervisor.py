@@ -118,6 +118,7 @@ class Supervisor:
         self._roster = Roster(self._loop)
         self._metrics = CustomMetrics({family.name for family in families.ALL})
         readiness = Readiness(self._star.workers, self._loop.call_after)
+        self._gpu_memory = GpuMemory(load_nvml() if machine.gpus else None)
         host = Host(
             self._loop,
             self._zygotes,
@@ -129,7 +130,7 @@ class Supervisor:
             self._roster,
             self._metrics,
             readiness,
-            gpu_memory=GpuMemory(load_nvml() if machine.gpus else None),
+            gpu_memory=self._gpu_memory,
         )
         self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
@@ -170,7 +171,7 @@ class Supervisor:
         self._tracing.start()
         self._loop.run()
         signal.set_wakeup_fd(-1)
-        for each in (*wakeup, self._control, self._http):
+        for each in (*wakeup, self._control, self._http, self._gpu_memory):
             each.close()
         return self._exit_code
 
