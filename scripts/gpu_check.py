@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ import tritonclient.http as triton
 from onnx import TensorProto, helper, numpy_helper
 
 from shoal.options import ServerOptions
-from shoal.placement import Machine
+from shoal.placement import Gpu
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.workers.tensors import Array
 from tests.end_to_end.server import Server, serving
@@ -95,36 +96,53 @@ def main(argv: Sequence[str]) -> int:
         return NO_GPU
     print(f"{machine.gpus[0] if not given.on_cpu else 'on the CPU'}; cores {len(machine.cores)}")
     with TemporaryDirectory() as directory:
-        return check(Path(directory), machine, given.seconds, on_cpu=given.on_cpu)
+        return check(Path(directory), None if given.on_cpu else machine.gpus[0], given.seconds)
 
 
-def check(directory: Path, machine: Machine, seconds: float, *, on_cpu: bool) -> int:
-    """Everything; the exit code."""
+def check(directory: Path, gpu: Gpu | None, seconds: float) -> int:
+    """Everything, on this GPU or on the CPU; the exit code."""
     onnx_file = directory / "model.onnx"
     make_model(onnx_file)
     expect = onnxruntime_run(onnx_file, "CPUExecutionProvider")
-    frameworks = ("onnxruntime",) if on_cpu else ("onnxruntime", "tensorrt")
-    repository = make_repository(directory / "repository", onnx_file, frameworks, on_cpu=on_cpu)
+    frameworks = ("onnxruntime", "tensorrt") if gpu else ("onnxruntime",)
+    with seeing_only(gpu):  # not the server, to which it would be number 0
+        repository = make_repository(directory / "repository", onnx_file, frameworks, gpu)
     rows: list[Row] = []
     with serving(repository) as server:
         said = ask_devices(server)
         for framework in frameworks:
             served = {batch: served_rows_s(server, framework, batch, seconds) for batch in BATCHES}
             errors = {batch: worst_error(server, framework, batch, expect) for batch in BATCHES}
-            with triton.InferenceServerClient(server.url) as client:
-                file = repository / framework / "1" / ("model.plan" if framework == "tensorrt" else "model.onnx")
-                bare = bare_run(framework, file, client.get_model_config(framework), on_cpu=on_cpu)
+            file = repository / framework / "1" / ("model.plan" if framework == "tensorrt" else "model.onnx")
+            with triton.InferenceServerClient(server.url) as client, seeing_only(gpu):
+                bare = bare_run(framework, file, client.get_model_config(framework), on_cpu=gpu is None)
             for batch in BATCHES:
                 bare_rows_s = rate(functools.partial(bare, sample(batch)), seconds) * batch
-                rows.append(Row(framework, batch, errors[batch], copies(on_cpu), bare_rows_s, served[batch]))
+                rows.append(Row(framework, batch, errors[batch], copies(gpu is None), bare_rows_s, served[batch]))
+        server.stop()  # its workers' ends are in its log
     print_table(rows)
-    is_placed = on_cpu or is_beside(said, machine)
+    is_placed = gpu is None or is_beside(said, gpu)
     verdict = "right" if is_placed else "WRONG"
     print(f"\na Python model's CUDA_VISIBLE_DEVICES and cores are {said}: {verdict}")
     returned = re.findall(r"worker \S+ has returned \d+ MiB on GPU .*", server.log.decode())
     print("\n".join(returned) or "no worker's end has returned memory of a GPU")
-    is_right = is_placed and (on_cpu or bool(returned)) and all(row.error <= TOLERANCE for row in rows)
+    is_right = is_placed and (gpu is None or bool(returned)) and all(row.error <= TOLERANCE for row in rows)
     return 0 if is_right else 1
+
+
+@contextmanager
+def seeing_only(gpu: Gpu | None) -> Iterator[None]:
+    """CUDA, which reads this when this process first uses it, has this GPU alone, as device 0; None: as it is."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before = os.environ.get(name)
+    if gpu is not None:
+        os.environ[name] = gpu.uuid
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def make_model(path: Path) -> None:
@@ -148,9 +166,9 @@ def make_model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def make_repository(path: Path, onnx_file: Path, frameworks: Sequence[str], *, on_cpu: bool) -> Path:
+def make_repository(path: Path, onnx_file: Path, frameworks: Sequence[str], gpu: Gpu | None) -> Path:
     """One model per framework, and `devices`."""
-    kind, gpus = ("CPU", "[]") if on_cpu else ("GPU", "[0]")
+    kind, gpus = ("CPU", "[]") if gpu is None else ("GPU", f"[{gpu.id}]")
     for name in (*frameworks, "devices"):
         (path / name / "1").mkdir(parents=True)
     (path / "devices" / "1" / "model.py").write_text(DEVICES_CODE)
@@ -172,7 +190,7 @@ def make_repository(path: Path, onnx_file: Path, frameworks: Sequence[str], *, o
 
 
 def bare_run(framework: str, file: Path, config: Any, *, on_cpu: bool) -> Run:
-    """The framework without a server, in this process: the first GPU is its default."""
+    """The framework without a server, in this process: device 0 is its default."""
     if framework == "onnxruntime":
         return onnxruntime_run(file, "CPUExecutionProvider" if on_cpu else "CUDAExecutionProvider")
     from shoal.workers.backends.backend import Device, Model
@@ -224,9 +242,8 @@ def ask_devices(server: Server) -> str:
         return said.decode()
 
 
-def is_beside(said: str, machine: Machine) -> bool:
-    """Whether an instance on the first GPU sees that alone, from cores beside it."""
-    gpu = machine.gpus[0]
+def is_beside(said: str, gpu: Gpu) -> bool:
+    """Whether an instance on this GPU sees that alone, from cores beside it."""
     uuid, _, cores = said.partition(" ")
     return uuid == gpu.uuid and {int(core) for core in cores.strip("[]").split(",")} <= set(gpu.cores)
 

@@ -1,5 +1,6 @@
 """scripts/gpu-check without a GPU: it says so, and the script itself works."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from scripts import gpu_check
 from shoal.placement import Gpu, Machine
 
+GPU = Gpu(3, "GPU-1bb", "9.0", (0, 1))
 ROOT = Path(__file__).parents[2]
 WITHOUT = not Path("/proc/driver/nvidia/version").exists() and not Path("/dev/dxg").exists()
 
@@ -41,8 +43,25 @@ def test_the_table_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     [("GPU-1bb [0, 1]", True), ("GPU-1bb [1]", True), ("GPU-1bb [1, 4]", False), ("None [0]", False)],
 )
 def test_what_an_instance_says_of_itself(said: str, expected: bool) -> None:
-    machine = Machine((0, 1, 4), (Gpu(0, "GPU-1bb", "9.0", (0, 1)),))
-    assert gpu_check.is_beside(said, machine) is expected
+    assert gpu_check.is_beside(said, GPU) is expected
+
+
+def test_the_models_are_of_the_gpu_that_is_used(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    repository = gpu_check.make_repository(tmp_path / "repository", tmp_path / "model.onnx", ["onnxruntime"], GPU)
+    configs = [(repository / name / "config.pbtxt").read_text() for name in ("onnxruntime", "devices")]
+    assert all("instance_group { kind: KIND_GPU gpus: [3] " in config for config in configs)
+
+
+@pytest.mark.parametrize("before", [None, "1,3"])
+def test_only_what_is_measured_bare_sees_one_gpu(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if before is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+    for gpu, inside in ((GPU, "GPU-1bb"), (None, before)):
+        with gpu_check.seeing_only(gpu):
+            assert os.environ.get("CUDA_VISIBLE_DEVICES") == inside
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
 
 
 @pytest.mark.gpu
