@@ -78,11 +78,11 @@ def arguments(model: str, names: Sequence[str], declared: Sequence[tuple[str, st
     Lists of strings are values like tensors. Raises InvalidArgumentError where the configuration does not fit, and
     InternalError for types that Triton refuses, too.
     """
-    if len(declared) == 1 and declared[0][1] == "DictType":
-        return [{name: name for name in names}]
     paths = [steps for root, steps in filter(None, map(path, names)) if root == "ARGS" and steps]
     if len(paths) == len(names) and all(step.isdecimal() for step, *_ in paths):
         return _arguments_by_path(model, dict(zip(names, paths, strict=True)), declared)
+    if len(declared) == 1 and declared[0][1] == "DictType":
+        return [{name: name for name in names}]
     for _, kind, type_name in declared:
         if kind != "TensorType" and type_name != "List[str]":
             raise InternalError(

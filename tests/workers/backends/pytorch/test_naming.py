@@ -22,6 +22,7 @@ def arguments(names: list[str], **declared: tuple[str, str]) -> naming.Template:
         (["b__1", "a__0"], {"x": TENSOR, "y": TENSOR}, ["a__0", "b__1"]),
         (["b", "a__0"], {"x": TENSOR, "y": TENSOR}, ["b", "a__0"]),  # the configuration's order
         (["left", "right"], {"x": DICT}, [{"left": "left", "right": "right"}]),
+        (["ARGS[0][l]", "ARGS[0][r]"], {"x": DICT}, [{"l": "ARGS[0][l]", "r": "ARGS[0][r]"}]),
         (
             ["ARGS[0][l]", "ARGS[1]", "ARGS[0][r]", "ARGS[3][1]", "ARGS[3][0]", "ARGS[2][0]"],
             {"x": DICT, "y": TENSOR, "z": LIST, "t": TUPLE},
