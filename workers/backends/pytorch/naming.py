@@ -4,7 +4,8 @@
     by index   NAME__INDEX
     by order   the configuration's, with a warning
 
-One convention holds for all inputs, and one for all outputs: the first that suits every name.
+One convention holds for all inputs, and one for all outputs: the first that suits every name. The inputs of a Python
+file go by order only, as in Triton, and names that say another are refused.
 """
 
 import logging
@@ -95,6 +96,34 @@ def arguments(model: str, names: Sequence[str], declared: Sequence[tuple[str, st
     return sorted(found, key=found.__getitem__)
 
 
+def arguments_in_order(model: str, names: Sequence[str], declared: Sequence[str], required: int) -> Template:
+    """The arguments of a `forward` in Python. `declared` are the names of those that have one; `required` cannot miss.
+
+    Raises InvalidArgumentError for another number of inputs, and for names that number the inputs in another order.
+    """
+    if not required <= len(names) <= len(declared):
+        most = f" to {len(declared)}" if required < len(declared) else ""
+        raise InvalidArgumentError(
+            f"unable to load model '{model}', configuration expects {len(names)} inputs, model provides "
+            f"{required}{most}"
+        )
+    numbers = [number for number in map(_number, names) if number is not None]
+    if len(numbers) == len(names) and numbers != sorted(set(numbers)):
+        raise InvalidArgumentError(
+            f"unable to load model '{model}', the inputs of a Python file are the arguments of its forward in the "
+            f"configuration's order, and their names say another: {', '.join(names)}"
+        )
+    if set(names) <= set(declared) and list(names) != list(declared[: len(names)]):
+        _log.warning(
+            "the inputs %s of model '%s' are given to its forward(%s) in this order, which is the configuration's, "
+            "whatever they are called",
+            ", ".join(names),
+            model,
+            ", ".join(declared),
+        )
+    return list(names)
+
+
 def fill(template: Template, tensors: Mapping[str, Any]) -> Any:
     """The template with tensors where their names were."""
     if isinstance(template, str):
@@ -144,6 +173,12 @@ def _arguments_by_path(model: str, paths: Mapping[str, Steps], declared: Sequenc
 def _index(name: str) -> int | None:
     _, separator, number = name.partition("__")
     return int(number) if separator and number.isdecimal() else None
+
+
+def _number(name: str) -> int | None:
+    """The position that a name tells by itself, as an index or as a path."""
+    root, steps = path(name) or ("", ())
+    return int(steps[0]) if root == "ARGS" and len(steps) == 1 and steps[0].isdecimal() else _index(name)
 
 
 def _by_order(model: str, role: str, name: str) -> str:

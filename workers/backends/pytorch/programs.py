@@ -30,6 +30,11 @@ from shoal.workers.backends.pytorch.options import COMPILE, Settings, check_tens
 
 _log = logging.getLogger(__name__)
 
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
 _PYTHON_FILENAMES = ("model.py", "model.pt")  # the order in which Triton's Python runtime looks for them
 
 
@@ -83,11 +88,19 @@ class Exported(Program):
     """A graph whose arguments and results are known: their leaves are tensors, and can be named by their paths."""
 
     def __init__(
-        self, function: Callable[[list[Any]], Sequence[Any]], model: Model, in_spec: Any, out_spec: Any
+        self,
+        function: Callable[[list[Any]], Sequence[Any]],
+        model: Model,
+        in_spec: Any,
+        out_spec: Any,
+        arguments: Sequence[str] = (),
     ) -> None:
-        """`function` takes and returns leaves, in the order of the two specs."""
+        """`function` takes and returns leaves, in the order of the two specs; `arguments` are the names it declares."""
         self._function = function
         inputs, outputs = _names(in_spec, ("ARGS", "KWARGS")), _names(out_spec, ("RESULT",))
+        for number, argument in enumerate(arguments):
+            if f"ARGS[{number}]" in inputs:
+                inputs.setdefault(argument, inputs[f"ARGS[{number}]"])
         self._num_outputs = out_spec.num_leaves
         found = naming.input_positions(
             model.name, [tensor["name"] for tensor in model.config["input"]], inputs, in_spec.num_leaves
@@ -214,7 +227,8 @@ def _export(model: Model, file: str, device: torch.device | None, settings: Sett
         found: list[Any] = pytree.tree_leaves(module(*arguments, **keywords))
         return found
 
-    return Exported(run, model, in_spec, out_spec)
+    called = program.module_call_graph[0].signature  # of the whole; those of its parts come after it
+    return Exported(run, model, in_spec, out_spec, getattr(called, "forward_arg_names", None) or ())
 
 
 def _aotinductor(model: Model, file: str, device: torch.device | None, settings: Settings) -> Program:
@@ -248,7 +262,16 @@ def _module(model: Model, file: str, device: torch.device | None, settings: Sett
     if settings.channels_last:
         module.to(memory_format=torch.channels_last)
     function = module if settings.compile is None else torch.compile(module, **settings.compile)
-    return Forward(function, model, [tensor["name"] for tensor in model.config["input"]])
+    return Forward(function, model, _arguments(model, module))
+
+
+def _arguments(model: Model, module: Any) -> naming.Template:
+    names = [tensor["name"] for tensor in model.config["input"]]
+    declared = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in _POSITIONAL]
+    if any(each.kind is each.VAR_POSITIONAL for each in declared):
+        return names  # any number of them, of which nothing is known
+    required = sum(each.default is each.empty for each in declared)
+    return naming.arguments_in_order(model.name, names, [each.name for each in declared], required)
 
 
 def _state_dict(model: Model, file: str, device: torch.device | None, settings: Settings) -> Any:

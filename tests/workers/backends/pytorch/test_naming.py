@@ -99,6 +99,51 @@ def test_arguments_that_do_not_fit(
 
 
 @pytest.mark.parametrize(
+    ("names", "warning"),
+    [
+        (["left", "right"], ""),
+        (["left", "right", "scale"], ""),
+        (["A__0", "B__1"], ""),
+        (["A__1", "B__2"], ""),  # by order, whatever is the first number
+        (["ARGS[0]", "ARGS[1]"], ""),
+        (["A__1", "B"], ""),  # not all of them have an index
+        (
+            ["right", "left"],
+            "the inputs right, left of model 'm' are given to its forward(left, right, scale) in this order, which is "
+            "the configuration's, whatever they are called",
+        ),
+        (["left", "scale"], "are given to its forward(left, right, scale) in this order"),
+    ],
+)
+def test_arguments_of_a_python_file(names: list[str], warning: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert naming.arguments_in_order("m", names, ["left", "right", "scale"], required=2) == names
+    assert warning in caplog.text
+    assert bool(warning) == bool(caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("names", "required", "sentence"),
+    [
+        (["x"], 2, "configuration expects 1 inputs, model provides 2"),
+        (["x", "y", "z"], 1, "configuration expects 3 inputs, model provides 1 to 2"),
+        *(
+            (
+                names,
+                2,
+                "the inputs of a Python file are the arguments of its forward in the configuration's order, and their "
+                f"names say another: {', '.join(names)}",
+            )
+            for names in (["A__1", "A__0"], ["A__0", "B__0"], ["ARGS[1]", "ARGS[0]"])
+        ),
+    ],
+)
+def test_arguments_that_a_python_file_does_not_take(names: list[str], required: int, sentence: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        naming.arguments_in_order("m", names, ["left", "right"], required)
+    assert str(caught.value) == f"unable to load model 'm', {sentence}"
+
+
+@pytest.mark.parametrize(
     ("names", "found", "warns"),
     [
         (["b", "a"], {"b": 1, "a": 0}, False),

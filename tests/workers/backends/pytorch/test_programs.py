@@ -151,7 +151,10 @@ def check_line(backend: PytorchBackend, inputs: list[str], outputs: list[str]) -
         assert np.allclose(found[name], expected["y" if "y" in name.lower() else "z"].numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), LINE_NAMES)
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [*LINE_NAMES, (["KWARGS[more][b]", "x"], ["z", "y"])],  # x as the argument is called
+)
 def test_an_exported_program(inputs: list[str], outputs: list[str]) -> None:
     check_line(loaded(LINE, line_config(inputs, outputs)), inputs, outputs)
 
@@ -224,6 +227,18 @@ def test_a_python_file_and_its_weights(python_file: Path, parameters: dict[str, 
 
 def test_a_python_file_without_weights(python_file: Path) -> None:
     assert loaded(python_file, config(["X"], ["Y"])).run({"X": X})["Y"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("arguments", ["x, y", "*tensors"])
+def test_the_inputs_of_a_python_file_go_by_order(python_file: Path, arguments: str) -> None:
+    """Their names are looked at where forward says how many it takes."""
+    difference = "x - y" if arguments == "x, y" else "tensors[0] - tensors[1]"
+    python_file.write_text(SOURCE.replace("self, x", f"self, {arguments}").replace("self.layer(x)", difference))
+    found = loaded(python_file, config(["A__0", "B__1"], ["Y"])).run({"B__1": X, "A__0": X * 3})
+    assert np.array_equal(found["Y"], X * 2)
+    if arguments == "x, y":
+        for names in (["A__1", "B__0"], ["x"], ["x", "y", "z"]):
+            assert str(refusal(python_file, config(names, ["Y"]))).startswith("unable to load model 'm', ")
 
 
 def test_a_compiled_module_is_compiled_when_it_is_ready(python_file: Path) -> None:
