@@ -96,7 +96,7 @@ class OpenvinoBackend(BatchedBackend):
         if self._model is not None:
             return
         if not os.path.exists(model.file):
-            raise UnavailableError(f"unable to find '{model.file}' for model '{model.name}'")
+            raise UnavailableError(f"unable to find '{model.file}' for model instance '{model.instance_name}'")
         self._core = openvino.Core()
         try:
             if settings.extension:

@@ -200,7 +200,7 @@ def test_configured_datatypes_are_converted_as_in_triton(tmp_path: Path) -> None
 def test_a_missing_file_has_tritons_sentence(tmp_path: Path) -> None:
     error = refusal(str(tmp_path / "model.xml"), config())
     assert isinstance(error, UnavailableError)
-    assert str(error) == f"unable to find '{tmp_path}/model.xml' for model 'm'"
+    assert str(error) == f"unable to find '{tmp_path}/model.xml' for model instance 'm_0_0'"
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def load(model: Model, device: torch.device | None, settings: Settings) -> Progr
     Raises UnavailableError without a file, InternalError with PyTorch's words for one that it cannot load, and
     InvalidArgumentError where file and configuration disagree.
     """
-    file = model.file or _python_file(model)
+    file = _file(model)
     try:
         if file.endswith(".py"):
             return _module(model, file, device, settings)
@@ -144,6 +144,16 @@ def load(model: Model, device: torch.device | None, settings: Settings) -> Progr
         raise
     except Exception as error:  # the rim: a user's module, or what a file provokes in PyTorch
         raise InternalError(f"failed to load model '{model.name}': {str(error) or type(error).__name__}") from error
+
+
+def _file(model: Model) -> str:
+    if not model.file:
+        return _python_file(model)
+    # Triton looks for a model.pt2 where there is no model.pt.
+    for file in (model.file, f"{model.file}2" if os.path.basename(model.file) == "model.pt" else model.file):
+        if os.path.exists(file):
+            return file
+    raise UnavailableError(f"unable to find '{model.file}' for model instance '{model.instance_name}'")
 
 
 def _python_file(model: Model) -> str:
@@ -308,7 +318,8 @@ def _names(spec: Any, roots: Sequence[str]) -> dict[str, int]:
 
 
 def _is_strings(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], str)
+    """Whether `value` is one output, a list of strings; an empty list is one, which has no type that could be asked."""
+    return isinstance(value, list) and all(isinstance(each, str) for each in value[:1])
 
 
 _LOADERS = {"torchscript": _torchscript, "export": _export, "aotinductor": _aotinductor}

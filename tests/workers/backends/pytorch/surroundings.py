@@ -50,6 +50,13 @@ class Texts(nn.Module):
         return [text + "!" for text in texts], x + len(texts)
 
 
+class Rest(nn.Module):
+    """Strings without the first."""
+
+    def forward(self, texts: list[str]) -> list[str]:
+        return texts[1:]
+
+
 class Odd(nn.Module):
     """Returns what it was given to return."""
 

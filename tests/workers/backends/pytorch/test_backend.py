@@ -14,7 +14,18 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.pytorch import PytorchBackend
 from shoal.workers.loop import Loop
-from tests.workers.backends.pytorch.surroundings import CPU, WARNINGS, Odd, Sum, Texts, X, config, loaded, scripted
+from tests.workers.backends.pytorch.surroundings import (
+    CPU,
+    WARNINGS,
+    Odd,
+    Rest,
+    Sum,
+    Texts,
+    X,
+    config,
+    loaded,
+    scripted,
+)
 from tests.workers.surroundings import Batcher, model, model_config, strings, tensor_config
 
 pytestmark = WARNINGS
@@ -32,6 +43,14 @@ def test_strings(tmp_path: Path) -> None:
     assert np.array_equal(found["N"], X[0] + 2)
     with pytest.raises(InternalError, match=r"^PyTorch execute failure: 'utf-8' codec can't decode"):
         backend.run({"texts": np.array([b"\xff"], object), "x": X[0]})
+
+
+def test_a_list_of_no_strings_is_an_output(tmp_path: Path) -> None:
+    tensors = [tensor_config("T", "TYPE_STRING", [-1])], [tensor_config("R", "TYPE_STRING", [-1])]
+    backend = loaded(scripted(tmp_path, Rest()), model_config(*tensors, max_batch_size=0))
+    for texts, left in (([b"a", b"b"], ["b"]), ([b"a"], [])):
+        found = backend.run({"T": np.array(texts, object)})["R"]
+        assert (found.dtype, found.shape, found.tolist()) == (object, (len(left),), left)
 
 
 def test_strings_of_a_batch_are_split(tmp_path: Path, batcher: Batcher) -> None:

@@ -297,6 +297,15 @@ def test_without_any_file_tritons_sentence_is_told(tmp_path: Path) -> None:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    error = refusal(tmp_path / "model.pt", config(["X"], ["Y"]))
+    assert isinstance(error, UnavailableError)
+    assert str(error) == f"unable to find '{tmp_path}/model.pt' for model instance 'm_0_0'"
+    shutil.copy(LINE, tmp_path / "model.pt2")
+    check_line(loaded(tmp_path / "model.pt", line_config(*LINE_NAMES[0])), *LINE_NAMES[0])
+    assert isinstance(refusal(tmp_path / "other.pt", line_config(*LINE_NAMES[0])), UnavailableError)
+
+
 def test_a_damaged_file(tmp_path: Path) -> None:
     file = scripted(tmp_path, Sum())
     file.write_bytes(file.read_bytes()[:500])
