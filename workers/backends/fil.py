@@ -98,6 +98,8 @@ class FilBackend(BatchedBackend):
                 f"model '{model.name}': '{path}' cannot be read as {self._settings.model_type}: {_sentence(error)}"
             ) from error
         self._num_trees = self._forest.num_tree
+        if not self._num_trees or (self._settings.model_type == "lightgbm" and _is_cut(path)):
+            raise InvalidArgumentError(f"model '{model.name}': '{path}' has fewer trees than it should, it was cut off")
         # The shape that treelite answers with is rows, targets, classes.
         _, num_targets, num_classes = self._predict(np.zeros((1, self._forest.num_feature), np.float32), 1).shape
         if num_targets > 1 and self._settings.is_classifier:
@@ -141,6 +143,19 @@ def _read(path: str, settings: ForestSettings) -> Any:
         format_choice="json" if settings.model_type == "xgboost_json" else "ubjson",
         allow_unknown_field=settings.allow_unknown_field,
     )
+
+
+def _is_cut(path: str) -> bool:
+    """Whether a file of LightGBM ends before its trees do, whose sizes its header has. treelite takes what is there."""
+    end = 0
+    with open(path, "rb") as file:
+        for line in file:
+            if line.startswith(b"Tree="):
+                break
+            end += len(line)
+            if line.startswith(b"tree_sizes="):
+                end += sum(int(size) for size in line[len(b"tree_sizes=") :].split() if size.isdigit())
+    return end > os.path.getsize(path)
 
 
 def _sentence(error: Exception) -> str:

@@ -245,6 +245,25 @@ def test_a_field_that_treelite_does_not_know(tmp_path: Path) -> None:
     loaded(config_of("xgboost_json", 30, 1, xgboost_allow_unknown_field="true"), file)
 
 
+@pytest.mark.parametrize("mark", [b"tree_sizes=", b"Tree=0", b"Tree=5", b"shrinkage=0.1\n\n\nend of trees"])
+def test_a_file_of_lightgbm_that_was_cut_off(mark: bytes, tmp_path: Path) -> None:
+    """treelite reads what there is of it and says nothing."""
+    file, whole = tmp_path / "model.txt", (FORESTS / "model.txt").read_bytes()
+    file.write_bytes(whole[: whole.index(mark)])
+    assert str(refusal(config_of("lightgbm", 10, 1), file)) == (
+        f"model 'm': '{file}' has fewer trees than it should, it was cut off"
+    )
+
+
+def test_a_file_of_lightgbm_needs_its_trees_only(tmp_path: Path) -> None:
+    """What follows them are the parameters of the training."""
+    file, whole = tmp_path / "model.txt", (FORESTS / "model.txt").read_bytes()
+    file.write_bytes(whole[: whole.index(b"end of trees")])
+    inputs, scores = known("lightgbm")
+    output = loaded(config_of("lightgbm", 10, 1), file).run({"input__0": inputs})["output__0"]
+    np.testing.assert_allclose(output, scores[:, 0], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("num_features", "dim", "sentence"),
     [
