@@ -6,6 +6,7 @@ do nothing here, and its metric of bytes is not kept: it would cost 10k instruct
 
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,7 +14,9 @@ from shoal.datatypes import BYTES, format_shape
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature, TensorSpec
+from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
+from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
 
 _log = logging.getLogger(__name__)
@@ -26,6 +29,8 @@ class IdentityBackend(BatchedBackend):
         # Changed by load.
         self._pairs: tuple[tuple[TensorSpec, str], ...] = ()  # an input, and the name of its output
         self._is_batched = False
+        # Changed by execute, for run, which is not told.
+        self._rows = 1
         self._delay_s = 0.0
 
     def describe(self, model: Model, device: Device) -> ModelIO:
@@ -44,7 +49,7 @@ class IdentityBackend(BatchedBackend):
             )
         pairs = _pairs(signature)
         for source, target in pairs:
-            _check_pair(model.name, source, target)
+            _check_pair(source, target)
         self._pairs = tuple((source, target.name) for source, target in pairs)
         self._is_batched = signature.max_batch_size > 0
         self._delay_s = _delay_s(model)
@@ -53,6 +58,11 @@ class IdentityBackend(BatchedBackend):
             _log.info("Creation delay is set to: %d", creation_delay_s)
             time.sleep(creation_delay_s)
 
+    def execute(self, requests: Sequence[Request], answers: Answers) -> None:
+        """The same; the rows of an input that is left out are its requests', which may have no other."""
+        self._rows = sum([request.form.rows for request in requests])
+        super().execute(requests, answers)
+
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """The inputs under the outputs' names; the copy is the one into the block. For one that is left out, zeros."""
         if self._delay_s:
@@ -60,16 +70,15 @@ class IdentityBackend(BatchedBackend):
         outputs: dict[str, Array] = {}
         for source, target in self._pairs:
             found = inputs.get(source.name)
-            outputs[target] = self._zeros(source, inputs) if found is None else found
+            outputs[target] = self._zeros(source) if found is None else found
         return outputs
 
     def unload(self) -> None:
         """There is nothing to let go."""
 
-    def _zeros(self, source: TensorSpec, inputs: dict[str, Array]) -> Array:
-        rows = (len(next(iter(inputs.values()))),) if self._is_batched and inputs else ()
+    def _zeros(self, source: TensorSpec) -> Array:
         dims = source.dims if source.reshape is None else source.reshape
-        shape = rows + tuple(max(dim, 1) for dim in dims)
+        shape = (*([self._rows] if self._is_batched else []), *(max(dim, 1) for dim in dims))
         if source.datatype is BYTES:
             return np.full(shape, b"", BYTES.dtype)
         return np.zeros(shape, source.datatype.dtype)
@@ -83,12 +92,7 @@ def _pairs(signature: Signature) -> list[tuple[TensorSpec, TensorSpec]]:
     return list(zip(signature.inputs.values(), signature.outputs.values(), strict=True))
 
 
-def _check_pair(model: str, source: TensorSpec, target: TensorSpec) -> None:
-    if source.ragged:
-        raise InvalidArgumentError(
-            f"model '{model}', input '{source.name}': the identity backend joins rows, it cannot take "
-            "'allow_ragged_batch'"
-        )
+def _check_pair(source: TensorSpec, target: TensorSpec) -> None:
     if source.datatype is not target.datatype:
         raise InvalidArgumentError(
             f"expected input and output datatype to match, got {source.datatype.config_name} and "

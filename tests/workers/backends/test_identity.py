@@ -8,9 +8,11 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
+from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import Device
 from shoal.workers.backends.identity import IdentityBackend
-from tests.workers.surroundings import model, model_config, tensor_config
+from shoal.workers.loop import Loop
+from tests.workers.surroundings import Batcher, model, model_config, strings, tensor_config
 
 CPU = Device("KIND_CPU", 0, (0,))
 
@@ -42,20 +44,30 @@ def test_numbers_pair_inputs_with_outputs_whatever_their_order() -> None:
     assert backend.run({"INPUT0": zero, "INPUT1": one}) == {"OUTPUT0": zero, "OUTPUT1": one}
 
 
-@pytest.mark.parametrize(("max_batch_size", "leading"), [(8, (3,)), (0, ())])
+@pytest.mark.parametrize("max_batch_size", [8, 0])
+@pytest.mark.parametrize("given", [True, False])
 def test_an_input_that_is_left_out_is_zeros_of_the_smallest_shape(
-    max_batch_size: int, leading: tuple[int, ...]
+    max_batch_size: int, given: bool, batcher: Batcher
 ) -> None:
+    """One row of them, where a request has no input that tells how many."""
     kinds = (("0", "TYPE_INT32", [2]), ("1", "TYPE_FP32", [-1, 2]), ("2", "TYPE_STRING", [1]))
-    inputs = [tensor_config(f"INPUT{number}", kind, dims, optional=number != "0") for number, kind, dims in kinds]
+    inputs = [tensor_config(f"INPUT{number}", kind, dims, optional=True) for number, kind, dims in kinds]
     outputs = [tensor_config(f"OUTPUT{number}", kind, dims) for number, kind, dims in kinds]
+    served = model_config(inputs, outputs, max_batch_size=max_batch_size)
     backend = IdentityBackend()
-    backend.load(model(model_config(inputs, outputs, max_batch_size=max_batch_size)), CPU)
-    answer = backend.run({"INPUT0": np.ones((*leading, 2), np.int32)})
-    assert (answer["OUTPUT1"].dtype.name, answer["OUTPUT1"].shape) == ("float32", (*leading, 1, 2))
-    assert not answer["OUTPUT1"].any()
-    assert answer["OUTPUT2"].shape == (*leading, 1)
-    assert set(answer["OUTPUT2"].ravel()) == {b""}
+    backend.load(model(served), CPU)
+    loop = Loop(backend, Signature.from_config(served), "m_0_0", batcher.memory())
+    rows = (3, 1) if given else (1, 1)
+    for batch in [rows] if max_batch_size else [rows[:1], rows[1:]]:
+        leading = [(each,) if max_batch_size else () for each in batch]
+        tensors = [[("INPUT0", "INT32", np.ones((*shape, 2), np.int32))] if given else [] for shape in leading]
+        batcher.send(*map(batcher.request, tensors))
+        loop.step()
+        for shape, done in zip(leading, batcher.done(), strict=True):
+            assert np.array_equal(done.outputs["OUTPUT0"], np.full((*shape, 2), given))
+            assert np.array_equal(done.outputs["OUTPUT1"], np.zeros((*shape, 1, 2)))
+            assert done.outputs["OUTPUT1"].dtype == np.float32
+            assert done.outputs["OUTPUT2"] == strings(b"") * sum(shape or (1,))
 
 
 def test_loading_can_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,15 +113,6 @@ def test_delay_grows_with_the_instance(
         (
             {"output": [tensor_config("A", "TYPE_FP32", [4, 1]), tensor_config("B", "TYPE_STRING", [1])]},
             "expected input and output shape to match, got [4] and [4,1]",
-        ),
-        (
-            {
-                "input": [
-                    tensor_config("INPUT0", "TYPE_FP32", [4], allow_ragged_batch=True),
-                    tensor_config("B", "TYPE_STRING", [1]),
-                ]
-            },
-            "model 'm', input 'INPUT0': the identity backend joins rows, it cannot take 'allow_ragged_batch'",
         ),
         (
             {"parameters": {"execute_delay_ms": {"string_value": "soon"}}},
