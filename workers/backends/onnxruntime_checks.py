@@ -1,4 +1,4 @@
-"""What Triton's ONNX Runtime backend does and this one does not. Pure. Runs in a worker, while it loads."""
+"""What ONNX Runtime does not do of what a configuration asks for. Pure. Runs in a worker, while it loads."""
 
 from collections.abc import Collection
 
@@ -7,19 +7,8 @@ from shoal.model_config.messages import Config
 from shoal.workers.backends.backend import Model
 
 
-def refuse_unsupported(config: Config, kind: str) -> None:
-    """Raises UnsupportedError for what Triton's ONNX Runtime backend does and this one does not."""
-    for field in ("batch_input", "batch_output"):
-        if config.get(field):
-            raise UnsupportedError(
-                f"model '{config['name']}': '{field}' is not supported; let the model compute it from its inputs"
-            )
-    for tensor in config["input"]:
-        if tensor.get("allow_ragged_batch"):
-            raise UnsupportedError(
-                f"model '{config['name']}', input '{tensor['name']}': 'allow_ragged_batch' is not supported; pad the "
-                "requests to one shape or set max_batch_size to 0"
-            )
+def refuse_bf16(config: Config, kind: str) -> None:
+    """Raises UnsupportedError where BF16 cannot be served."""
     # BF16 has no numpy form, so such a model is run on addresses, and a string has none that could be shared.
     data_types = {tensor["data_type"] for tensor in (*config["input"], *config["output"])}
     if "TYPE_BF16" in data_types and (kind != "KIND_CPU" or "TYPE_STRING" in data_types):
