@@ -80,7 +80,8 @@ class TableRows(Rows):
         table = self._files.current
         if table.ids is not None:
             return _find_sorted(table.ids, ids)
-        unsigned = ids.view(f"u{ids.itemsize}")  # what is below 0 is then above all
+        # What is below 0 is then above all, which it is in 64 bits only: as a byte -1 is 255, and that may be a row.
+        unsigned = ids.astype(np.int64, copy=False).view(np.uint64) if ids.dtype.kind == "i" else ids
         num_rows = len(table.vectors)
         if not len(ids) or int(unsigned.max()) < num_rows:
             return ids, _NONE

@@ -41,6 +41,26 @@ def test_rows_by_number(directory: Path, data_type: str) -> None:
     assert np.array_equal(found, TABLE[[3, 0, 9, 3]])
 
 
+@pytest.mark.parametrize(("data_type", "num_rows", "negative"), [("INT8", 200, -100), ("INT16", 70_000, -1)])
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_a_negative_id_is_unknown_however_narrow_its_type(
+    tmp_path: Path, data_type: str, num_rows: int, negative: int, is_scaled: bool
+) -> None:
+    table = np.arange(num_rows * 4, dtype=np.float32).reshape(-1, 4)
+    (tmp_path / "items").mkdir()
+    np.save(tmp_path / "items" / "vectors.npy", table)
+    if is_scaled:
+        np.save(tmp_path / "items" / "scales.npy", np.full(num_rows, 2, np.float32))
+    configuration = config((f"TYPE_{data_type}", [1]), ("TYPE_FP32", [1, 4]), 8, table="items")
+    answers = ask(
+        loaded(tmp_path, configuration),
+        configuration,
+        *({"ids": np.array([[number]], data_type.lower())} for number in (3, negative)),
+    )
+    assert [str(error) for error in answers.errors] == [f"id {negative} is not in table 'items' of model 'm'"]
+    assert np.array_equal(answers.outputs["vectors"], table[[[3]]] * (2 if is_scaled else 1))
+
+
 def test_no_ids_have_no_rows(directory: Path) -> None:
     assert vectors(directory, SINGLE, []).shape == (0, 4)
 
