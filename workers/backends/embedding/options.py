@@ -1,12 +1,14 @@
 """What config.pbtxt says about each output's look-up, read into one value and checked.
 
-Pure; opens nothing. A setting is a parameter, `OUTPUT.setting` for one output or `setting` for all of them. Runs in a
+Opens nothing. A setting is a parameter, `OUTPUT.setting` for one output or `setting` for all of them. Runs in a
 worker, while it loads.
 """
 
+import logging
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from shoal.datatypes import BF16, BY_CONFIG_NAME, BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.backends.backend import Model
+
+_log = logging.getLogger(__name__)
 
 SETTINGS = ("table", "ids", "offsets", "pooling", "padding_id", "unknown_id", "scale", "datatype", "key")
 POOLINGS = ("none", "sum", "mean")
@@ -63,6 +67,9 @@ def _refuse_misspelt(model: Model, signature: Signature) -> None:
             raise InvalidArgumentError(
                 f"model '{model.name}': parameter '{key}' is of an output that is not configured"
             )
+        if not output and setting not in SETTINGS and (meant := get_close_matches(setting, SETTINGS, 1, 0.8)):
+            # No error: a model may have parameters for others than the backend.
+            _log.warning("model '%s': parameter '%s' is no setting, '%s' is", model.name, setting, *meant)
 
 
 def _look_up(model: Model, signature: Signature, output: TensorSpec) -> LookUp:

@@ -44,6 +44,14 @@ def test_a_setting_of_an_output_goes_before_that_of_all() -> None:
     assert (second.datatype, second.key, second.scale) == (FP16, "user:{id}:vector", 0.5)
 
 
+def test_the_log_tells_of_what_looks_like_a_setting(caplog: pytest.LogCaptureFixture) -> None:
+    read(poolng="sum", tabel="x", max_rss="1GiB", autoscale="true", min_instances="2", idempotent="true", key="{id}")
+    assert caplog.messages == [
+        "model 'm': parameter 'poolng' is no setting, 'pooling' is",
+        "model 'm': parameter 'tabel' is no setting, 'table' is",
+    ]
+
+
 def test_offsets_are_not_ids() -> None:
     look_up = only([OTHER, IDS], offsets="other", pooling="sum")
     assert (look_up.ids.name, look_up.offsets) == ("ids", "other")
