@@ -16,7 +16,7 @@ from shoal.workers.backends.backend import Backend, Device, Model, joinable
 from shoal.workers.backends.embedding.options import STORES, LookUp, look_ups
 from shoal.workers.backends.embedding.outputs import Found, Output
 from shoal.workers.backends.embedding.rows import Form, Rows
-from shoal.workers.backends.embedding.stores import public_name, store_rows
+from shoal.workers.backends.embedding.stores import Store, StoreRows, open_store, public_name
 from shoal.workers.backends.embedding.table import TableRows
 from shoal.workers.requests import Request, gather
 
@@ -38,13 +38,14 @@ class EmbeddingBackend(Backend):
         """Open the tables. Raises InvalidArgumentError where they and the configuration disagree."""
         del device
         tables: dict[tuple[str, Form, str], Rows] = {}
+        stores: dict[str, Store] = {}
         outputs = []
         for look_up in look_ups(model, Signature.from_config(model.config)):
             form = Form(look_up.ids.datatype, look_up.output.datatype, look_up.dims, look_up.scale, look_up.datatype)
             key = (look_up.table, form, look_up.key)
             what = f"table '{public_name(look_up.table)}' of model '{model.name}'"
             if key not in tables:  # one for all outputs that use it alike, so that they see it replaced together
-                tables[key] = _rows(look_up, model, what, form)
+                tables[key] = _rows(look_up, model, what, form, stores)
                 tables[key].refresh()
             outputs.append(Output(look_up, tables[key], what))
             outputs[-1].check()
@@ -69,11 +70,12 @@ class EmbeddingBackend(Backend):
             for output in self._outputs
             if output.is_asked(inputs) and any(request.form.wants(output.name) for request in requests)
         ]
-        if any(len(each.unknown) for _, each in found):
-            requests = _refuse_unknown(requests, found, answers)
-            if requests:
-                self._answer(requests, answers)
-            return
+        if any(len(each.lacking) for _, each in found):
+            answerable = _refuse_lacking(requests, found, answers)
+            if len(answerable) < len(requests):
+                if answerable:
+                    self._answer(answerable, answers)
+                return
         placed = answers.place(requests, {output.name: each.shape for output, each in found})
         answers.input_end_ns = time.monotonic_ns()
         for output, each in found:
@@ -81,27 +83,33 @@ class EmbeddingBackend(Backend):
         answers.output_start_ns = time.monotonic_ns()
 
 
-def _rows(look_up: LookUp, model: Model, what: str, form: Form) -> Rows:
-    if look_up.table.startswith(STORES):
-        return store_rows(look_up.table, model.version_dir, what, form, look_up.key)
-    return TableRows(os.path.join(model.version_dir, look_up.table), what, form)
+def _rows(look_up: LookUp, model: Model, what: str, form: Form, stores: dict[str, Store]) -> Rows:
+    table = look_up.table
+    if not table.startswith(STORES):
+        return TableRows(os.path.join(model.version_dir, table), what, form)
+    if table not in stores:
+        stores[table] = open_store(table, model.version_dir, what)
+    return StoreRows(what, form, look_up.key, stores[table])
 
 
-def _refuse_unknown(
+def _refuse_lacking(
     requests: Sequence[Request], found: Sequence[tuple[Output, Found]], answers: Answers
 ) -> list[Request]:
-    """Those whose ids are all known; the others fail, each with the first that is not."""
+    """Those that have rows for all ids of the outputs that they want; the others fail, each with the first that has
+    none."""
     total = sum(request.form.rows for request in requests)
-    known, start = [], 0
+    answerable, start = [], 0
     for request in requests:
         end = start + request.form.rows
         for output, each in found:
-            # The ids of a request are as many of all as its rows are, and the unknown ones ascend.
-            first, last = np.searchsorted(each.unknown, [len(each.ids) * row // total for row in (start, end)])
+            if not request.form.wants(output.name):
+                continue
+            # The ids of a request are as many of all as its rows are, and those that lack a row ascend.
+            first, last = np.searchsorted(each.lacking, [len(each.ids) * row // total for row in (start, end)])
             if first < last:
-                answers.fail(request.position, output.unknown(each.ids[each.unknown[first]]))
+                answers.fail(request.position, output.why_lacking(each, int(each.lacking[first])))
                 break
         else:
-            known.append(request)
+            answerable.append(request)
         start = end
-    return known
+    return answerable

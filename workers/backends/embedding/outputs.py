@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.workers.backends.embedding.options import LookUp
 from shoal.workers.backends.embedding.pooling import ends_of, num_ids_of, pool
 from shoal.workers.backends.embedding.rows import Rows
@@ -19,7 +19,8 @@ class Found(NamedTuple):
 
     ids: Array  # flat
     rows: Any  # for Rows.take
-    unknown: Array  # positions of ids that no row stands for
+    lacking: Array  # positions of ids that no row stands for
+    damaged: dict[int, str]  # why that is, of some of them; the others are unknown
     padding: Array  # positions of ids that are none
     zeros: Array  # positions whose rows are 0
     ends: Array  # of bags, where there are any
@@ -43,13 +44,15 @@ class Output:
         return self._inputs <= inputs.keys()
 
     def check(self) -> None:
-        """Raises InvalidArgumentError where the id that stands for unknown ones is unknown itself."""
+        """Raises InvalidArgumentError where the id that stands for unknown ones is unknown itself, or damaged."""
         unknown_id = self._look_up.unknown_id
         if unknown_id is None:
             return
-        _, unknown = self._rows.find(np.array([unknown_id], self._look_up.ids.datatype.dtype))
-        if len(unknown):
-            raise self.unknown(unknown_id)
+        look = self._rows.find(np.array([unknown_id], self._look_up.ids.datatype.dtype))
+        if look.damaged:
+            raise InvalidArgumentError(look.damaged[0])
+        if len(look.unknown):
+            raise self._unknown(unknown_id)
 
     def find(self, inputs: Mapping[str, Array]) -> Found:
         """Raises InvalidArgumentError for offsets that are none."""
@@ -65,17 +68,19 @@ class Output:
         padding = zeros = _NONE
         if look_up.padding_id is not None:
             padding = zeros = np.flatnonzero(ids == look_up.padding_id)
-        rows, unknown = self._rows.find(ids)
-        if len(unknown):
-            unknown = np.setdiff1d(unknown, padding, assume_unique=True)
+        rows, lacking, damaged = self._rows.find(ids)
+        if len(lacking):
+            lacking = np.setdiff1d(lacking, padding, assume_unique=True)
             if look_up.zeros:
-                zeros, unknown = np.append(zeros, unknown), _NONE
+                zeros, lacking = np.union1d(zeros, lacking), _NONE
             elif look_up.unknown_id is not None:
                 ids = ids.copy()
-                ids[unknown] = look_up.unknown_id
-                rows, unknown = self._rows.find(ids)
-                unknown = np.setdiff1d(unknown, padding, assume_unique=True)
-        return Found(ids, rows, unknown, padding, zeros, ends, shape + self._rows.row_shape)
+                ids[lacking] = look_up.unknown_id
+                rows, lacking, damaged = self._rows.find(ids)
+                lacking = np.setdiff1d(lacking, padding, assume_unique=True)
+        if damaged:
+            lacking = np.union1d(lacking, np.setdiff1d(list(damaged), padding, assume_unique=True))
+        return Found(ids, rows, lacking, damaged, padding, zeros, ends, shape + self._rows.row_shape)
 
     def take(self, found: Found, out: Array) -> None:
         """The rows of what was found, or of its bags, into `out`, which has the shape found."""
@@ -89,7 +94,12 @@ class Output:
             num_ids = num_ids_of(found.ends, found.padding) if look_up.pooling == "mean" else None
             pool(rows.reshape(-1, width), found.ends, num_ids, out.reshape(-1, width))
 
-    def unknown(self, id_: Any) -> InvalidArgumentError:
+    def why_lacking(self, found: Found, position: int) -> ShoalError:
         """What is said of an id that no row stands for."""
+        if position in found.damaged:
+            return InternalError(found.damaged[position])
+        return self._unknown(found.ids[position])
+
+    def _unknown(self, id_: Any) -> InvalidArgumentError:
         shown = f"'{id_.decode(errors='replace')}'" if isinstance(id_, bytes) else id_
         return InvalidArgumentError(f"id {shown} is not in {self._what}")

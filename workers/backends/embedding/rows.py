@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,14 @@ class Form:
     stored: Datatype  # of a store, which does not tell
 
 
+class Look(NamedTuple):
+    """What a table says to ids; positions in them ascend."""
+
+    rows: Any  # for `take`, one per id: whatever can be sliced
+    unknown: Array  # positions of ids that have no row
+    damaged: dict[int, str]  # of those whose row is none, each with why
+
+
 class Rows(ABC):
     """The rows of one table, found by ids."""
 
@@ -35,12 +43,13 @@ class Rows(ABC):
         """Take notice of a table that has replaced this one; called between two batches, never within one."""
 
     @abstractmethod
-    def find(self, ids: Array) -> tuple[Any, Array]:
-        """Ids of one dimension → what `take` wants, and the positions in `ids` of those that have no row."""
+    def find(self, ids: Array) -> Look:
+        """Look for ids, of one dimension."""
 
     @abstractmethod
     def take(self, found: Any, out: Array) -> None:
-        """The rows into `out`, (ids, *row_shape), as its numbers; where an id has none, whatever there is."""
+        """The rows, or a slice of them, into `out`, (ids, *row_shape), as its numbers; where an id has none, whatever
+        there is."""
 
 
 def convert(rows: Array, scales: Array | None, out: Array) -> None:

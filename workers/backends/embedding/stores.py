@@ -4,39 +4,50 @@
     rocksdb:items             a directory of the version, as it was when it was opened
     redis://host:6379/0       a server; one MGET per look-up
 
-Each store is a function from keys to values. The packages are extras and imported where a table names their store.
-Runs in a worker.
+Each store is a function from keys to values, and opened once, whatever asks it. The packages are extras and imported
+where a table names their store. Runs in a worker.
 """
 
 import importlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 
-from shoal.datatypes import format_shape
-from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
+from shoal.datatypes import BF16, format_shape
+from shoal.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.workers.backends.embedding.replaceable import Replaceable, place
-from shoal.workers.backends.embedding.rows import Form, Rows, check_type, convert
+from shoal.workers.backends.embedding.rows import Form, Look, Rows, check_type, convert
 from shoal.workers.tensors import Array
 
 #: Keys → the value of each, None where there is none.
 GetMany: TypeAlias = Callable[[list[bytes]], Sequence[bytes | None]]
+#: How long a Redis may keep silent, unless its URL says otherwise (ours).
+REDIS_TIMEOUT_S = 1.0
+
+
+class Store(NamedTuple):
+    """What is opened."""
+
+    get_many: GetMany
+    refresh: Callable[[], object]  # look for another file where the store is one
 
 
 class StoreRows(Rows):
-    """A table in a store."""
+    """A table in a store. Raises InvalidArgumentError where its numbers cannot become the output's."""
 
-    def __init__(self, what: str, form: Form, key: str, get_many: GetMany, refresh: Callable[[], object]) -> None:
+    def __init__(self, what: str, form: Form, key: str, store: Store) -> None:
+        _check_form(what, form)
         prefix, _, suffix = key.partition("{id}")
         self._what = what
         self._form = form
         self._prefix, self._suffix = prefix.encode(), suffix.encode()
         self._row_nbytes = int(np.prod(form.row_dims, dtype=object)) * form.stored.itemsize
-        self._get_many = get_many
-        self._refresh = refresh
+        self._store = store
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -45,39 +56,53 @@ class StoreRows(Rows):
 
     def refresh(self) -> None:
         """Look for another file where the store is one."""
-        self._refresh()
+        self._store.refresh()
 
-    def find(self, ids: Array) -> tuple[list[bytes], Array]:
-        """The values, zeros where there is none. Raises InternalError for one of another size than a row."""
+    def find(self, ids: Array) -> Look:
+        """The values, zeros where there is none. Each id is asked for once."""
         elements = ids.tolist()
-        if not ids.dtype.hasobject:
-            elements = [b"%d" % each for each in elements]
-        keys = [b"%s%s%s" % (self._prefix, each, self._suffix) for each in elements]
-        values, unknown = [], []
-        for position, value in enumerate(self._get_many(keys) if keys else ()):
+        distinct = list(dict.fromkeys(elements))
+        text = b"%s%s%s" if ids.dtype.hasobject else b"%s%d%s"
+        keys = [text % (self._prefix, each, self._suffix) for each in distinct]
+        values = dict(zip(distinct, self._store.get_many(keys) if keys else (), strict=True))
+        zeros, unknown, damaged = bytes(self._row_nbytes), [], {}
+        rows = [values[each] for each in elements]
+        for position, value in enumerate(rows):
             if value is None:
                 unknown.append(position)
-                value = bytes(self._row_nbytes)
+                rows[position] = zeros
             elif len(value) != self._row_nbytes:
-                raise InternalError(
-                    f"{self._what}: the value of '{keys[position].decode(errors='replace')}' has {len(value)} bytes, a "
-                    f"row of shape {format_shape(self.row_shape)} and {self._form.stored.config_name} has "
-                    f"{self._row_nbytes}"
-                )
-            values.append(value)
-        return values, np.array(unknown, np.intp)
+                damaged[position] = self._no_row(text % (self._prefix, elements[position], self._suffix), value)
+                rows[position] = zeros
+        return Look(rows, np.array(unknown, np.intp), damaged)
 
     def take(self, found: list[bytes], out: Array) -> None:
         """The values, joined, as an array."""
-        rows: Array = np.ndarray((len(found), *self.row_shape), self._form.stored.dtype, b"".join(found))
-        convert(rows, None if self._form.scale is None else np.array(self._form.scale, np.float32), out)
+        stored, scale = self._form.stored, self._form.scale
+        rows: Array = np.ndarray((len(found), *self.row_shape), stored.dtype, b"".join(found))
+        if stored is BF16 and self._form.output is not BF16:
+            rows = (rows.astype(np.uint32) << 16).view(np.float32)
+        convert(rows, None if scale is None else np.array(scale, np.float32), out)
+
+    def _no_row(self, key: bytes, value: bytes) -> str:
+        return (
+            f"{self._what}: the value of '{key.decode(errors='replace')}' has {len(value)} bytes, a row of shape "
+            f"{format_shape(self.row_shape)} and {self._form.stored.config_name} has {self._row_nbytes}"
+        )
 
 
-def store_rows(table: str, directory: str, what: str, form: Form, key: str) -> StoreRows:
-    """The table in its store, opened. Raises UnsupportedError where its package is not installed."""
+def _check_form(what: str, form: Form) -> None:
     if -1 in form.row_dims:
         raise InvalidArgumentError(f"{what}: a store does not tell how long a row is; the output's dims must")
+    if (form.stored is BF16) != (form.output is BF16) and form.output.dtype.kind != "f":  # both are words to numpy
+        raise InvalidArgumentError(
+            f"{what} holds {form.stored.config_name}, which cannot be given as {form.output.config_name}"
+        )
     check_type(what, form.stored.dtype, form.scale is not None, form.output)
+
+
+def open_store(table: str, directory: str, what: str) -> Store:
+    """The store that a table names. Raises UnsupportedError where its package is not installed."""
     scheme, _, place_ = table.partition(":")
     if scheme in ("lmdb", "rocksdb"):
         open_ = _open_lmdb if scheme == "lmdb" else _open_rocksdb
@@ -87,13 +112,13 @@ def store_rows(table: str, directory: str, what: str, form: Form, key: str) -> S
         def get_many(keys: list[bytes]) -> Sequence[bytes | None]:
             return opened.current(keys)
 
-        return StoreRows(what, form, key, get_many, opened.refresh)
-    return StoreRows(what, form, key, _open_redis(what, table), lambda: None)
+        return Store(get_many, opened.refresh)
+    return Store(_open_redis(what, table), lambda: None)
 
 
 def public_name(table: str) -> str:
     """A table as it may be told to clients: without the password of a URL."""
-    return re.sub("//.*@", "//", table).partition("?")[0]
+    return re.sub("^(rediss?:|unix:)(//)?.*@", r"\1\2", table).partition("?")[0]
 
 
 def _import(what: str, package: str, extra: str) -> Any:
@@ -105,21 +130,47 @@ def _import(what: str, package: str, extra: str) -> Any:
         ) from error
 
 
+@dataclass(frozen=True)  # without slots: it is referred to weakly
+class _Environment:
+    opened: Any  # lmdb.Environment
+    place: tuple[int, ...]
+
+
+#: By their real paths, while they are used: LMDB refuses to open one path twice in a process.
+_environments: WeakValueDictionary[str, _Environment] = WeakValueDictionary()
+
+
+def _environment(lmdb: Any, path: str) -> _Environment:
+    """Opened, or shared. Raises what lmdb raises, and InvalidArgumentError for a file that has replaced one in use.
+
+    The lock file is found by name and says which half of the file is the newer one: of the old file, while anybody
+    has that open. So LMDB is right to refuse, and only a link to a file of another name can be replaced.
+    """
+    here = place(os.stat(path))
+    environment = _environments.get(path)
+    if environment is None:
+        is_directory = os.path.isdir(path)
+        # A reader says in the lock file what it reads, so that nobody writes over it; where it may not, nobody writes.
+        can_lock = os.access(path if is_directory else os.path.dirname(path), os.W_OK)
+        opened = lmdb.open(path, subdir=is_directory, readonly=True, lock=can_lock, create=False, readahead=False)
+        environment = _environments[path] = _Environment(opened, here)
+    if environment.place != here:
+        raise InvalidArgumentError(
+            "LMDB does not let another file take the place of one in use; let its name be a link"
+        )
+    return environment
+
+
 def _open_lmdb(what: str, path: str) -> GetMany:
     lmdb = _import(what, "lmdb", "embedding-lmdb")
-    path = os.path.realpath(path)  # it refuses to open one path twice, so it is a link that can be replaced
     try:
-        # A reader says in the lock file what it reads, so that nobody writes over it; where it may not, nobody writes.
-        can_lock = os.access(path if os.path.isdir(path) else os.path.dirname(path), os.W_OK)
-        environment = lmdb.open(
-            path, subdir=os.path.isdir(path), readonly=True, lock=can_lock, create=False, readahead=False
-        )
-    except lmdb.Error as error:
+        environment = _environment(lmdb, os.path.realpath(path))
+    except (lmdb.Error, OSError) as error:
         raise InvalidArgumentError(f"it cannot be read: {error}") from error
 
     def get_many(keys: list[bytes]) -> Sequence[bytes | None]:
         try:
-            with environment.begin() as transaction:
+            with environment.opened.begin() as transaction:
                 return [transaction.get(key) if key else None for key in keys]
         except lmdb.Error as error:
             raise UnavailableError(f"{what} cannot be read: {error}") from error
@@ -143,7 +194,18 @@ def _open_rocksdb(what: str, path: str) -> GetMany:
 
 def _open_redis(what: str, url: str) -> GetMany:
     redis = _import(what, "redis", "embedding-redis")
-    client = redis.Redis.from_url(url)
+    backoff, retry = (importlib.import_module(f"redis.{each}") for each in ("backoff", "retry"))
+    try:
+        client = redis.Redis.from_url(  # what the URL says goes before what is said here
+            url,
+            socket_timeout=REDIS_TIMEOUT_S,
+            socket_connect_timeout=REDIS_TIMEOUT_S,
+            # Once more, where a connection was closed meanwhile; not for one that is silent.
+            retry=retry.Retry(backoff.NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+        )
+        client.connection_pool.make_connection()  # looks at all that the URL says, connects nothing
+    except (TypeError, ValueError):  # which may quote a piece of the password
+        raise InvalidArgumentError(f"{what}: its URL is none that Redis is found by") from None
 
     def get_many(keys: list[bytes]) -> Sequence[bytes | None]:
         try:

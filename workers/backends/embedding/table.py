@@ -25,7 +25,7 @@ from numpy.lib import format as npy
 from shoal.datatypes import BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.workers.backends.embedding.replaceable import Replaceable
-from shoal.workers.backends.embedding.rows import Form, Rows, check_type, convert
+from shoal.workers.backends.embedding.rows import Form, Look, Rows, check_type, convert
 from shoal.workers.tensors import Array
 
 VECTORS, IDS, SCALES = "vectors.npy", "ids.npy", "scales.npy"
@@ -75,20 +75,20 @@ class TableRows(Rows):
                     f"{self._what} was cut short while it is read; replace it by rename, do not write into it"
                 )
 
-    def find(self, ids: Array) -> tuple[Array, Array]:
+    def find(self, ids: Array) -> Look:
         """The numbers of rows, 0 where there is none."""
         table = self._files.current
         if table.ids is not None:
-            return _find_sorted(table.ids, ids)
+            return Look(*_find_sorted(table.ids, ids), {})
         # What is below 0 is then above all, which it is in 64 bits only: as a byte -1 is 255, and that may be a row.
         unsigned = ids.astype(np.int64, copy=False).view(np.uint64) if ids.dtype.kind == "i" else ids
         num_rows = len(table.vectors)
         if not len(ids) or int(unsigned.max()) < num_rows:
-            return ids, _NONE
+            return Look(ids, _NONE, {})
         unknown = np.flatnonzero(unsigned >= num_rows)
         rows = ids.copy()
         rows[unknown] = 0
-        return rows, unknown
+        return Look(rows, unknown, {})
 
     def take(self, found: Array, out: Array) -> None:
         """From the mapped file straight into `out` where the numbers are of one kind."""

@@ -55,9 +55,9 @@ def ask(
     backend: EmbeddingBackend,
     configuration: dict[str, Any],
     *requests: Mapping[str, Array],
-    outputs: Sequence[str] = (),
+    outputs: Sequence[Sequence[str]] = (),
 ) -> Placed:
-    """One batch."""
+    """One batch; `outputs` are those that each request wants, where it does not want all."""
     signature = Signature.from_config(configuration)
     reader = RequestReader(signature)
     opened = []
@@ -69,7 +69,7 @@ def ask(
             body += bytes(-len(body) % 64)
             refs.append([name, datatype.wire, list(array.shape), len(body), len(data)])
             body += data
-        header = msgpack.packb(["", refs, list(outputs), {}])
+        header = msgpack.packb(["", refs, list(outputs[position] if outputs else ()), {}])
         assert header is not None
         opened.append(reader.open(position, memoryview(bytes(body)).toreadonly(), header))
     answers = Placed(len(requests), Plans(signature))

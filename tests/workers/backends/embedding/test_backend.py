@@ -182,8 +182,25 @@ def test_many_tables_and_only_what_is_asked_for(tmp_path: Path) -> None:
     assert np.array_equal(answers.outputs["user"], users[[[3]]])
     assert np.array_equal(answers.outputs["items"], items[[[4, 0]]].astype(np.float32))
     assert np.allclose(answers.outputs["history"], items[[4, 0]].astype(np.float32).mean(axis=0))
-    assert list(ask(backend, configuration, inputs, outputs=["items"]).outputs) == ["items"]
+    assert list(ask(backend, configuration, inputs, outputs=[["items"]]).outputs) == ["items"]
     assert set(ask(backend, configuration, {"item_ids": inputs["item_ids"]}).outputs) == {"items", "history"}
+
+
+def test_an_unknown_id_of_an_output_that_is_not_wanted_fails_nobody(directory: Path) -> None:
+    names = ("a", "b")
+    configuration = model_config(
+        [tensor_config(f"{name}_id", "TYPE_INT64", [1]) for name in names],
+        [tensor_config(name, "TYPE_FP32", [1, 4]) for name in names],
+        backend="embedding",
+        parameters={"table": "vectors.npy", "a.ids": "a_id", "b.ids": "b_id"},
+    )
+    backend = loaded(directory, configuration)
+    asked = [{"a_id": np.array([[a]]), "b_id": np.array([[b]])} for a, b in ((1, 99), (2, 3), (4, 98))]
+    answers = ask(backend, configuration, *asked, outputs=(("a",), ("a", "b"), ("a", "b")))
+    assert [str(error).split()[1] for error in answers.errors] == ["98"]
+    assert answers.positions == [0, 1]
+    assert np.array_equal(answers.outputs["a"], TABLE[[[1], [2]]])
+    assert np.array_equal(answers.outputs["b"][1], TABLE[[3]])
 
 
 # --- ids that are no numbers of rows ---

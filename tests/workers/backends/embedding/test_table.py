@@ -29,9 +29,8 @@ def rows_of(path: Path, form: Form = FORM) -> TableRows:
 
 
 def take(rows: TableRows, *ids: int) -> Array:
-    found, _ = rows.find(np.array(ids))
     out: Array = np.empty((len(ids), *rows.row_shape), np.float32)
-    rows.take(found, out)
+    rows.take(rows.find(np.array(ids)).rows, out)
     return out
 
 
