@@ -7,11 +7,13 @@ import numpy as np
 
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.workers.backends.embedding.options import LookUp
-from shoal.workers.backends.embedding.pooling import ends_of, num_ids_of, pool
+from shoal.workers.backends.embedding.pooling import add_up, ends_of, num_ids_of, pieces
 from shoal.workers.backends.embedding.rows import Rows
 from shoal.workers.tensors import Array
 
 _NONE: Array = np.empty(0, np.intp)
+#: Rows that are in memory at once to be pooled: ids of a byte each ask for 512 times their size in rows of 128 floats.
+PIECE_NBYTES = 16 << 20
 
 
 class Found(NamedTuple):
@@ -84,15 +86,30 @@ class Output:
 
     def take(self, found: Found, out: Array) -> None:
         """The rows of what was found, or of its bags, into `out`, which has the shape found."""
-        look_up, row_shape = self._look_up, self._rows.row_shape
-        rows = np.empty((len(found.ids), *row_shape), self._work) if look_up.is_pooled else out.reshape(-1, *row_shape)
+        if self._look_up.is_pooled:
+            self._pool(found, out)
+            return
+        rows = out.reshape(-1, *self._rows.row_shape)
         self._rows.take(found.rows, rows)
         if len(found.zeros):
             rows[found.zeros] = 0
-        if look_up.is_pooled:
-            width = int(np.prod(row_shape, dtype=np.intp))
-            num_ids = num_ids_of(found.ends, found.padding) if look_up.pooling == "mean" else None
-            pool(rows.reshape(-1, width), found.ends, num_ids, out.reshape(-1, width))
+
+    def _pool(self, found: Found, out: Array) -> None:
+        row_shape = self._rows.row_shape
+        width = int(np.prod(row_shape, dtype=np.intp))
+        sums: Array = np.zeros((len(found.ends), width), self._work)
+        at_once = min(len(found.ids), max(1, PIECE_NBYTES // (width * self._work.itemsize)))
+        memory: Array = np.empty((at_once, *row_shape), self._work)
+        for bags, begin, end in pieces(found.ends, at_once):
+            rows = memory[: end - begin]
+            self._rows.take(found.rows[begin:end], rows)
+            if len(found.zeros):
+                first, last = np.searchsorted(found.zeros, (begin, end))
+                rows[found.zeros[first:last] - begin] = 0
+            add_up(rows.reshape(-1, width), found.ends[bags] - begin, sums[bags])
+        if self._look_up.pooling == "mean":
+            sums /= np.maximum(num_ids_of(found.ends, found.padding), 1)[:, None].astype(self._work)
+        np.copyto(out.reshape(-1, width), sums, casting="same_kind")
 
     def why_lacking(self, found: Found, position: int) -> ShoalError:
         """What is said of an id that no row stands for."""

@@ -1,5 +1,7 @@
 """Bags: the rows of several ids become one, their sum or mean. Pure."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from shoal.errors import InvalidArgumentError
@@ -19,22 +21,33 @@ def num_ids_of(ends: Array, padding: Array) -> Array:
     return np.diff(ends - np.searchsorted(padding, ends), prepend=0)
 
 
-def pool(rows: Array, ends: Array, num_ids: Array | None, out: Array) -> None:
-    """Rows of two dimensions → the sum of each bag's, or, with the number of its ids, their mean; 0 of an empty one.
+def pieces(ends: Array, most: int) -> Iterator[tuple[slice, int, int]]:
+    """Bags in a row, and where their ids begin and end: at most `most` ids, so that a longer bag comes in parts."""
+    begin, total = 0, int(ends[-1]) if len(ends) else 0
+    while begin < total:
+        end = min(begin + most, total)
+        first, last = np.searchsorted(ends, (begin, end), side="right").tolist()
+        if first < last:
+            end = int(ends[last - 1])
+        yield slice(first, max(last, first + 1)), begin, end
+        begin = end
+
+
+def add_up(rows: Array, ends: Array, sums: Array) -> None:
+    """Add the rows of each bag, of two dimensions, to its sum. The last bag may end beyond them.
 
     Products with a vector of ones: 32 bags of 50 rows of 128 floats take 41 us this way, 210 with a sum over the axis
     and 1785 with numpy's reduceat.
     """
+    ends = np.minimum(ends, len(rows))
     lengths = np.diff(ends, prepend=0)
     longest = int(lengths.max(initial=0))
     ones: Array = np.ones((1, longest), rows.dtype)
     if longest and np.all(lengths == longest):
-        pooled = np.matmul(ones, rows.reshape(-1, longest, rows.shape[1]))[:, 0]
-    else:
-        pooled = np.zeros((len(ends), rows.shape[1]), rows.dtype)
-        for bag, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
-            if length:
-                np.matmul(ones[:, :length], rows[end - length : end], out=pooled[bag : bag + 1])
-    if num_ids is not None:
-        pooled /= np.maximum(num_ids, 1)[:, None].astype(rows.dtype)
-    np.copyto(out, pooled, casting="same_kind")
+        sums += np.matmul(ones, rows.reshape(-1, longest, rows.shape[1]))[:, 0]
+        return
+    added = np.zeros_like(sums)
+    for bag, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
+        if length:
+            np.matmul(ones[:, :length], rows[end - length : end], out=added[bag : bag + 1])
+    sums += added

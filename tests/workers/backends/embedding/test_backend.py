@@ -1,9 +1,11 @@
 """The embedding backend against plain numpy: tables of all kinds, batches, bags, unknown ids."""
 
 import tempfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
+from shoal.workers.backends.embedding.outputs import PIECE_NBYTES
+from shoal.workers.backends.embedding.pooling import add_up, pieces
 from shoal.workers.tensors import Array
 from tests.workers.backends.embedding.asking import ask, config, loaded, vectors
 from tests.workers.surroundings import CPU, Batcher, loop_of, model, model_config, tensor_config
@@ -291,6 +295,41 @@ def test_bags_that_are_padded(bags: list[list[int]], pooling: str, length: int) 
         np.save(Path(directory) / "vectors.npy", TABLE)
         found = vectors(Path(directory), configuration, ids)
     assert np.allclose(found, expected_bags(bags, TABLE, pooling), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(bags=BAGS, at_once=st.integers(1, 9))
+def test_bags_are_added_up_in_pieces(bags: list[list[int]], at_once: int) -> None:
+    ends = np.cumsum(list(map(len, bags)), dtype=np.int64)
+    rows = TABLE[[number for bag in bags for number in bag]].reshape(-1, 4)
+    sums: Array = np.zeros((len(bags), 4), np.float32)
+    begins = 0
+    for which, begin, end in pieces(ends, at_once):
+        assert begins == begin < end <= begin + at_once
+        add_up(rows[begin:end], ends[which] - begin, sums[which])
+        begins = end
+    assert begins == len(rows)
+    assert np.allclose(sums, expected_bags(bags, TABLE, "sum"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("table", ["vectors.npy", "lmdb:vectors.lmdb"])
+def test_pooling_takes_a_piece_of_the_rows_at_a_time(directory: Path, table: str) -> None:
+    rows: Array = np.ones((4, 1024), np.float32)
+    np.save(directory / "vectors.npy", rows)
+    with lmdb.open(f"{directory}/vectors.lmdb", subdir=False) as store, store.begin(write=True) as changes:
+        for number in range(4):
+            changes.put(b"%d" % number, rows[number].tobytes())
+    configuration = config(
+        ("TYPE_UINT8", [-1]), ("TYPE_FP32", [1024]), 8, pooling="mean", table=table, padding_id="7", unknown_id="zeros"
+    )
+    backend = loaded(directory, configuration)
+    ids = np.tile(np.arange(8, dtype=np.uint8), (2, 4096))  # 256 MiB of rows
+    tracemalloc.start()
+    answers = ask(backend, configuration, {"ids": ids})
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.allclose(answers.outputs["vectors"], 4 / 7)
+    assert most < 3 * PIECE_NBYTES
 
 
 def test_padding_hides_a_row_that_is_no_number(tmp_path: Path) -> None:
