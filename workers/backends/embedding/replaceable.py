@@ -40,6 +40,7 @@ class Replaceable(Generic[T]):
         self._current: T | None = None
         self._stamp: tuple[int, ...] = ()
         self._is_good = False
+        self._told: tuple[int, ...] = ()  # the stamp of what the log has been told is refused
 
     @property
     def current(self) -> T:
@@ -51,7 +52,8 @@ class Replaceable(Generic[T]):
         """Look whether another file is there. False where it is not the one in use: it cannot be opened, and the log
         says why.
 
-        Raises why the first one cannot be opened; UnavailableError where there is none.
+        One that cannot be opened now is tried again the next time. Raises why the first one cannot be opened;
+        UnavailableError where there is none.
         """
         try:
             stamp = self._stamp_of(os.stat(self._path))
@@ -60,17 +62,21 @@ class Replaceable(Generic[T]):
                 raise UnavailableError(f"unable to find {self._what}: {error}") from error
             return False
         if stamp != self._stamp:
-            self._stamp = stamp
-            self._is_good = self._replace()
+            self._stamp, self._is_good = stamp, False
+            self._is_good = self._replace(stamp)
         return self._is_good
 
-    def _replace(self) -> bool:
+    def _replace(self, stamp: tuple[int, ...]) -> bool:
         try:
             opened = self._open(self._path)
         except ShoalError as error:
             if self._current is None:
                 raise type(error)(f"{self._what}: {error}") from error
-            _log.error("%s is served as it was, the new one is refused: %s", self._what, error)
+            if stamp != self._told:
+                _log.error("%s is served as it was, the new one is refused: %s", self._what, error)
+            self._told = stamp
+            if isinstance(error, UnavailableError):
+                self._stamp = ()
             return False
         if self._current is not None:
             _log.info("%s has been replaced", self._what)

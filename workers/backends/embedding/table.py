@@ -10,6 +10,7 @@ size. Files that belong together lie in a directory, so that one rename (of a li
 Runs in a worker.
 """
 
+import errno
 import mmap
 import os
 import resource
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from shoal.datatypes import BYTES, Datatype, format_shape
-from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.workers.backends.embedding.replaceable import Replaceable
 from shoal.workers.backends.embedding.rows import Form, Look, Rows, check_type, convert
 from shoal.workers.tensors import Array
@@ -32,6 +33,8 @@ VECTORS, IDS, SCALES = "vectors.npy", "ids.npy", "scales.npy"
 #: How many ids are compared to see that they ascend: to see all would be to read the whole file.
 _SAMPLE = 64
 _NONE: Array = np.empty(0, np.intp)
+#: Why a good file cannot be opened for a while.
+_PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -138,15 +141,21 @@ def _read_ahead(table: Table, rows: Array) -> None:
 
 
 def open_table(path: str, form: Form) -> Table:
-    """The files as they are now. Raises InvalidArgumentError, which names the file and what it should be."""
+    """The files as they are now. Raises InvalidArgumentError, which names the file and what it should be, and
+    UnavailableError where only now it cannot be read."""
     if not os.path.isdir(path):
         return _checked({VECTORS: _map(path, None)}, form)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # one directory, whatever the link leads to by then
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # one directory, whatever the link leads to by then
+    except OSError as error:
+        raise _unreadable(path, error) from error
     try:
         opener = partial(os.open, dir_fd=descriptor)
         present = os.listdir(descriptor)
         names = (VECTORS, *(name for name in (IDS, SCALES) if name in present))
         return _checked({name: _map(name, opener) for name in names}, form)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     finally:
         os.close(descriptor)
 
@@ -168,7 +177,7 @@ def _map(path: str, opener: Callable[[str, int], int] | None) -> _Mapped:
                 raise ValueError("it has no rows")
             pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     except (OSError, ValueError) as error:
-        raise InvalidArgumentError(f"'{name}' cannot be read: {error}") from error
+        raise _unreadable(path, error) from error
     # Neighbours of a row are not asked for next. Without this, one batch of 64 ids on a file that is not in memory read
     # 8 MiB for each (0.8 s, and everything else driven out) instead of a page (18 ms).
     pages.madvise(mmap.MADV_RANDOM)
@@ -176,6 +185,12 @@ def _map(path: str, opener: Callable[[str, int], int] | None) -> _Mapped:
     if not array.flags.aligned:
         raise InvalidArgumentError(f"'{name}' cannot be read: its data begins at byte {offset}, which is not aligned")
     return _Mapped(array, pages)
+
+
+def _unreadable(path: str, error: Exception) -> ShoalError:
+    is_passing = isinstance(error, OSError) and error.errno in _PASSING
+    kind = UnavailableError if is_passing else InvalidArgumentError
+    return kind(f"'{os.path.basename(path)}' cannot be read: {error}")
 
 
 def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
@@ -193,6 +208,8 @@ def _checked(files: dict[str, _Mapped], form: Form) -> Table:
     vectors, ids, scales = (files[name].array if name in files else None for name in (VECTORS, IDS, SCALES))
     assert vectors is not None
     row_shape = vectors.shape[1:]
+    if 0 in row_shape:
+        raise InvalidArgumentError(f"rows have shape {format_shape(row_shape)}, which holds no numbers")
     if len(row_shape) != len(form.row_dims) or any(
         dim not in (-1, size) for dim, size in zip(form.row_dims, row_shape, strict=True)
     ):
@@ -200,7 +217,9 @@ def _checked(files: dict[str, _Mapped], form: Form) -> Table:
             f"rows have shape {format_shape(row_shape)}, the configuration of the output expects "
             f"{format_shape(form.row_dims)}"
         )
-    if scales is None and form.scale is not None:
+    if form.scale is not None:
+        if scales is not None:
+            raise InvalidArgumentError(f"there are '{SCALES}' and the setting scale; only one of them can be")
         scales = np.full(1, form.scale, np.float32)
     check_type(f"'{VECTORS}'", vectors.dtype, scales is not None, form.output)
     if form.ids is BYTES and ids is None:

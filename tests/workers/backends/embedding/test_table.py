@@ -1,8 +1,11 @@
 """Tables in files: what is refused and with which words, what is mapped, and how one replaces another."""
 
+import errno
+import mmap
 import os
 import re
 import struct
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -55,6 +58,7 @@ def npy(array: Any) -> bytes:
         (TABLE[:, :3], "rows have shape [3], the configuration of the output expects [4]"),
         (TABLE[0], "rows have shape [], the configuration of the output expects [4]"),
         (TABLE[:0], "'t.npy' cannot be read: it has no rows"),
+        (TABLE[:, :0], "rows have shape [0], which holds no numbers"),
         (TABLE.astype(">f4"), "'t.npy' cannot be read: it holds >f4, which is not read"),
         (TABLE.astype(np.complex64), "'t.npy' cannot be read: it holds complex64, which is not read"),
         (np.array([["a"] * 4], object), "'t.npy' cannot be read: it holds object, which is not read"),
@@ -137,6 +141,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             "'ids.npy' is not sorted; rows and their ids must be in ascending order of the ids",
         ),
         (
+            {"scales": np.ones(10)}, Form(INT64, FP32, (4,), 2.0, FP32),
+            "there are 'scales.npy' and the setting scale; only one of them can be",
+        ),
+        (
             {"scales": np.ones(9)}, FORM,
             "'scales.npy' has float64 of shape [9], expected floats, one or one for each of the 10 rows",
         ),
@@ -185,17 +193,30 @@ def resident_kib(path: Path) -> int:
     return int(rest.split("Rss:")[1].split()[0])
 
 
-def test_rows_whose_pages_are_on_the_disk_are_asked_for_at_once(tmp_path: Path) -> None:
+def test_rows_whose_pages_are_on_the_disk_are_asked_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Watched(mmap.mmap):
+        def madvise(self, option: int, *span: int) -> None:
+            super().madvise(option, *span)
+            if option == mmap.MADV_WILLNEED:
+                start, length = span
+                asked.append((start, length))
+
+    monkeypatch.setattr(mmap, "mmap", Watched)
     path, table = tmp_path / "t.npy", np.arange(1 << 20, dtype=np.float32).reshape(-1, 4)
     np.save(path, table)
     rows = rows_of(path)
-    rng = np.random.default_rng(0)
-    for _ in range(4):
-        with path.open() as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        ids = [0, len(table) - 1, *rng.integers(0, len(table), 62).tolist()]
-        assert np.array_equal(take(rows, *ids), table[ids])
+    ids = [0, len(table) - 1, *np.random.default_rng(0).integers(0, len(table), 62).tolist()]
+    assert np.array_equal(take(rows, *ids), table[ids])
+    assert len(asked) == len(ids)
+    for (start, length), number in zip(asked, ids, strict=True):
+        begin = 128 + 16 * number
+        assert start % mmap.PAGESIZE == 0
+        assert start <= begin < start + mmap.PAGESIZE
+        assert start + length == begin + 16
 
 
 # --- how one replaces another ---
@@ -238,6 +259,57 @@ def test_a_bad_new_file_leaves_the_old_one(tmp_path: Path, caplog: pytest.LogCap
     replace(path, TABLE + 1)
     rows.refresh()
     assert take(rows, 1).tolist() == [(TABLE[1] + 1).tolist()]
+
+
+def test_a_file_that_cannot_be_opened_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, new = tmp_path / "t", tmp_path / "new"
+    for number in (1, 2):
+        (tmp_path / f"v{number}").mkdir()
+        np.save(tmp_path / f"v{number}" / "vectors.npy", TABLE * number)
+    link.symlink_to("v1")
+    rows = rows_of(link)
+    new.symlink_to("v2")
+    new.rename(link)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse(errno.EMFILE))
+        for _ in range(2):
+            rows.refresh()
+            assert take(rows, 1).tolist() == [TABLE[1].tolist()]
+    assert caplog.messages == [
+        "table 't' of model 'm' is served as it was, the new one is refused: 't' cannot be read: "
+        "[Errno 24] Too many open files"
+    ]
+    rows.refresh()
+    assert take(rows, 1).tolist() == [(TABLE[1] * 2).tolist()]
+
+
+def test_a_directory_that_cannot_be_read_is_refused_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, new = tmp_path / "t", tmp_path / "new"
+    for number in (1, 2):
+        (tmp_path / f"v{number}").mkdir()
+        np.save(tmp_path / f"v{number}" / "vectors.npy", TABLE * number)
+    link.symlink_to("v1")
+    rows = rows_of(link)
+    new.symlink_to("v2")
+    new.rename(link)
+    monkeypatch.setattr(os, "listdir", refuse(errno.EIO))
+    for _ in range(2):
+        rows.refresh()
+        assert take(rows, 1).tolist() == [TABLE[1].tolist()]
+    assert len(caplog.messages) == 1
+    assert "the new one is refused: 't' cannot be read: [Errno 5]" in caplog.text
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        del args, options
+        raise OSError(number, os.strerror(number))
+
+    return call
 
 
 def test_a_file_that_is_cut_short_in_place_is_not_touched(tmp_path: Path) -> None:
