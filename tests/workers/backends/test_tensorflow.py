@@ -5,6 +5,7 @@ It is skipped without TensorFlow, which is too large for the environment of scri
 """
 
 import json
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError, Unavai
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import Device
-from shoal.workers.backends.tensorflow import TensorflowBackend
+from shoal.workers.backends.tensorflow import TensorflowBackend, keeps_inputs
 from shoal.workers.loop import Loop
 from tests.workers.surroundings import Batcher, model, model_config, strings, tensor_config
 
@@ -140,6 +141,34 @@ def test_strings_keep_every_byte(tmp_path: Path, batcher: Batcher) -> None:
     batcher.send(*(batcher.request([("X", "BYTES", ((1, 1), strings(each)))]) for each in given))
     loop.step()
     assert [done.outputs["Y"] for done in batcher.done()] == [strings(2 * each) for each in given]
+
+
+def test_a_model_keeps_copies_of_its_inputs(tmp_path: Path) -> None:
+    """A client's block is another request's soon, and no memory that TensorFlow could write to."""
+    module, file = tf.Module(), str(tmp_path / "model.savedmodel")
+    module.last = tf.Variable(np.zeros((1, 2), np.float32), shape=tf.TensorShape([None, 2]))
+
+    def replace(x: Any) -> Any:
+        last = tf.identity(module.last)
+        with tf.control_dependencies([last]):
+            module.last.assign(x)
+        return {"Y": last}
+
+    functions = {"serving_default": replace, "add": lambda x: {"Y": x + module.last}}
+    spec = tf.TensorSpec([None, 2], tf.float32, "X")
+    signatures = {name: tf.function(each).get_concrete_function(spec) for name, each in functions.items()}
+    tf.saved_model.save(module, file, signatures)
+    backend, block = loaded(file, one_to_one("TYPE_FP32", [2])), mmap.mmap(-1, 8)
+    array = np.frombuffer(block, np.float32).reshape(1, 2)
+    array[:] = 7
+    backend.run({"X": array})
+    array[:] = 1
+    assert backend.run({"X": array})["Y"].tolist() == [[7, 7]]
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        read = tf.compat.v1.saved_model.load(session, ["serve"], file)
+    keep = {name: keeps_inputs(read.graph_def, [read.signature_def[name].outputs["Y"].name]) for name in signatures}
+    assert keep == {"serving_default": True, "add": False}  # of assignments both have those that restore the variable
 
 
 def test_its_threads_stay_on_the_workers_cores(tmp_path: Path) -> None:
