@@ -23,6 +23,11 @@ class TensorSpec:
     ragged: bool  # requests of one batch may differ in this input's shape
     label_filename: str  # of an output, inside the model directory; "" = no labels
 
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        """`dims` as the backend sees them."""
+        return self.dims if self.reshape is None else self.reshape
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.datatypes import BYTES, FP32
@@ -44,3 +45,9 @@ def test_reshaped_moves_the_variable_sizes_in_their_order() -> None:
     assert reshaped((3, 5, 1, 7), (3, -1, 1, -1), (-1, 3, -1)) == (5, 3, 7)
     assert reshaped((5, 3, 7), (-1, 3, -1), (3, -1, 1, -1)) == (3, 5, 1, 7)
     assert reshaped((1,), (1,), ()) == ()
+
+
+def test_a_model_sees_the_reshaped_dims() -> None:
+    spec = TensorSpec("A", FP32, (1, -1), None, optional=False, ragged=False, label_filename="")
+    assert spec.model_dims == (1, -1)
+    assert replace(spec, reshape=()).model_dims == ()

@@ -58,7 +58,7 @@ def _check_tensor(model: str, role: str, spec: TensorSpec, tensor: IOTensor, bat
             f"unable to load model '{model}', configuration expects datatype {configured} for {role} '{spec.name}', "
             f"model provides {tensor.data_type}"
         )
-    dims = spec.dims if spec.reshape is None else spec.reshape
+    dims = spec.model_dims
     if not batching:
         # A tensor of rank 0 is configured as [1], since dims must not be empty.
         if not _fits(tensor.dims, dims) and not (tensor.dims == () and dims == (1,)):

@@ -129,7 +129,7 @@ class OnnxruntimeBackend(BatchedBackend):
         """Which shapes every batch's outputs will have, from the configuration; none where one of them varies."""
         known, row_nbytes = {}, 0
         for spec in signature.outputs.values():
-            dims = spec.dims if spec.reshape is None else spec.reshape
+            dims = spec.model_dims
             if -1 in dims or spec.datatype is BYTES or spec.name in self._scalars:
                 return
             known[spec.name] = dims

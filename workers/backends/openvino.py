@@ -228,7 +228,7 @@ def _reshaped(model: Any, signature: Signature, settings: OpenvinoSettings, lead
         shape = port.get_partial_shape()
         spec = next((signature.inputs[name] for name in port.get_names() if name in signature.inputs), None)
         if settings.reshapes_inputs and spec is not None:
-            shapes[position] = openvino.PartialShape([*leading, *(spec.dims if spec.reshape is None else spec.reshape)])
+            shapes[position] = openvino.PartialShape([*leading, *spec.model_dims])
         elif shape.rank.is_static and len(shape) >= len(leading):
             shapes[position] = openvino.PartialShape([*leading, *list(shape)[len(leading) :]])
     shaped = model.clone()

@@ -228,7 +228,7 @@ def _with_rank(tensors: Iterable[IOTensor], specs: dict[str, TensorSpec], is_bat
     for tensor in tensors:
         spec = specs.get(tensor.name)
         if spec is not None and not tensor.dims:
-            dims = spec.dims if spec.reshape is None else spec.reshape
+            dims = spec.model_dims
             tensor = tensor._replace(dims=(-1, *dims) if is_batched else dims)
         result.append(tensor)
     return result
