@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError
+from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import Device, Model
 
 #: Parameter model_type → the file in a version directory, unless default_model_filename says otherwise.
@@ -57,14 +58,14 @@ def forest_settings(model: Model, device: Device) -> ForestSettings:
     for key, choices in _CHOICES_WITHOUT_EFFECT.items():
         _check_choice(model, key, choices)
     for key in _NUMBERS_WITHOUT_EFFECT:
-        _whole_number(model, key)
+        parameters.whole_number(model, key, model.parameter(key))
     for key in _SWITCHES_WITHOUT_EFFECT:
         _switch(model, key)
     return ForestSettings(
         model_type=model_type,
         is_classifier=_is_classifier(model),
         predict_proba=_switch(model, "predict_proba"),
-        threshold=_threshold(model),
+        threshold=parameters.number(model, "threshold", model.parameter("threshold"), default=0.5),
         allow_unknown_field=_switch(model, "xgboost_allow_unknown_field"),
         num_threads=_num_threads(model, len(device.cores)),
     )
@@ -83,40 +84,22 @@ def _is_classifier(model: Model) -> bool:
 
 def _num_threads(model: Model, num_cores: int) -> int:
     """The worker's cores; fewer where `cpu_nthread` says so, which Triton reads but does not document."""
-    asked = _whole_number(model, "cpu_nthread")
+    value = model.parameter("cpu_nthread")
+    asked = 0 if value == "-1" else parameters.whole_number(model, "cpu_nthread", value)
     return min(asked, num_cores) if asked > 0 else num_cores
 
 
-def _threshold(model: Model) -> float:
-    value = model.parameter("threshold") or "0.5"
-    try:
-        return float(value)
-    except ValueError:
-        raise _invalid(model, "threshold", "a number", value) from None
-
-
 def _switch(model: Model, key: str) -> bool:
-    value = model.parameter(key) or "false"
-    if value not in ("true", "false"):  # the sentence is Triton's
-        raise InvalidArgumentError(
-            f"Expected 'true' or 'false' for parameter '{key}', got: '{value}', in model '{model.name}'"
-        )
-    return value == "true"
+    words = {"true": True, "false": False}
+    return bool(parameters.flag(model, key, model.parameter(key), words, "'true' or 'false'", _expected))
 
 
-def _whole_number(model: Model, key: str) -> int:
-    value = model.parameter(key) or "0"
-    try:
-        return int(value)
-    except ValueError:
-        raise _invalid(model, key, "a whole number", value) from None
+def _expected(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+    """Triton's sentence."""
+    return InvalidArgumentError(f"Expected {expected} for parameter '{key}', got: '{value}', in model '{model.name}'")
 
 
 def _check_choice(model: Model, key: str, choices: Collection[str]) -> None:
     value = model.parameter(key)
     if value and value not in choices:
-        raise _invalid(model, key, f"one of {', '.join(choices)}", value)
-
-
-def _invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be {expected}, got '{value}'")
+        raise parameters.invalid(model, key, f"one of {', '.join(choices)}", value)

@@ -15,6 +15,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.answers import Answers
+from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
@@ -53,7 +54,7 @@ class IdentityBackend(BatchedBackend):
         self._pairs = tuple((source, target.name) for source, target in pairs)
         self._is_batched = signature.max_batch_size > 0
         self._delay_s = _delay_s(model)
-        creation_delay_s = _whole_number(model, "creation_delay_sec")
+        creation_delay_s = parameters.whole_number(model, "creation_delay_sec", model.parameter("creation_delay_sec"))
         if creation_delay_s:
             _log.info("Creation delay is set to: %d", creation_delay_s)
             time.sleep(creation_delay_s)
@@ -77,7 +78,7 @@ class IdentityBackend(BatchedBackend):
         """There is nothing to let go."""
 
     def _zeros(self, source: TensorSpec) -> Array:
-        dims = source.dims if source.reshape is None else source.reshape
+        dims = source.model_dims
         shape = (*([self._rows] if self._is_batched else []), *(max(dim, 1) for dim in dims))
         if source.datatype is BYTES:
             return np.full(shape, b"", BYTES.dtype)
@@ -98,7 +99,7 @@ def _check_pair(source: TensorSpec, target: TensorSpec) -> None:
             f"expected input and output datatype to match, got {source.datatype.config_name} and "
             f"{target.datatype.config_name}"
         )
-    shapes = [spec.dims if spec.reshape is None else spec.reshape for spec in (source, target)]
+    shapes = [spec.model_dims for spec in (source, target)]
     if shapes[0] != shapes[1]:
         raise InvalidArgumentError(
             f"expected input and output shape to match, got {format_shape(shapes[0])} and {format_shape(shapes[1])}"
@@ -106,15 +107,10 @@ def _check_pair(source: TensorSpec, target: TensorSpec) -> None:
 
 
 def _delay_s(model: Model) -> float:
-    delay_ms = _whole_number(model, "execute_delay_ms")
-    multiplier = _whole_number(model, "instance_wise_delay_multiplier")
+    delay_ms = parameters.whole_number(model, "execute_delay_ms", model.parameter("execute_delay_ms"))
+    multiplier = parameters.whole_number(
+        model, "instance_wise_delay_multiplier", model.parameter("instance_wise_delay_multiplier")
+    )
     # The first instance takes execute_delay_ms, the n-th after it n × multiplier times that.
     index = model.instance_name.rpartition("_")[2]
     return delay_ms / 1000 * max(1, multiplier * (int(index) if index.isdecimal() else 0))
-
-
-def _whole_number(model: Model, key: str) -> int:
-    value = model.parameter(key) or "0"
-    if not value.isdecimal():
-        raise InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be a whole number, got '{value}'")
-    return int(value)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import Device, Model
 
 CPU, CUDA, TENSORRT, OPENVINO = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "OpenVINO"))
@@ -78,21 +79,13 @@ def _entries(model: Model, prefix: str) -> dict[str, str]:
 
 def _threads(model: Model, key: str) -> int:
     """0 where nothing is said: the worker's number of cores then, which ONNX Runtime's own default would not honour."""
-    value = model.parameter(key) or model.backend_config.get(key) or "0"
-    if not value.isdecimal():
-        raise _invalid(model, key, "a number of threads, 0 for the default", value)
-    return int(value)
+    value = model.parameter(key) or model.backend_config.get(key)
+    return parameters.whole_number(model, key, value, parameters.THREADS)
 
 
 def _flag(model: Model, key: str, *, default: bool, meaning: str = "0 or 1") -> bool:
-    value = model.parameter(key) or str(int(default))
-    if value not in ("0", "1"):
-        raise _invalid(model, key, meaning, value)
-    return value == "1"
-
-
-def _invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be {expected}, got '{value}'")
+    value = parameters.flag(model, key, model.parameter(key), {"0": False, "1": True}, meaning)
+    return default if value is None else value
 
 
 # -- providers --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Pure: knows the names of Triton's parameters and of OpenVINO's properties, impor
 from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import Device, Model
 
 #: Triton's three; with one stream they differ in nothing that the pinned cores have not decided.
@@ -44,7 +45,7 @@ def openvino_settings(model: Model, device: Device) -> OpenvinoSettings:
     }
     if _value(model, "HINT_BF16"):
         if _value(model, "HINT_BF16") != "yes":
-            raise _expected(model, "HINT_BF16", "be YES")
+            raise _expected(model, "HINT_BF16", "be YES", _value(model, "HINT_BF16"))
         properties["INFERENCE_PRECISION_HINT"] = "bf16"
     return OpenvinoSettings(
         properties=properties,
@@ -61,32 +62,28 @@ def _value(model: Model, key: str) -> str:
 
 
 def _threads(model: Model, key: str) -> int:
-    value = _value(model, key) or "0"
-    if not value.isdecimal():
-        raise _expected(model, key, "be a non-negative number")
-    return int(value)
+    return parameters.whole_number(model, key, _value(model, key), "be a non-negative number", _expected)
 
 
 def _check_streams(model: Model) -> None:
     value = _value(model, "NUM_STREAMS")
-    if value and value not in ("auto", "numa") and not value.isdecimal():
-        raise _expected(model, "NUM_STREAMS", "be either AUTO/NUMA/<int_value>")
+    if value not in ("auto", "numa"):
+        parameters.whole_number(model, "NUM_STREAMS", value, "be either AUTO/NUMA/<int_value>", _expected)
 
 
 def _performance_hint(model: Model) -> str:
     value = _value(model, "PERFORMANCE_HINT").upper() or "LATENCY"
     if value not in PERFORMANCE_HINTS:
-        raise _expected(model, "PERFORMANCE_HINT", f"be {'/'.join(PERFORMANCE_HINTS)}")
+        raise _expected(model, "PERFORMANCE_HINT", f"be {'/'.join(PERFORMANCE_HINTS)}", value.lower())
     return value
 
 
 def _flag(model: Model, key: str) -> bool:
     # Triton takes whatever is not YES for NO; a word that is neither is refused here.
-    value = _value(model, key) or "no"
-    if value not in ("yes", "no"):
-        raise _expected(model, key, "be either YES or NO")
-    return value == "yes"
+    words = {"yes": True, "no": False}
+    return bool(parameters.flag(model, key, _value(model, key), words, "be either YES or NO", _expected))
 
 
-def _expected(model: Model, key: str, expected: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"expected the parameter '{key}' to {expected}, got {_value(model, key)}")
+def _expected(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+    del model
+    return InvalidArgumentError(f"expected the parameter '{key}' to {expected}, got {value}")

@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
+from shoal.workers.backends import parameters
 from shoal.workers.backends.backend import Device, Model
 
 DEFAULT_TAG, DEFAULT_SIGNATURE = "serve", "serving_default"
 #: Signatures that serve nobody.
 _INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
-_TRUE, _FALSE = ("true", "on", "1", "yes"), ("false", "off", "0", "no")
+_FLAGS = {**dict.fromkeys(("true", "on", "1", "yes"), True), **dict.fromkeys(("false", "off", "0", "no"), False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class TensorflowSettings:
 def tensorflow_settings(model: Model, device: Device) -> TensorflowSettings:
     """All options of the session of `model`. Raises InvalidArgumentError for a value that is none."""
     if not _number(model, "MAX_SESSION_SHARE_COUNT", 1):
-        raise _invalid(model, "MAX_SESSION_SHARE_COUNT", "positive number")
+        raise _invalid(model, "MAX_SESSION_SHARE_COUNT", "positive number", "0")
     if device.kind != "KIND_CPU":
         raise UnsupportedError(f"unable to load model '{model.name}', TensorFlow models are served on KIND_CPU only")
     optimization = model.config.get("optimization", {})
@@ -64,25 +65,22 @@ def chosen_signature(signatures: Collection[str], settings: TensorflowSettings, 
 
 
 def _number(model: Model, key: str, default: int) -> int:
-    value = model.parameter(key) or str(default)
-    if not value.isdecimal():
-        raise _invalid(model, key, "non-negative number")
-    return int(value)
+    value = model.parameter(key)
+    return parameters.whole_number(model, key, value, "non-negative number", _invalid) if value else default
 
 
 def _flag(model: Model, key: str, get: Callable[[str], str | None], *, default: bool = False) -> bool:
-    value = (get(key) or str(default)).lower()
-    if value not in (*_TRUE, *_FALSE):
-        raise _invalid(model, key, "'true' or 'false'")
-    return value in _TRUE
+    value = parameters.flag(model, key, (get(key) or "").lower(), _FLAGS, "'true' or 'false'", _invalid)
+    return default if value is None else value
 
 
 def _init_ops_file(model: Model) -> str:
     name = model.parameter("TF_INIT_OPS_FILE") or ""
     if "/" in name:
-        raise _invalid(model, "TF_INIT_OPS_FILE", "name of a file in the model's directory or its version's")
+        raise _invalid(model, "TF_INIT_OPS_FILE", "name of a file in the model's directory or its version's", name)
     return name
 
 
-def _invalid(model: Model, key: str, expected: str) -> InvalidArgumentError:
+def _invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
+    del value
     return InvalidArgumentError(f"parameter '{key}' must be {expected} for TensorFlow model '{model.name}'")

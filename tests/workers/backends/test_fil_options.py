@@ -85,6 +85,8 @@ def test_what_tunes_triton_only_changes_nothing() -> None:
         ("predict_proba", "1", "Expected 'true' or 'false' for parameter 'predict_proba', got: '1', in model 'm'"),
         ("is_classifier", "yes", "Expected 'true' or 'false' for parameter 'is_classifier', got: 'yes', in model 'm'"),
         ("threshold", "half", "model 'm': parameter 'threshold' must be a number, got 'half'"),
+        ("threshold", "nan", "model 'm': parameter 'threshold' must be a number, got 'nan'"),
+        ("chunk_size", "-5", "model 'm': parameter 'chunk_size' must be a whole number, got '-5'"),
         ("chunk_size", "a few", "model 'm': parameter 'chunk_size' must be a whole number, got 'a few'"),
         ("cpu_nthread", "all", "model 'm': parameter 'cpu_nthread' must be a whole number, got 'all'"),
         (

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.datatypes import BY_CONFIG_NAME, BYTES
-from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
+from shoal.datatypes import BYTES
+from shoal.errors import InternalError, InvalidArgumentError
+from shoal.model_config.signature import Signature
+from shoal.workers.backends import file_checks, parameters
 from shoal.workers.backends.backend import Device, Model
 
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
@@ -55,24 +57,22 @@ def check_tensors(model: Model, *, takes_strings: bool) -> None:
 
     Strings are lists in TorchScript, and nothing elsewhere. Raises UnsupportedError for an input that may be missing.
     """
-    for role in ("input", "output"):
-        for tensor in model.config[role]:
-            name, data_type = tensor["name"], tensor["data_type"]
-            if BY_CONFIG_NAME[data_type] is not BYTES:
+    signature = Signature.from_config(model.config)
+    file_checks.refuse_optional(signature, "PyTorch")
+    for role, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        for spec in specs.values():
+            if spec.datatype is not BYTES:
                 continue
             if not takes_strings:
-                raise InternalError(f"unsupported datatype {data_type} for {role} '{name}' for model '{model.name}'")
-            dims = tensor["reshape"]["shape"] if tensor.get("reshape") else tensor["dims"]
-            if len(dims) + (model.config["max_batch_size"] > 0) > 1:
                 raise InternalError(
-                    f"Triton only supports 1 dimensional List of String as {role} for '{name}' for model '{model.name}'"
+                    f"unsupported datatype {spec.datatype.config_name} for {role} '{spec.name}' for model "
+                    f"'{model.name}'"
                 )
-    for tensor in model.config["input"]:
-        if tensor.get("optional"):
-            raise UnsupportedError(
-                f"model '{model.name}', input '{tensor['name']}': 'optional' is not supported by the pytorch backend, "
-                "since its models take all their arguments"
-            )
+            if len(spec.model_dims) + (signature.max_batch_size > 0) > 1:
+                raise InternalError(
+                    f"Triton only supports 1 dimensional List of String as {role} for '{spec.name}' for model "
+                    f"'{model.name}'"
+                )
 
 
 def _compile(model: Model) -> dict[str, Any] | None:
@@ -82,9 +82,9 @@ def _compile(model: Model) -> dict[str, Any] | None:
     try:
         arguments = json.loads(text)
     except ValueError as error:
-        raise _invalid(model, COMPILE, f"a JSON object ({error})", text) from error
+        raise parameters.invalid(model, COMPILE, f"a JSON object ({error})", text) from error
     if not isinstance(arguments, dict):
-        raise _invalid(model, COMPILE, "a JSON object", text)
+        raise parameters.invalid(model, COMPILE, "a JSON object", text)
     if "model" in arguments:
         raise InvalidArgumentError("'model' is not an optional parameter for 'torch.compile'")
     return arguments
@@ -94,10 +94,8 @@ def _threads(model: Model, keys: Sequence[str]) -> int:
     """0 where nothing is said: the worker's number of cores then. Triton's two runtimes have a name each for it."""
     for key in keys:
         value = model.parameter(key)
-        if value is not None:
-            if not value.isdecimal():
-                raise _invalid(model, key, "a number of threads, 0 for the default", value)
-            return int(value)
+        if value:
+            return parameters.whole_number(model, key, value, parameters.THREADS)
     return 0
 
 
@@ -107,13 +105,4 @@ def _flag(model: Model, key: str, *, default: bool) -> bool:
 
 
 def _flag_or_none(model: Model, key: str) -> bool | None:
-    value = model.parameter(key)
-    if value is None:
-        return None
-    if value.lower() not in _FLAGS:
-        raise _invalid(model, key, "true or false", value)
-    return _FLAGS[value.lower()]
-
-
-def _invalid(model: Model, key: str, expected: str, value: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"model '{model.name}': parameter '{key}' must be {expected}, got '{value}'")
+    return parameters.flag(model, key, (model.parameter(key) or "").lower(), _FLAGS, "true or false")
