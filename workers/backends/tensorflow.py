@@ -5,6 +5,7 @@ own operations, no Python and no Keras. Inputs are fed where they lie, unless th
 copied once, into the block.
 """
 
+import importlib
 import json
 import logging
 import os
@@ -15,7 +16,6 @@ from typing import Any
 # Before the import: what it says of the processor's instructions would be in the log of every worker.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
 from shoal.datatypes import BF16, BY_NAME
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
@@ -39,6 +39,7 @@ _TYPES = {
 #: What a session raises: TensorFlow's errors, and Python's for what it finds before it runs anything.
 _ERRORS = (tf.errors.OpError, RuntimeError, OSError, ValueError, TypeError)
 _INIT_OPS_NBYTES = 1 << 20
+_OPERATIONS: Any = importlib.import_module("tensorflow.python.framework.op_def_registry")
 #: Operations with a state that keep no input; what is called or repeated is looked at by itself.
 _KEEP_NOTHING = (
     "Assert", "Case", "HashTableV2", "If", "LookupTableFindV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
@@ -191,7 +192,7 @@ def keeps_inputs(graph_def: Any, fetches: Iterable[str]) -> bool:
     waiting = [nodes.pop(name) for name in {fetch.partition(":")[0] for fetch in fetches}]
     while waiting:
         node = waiting.pop()
-        operation = op_def_registry.get(node.op)
+        operation = _OPERATIONS.get(node.op)
         if node.op not in _KEEP_NOTHING and (operation is None or operation.is_stateful):
             return True
         for name in node.input:

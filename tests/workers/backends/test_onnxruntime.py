@@ -272,7 +272,8 @@ def test_a_configuration_that_does_not_fit_the_file(onnx_file: Any) -> None:
     assert str(error) == (
         "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'X', model provides TYPE_FP32"
     )
-    assert isinstance(refusal(file, {**one_to_one("TYPE_FP32", [4]), "batch_input": [{}]}), UnsupportedError)
+    texts = [tensor_config("X", "TYPE_STRING", [4])]
+    assert isinstance(refusal(file, {**one_to_one("TYPE_BF16", [4]), "input": texts}), UnsupportedError)
 
 
 def test_options_reach_the_session(onnx_file: Any) -> None:
