@@ -27,6 +27,7 @@ READY_TITLES = {
     "shoal worker simple_string_0_0",
     "shoal worker tokenizer_0_0",
     "shoal zygote batcher",
+    "shoal zygote embedding",
     "shoal zygote identity",
     "shoal zygote onnxruntime",
     "shoal zygote python",
@@ -161,7 +162,7 @@ def named_segments() -> set[str]:
 def test_killed_supervisor_takes_everything_along() -> None:
     before = named_segments()
     with serving(SAMPLES) as server:
-        assert len(server.children) == 24
+        assert len(server.children) == 25
         assert named_segments() == before
         server.process.kill()
         assert wait_for_deaths(server.children, 2.0)
@@ -180,7 +181,7 @@ def test_all_but_front_ends_are_the_supervisors_own_children_and_leave_signals_t
 
 def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: Server) -> None:
     zygotes = [pid for pid in samples.children if title(pid).startswith("shoal zygote")]
-    assert len(zygotes) == 4
+    assert len(zygotes) == 5
     for pid in zygotes:
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
         targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]

@@ -145,8 +145,9 @@ def test_strings_keep_every_byte(tmp_path: Path, batcher: Batcher) -> None:
 
 def test_a_model_keeps_copies_of_its_inputs(tmp_path: Path) -> None:
     """A client's block is another request's soon, and no memory that TensorFlow could write to."""
-    module, file = tf.Module(), str(tmp_path / "model.savedmodel")
-    module.last = tf.Variable(np.zeros((1, 2), np.float32), shape=tf.TensorShape([None, 2]))
+    module: Any = tf.Module()
+    file, zeros = str(tmp_path / "model.savedmodel"), tf.zeros((1, 2), tf.float32)
+    module.last = tf.Variable(zeros, shape=tf.TensorShape([None, 2]))
 
     def replace(x: Any) -> Any:
         last = tf.identity(module.last)
