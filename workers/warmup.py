@@ -154,4 +154,4 @@ def smallest_inputs(signature: Signature) -> dict[str, Array] | None:
 
 
 def _smallest_dims(spec: TensorSpec) -> tuple[int, ...]:
-    return tuple(max(dim, 1) for dim in (spec.dims if spec.reshape is None else spec.reshape))
+    return tuple(max(dim, 1) for dim in spec.model_dims)

@@ -81,7 +81,7 @@ def _look_up(model: Model, signature: Signature, output: TensorSpec) -> LookUp:
 
     offsets, pooling, unknown = setting("offsets"), setting("pooling") or "none", setting("unknown_id") or ERROR
     ids = _ids(where, signature, setting("ids"), offsets)
-    leading = dims_of(ids) if pooling == "none" else dims_of(ids)[:-1] if offsets is None else (-1,)
+    leading = ids.model_dims if pooling == "none" else ids.model_dims[:-1] if offsets is None else (-1,)
     look_up = LookUp(
         output=output,
         dims=_row_dims(where, output, leading),
@@ -112,7 +112,7 @@ def _check(where: str, signature: Signature, look_up: LookUp) -> None:
         )
     if look_up.key.count("{id}") != 1:
         raise InvalidArgumentError(f"{where}: key must contain '{{id}}' once, got '{look_up.key}'")
-    if look_up.is_pooled and not dims_of(look_up.ids):
+    if look_up.is_pooled and not look_up.ids.model_dims:
         raise InvalidArgumentError(f"{where}: a bag is the last dimension of its ids, '{look_up.ids.name}' has none")
     if offsets is None:
         return
@@ -123,13 +123,8 @@ def _check(where: str, signature: Signature, look_up: LookUp) -> None:
             f"{where}: offsets need pooling sum or mean and max_batch_size 0; batches take bags of one length, filled "
             "up with padding_id"
         )
-    if len(dims_of(signature.inputs[offsets])) != 1 or len(dims_of(look_up.ids)) != 1:
+    if len(signature.inputs[offsets].model_dims) != 1 or len(look_up.ids.model_dims) != 1:
         raise InvalidArgumentError(f"{where}: offsets and the ids that they part have one dimension each")
-
-
-def dims_of(spec: TensorSpec) -> tuple[int, ...]:
-    """The dimensions as the backend sees them."""
-    return spec.dims if spec.reshape is None else spec.reshape
 
 
 def _ids(where: str, signature: Signature, name: str | None, offsets: str | None) -> TensorSpec:
@@ -151,7 +146,7 @@ def _ids(where: str, signature: Signature, name: str | None, offsets: str | None
 
 def _row_dims(where: str, output: TensorSpec, leading: tuple[int, ...]) -> tuple[int, ...]:
     """What the output's dims have beyond `leading`, those of the ids or of the bags."""
-    dims = dims_of(output)
+    dims = output.model_dims
     head, row = dims[: len(leading)], dims[len(leading) :]
     if len(head) < len(leading) or any(a != b and -1 not in (a, b) for a, b in zip(head, leading, strict=True)):
         raise InvalidArgumentError(
