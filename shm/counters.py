@@ -9,7 +9,8 @@
     512    five histograms of 65 words, how long requests took by phase: word n counts times of n bits
     840    65 words, responses by the bounds that the model or Triton sets for them; the last for what is over all
 
-Where summaries are asked for, the table is followed by the windows of windows.py, as many as there are rows.
+The last row is the response cache's: CACHE_FIGURES. Where summaries are asked for, the table is followed by the windows
+of windows.py, as many as there are rows.
 """
 
 from array import array
@@ -24,9 +25,10 @@ from shoal.shm.windows import PHASES, WINDOWS_BYTES, Windows, WindowsView
 
 ROW_WORDS = 1024
 #: Model versions that can be loaded at once; a row is 8192 bytes, so this table takes 4 MiB.
-MAX_ROWS = 512
-GEOMETRY = Geometry(ring_capacity=0, slab_nbytes=MAX_ROWS * ROW_WORDS * WORD)
-GEOMETRY_WITH_WINDOWS = GEOMETRY._replace(slab_nbytes=GEOMETRY.slab_nbytes + MAX_ROWS * WINDOWS_BYTES)
+MAX_ROWS = 511
+_CACHE_WORD = MAX_ROWS * ROW_WORDS
+GEOMETRY = Geometry(ring_capacity=0, slab_nbytes=(MAX_ROWS + 1) * ROW_WORDS * WORD)
+GEOMETRY_WITH_WINDOWS = GEOMETRY._replace(slab_nbytes=GEOMETRY.slab_nbytes + (MAX_ROWS + 1) * WINDOWS_BYTES)
 
 CELLS = (
     "success_count",
@@ -54,6 +56,7 @@ CELLS = (
 CELL = {name: index for index, name in enumerate(CELLS)}
 _SUCCESS_COUNT, _FAIL_COUNT, _EXECUTION_COUNT = CELL["success_count"], CELL["fail_count"], CELL["execution_count"]
 _PENDING_COUNT, _OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
+_INPUT_NS, _INFER_NS, _OUTPUT_NS = CELL["compute_input_ns"], CELL["compute_infer_ns"], CELL["compute_output_ns"]
 _BATCHES_WORD = 40
 _BATCH_WORDS = 5
 _MAX_BATCH_ENTRIES = 94
@@ -96,6 +99,10 @@ class Row:
         self.first_response_bounds: Sequence[float] = ()
         # Changed by whoever counts; the batches also by count_execution.
         self.cells = [0] * len(CELLS)
+        #: How an execution spent its time (batcher/statistics.py), and how many of its requests have succeeded since it
+        #: was added up: with an addition for each, batches of eight cost the batcher 65k → 70k instructions a request.
+        self.compute: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self.num_computed = 0
         self._batches: dict[int, list[int]] = {}
         self._changed: set[int] = set()
         #: Requests and batches that had ended when publish was called last.
@@ -107,7 +114,7 @@ class Row:
         self.cells[:] = [0] * len(CELLS)
         self._batches.clear()
         self._changed.clear()
-        self._num_ended = 0
+        self._num_ended = self.num_computed = 0
         if self.windows is not None:
             self.windows.clear()
 
@@ -133,6 +140,21 @@ class Row:
         entry[5] += output_ns
         self._changed.add(rows)
 
+    def add_computed(self) -> None:
+        """Add up what those requests took."""
+        if not self.num_computed:
+            return
+        num, cells = self.num_computed, self.cells
+        _, input_ns, infer_ns, output_ns = self.compute
+        _, _, inputs, infers, outputs = self.histograms
+        cells[_INPUT_NS] += num * input_ns
+        cells[_INFER_NS] += num * infer_ns
+        cells[_OUTPUT_NS] += num * output_ns
+        inputs[input_ns.bit_length()] += num
+        infers[infer_ns.bit_length()] += num
+        outputs[output_ns.bit_length()] += num
+        self.num_computed = 0
+
     def count_first_response(self, ns: int) -> None:
         """The first response to a request, `ns` after its client began to send it; in whole ms, as Triton has it."""
         self._words[_FIRST_RESPONSE_WORD + bisect_left(self.first_response_bounds, ns // _NS_PER_MS)] += 1
@@ -145,6 +167,7 @@ class Row:
             words[_PENDING_COUNT], words[_OLDEST_QUEUED_NS] = cells[_PENDING_COUNT], cells[_OLDEST_QUEUED_NS]
             return
         self._num_ended = num_ended
+        self.add_computed()
         words[: len(cells)] = array("Q", cells)
         for rows in self._changed:  # word by word: half of what an array costs
             start, *batch = self._batches[rows]
@@ -166,6 +189,26 @@ class RowView(NamedTuple):
 ZERO_ROW = RowView(dict.fromkeys(CELLS, 0), (), dict.fromkeys(PHASES, (0,) * _HISTOGRAM_WORDS), (0,) * (MAX_BOUNDS + 1))
 
 
+#: What the whole response cache does; times in ns. Those that are counted outlive a batcher, entries do not.
+CACHE_FIGURES = (
+    "num_lookups", "num_hits", "num_misses", "num_evictions", "lookup_ns", "insertion_ns", "num_entries", "used_bytes",
+    "total_bytes",
+)  # fmt: skip
+
+
+class CacheFigures(dict[str, int]):
+    """The response cache's figures as the batcher counts them: change them, then `publish`."""
+
+    def __init__(self, words: memoryview, total_bytes: int) -> None:
+        super().__init__(zip(CACHE_FIGURES, words, strict=True))
+        self.update(num_entries=0, used_bytes=0, total_bytes=total_bytes)
+        self._words = words
+
+    def publish(self) -> None:
+        """Show them to readers."""
+        self._words[:] = array("Q", self.values())
+
+
 class CounterTable:
     """The batcher's side of the table."""
 
@@ -184,6 +227,10 @@ class CounterTable:
         row = self._row(index)
         row.restore()
         return row
+
+    def cache_figures(self, total_bytes: int) -> CacheFigures:
+        """Those of a cache with nothing in it, which may have so much."""
+        return CacheFigures(self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], total_bytes)
 
     def _row(self, index: int) -> Row:
         words = self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS]
@@ -209,6 +256,10 @@ class CounterTableView:
         }
         first_response = words[_FIRST_RESPONSE_WORD : _FIRST_RESPONSE_WORD + MAX_BOUNDS + 1]
         return RowView(dict(zip(CELLS, words, strict=False)), tuple(_batches(words)), histograms, first_response)
+
+    def cache_figures(self) -> dict[str, int]:
+        """Those of CACHE_FIGURES; all 0 where there is no cache."""
+        return dict(zip(CACHE_FIGURES, self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], strict=True))
 
     def windows(self, index: int) -> WindowsView | None:
         """How long a row's requests took in the last minute; None where nobody asked for summaries."""

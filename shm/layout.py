@@ -46,8 +46,15 @@ PAGE = 4096
 WORD = 8
 
 # Kinds of segments.
-CLIENT, LINK, WORKER, COUNTERS, OVERSIZE = 1, 2, 3, 4, 5
-KIND_NAMES = {CLIENT: "client", LINK: "link", WORKER: "worker", COUNTERS: "counters", OVERSIZE: "oversize"}
+CLIENT, LINK, WORKER, COUNTERS, OVERSIZE, BATCHER = 1, 2, 3, 4, 5, 6
+KIND_NAMES = {
+    CLIENT: "client",
+    LINK: "link",
+    WORKER: "worker",
+    COUNTERS: "counters",
+    OVERSIZE: "oversize",
+    BATCHER: "batcher",
+}
 
 HEADER = struct.Struct("<8Q")
 # Word indices (byte offset / 8) of what changes after the start; each on its own cache line.
@@ -100,7 +107,7 @@ class Header(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """CLIENT, LINK, WORKER, COUNTERS or OVERSIZE."""
+        """CLIENT, LINK, WORKER, COUNTERS, OVERSIZE or BATCHER."""
         return self.version_and_kind >> 32
 
 
@@ -143,6 +150,9 @@ def read_header(memory: memoryview) -> Header:
 # may cut it short.
 
 OWNER_BITS, UNIT_BITS, GENERATION_BITS = 24, 20, 20
+#: A reference shifted right by so much is its owner id: for whoever does that for each request, where a call of
+#: `ref_owner` would cost a thousand instructions.
+OWNER_SHIFT = UNIT_BITS + GENERATION_BITS
 MAX_UNITS = 1 << UNIT_BITS
 #: The largest slab, and so the largest block: its last unit has a number, and a span word has 32 bits for its size.
 MAX_SLAB_BYTES = (MAX_UNITS - 1) * UNIT
@@ -162,7 +172,7 @@ def unpack_ref(ref: int) -> tuple[int, int, int]:
 
 def ref_owner(ref: int) -> int:
     """The owner id in a block reference."""
-    return ref >> (UNIT_BITS + GENERATION_BITS)
+    return ref >> OWNER_SHIFT
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -185,7 +195,11 @@ class R:
     HOLD, which uses NUMBER and BLOCK, tells a new batcher of a reply's block that has not been released. TRACE asks for
     the times in the reply to a request that stands before it. Where the reply that is meant was not the last one,
     RELEASE has its BLOCK, too, and HOLD has a 1 in MORE. CANCEL has a 1 in MORE where the client may still read: then
-    only a worker that has the request is told.
+    only a worker that has the request is told. After DEADLINE_NS nobody wants the answer; 0 = never.
+
+    The digest, 128 bits, is equal for requests that have equal answers; 0 where the model's are not cached. It is
+    believed of front ends alone.
+    CORRELATION and FLAGS are those of a sequence (shoal/sequences.py).
 
     NUMBER is the client's own. With the client's owner id before it, it is the request's key: the same to every
     process, and to whoever takes the place of one that dies.
@@ -193,27 +207,45 @@ class R:
 
     NUMBER, MODEL, BLOCK, HEADER, ROWS, SHAPE_KEY = 1, 2, 3, 4, 5, 6
     PRIORITY, TIMEOUT_US, CORRELATION, FLAGS, START_NS, MORE = 7, 8, 9, 10, 11, 12
+    DIGEST_LOW, DIGEST_HIGH, DEADLINE_NS = 13, 14, 15
+
+
+#: Of a request whose answer is not cached, and is nobody else's.
+NO_DIGEST = (0, 0)
 
 
 class P:
     """Words of REPLY. STATUS 0 is success; REASON names a sentence where the batcher itself refused, DETAIL what stands
     in it (shoal.reasons). MORE is 1 where further replies to the number follow; the last one may then have nothing
     but its NUMBER. The others, 0 where nobody asked for them (TRACE) or no worker answered, are when the request was
-    accepted and Triton's compute time points: five words cost 1.7k instructions to write and read."""
+    accepted and Triton's compute time points: five words cost 1.7k instructions to write and read.
+
+    PIECES is not 0 where an ensemble answers: its tensors lie in so many blocks of others, whose references begin
+    BLOCK, a u64 each. What the header says of offsets is then true of these blocks, one behind the other. The client
+    holds them, too, each as a part of its reply."""
 
     NUMBER, STATUS, BLOCK, HEADER, REASON, DETAIL = 1, 2, 3, 4, 5, 6
-    QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS, MORE = 7, 8, 9, 10, 11, 12
+    QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS, MORE, PIECES = (
+        7,
+        8,
+        9,
+        10,
+        11,
+        12,
+        13,
+    )
 
 
 class B:
     """Words of BATCH_ITEM; FREE uses BLOCK alone, CANCEL KEY alone. INDEX counts from 0 to COUNT - 1 within one batch.
 
-    FREED is a block of the worker's that nobody holds any more, or 0: a FREE that travels along. The last three are the
-    client's wishes and when the request was accepted.
+    FREED is a block of the worker's that nobody holds any more, or 0: a FREE that travels along. PRIORITY and
+    TIMEOUT_US are the client's wishes, ACCEPTED_NS and DEADLINE_NS when the request was accepted and when nobody wants
+    its answer any more; 0 = never. FLAGS, with the slot, and CORRELATION are those of a sequence (shoal/sequences.py).
     """
 
     KEY, BATCH, BLOCK, HEADER, ROWS, INDEX, COUNT, FREED = 1, 2, 3, 4, 5, 6, 7, 8
-    PRIORITY, TIMEOUT_US, ACCEPTED_NS = 9, 10, 11
+    PRIORITY, TIMEOUT_US, ACCEPTED_NS, DEADLINE_NS, FLAGS, CORRELATION = 9, 10, 11, 12, 13, 14
 
 
 class D:

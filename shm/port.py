@@ -5,13 +5,32 @@ lock. A request's block belongs to the client until its reply has come; the repl
 readable until `release`.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.reasons import Reason
+from shoal.sequences import correlation_word
 from shoal.shm import layout
-from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import CANCEL, HOLD, RELEASE, REPLY, REQUEST, TRACE, LayoutError, P, R, ref_owner, unpack_span
+from shoal.shm.doorbell import Doorbell, GuestBell
+from shoal.shm.layout import (
+    CANCEL,
+    HOLD,
+    NO_DIGEST,
+    OWNER_SHIFT,
+    RELEASE,
+    REPLY,
+    REQUEST,
+    TRACE,
+    WORD,
+    LayoutError,
+    P,
+    R,
+    ref_owner,
+    unpack_span,
+)
+from shoal.shm.pieces import as_block
 from shoal.shm.ring import Record, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
@@ -23,9 +42,12 @@ HELD_PER_REQUEST = 8
 #: REQUEST once more. Each reply has one: its RELEASE or, to a new batcher, its HOLD.
 RECORDS_PER_REQUEST = 5 + HELD_PER_REQUEST
 # Looked up in its class, each takes 0.3k instructions, per reply.
-_NUMBER, _STATUS, _BLOCK, _HEADER, _REASON, _DETAIL = P.NUMBER, P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL
-_MORE, _ASKED_BLOCK = P.MORE, R.BLOCK
+_BLOCK, _MORE, _PIECES, _ASKED_BLOCK = P.BLOCK, P.MORE, P.PIECES, R.BLOCK
 _NO_RECORD = layout.record()
+
+
+class NoRoomError(UnavailableError):
+    """There is no block, or no slot, before a reply has come or was released."""
 
 
 @dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
@@ -34,6 +56,7 @@ class Reply:
 
     One that is not final leaves the request open; the final one may have no block, and say no more than that it ends.
     Otherwise `reason` names why the batcher refused, or, where it is 0, `header` holds the worker's sentence (UTF-8).
+    `block` may be several, of an ensemble, as if they were one.
     """
 
     number: int
@@ -43,6 +66,7 @@ class Reply:
     header: bytes | None
     detail: int = 0  # what the sentence of `reason` names
     record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # as it came
+    piece: int = 0  # of an ensemble's, the block that all its tensors lie in, if it is one
 
     @property
     def is_final(self) -> bool:
@@ -60,6 +84,11 @@ class Reply:
         return self.record[_BLOCK] if self.record[_MORE] else 0
 
     @property
+    def tensors_ref(self) -> int:
+        """The block that the tensors lie in; 0 where they lie in several."""
+        return self.record[_BLOCK] if not self.record[_PIECES] else self.piece
+
+    @property
     def times(self) -> Record:
         """Of a request that is traced: when it was accepted, and the four compute time points, in monotonic ns."""
         return self.record[P.QUEUE_START_NS : P.COMPUTE_END_NS + 1]
@@ -68,20 +97,39 @@ class Reply:
 class Port:
     """Submit requests, collect replies, release them."""
 
-    def __init__(self, segment: Segment, link: SegmentView, batcher_bell: Doorbell, max_in_flight: int) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        link: SegmentView,
+        batcher_bell: Doorbell | GuestBell,
+        max_in_flight: int,
+        correlation_key: bytes = b"",
+        *,
+        asks_for_segments: bool = False,
+    ) -> None:
+        """All clients of a server have the same `correlation_key` (shoal/sequences.py). One that `asks_for_segments` is
+        told of none unasked: `wanted` says which one an answer lies in."""
         self.slab = Slab(segment)
         self._writer = RingWriter(segment, link)
         self._reader = RingReader(segment, link)
         self._batcher_bell = batcher_bell
         self._max_in_flight = max_in_flight
+        self._correlation_key = correlation_key
         self._max_held = HELD_PER_REQUEST * max_in_flight
         # Changed by submit, poll, release and the announcements of segments.
         self._must_ring = False
         self._number = 0
         self._open: dict[int, Record] = {}  # number → its REQUEST, until it is answered
         self._held: dict[int, int] = {}  # number → the block of its reply, until that is released
-        self._parts: set[tuple[int, int]] = set()  # number and block of replies before the last one
+        self._parts = Counter[tuple[int, int]]()  # number and block of replies before the last one, and of pieces
+        #: Number and part, 0 for the last → the blocks that the reply's tensors lie in, if not its own.
+        self._pieces: dict[tuple[int, int], list[int]] = {}
         self._segments: dict[int, SlabView] = {}
+        self._asks_for_segments = asks_for_segments
+        #: Of one that asks: the segment that the oldest of `_unread` lies in (0 = none); what has come since.
+        self.wanted = 0
+        self._unread: list[Record] = []
+        self._refused = 0
         #: Blocks of answered requests that are not the slab's: whoever made them gives them back, and clears the list.
         self.spent: list[int] = []
 
@@ -100,7 +148,7 @@ class Port:
         """Whether no request may be submitted now: as many as may be are in flight, or their replies might be too many
         with those that are held."""
         num_open = len(self._open)
-        return num_open >= self._max_in_flight or num_open + self.num_held >= self._max_held
+        return num_open >= self._max_in_flight or num_open + len(self._held) + len(self._parts) >= self._max_held
 
     @property
     def is_crowded(self) -> bool:
@@ -124,16 +172,19 @@ class Port:
     def add_segment(self, owner: int, view: SegmentView) -> None:
         """A segment of a worker may be named by replies from now on."""
         self._segments[owner] = SlabView(view)
+        if owner == self.wanted:
+            self.wanted = 0
 
     def remove_segment(self, owner: int) -> None:
-        """No reply names that segment any more."""
+        """No reply names that segment any more, or none that can be read."""
         self._segments.pop(owner, None)
+        if owner == self.wanted:
+            self.wanted, self._refused = 0, owner
 
     def allocate(self, nbytes: int) -> Block:
         """A block of the slab for a request of `nbytes`.
 
-        Raises UnavailableError where there is none now (the queue is memory, too), InvalidArgumentError where there
-        never is.
+        Raises NoRoomError where there is none now (the queue is memory, too), InvalidArgumentError where there never is
         """
         if nbytes > self.slab.largest_nbytes:
             raise InvalidArgumentError(
@@ -142,7 +193,7 @@ class Port:
             )
         block = None if self.is_full else self.slab.allocate(nbytes)
         if block is None:
-            raise UnavailableError("Exceeds maximum queue size")
+            raise NoRoomError("Exceeds maximum queue size")
         return block
 
     def submit(
@@ -155,6 +206,10 @@ class Port:
         start_ns: int,
         priority: int = 0,
         timeout_us: int = 0,
+        digest: tuple[int, int] = NO_DIGEST,
+        deadline_ns: int = 0,
+        correlation_id: int | str = 0,
+        flags: int = 0,
     ) -> int:
         """Hand a filled block to the batcher; visible to it at the next `flush`. Returns the request's number.
 
@@ -162,10 +217,13 @@ class Port:
         that is not the slab's is then put into `spent`.
         """
         self._number = number = self._number + 1
-        record = (
-            REQUEST, number, model, block.ref, header, rows, shape_key, priority, timeout_us,
-            0, 0, start_ns, 0, 0, 0, 0,
+        correlation = correlation_word(correlation_id, self._correlation_key) if correlation_id else 0
+        record: Record = (
+            REQUEST, number, model, block.ref, header, rows, shape_key, priority, timeout_us, correlation, flags,
+            start_ns,
         )  # fmt: skip
+        if deadline_ns or digest != NO_DIGEST:
+            record = (*record, 0, *digest, deadline_ns)
         self._writer.push(record)
         self._open[number] = record
         self._must_ring = True
@@ -177,7 +235,7 @@ class Port:
         Unless it is, a request that is still queued stays so. Its one reply still comes and must still be released.
         """
         if number in self._open:
-            self._writer.push((CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 if is_sure else 1, 0, 0, 0))
+            self._writer.push((CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 if is_sure else 1))
             self._must_ring = True
 
     def trace(self, number: int) -> None:
@@ -185,7 +243,7 @@ class Port:
 
         A batcher that takes the place of a dead one does not hear of it: then they are 0.
         """
-        self._writer.push(layout.record(TRACE, number))
+        self._writer.push((TRACE, number))
 
     def submitted(self, number: int) -> tuple[memoryview, int, int]:
         """Of a request in the slab that has not been replied to: its block, its header's span, when it began (ns)."""
@@ -199,10 +257,14 @@ class Port:
         that lacks memory rings, or with `wake`.
         """
         if part:
-            self._parts.discard((number, part))
+            if (left := self._parts.pop((number, part), 0) - 1) > 0:
+                self._parts[number, part] = left
         else:
             self._held.pop(number, None)
-        self._writer.push((RELEASE, number, 0, part, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        if self._pieces:
+            for piece in self._pieces.pop((number, part), ()):
+                self.release(number, piece, prompt=prompt)
+        self._writer.push((RELEASE, number, 0, part))
         self._must_ring = self._must_ring or prompt
 
     def resubmit(self) -> None:
@@ -211,9 +273,9 @@ class Port:
         A cancelled request is open, too; it is not cancelled again, and its one reply still comes.
         """
         for number, ref in self._held.items():
-            self._writer.push(layout.record(HOLD, number, 0, ref))
-        for number, ref in self._parts:
-            self._writer.push((HOLD, number, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0))
+            self._writer.push((HOLD, number, 0, ref))
+        for number, ref in self._parts.elements():
+            self._writer.push((HOLD, number, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 1))
         for record in self._open.values():
             self._writer.push(record)
         self._must_ring = True
@@ -232,32 +294,76 @@ class Port:
     def poll(self) -> list[Reply]:
         """The replies that have come; with its final one a request's own block is free again.
 
-        Of more than may be held, the rest is given back unread, with a reason. Clear the bell before calling.
+        Of more than may be held, the rest is given back unread, with a reason. Clear a bell that is cleared first.
         """
         replies = []
-        for record in self._reader.drain():
-            if record[0] != REPLY:
-                raise LayoutError(f"the batcher sent a record of kind {record[0]}")
-            number, ref, more = record[_NUMBER], record[_BLOCK], record[_MORE]
+        for record in self._drain() if self._asks_for_segments else self._reader.drain():
+            kind, number, status, ref, span, reason, detail, _, _, _, _, _, more, num_pieces, _, _ = record
+            if kind != REPLY:
+                raise LayoutError(f"the batcher sent a record of kind {kind}")
             asked = self._open.get(number) if more else self._open.pop(number, None)
             if asked is None:
                 continue  # answered before: a late reply to a number that is gone
             if not more and not self.slab.free(asked[_ASKED_BLOCK]):
                 self.spent.append(asked[_ASKED_BLOCK])
-            view, reason = self._segments.get(ref_owner(ref)), record[_REASON]
+            view = self._segments.get(ref >> OWNER_SHIFT)
             block = view.open(ref) if view is not None else None
-            if block is not None and self.num_held >= self._max_held:
+            if block is not None and len(self._held) + len(self._parts) >= self._max_held and not num_pieces:
                 block, reason = None, int(Reason.NO_MEMORY)
             header = None
             if block is not None:
                 if more:
-                    self._parts.add((number, ref))
+                    self._parts[number, ref] += 1
                 else:
                     self._held[number] = ref
-                offset, nbytes = unpack_span(record[_HEADER])
+                offset, nbytes = unpack_span(span)
                 header = block[offset : offset + nbytes].tobytes()
+                if num_pieces:
+                    block = self._open_pieces(number, ref if more else 0, block, num_pieces)
             elif ref:
                 # Nobody reads what the batcher keeps: a worker's lie, or one too many.
                 self.release(number, ref if more else 0, prompt=False)
-            replies.append(Reply(number, record[_STATUS], reason, block, header, record[_DETAIL], record))
+            reply = Reply(number, status, reason, block, header, detail, record)
+            if num_pieces == 1:
+                (reply.piece,) = self._pieces.get((number, reply.part), (0,))
+            replies.append(reply)
         return replies
+
+    def _drain(self) -> Sequence[Record]:
+        """What has come and can be read, up to the first that lies in a segment which is not known yet: replies to a
+        request are read in their order."""
+        records = self._reader.drain()
+        if self._unread:
+            records, self._unread = [*self._unread, *records], []
+        if self.wanted:
+            self._unread = list(records)
+            return ()
+        for position, record in enumerate(records):
+            for owner in self._owners(record):
+                if owner and owner not in self._segments and owner != self._refused:
+                    self.wanted, self._unread = owner, list(records[position:])
+                    return records[:position]
+        self._refused = 0
+        return records
+
+    def _owners(self, record: Record) -> list[int]:
+        """The segments that a reply lies in, as far as it can be read what they are."""
+        ref = record[_BLOCK]
+        view = self._segments.get(ref_owner(ref)) if record[_PIECES] else None
+        block = None if view is None else view.open(ref)
+        pieces = [] if block is None else block[: record[_PIECES] * WORD].cast("Q").tolist()
+        return [ref_owner(each) for each in (ref, *pieces)]
+
+    def _open_pieces(self, number: int, part: int, block: memoryview, num_pieces: int) -> memoryview | None:
+        """The blocks whose references begin `block`, each held from now on; None where one is gone."""
+        self._pieces[number, part] = refs = block[: num_pieces * WORD].cast("Q").tolist()
+        self._parts.update([(number, ref) for ref in refs])
+        pieces = []
+        for ref in refs:
+            view = self._segments.get(ref_owner(ref))
+            piece = None if view is None else view.open(ref)
+            if piece is None:
+                self.release(number, part, prompt=False)
+                return None
+            pieces.append(piece)
+        return as_block(pieces)

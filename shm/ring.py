@@ -7,11 +7,17 @@ are packed with it none the less: nobody looks at them before the tail has moved
 """
 
 from collections.abc import Iterator, Sequence
+from struct import Struct
 
-from shoal.shm.layout import HEAD_WORD, RECORD, RECORD_BYTES, RING_OFFSET, TAIL_WORD, LayoutError
+from shoal.shm.layout import HEAD_WORD, RECORD, RECORD_BYTES, RING_OFFSET, TAIL_WORD, WORD, LayoutError
 from shoal.shm.segment import Mapping, Segment
 
 Record = tuple[int, ...]
+_NUM_WORDS = RECORD_BYTES // WORD
+#: By the number of words that are given, how a record is packed: the others are 0. One without any is none.
+_PACK_INTO = [
+    Struct(f"{num}Q{RECORD_BYTES - num * WORD}x").pack_into for num in (_NUM_WORDS, *range(1, _NUM_WORDS + 1))
+]
 
 
 class RingFullError(Exception):
@@ -25,27 +31,29 @@ class RingFullError(Exception):
 class RingWriter:
     """The end that pushes. Records pushed are invisible until `publish`."""
 
-    __slots__ = ("_capacity", "_limit", "_own_words", "_pack_into", "_peer_words", "_position", "_records")
+    __slots__ = ("_capacity", "_limit", "_own_words", "_peer_words", "_position", "_records")
 
     def __init__(self, own: Segment, peer: Mapping) -> None:
         self._capacity = own.header.ring_capacity
         self._records = own.bytes[RING_OFFSET : RING_OFFSET + self._capacity * RECORD_BYTES]
         self._own_words = own.words
         self._peer_words = peer.words
-        self._pack_into = RECORD.pack_into
         # Changed by push; read back from memory so that a ring can be picked up where it stands.
         self._position = own.words[TAIL_WORD]
         #: The position that is known to be free up to; looking it up for each record would cost a tenth of a push.
         self._limit = self._position
 
     def push(self, record: Record) -> None:
-        """Add a record of sixteen words. Raises RingFullError and changes nothing where there is no slot."""
+        """Add a record. Its last words may be left out: they are 0, and writing that costs 0.1k instructions each.
+
+        Raises RingFullError and changes nothing where there is no slot.
+        """
         position = self._position
         if position >= self._limit:
             self._limit = self._peer_words[HEAD_WORD] + self._capacity
             if position >= self._limit:
                 raise RingFullError(f"all {self._capacity} records are unread")
-        self._pack_into(self._records, position % self._capacity * RECORD_BYTES, *record)
+        _PACK_INTO[len(record)](self._records, position % self._capacity * RECORD_BYTES, *record)
         self._position = position + 1
 
     @property
@@ -89,6 +97,10 @@ class RingReader:
     def counts(self) -> tuple[int, int]:
         """(slots that the writer has filled so far, slots given back to it)."""
         return self._peer_words[TAIL_WORD], self._own_words[HEAD_WORD]
+
+    def has_unread(self) -> bool:
+        """Whether there is anything that was not read yet."""
+        return self._peer_words[TAIL_WORD] != self._position
 
     def drain(self) -> Sequence[Record]:
         """What `read` returns; the slots are free again at once."""

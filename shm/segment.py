@@ -23,15 +23,22 @@ class OutOfSharedMemoryError(Exception):
     """There is no room for a segment; the sentence names the need and the flag."""
 
 
-def create(kind: int, owner: int, epoch: int, geometry: Geometry, *, sealed: bool) -> int:
+def create(
+    kind: int, owner: int, epoch: int, geometry: Geometry, *, sealed: bool, for_guest: bool = False, lazy: bool = False
+) -> int:
     """A new segment's descriptor, its pages reserved and its header written. The caller owns the descriptor.
 
-    `sealed` chooses a memfd that can neither shrink nor grow. Raises OutOfSharedMemoryError, never a later SIGBUS.
+    `sealed` chooses a memfd that can neither shrink nor grow; one `for_guest` takes no further seal either, which a
+    process that is not ours could set before us. Raises OutOfSharedMemoryError, never a later SIGBUS; the pages of a
+    `lazy` one come when its owner writes to them.
     """
     assert geometry.slab_nbytes <= layout.MAX_SLAB_BYTES, "a block reference has 20 bits for the unit"
     fd = _create_memfd() if sealed else _create_unlinked()
     try:
-        os.posix_fallocate(fd, 0, geometry.nbytes)
+        if lazy:
+            os.ftruncate(fd, geometry.nbytes)
+        else:
+            os.posix_fallocate(fd, 0, geometry.nbytes)
         os.pwrite(fd, layout.pack_header(kind, owner, epoch, geometry), 0)
     except OSError as error:
         os.close(fd)
@@ -40,7 +47,8 @@ def create(kind: int, owner: int, epoch: int, geometry: Geometry, *, sealed: boo
             "Free memory, or lower --shm-client-slab-mib or --shm-worker-slab-mib"
         ) from error
     if sealed:
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        final = fcntl.F_SEAL_SEAL if for_guest else 0
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | final)
     return fd
 
 

@@ -83,6 +83,10 @@ class Slab:
         start = unit * UNIT
         return Block(ref, self._memory[start : start + (UNIT << order)])
 
+    def is_taken(self, ref: int) -> bool:
+        """Whether this is a block that has been handed out and not freed."""
+        return ref in self._taken
+
     def open(self, ref: int) -> memoryview:
         """The memory of a block that has been handed out and not freed."""
         order = self._taken[ref]
@@ -128,18 +132,32 @@ class Slab:
         return True
 
 
-def whole_slab(segment: Segment) -> Block:
-    """The one block of a segment for a single payload: all of its slab, whatever its size. Called once per segment."""
-    header = segment.header
-    order = max(0, header.slab_nbytes // UNIT - 1).bit_length()
-    _generations(segment)[0] = 1 << 8 | order  # publishes: the reference is good for as long as the segment is known
-    memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
-    return Block(whole_ref(header.owner), memory)
+def block_nbytes(nbytes: int) -> int:
+    """How large the block is that `Slab.allocate` gives for so much."""
+    return UNIT << ((nbytes - 1) // UNIT).bit_length() if nbytes > UNIT else UNIT
 
 
-def whole_ref(owner: int) -> int:
-    """The reference to the one block of a segment for a single payload."""
-    return layout.pack_ref(owner, 0, 1)
+class WholeSlab:
+    """The owner's side of a segment for single payloads: one block, all of it, whatever its size."""
+
+    def __init__(self, segment: Segment) -> None:
+        header = segment.header
+        self.owner = header.owner
+        self.nbytes = header.slab_nbytes
+        self._memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
+        # Changed by allocate and free.
+        self._generations = _generations(segment)
+        self._order = max(0, header.slab_nbytes // UNIT - 1).bit_length()
+
+    def allocate(self) -> Block:
+        """The block, which nobody has; contents undefined."""
+        word = (self._generations[0] | _ORDER_MASK) + 1 + self._order  # the next generation
+        self._generations[0] = word  # publishes: references of this generation are good
+        return Block(layout.pack_ref(self.owner, 0, word >> 8), self._memory)
+
+    def free(self) -> None:
+        """Take it back."""
+        self._generations[0] += _NEXT_GENERATION  # publishes: every reference to the block is stale
 
 
 def whole_blocks(num_units: int) -> list[list[int]]:

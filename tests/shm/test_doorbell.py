@@ -63,6 +63,28 @@ def test_a_ring_wakes_who_waits(bell: Doorbell) -> None:
     assert heard == [True]
 
 
+def test_who_waits_for_edges_hears_each_ring_once_and_clears_nothing(bell: Doorbell) -> None:
+    bell.ring()
+    with select.epoll() as poller:
+        poller.register(bell.fd, select.EPOLLIN | select.EPOLLET)
+        assert poller.poll(0)  # rung before it was listened to
+        for num_rings in (1, 3, 1):
+            assert not poller.poll(0)
+            for _ in range(num_rings):
+                bell.ring()
+            assert len(poller.poll(0)) == 1
+
+
+def test_a_bell_whose_count_somebody_has_run_up_is_heard_all_the_same(bell: Doorbell) -> None:
+    with select.epoll() as poller:
+        poller.register(bell.fd, select.EPOLLIN | select.EPOLLET)
+        os.eventfd_write(bell.fd, 2**64 - 2)
+        assert poller.poll(0)
+        for _ in range(3):
+            bell.ring()
+            assert poller.poll(0)
+
+
 def test_two_descriptors_of_one_bell_are_one_bell(bell: Doorbell) -> None:
     other = Doorbell(os.dup(bell.fd))
     other.ring()

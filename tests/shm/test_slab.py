@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shoal.shm.layout import OVERSIZE, WORKER, Geometry
 from shoal.shm.segment import Segment, SegmentView
-from shoal.shm.slab import Block, Slab, SlabView, whole_blocks, whole_slab
+from shoal.shm.slab import Block, Slab, SlabView, WholeSlab, whole_blocks
 
 MakePair = Callable[[int, int, Geometry], tuple[Segment, SegmentView]]
 OWNER = 7
@@ -212,13 +212,19 @@ def test_a_block_ends_where_the_slab_does_whatever_the_table_says(
 def test_a_whole_slab_is_one_block_of_any_size(segment_pair: MakePair, num_units: int, order: int) -> None:
     segment, view = segment_pair(OVERSIZE, OWNER, Geometry(0, num_units * 4096))
     assert SlabView(view).open(0x000007_00000_00001) is None
-    block = whole_slab(segment)
+    slab = WholeSlab(segment)
+    block = slab.allocate()
     assert block.ref == 0x000007_00000_00001
     assert segment.bytes[GENERATIONS : GENERATIONS + 8] == (1 << 8 | order).to_bytes(8, "little")
     block.memory[-4:] = b"last"
     opened = SlabView(view).open(block.ref)
     assert opened is not None
     assert (len(opened), bytes(opened[-4:]), opened.readonly) == (num_units * 4096, b"last", True)
+    slab.free()
+    assert SlabView(view).open(block.ref) is None
+    assert slab.allocate().ref == 0x000007_00000_00003
+    assert segment.bytes[GENERATIONS : GENERATIONS + 8] == (3 << 8 | order).to_bytes(8, "little")
+    assert SlabView(view).open(block.ref) is None
 
 
 class SlabMachine(RuleBasedStateMachine):

@@ -1,0 +1,34 @@
+"""Several blocks that are read as if they lay one behind the other: where the tensors of an ensemble's response are."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import cast
+
+
+class Pieces:
+    """Read-only; a slice must lie in one of them, as each tensor does."""
+
+    __slots__ = ("_starts", "nbytes", "pieces")
+
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        self.pieces = pieces
+        *self._starts, self.nbytes = accumulate([len(piece) for piece in pieces], initial=0)
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, where: slice) -> memoryview:
+        number = bisect_right(self._starts, where.start) - 1
+        start = self._starts[number]
+        return self.pieces[number][where.start - start : where.stop - start]
+
+
+def as_block(pieces: Sequence[memoryview]) -> memoryview:
+    """Who reads responses takes slices of a block, and nothing else: so these may be one."""
+    return pieces[0] if len(pieces) == 1 else cast("memoryview", Pieces(pieces))
+
+
+def whole(block: memoryview) -> "memoryview | bytes":
+    """A block for who needs all of it at once: of several, a copy."""
+    return b"".join(block.pieces) if isinstance(block, Pieces) else block
