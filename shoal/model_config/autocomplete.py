@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError
-from shoal.model_config import messages
+from shoal.model_config import messages, sequences
 from shoal.model_config.messages import Config
 
 #: Triton's default for `--backend-config=onnxruntime,default-max-batch-size=N`.
@@ -111,11 +111,17 @@ def complete_from_file(
             f"autofill failed for model '{config['name']}': model does not support batching while non-zero "
             "max_batch_size is specified"
         )
+    # What the server adds to a client's request is not asked of clients.
+    added = {name for name, _, _, _ in sequences.controls(config)}
+    added.update(state[field] for state in sequences.states(config) for field in ("input_name", "output_name"))
+    inputs, outputs = (
+        [each for each in some if each.name not in added] for some in (model_io.inputs, model_io.outputs)
+    )
     completed = {
         **config,
         "max_batch_size": max_batch_size,
-        "input": config["input"] or _tensors(messages.model_input, model_io.inputs, max_batch_size),
-        "output": config["output"] or _tensors(messages.model_output, model_io.outputs, max_batch_size),
+        "input": config["input"] or _tensors(messages.model_input, inputs, max_batch_size),
+        "output": config["output"] or _tensors(messages.model_output, outputs, max_batch_size),
     }
     if max_batch_size > 1 and not any(scheduler in config for scheduler in _SCHEDULERS):
         completed["dynamic_batching"] = messages.dynamic_batching()

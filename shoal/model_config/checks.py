@@ -8,9 +8,20 @@ import posixpath
 from collections.abc import Callable, Iterator
 
 from shoal.errors import InvalidArgumentError
-from shoal.model_config import execution_timeout, model_metrics, recycling, scaling, warmup
+from shoal.model_config import (
+    batch_io,
+    ensemble,
+    execution_timeout,
+    latency_target,
+    model_metrics,
+    recycling,
+    scaling,
+    sequences,
+    warmup,
+)
 from shoal.model_config.backends import disagreements
 from shoal.model_config.messages import Config
+from shoal.model_config.response_cache import response_cache
 from shoal.model_config.scaling import MAX_INSTANCES
 from shoal.model_config.tensor_checks import tensors
 
@@ -99,13 +110,33 @@ def queue_policies(config: Config) -> Iterator[str]:
         return
     name, levels = config["name"], batching["priority_levels"]
     for level in batching["priority_queue_policy"]:
-        if not 1 <= int(level) <= levels:
+        if levels > 0 and not 1 <= int(level) <= levels:  # without levels it means nothing, as in Triton
             yield f"priority queue policy must have priority level in range [1, {levels}] for {name}"
     for policy in (batching.get("default_queue_policy"), *batching["priority_queue_policy"].values()):
         if policy is not None:
             yield from _too_long(name, "default_timeout_microseconds", policy["default_timeout_microseconds"])
-            if batching["preserve_ordering"] and policy["timeout_action"] == "DELAY":
+            can_delay = policy["timeout_action"] == "DELAY" and policy["default_timeout_microseconds"] > 0
+            if batching["preserve_ordering"] and can_delay:
                 yield f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
+
+
+def sequence_delay(config: Config) -> Iterator[str]:
+    """The delay of either strategy of sequence_batching."""
+    for strategy in ("direct", "oldest"):
+        delay_us = config.get("sequence_batching", {}).get(strategy, {}).get("max_queue_delay_microseconds", 0)
+        yield from _too_long(config["name"], "max_queue_delay_microseconds", delay_us)
+
+
+def sequence_files(config: Config) -> Iterator[str]:
+    """data_file of an initial state names something inside the model's directory of such files."""
+    for state in sequences.states(config):
+        for initial in state["initial_state"]:
+            path = initial.get("data_file")
+            if path is not None and not is_inside(path):
+                yield (
+                    f"data file '{path}' of the initial state for input '{state['input_name']}' in model "
+                    f"'{config['name']}' is outside directory 'initial_state' of the model"
+                )
 
 
 def instance_groups(config: Config) -> Iterator[str]:
@@ -142,10 +173,15 @@ def _too_long(name: str, field: str, microseconds: int) -> Iterator[str]:
 
 #: What needs no auto-complete, and must hold before a process is started for the model.
 _UNFINISHED: tuple[Rule, ...] = (
-    disagreements, file_names, warmup_files, delay_and_order, queue_policies, instance_groups, execution_timeout.faults,
-    recycling.faults, scaling.faults, model_metrics.faults,
+    disagreements, ensemble.faults, file_names, warmup_files, delay_and_order, queue_policies, instance_groups,
+    sequences.faults, sequence_delay, sequence_files, execution_timeout.faults, latency_target.faults, recycling.faults,
+    scaling.faults, model_metrics.faults, response_cache,
 )  # fmt: skip
-_FINISHED: tuple[Rule, ...] = (*_UNFINISHED, batch_size, tensors, labels, preferred_sizes, warmup.faults)
+_FINISHED: tuple[Rule, ...] = (
+    *_UNFINISHED, batch_size, tensors, labels, preferred_sizes, sequences.preferred_sizes,
+    latency_target.faults_when_finished, warmup.faults,
+    batch_io.faults,
+)  # fmt: skip
 
 
 def check_unfinished(config: Config) -> None:

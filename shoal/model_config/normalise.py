@@ -6,7 +6,7 @@ value passes through to `checks`.
 
 from collections.abc import Sequence
 
-from shoal.model_config import backends, messages
+from shoal.model_config import backends, messages, sequences
 from shoal.model_config.backends import kinds
 from shoal.model_config.messages import Config
 
@@ -24,6 +24,8 @@ def normalise(config: Config) -> Config:
     config["instance_group"] = _instance_groups(config)
     if "dynamic_batching" in config:
         config["dynamic_batching"] = _dynamic_batching(config)
+    if "sequence_batching" in config:
+        config["sequence_batching"] = sequences.completed(config["sequence_batching"], config["max_batch_size"])
     return config
 
 

@@ -1,23 +1,19 @@
 """config.pbtxt and its JSON form: read into the ModelConfig message, and that message as Triton's JSON prints it.
 
-The only module that imports protobuf (0.1 s), and only the supervisor imports it. The message is the one tritonclient
-ships, loaded by its file: `import tritonclient.grpc` would need grpcio, which Shoal's base installation lacks. Both
-ways of loading share protobuf's one descriptor pool, so either may come first.
+Imports protobuf (0.1 s), so only the poller imports it. The message is the one tritonclient ships.
 """
 
 import difflib
-import functools
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from google.protobuf import descriptor_pool, json_format, text_format
 from google.protobuf.message import Message
 
-from shoal.errors import InternalError, InvalidArgumentError
+from shoal import triton_messages
+from shoal.errors import InvalidArgumentError
 from shoal.model_config import files
 from shoal.model_config.messages import Config
 
@@ -27,7 +23,6 @@ MAX_BYTES = 1 << 20
 #: A FieldDescriptor: protobuf's C and Python implementations have one each, and no class in common.
 _Field: TypeAlias = Any
 
-_MESSAGES = "_shoal_model_config_pb2"
 _UNKNOWN = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) (?:named|with number) "?(\w+)')
 
 
@@ -103,7 +98,7 @@ def to_config(message: Message) -> Config:
 
 def new_message() -> Message:
     """An empty ModelConfig message."""
-    message: Message = _messages().ModelConfig()
+    message: Message = triton_messages.model_config().ModelConfig()
     return message
 
 
@@ -147,22 +142,6 @@ def _spelled_value(value: Any, field: _Field) -> Any:
     if kind.GetOptions().map_entry:
         return {key: _spelled_value(element, kind.fields_by_name["value"]) for key, element in value.items()}
     return _spelled(value, kind)
-
-
-@functools.cache
-def _messages() -> Any:
-    """tritonclient's generated module, under a private name so that nobody takes it for the package's own."""
-    found = importlib.util.find_spec("tritonclient")
-    folders = found.submodule_search_locations if found is not None else None
-    if not folders:
-        raise InternalError("tritonclient is not installed; its ModelConfig message reads config.pbtxt")
-    spec = importlib.util.spec_from_file_location(_MESSAGES, Path(folders[0], "grpc", "model_config_pb2.py"))
-    if spec is None or spec.loader is None:
-        raise InternalError("tritonclient has no grpc/model_config_pb2.py; install tritonclient 2.60 or later")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules[_MESSAGES] = module
-    return module
 
 
 def _advice(reason: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.datatypes import BY_CONFIG_NAME, Datatype
+from shoal.errors import InternalError
+from shoal.model_config import sequences
 from shoal.model_config.messages import Config
 
 
@@ -30,6 +32,15 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """What a request to a sequence batcher must have beside its tensors."""
+
+    control: str  # the input that says the correlation id; "" = none
+    correlation: Datatype | None  # its datatype; None: either kind of id will do
+    is_iterative: bool  # one without an id is a sequence by itself
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """A model's name, its largest batch (0 = no batch dimension) and its tensors in the configuration's order."""
 
@@ -37,6 +48,7 @@ class Signature:
     max_batch_size: int
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
+    sequences: SequenceSpec | None = None  # None: requests are all alike
 
     @classmethod
     def from_config(cls, config: Config) -> "Signature":
@@ -46,6 +58,7 @@ class Signature:
             max_batch_size=config["max_batch_size"],
             inputs=_specs(config["input"]),
             outputs=_specs(config["output"]),
+            sequences=_sequence_spec(config),
         )
 
 
@@ -53,6 +66,30 @@ def reshaped(shape: Sequence[int], dims: Sequence[int], reshape: Sequence[int]) 
     """`shape`, which fits `dims`, as `reshape` has it: its -1 take the sizes of those of `dims`, in order."""
     variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
     return tuple(next(variable) if dim == -1 else dim for dim in reshape)
+
+
+def client_dims(signature: Signature, output: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape clients see of an output: its `reshape` is undone. Raises InternalError where it does not fit."""
+    spec = signature.outputs.get(output)
+    if spec is None or spec.reshape is None:
+        return shape
+    has_batch = signature.max_batch_size > 0
+    inner = shape[has_batch:]
+    if len(inner) != len(spec.reshape):
+        raise InternalError(
+            f"output '{output}' of model '{signature.name}' has shape {list(shape)}, "
+            f"which does not fit the reshape {list(spec.reshape)} of its configuration"
+        )
+    return shape[:has_batch] + reshaped(inner, spec.reshape, spec.dims)
+
+
+def _sequence_spec(config: Config) -> SequenceSpec | None:
+    batching = sequences.batching(config)
+    if batching is None:
+        return None
+    told = [control for control in sequences.controls(config) if control.kind == sequences.CORRELATION_KIND]
+    name, datatype = (told[0].name, BY_CONFIG_NAME[told[0].data_type]) if told else ("", None)
+    return SequenceSpec(name, datatype, batching["iterative_sequence"])
 
 
 def _specs(tensors: Sequence[Config]) -> dict[str, TensorSpec]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config.backends import RUNTIMES, kinds
+from shoal.model_config.ensemble import is_ensemble
 from shoal.model_config.messages import Config
 
 #: The backends there are, in the order in which they are named to a user.
@@ -23,56 +24,44 @@ class Unsupported(NamedTuple):
     path: str
     asks: Callable[[Any], bool]
     reason: str
-    but_for: str = ""  # the backend that can do it
+    but_for: tuple[str, ...] = ()  # the backends that can do it
 
 
 def _is_set(value: Any) -> bool:
-    """An empty sub-message asks for something too: `sequence_batching {}` is a scheduler."""
+    """An empty sub-message asks for something, too."""
     return isinstance(value, dict) or bool(value)
 
 
-def _is(name: str) -> Callable[[Any], bool]:
-    return lambda value: value == name
-
-
-_NO_SEQUENCES = "there is no sequence batcher; a stateless model takes 'dynamic_batching'"
-_NO_ENSEMBLES = "ensembles are not served; call the models one after the other from the client"
-_NO_PRIORITIES = "all requests of a model wait in one queue; remove the priority fields"
-_NO_TIMEOUTS = "requests do not expire while they wait; bound the queue with 'max_queue_size' in their place"
-_NO_ORDERING = "answers are sent as soon as they are ready; remove the field"
-_NO_RAGGED = "requests of different shapes are not put into one batch; remove the field, they will run one by one"
-_NO_GENERATED = "inputs and outputs made from the batch itself are not served"
+_NO_GROWING = "a state is as large as the model makes it; remove the field"
+_NO_RAGGED = (
+    "this backend gets no requests of different shapes in one batch; remove the field, they will run one by one"
+)
+_NO_GENERATED = "only ONNX and PyTorch models get inputs and outputs made from the batch itself"
 _TENSORRT_ONLY = "shape tensors are only supported for TensorRT platform"
 _LINEAR_ONLY = "Non-linear IO format is only supported for the TensorRT platform"
 _NO_CUSTOM_CODE = "libraries of C or C++ code are not loaded"
 
 FEATURES = (
-    Unsupported("ensemble_scheduling", _is_set, _NO_ENSEMBLES),
-    Unsupported("sequence_batching", _is_set, _NO_SEQUENCES),
-    Unsupported("dynamic_batching.preserve_ordering", bool, _NO_ORDERING),
-    Unsupported("dynamic_batching.priority_levels", bool, _NO_PRIORITIES),
-    Unsupported("dynamic_batching.priority_queue_policy", bool, _NO_PRIORITIES),
-    Unsupported("dynamic_batching.default_queue_policy.timeout_action", _is("DELAY"), _NO_TIMEOUTS),
-    Unsupported("dynamic_batching.default_queue_policy.default_timeout_microseconds", bool, _NO_TIMEOUTS),
-    Unsupported("dynamic_batching.default_queue_policy.allow_timeout_override", bool, _NO_TIMEOUTS),
-    Unsupported("input[].allow_ragged_batch", bool, _NO_RAGGED),
-    Unsupported("input[].is_shape_tensor", bool, _TENSORRT_ONLY, "tensorrt"),
-    Unsupported("output[].is_shape_tensor", bool, _TENSORRT_ONLY, "tensorrt"),
+    Unsupported("ensemble_scheduling.step[].model_namespace", bool, "Triton reserves it for itself; remove the field"),
+    Unsupported("sequence_batching.state[].use_growable_memory", bool, _NO_GROWING),
+    Unsupported(
+        "input[].allow_ragged_batch", bool, _NO_RAGGED, ("embedding", "identity", "onnxruntime", "python", "pytorch")
+    ),
+    Unsupported("input[].is_shape_tensor", bool, _TENSORRT_ONLY, ("tensorrt",)),
+    Unsupported("output[].is_shape_tensor", bool, _TENSORRT_ONLY, ("tensorrt",)),
     Unsupported("input[].is_non_linear_format_io", bool, _LINEAR_ONLY),
     Unsupported("output[].is_non_linear_format_io", bool, _LINEAR_ONLY),
-    Unsupported("batch_input", bool, _NO_GENERATED),
-    Unsupported("batch_output", bool, _NO_GENERATED),
+    Unsupported("batch_input", bool, _NO_GENERATED, ("onnxruntime", "pytorch")),
+    Unsupported("batch_output", bool, _NO_GENERATED, ("onnxruntime", "pytorch")),
     Unsupported("instance_group[].passive", bool, "every instance serves requests; remove the group"),
     Unsupported("instance_group[].secondary_devices", bool, "no backend uses a second device; remove the field"),
     Unsupported("model_operations.op_library_filename", bool, _NO_CUSTOM_CODE),
     Unsupported("parameters.TRITON_BATCH_STRATEGY_PATH", _is_set, _NO_CUSTOM_CODE),
     Unsupported("model_repository_agents.agents", bool, "no agent prepares a model; remove the field"),
-    Unsupported("response_cache.enable", bool, "responses are not cached; remove the field"),
 )  # fmt: skip
 
 
 _GPU_HINT = "a hint that makes work on a GPU faster; results are the same without it"
-_NO_RATE_LIMIT = "without --rate-limit=execution_count, which is refused, Triton ignores it, too"
 
 #: Fields that are taken as they are and do nothing: where they are, with all that is beneath, and why that is harmless.
 HARMLESS = {
@@ -83,8 +72,8 @@ HARMLESS = {
     "optimization.output_pinned_memory": _GPU_HINT,
     "optimization.gather_kernel_buffer_threshold": _GPU_HINT,
     "optimization.eager_batching": "a hint; a batch is gathered when it is executed",
-    "dynamic_batching.default_priority_level": "it means nothing without 'priority_levels', which is refused",
-    "instance_group[].rate_limiter": _NO_RATE_LIMIT,
+    "sequence_batching.state[].use_same_buffer_for_input_output": "a hint; the model sees the same values",
+    "sequence_batching.oldest.preserve_ordering": "an instance has one batch at a time, so responses are in order",
 }
 
 
@@ -97,8 +86,10 @@ def check_support(config: Config, python_backend: Path | None = None) -> None:
     name, runtime = config["name"], config["runtime"]
     backend = config["backend"] or config["platform"]
     for feature in FEATURES:
-        if feature.but_for != backend and any(feature.asks(value) for value in _values(config, feature.path)):
+        if backend not in feature.but_for and any(feature.asks(value) for value in _values(config, feature.path)):
             raise UnsupportedError(f"model '{name}' sets '{feature.path}', which is not supported: {feature.reason}")
+    if is_ensemble(config):
+        return
     if backend not in BACKENDS and python_backend is None:
         raise InvalidArgumentError(
             f"unable to find backend library for backend '{backend}', try specifying runtime on the model "

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from shoal.datatypes import BY_CONFIG_NAME, format_shape
 from shoal.model_config.messages import Config
+from shoal.model_config.sequences import with_sequence_tensors
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.options import MAX_OVERSIZE_BYTES
 
@@ -25,7 +26,7 @@ def samples(config: Config) -> list[Config]:
 
 def faults(config: Config) -> Iterator[str]:
     """The rule. The configuration's inputs have been checked."""
-    signature = Signature.from_config(config)
+    signature = Signature.from_config(with_sequence_tensors(config))  # as in Triton, which asks for the controls
     for sample in samples(config):
         yield from _sample(sample, signature)
 

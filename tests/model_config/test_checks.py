@@ -35,6 +35,9 @@ def priorities(text: str, levels: int = 2) -> str:
         "instance_group { kind: KIND_GPU gpus: [0, 1] count: 32 }",
         'default_model_filename: "sub/model.onnx" cc_model_filenames { key: "8.0" value: "a..b.onnx" }',
         priorities("priority_queue_policy { key: 2 value { default_timeout_microseconds: 5 } }", levels=64),
+        # What means nothing is not judged, as in Triton.
+        "dynamic_batching { default_priority_level: 3 priority_queue_policy { key: 1 value {} } }",
+        "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }",
     ],
 )
 def test_a_sound_configuration_passes(text: str) -> None:
@@ -84,7 +87,8 @@ UNFINISHED = [
         "Only one priority level is allowed when 'preserve_ordering' is true for m",
     ),
     (
-        "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }",
+        "dynamic_batching { preserve_ordering: true "
+        "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1 } }",
         "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
     ),
     (

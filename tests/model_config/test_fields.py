@@ -26,7 +26,62 @@ from tests.workers.surroundings import Returning, model
 CHECKED = {"instance_group[].profile": 'instance_group { profile: "0" }'}
 #: Taken up by a process whose tests hold it to it.
 ELSEWHERE = {
+    "dynamic_batching.preserve_ordering": "tests/batcher/test_exchange_policies.py",
+    **dict.fromkeys(
+        [
+            f"ensemble_scheduling.step[].{field}"
+            for field in ("model_name", "model_version", "input_map.*", "output_map.*")
+        ],
+        "tests/end_to_end/ensemble_models.py",
+    ),
+    "ensemble_scheduling.max_inflight_requests": "tests/batcher/test_decoupled_ensembles.py",
+    **dict.fromkeys(
+        [
+            f"sequence_batching.{field}"
+            for field in (
+                "direct.max_queue_delay_microseconds",
+                "direct.minimum_slot_utilization",
+                "oldest.max_candidate_sequences",
+                "oldest.preferred_batch_size",
+                "oldest.max_queue_delay_microseconds",
+                "max_sequence_idle_microseconds",
+                "iterative_sequence",
+            )
+        ],
+        "tests/batcher/scheduling/test_sequence.py",
+    ),
+    **dict.fromkeys(
+        [
+            *(
+                f"sequence_batching.control_input[].{field}"
+                for field in (
+                    "name",
+                    "control[].kind",
+                    "control[].int32_false_true",
+                    "control[].fp32_false_true",
+                    "control[].bool_false_true",
+                    "control[].data_type",
+                )
+            ),
+            *(
+                f"sequence_batching.state[].{field}"
+                for field in (
+                    "input_name",
+                    "output_name",
+                    "data_type",
+                    "dims",
+                    "initial_state[].data_type",
+                    "initial_state[].dims",
+                    "initial_state[].zero_data",
+                    "initial_state[].data_file",
+                    "initial_state[].name",
+                )
+            ),
+        ],
+        "tests/workers/test_sequences.py",
+    ),
     "model_transaction_policy.decoupled": "tests/workers/backends/python/test_backend.py",
+    "response_cache.enable": "tests/end_to_end/test_response_cache.py",
     "metric_tags.*": "tests/frontend/metrics/test_exposition.py",
     "model_metrics.metric_control[].metric_identifier.family": "tests/model_config/test_model_metrics.py",
     "model_metrics.metric_control[].histogram_options.buckets": "tests/model_config/test_model_metrics.py",
@@ -50,6 +105,11 @@ def y(fields: str) -> str:
 
 def warm(fields: str, given: str = "data_type: TYPE_FP32 dims: 2 zero_data: true") -> str:
     return f'max_batch_size: 4 model_warmup {{ {fields} inputs {{ key: "X" value {{ {given} }} }} }}'
+
+
+def level_1(policy: str) -> str:
+    levels = "priority_levels: 2 default_priority_level: 2"
+    return f"{BATCHING} {{ {levels} priority_queue_policy {{ key: 1 value {{ {policy} }} }} }}"
 
 
 #: Field → two configurations that differ in it; `observed` must tell them apart.
@@ -111,10 +171,58 @@ EFFECTS: dict[str, tuple[str, str]] = {
         f"{BATCHING} {{ }}",
         f"{BATCHING} {{ default_queue_policy {{ max_queue_size: 3 }} }}",
     ),
+    "dynamic_batching.priority_levels": (
+        f"{BATCHING} {{ }}",
+        f"{BATCHING} {{ priority_levels: 2 default_priority_level: 2 }}",
+    ),
+    "dynamic_batching.default_priority_level": (
+        f"{BATCHING} {{ priority_levels: 2 default_priority_level: 1 }}",
+        f"{BATCHING} {{ priority_levels: 2 default_priority_level: 2 }}",
+    ),
+    "dynamic_batching.default_queue_policy.default_timeout_microseconds": (
+        f"{BATCHING} {{ }}",
+        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 1 }} }}",
+    ),
+    "dynamic_batching.default_queue_policy.timeout_action": (
+        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 1 }} }}",
+        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 1 timeout_action: DELAY }} }}",
+    ),
+    "dynamic_batching.default_queue_policy.allow_timeout_override": (
+        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 9 }} }}",
+        f"{BATCHING} {{ default_queue_policy {{ default_timeout_microseconds: 9 allow_timeout_override: true }} }}",
+    ),
+    "dynamic_batching.priority_queue_policy.*.default_timeout_microseconds": (
+        level_1(""),
+        level_1("default_timeout_microseconds: 1"),
+    ),
+    "dynamic_batching.priority_queue_policy.*.timeout_action": (
+        level_1("default_timeout_microseconds: 1"),
+        level_1("default_timeout_microseconds: 1 timeout_action: DELAY"),
+    ),
+    "dynamic_batching.priority_queue_policy.*.allow_timeout_override": (
+        level_1("default_timeout_microseconds: 9"),
+        level_1("default_timeout_microseconds: 9 allow_timeout_override: true"),
+    ),
+    "dynamic_batching.priority_queue_policy.*.max_queue_size": (
+        level_1(""),
+        level_1("max_queue_size: 1"),
+    ),
     "instance_group[].name": ("instance_group { }", 'instance_group { name: "g" }'),
     "instance_group[].kind": ("instance_group { kind: KIND_CPU }", "instance_group { kind: KIND_GPU }"),
     "instance_group[].count": ("instance_group { count: 1 }", "instance_group { count: 3 }"),
     "instance_group[].gpus": ("instance_group { kind: KIND_GPU }", "instance_group { kind: KIND_GPU gpus: 1 }"),
+    **{
+        f"instance_group[].rate_limiter.{field}": (
+            'instance_group { rate_limiter { resources { name: "R" } } }',
+            f"instance_group {{ rate_limiter {{ {text} }} }}",
+        )
+        for field, text in {
+            "resources[].name": 'resources { name: "S" }',
+            "resources[].global": 'resources { name: "R" global: true }',
+            "resources[].count": 'resources { name: "R" count: 3 }',
+            "priority": 'resources { name: "R" } priority: 3',
+        }.items()
+    },
     "instance_group[].host_policy": ("instance_group { }", 'instance_group { host_policy: "night" }'),
     "cc_model_filenames.*": ("", 'cc_model_filenames { key: "9.0" value: "other.onnx" }'),
     "default_model_filename": ("", 'default_model_filename: "other.onnx"'),
@@ -243,16 +351,18 @@ def file(config: Config, model_dir: Path, gpu: Gpu | None) -> str:
 
 
 def scheduled(config: Config) -> list[object]:
-    """How five requests at once are executed by one instance, and when a sixth one alone."""
+    """How five requests at once, of two levels and with timeouts, expire and are executed by one instance."""
     scheduler = from_config(config, 100)
     told: list[object] = []
     for key in range(5):
         try:
-            scheduler.add(QueuedRequest(key, 1, 0, 0), 0)
+            scheduler.add(QueuedRequest(key, 1, 0, 0, priority=key % 3, timeout_us=2), 0)
         except UnavailableError:
             told.append("full")
-    scheduler.add_instance(1)
-    for now_ns in range(5):
+    for now_ns in range(0, 10_000, 2_000):
+        told.append([request.key for request in scheduler.expire(now_ns)])
+        if now_ns == 4_000:
+            scheduler.add_instance(1)
         batch = scheduler.take(now_ns)
         told.append((batch and [request.key for request in batch.requests], scheduler.next_deadline_ns()))
         scheduler.complete(1, now_ns, 1_000_000)

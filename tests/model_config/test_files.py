@@ -1,6 +1,7 @@
 """files.py: regular files up to a bound, and nothing that could block or never end."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,12 @@ def test_what_a_file_has_up_to_the_limit(tmp_path: Path, limit: int, expected: b
     assert files.read(tmp_path / "file", limit) == files.read(tmp_path / "link", limit) == expected
 
 
-def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path, num_descriptors: Callable[[], int]) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "device").symlink_to("/dev/zero")
     (tmp_path / "directory").mkdir()
     (tmp_path / "dangling").symlink_to("nowhere")
-    num_descriptors = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     no_file = "it is not a regular file"
     reasons = {
         "fifo": no_file,
@@ -31,4 +32,4 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None
     for name, reason in reasons.items():
         with pytest.raises(OSError, match=reason):
             files.read(tmp_path / name, 10)
-    assert len(os.listdir("/proc/self/fd")) == num_descriptors
+    assert num_descriptors() == before

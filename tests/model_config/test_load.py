@@ -8,7 +8,7 @@ from google.protobuf import json_format, text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.errors import InvalidArgumentError, UnsupportedError
+from shoal.errors import InvalidArgumentError
 from shoal.model_config import pbtxt
 from shoal.model_config.autocomplete import IOTensor, ModelIO, needs_autocomplete
 from shoal.model_config.finish import finish_config
@@ -153,10 +153,10 @@ def test_preferred_sizes_may_wait_for_the_batch_size_that_auto_complete_finds(mo
             "lower 'count' to at most 64 instances in all",
         ),
         (
-            'backend: "identity" response_cache { enable: true }',
-            UnsupportedError,
-            "model 'm' sets 'response_cache.enable', which is not supported: "
-            "responses are not cached; remove the field",
+            'backend: "identity" response_cache { enable: true } model_transaction_policy { decoupled: true }',
+            InvalidArgumentError,
+            "Response Cache does not currently support model m with 'decoupled' transaction policy. "
+            "Please disable the response cache.",
         ),
         (
             'backend: "dali"',

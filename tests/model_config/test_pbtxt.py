@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -284,13 +283,13 @@ def test_the_largest_file_is_read(tmp_path: Path) -> None:
     assert pbtxt.read(path) == " " * (1 << 20)
 
 
-def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path, num_descriptors: Callable[[], int]) -> None:
     fifo, device, directory, dangling = (tmp_path / name for name in ("fifo", "device", "directory", "dangling"))
     os.mkfifo(fifo)
     device.symlink_to("/dev/zero")
     directory.mkdir()
     dangling.symlink_to("nowhere")
-    num_descriptors = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     reasons = []
     for path in (fifo, device, directory, dangling):
         with pytest.raises(InvalidArgumentError) as caught:
@@ -298,22 +297,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None
         reasons.append(str(caught.value).removeprefix(f"failed to read text proto from {path}: ").split(";")[0])
     no_file = "it is not a regular file"
     assert reasons == [no_file, no_file, "Is a directory", "No such file or directory"]
-    assert len(os.listdir("/proc/self/fd")) == num_descriptors
-
-
-def test_the_messages_are_shared_with_tritonclient_in_either_order() -> None:
-    """In processes of their own: the import of tritonclient.grpc cannot be taken back."""
-    ours = "from shoal.model_config import pbtxt; m = pbtxt.new_message(); m.name = 'a'"
-    theirs = "from tritonclient.grpc import model_config_pb2 as pb, service_pb2"
-    use = "r = service_pb2.ModelConfigResponse(); r.config.CopyFrom(m); print(pbtxt.to_config(r.config)['name'])"
-    alone = f"import sys; {ours}; print('grpc' in sys.modules, 'tritonclient.grpc' in sys.modules)"
-    for program, printed in (
-        (alone, "False False"),
-        (f"{ours}; {theirs}; {use}", "a"),
-        (f"{theirs}; {ours}; {use}", "a"),
-    ):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == printed
+    assert num_descriptors() == before
 
 
 def test_the_configuration_is_json() -> None:

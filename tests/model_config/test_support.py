@@ -10,20 +10,8 @@ from shoal.model_config.messages import Config
 from shoal.model_config.support import BACKENDS, FEATURES, Unsupported, check_support
 
 REFUSED = {
-    "ensemble_scheduling": "ensemble_scheduling {}",
-    "sequence_batching": "sequence_batching {}",
-    "dynamic_batching.preserve_ordering": "dynamic_batching { preserve_ordering: true }",
-    "dynamic_batching.priority_levels": "dynamic_batching { priority_levels: 1 }",
-    "dynamic_batching.priority_queue_policy": "dynamic_batching { priority_queue_policy { key: 1 value {} } }",
-    "dynamic_batching.default_queue_policy.timeout_action": (
-        "dynamic_batching { default_queue_policy { timeout_action: DELAY } }"
-    ),
-    "dynamic_batching.default_queue_policy.default_timeout_microseconds": (
-        "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1 } }"
-    ),
-    "dynamic_batching.default_queue_policy.allow_timeout_override": (
-        "dynamic_batching { default_queue_policy { allow_timeout_override: true } }"
-    ),
+    "ensemble_scheduling.step[].model_namespace": 'ensemble_scheduling { step { model_namespace: "n" } }',
+    "sequence_batching.state[].use_growable_memory": "sequence_batching { state { use_growable_memory: true } }",
     "input[].allow_ragged_batch": 'input [ { name: "a" }, { name: "b" allow_ragged_batch: true } ]',
     "input[].is_shape_tensor": "input { is_shape_tensor: true }",
     "output[].is_shape_tensor": "output { is_shape_tensor: true }",
@@ -38,7 +26,6 @@ REFUSED = {
         'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/lib/x.so" } }'
     ),
     "model_repository_agents.agents": 'model_repository_agents { agents { name: "checksum" } }',
-    "response_cache.enable": "response_cache { enable: true }",
 }
 
 
@@ -50,12 +37,16 @@ def parsed(text: str) -> Config:
 def test_a_feature_is_refused_by_its_field(feature: Unsupported) -> None:
     path, _, reason, _ = feature
     with pytest.raises(UnsupportedError) as caught:
-        check_support(parsed(f'backend: "identity" {REFUSED[path]}'))
+        check_support(parsed(f'backend: "openvino" {REFUSED[path]}'))
     assert str(caught.value) == f"model 'm' sets '{path}', which is not supported: {reason}"
 
 
 def test_shape_tensors_are_for_tensorrt() -> None:
     check_support(parsed('backend: "tensorrt" input { is_shape_tensor: true } output { is_shape_tensor: true }'))
+
+
+def test_python_models_get_their_requests_one_by_one_so_they_may_differ() -> None:
+    check_support(parsed('backend: "python" input { name: "a" dims: -1 allow_ragged_batch: true }'))
 
 
 def test_every_refused_configuration_has_its_row() -> None:
@@ -66,6 +57,8 @@ def test_every_refused_configuration_has_its_row() -> None:
     "text",
     [
         "dynamic_batching { default_queue_policy { max_queue_size: 16 } max_queue_delay_microseconds: 100 }",
+        "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 2 value {} } }",
+        "dynamic_batching { preserve_ordering: true default_queue_policy { default_timeout_microseconds: 9 } }",
         'input { name: "X" optional: true } output { name: "Y" label_filename: "labels.txt" }',
         'instance_group { rate_limiter { priority: 1 resources { name: "R" count: 1 } } host_policy: "numa0" }',
         'model_warmup { name: "zeros" batch_size: 1 inputs { key: "X" value { zero_data: true } } }',

@@ -1,0 +1,129 @@
+"""`--cache-config`: which response cache a server has, and its settings. Pure; Triton's sentences, where it has one."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shoal.errors import InvalidArgumentError
+
+#: The name of a cache and its settings, as text; {} where there is none.
+CacheConfig = Mapping[str, Mapping[str, str]]
+
+#: The smallest response cache is about Triton's; the largest and what ensembles need fill a segment.
+MIN_CACHE_BYTES, MAX_CACHE_BYTES = 1000, (1 << 32) - (17 << 20)
+#: What a server keeps of answers that are in Redis, too, where `size` does not say it (ours: Triton keeps none).
+REDIS_CACHE_BYTES = 64 << 20
+#: Who is waited for by requests, and who by nobody. Triton's default is for ever, its wait for a connection is 100 ms.
+DEFAULT_SOCKET_TIMEOUT_MS, DEFAULT_CONNECT_TIMEOUT_MS = 100, 1000
+REDIS_PORT = 6379  # Redis's own; Triton wants it to be said
+
+_NUMBERS = {  # and the least and the most
+    "port": (1, 65535),
+    "db": (0, 1 << 16),
+    "connect_timeout": (0, 600_000),
+    "socket_timeout": (0, 600_000),
+    "size": (MIN_CACHE_BYTES, MAX_CACHE_BYTES),
+    # Of Triton's, these are for its pool of connections. Here one connection is enough, since nothing waits on it.
+    "pool_size": (0, 1 << 16),
+    "wait_timeout": (0, 600_000),
+}
+_TLS_FILES = ("cert", "key", "cacert", "cacert_dir")
+_REDIS_SETTINGS = (*_NUMBERS, "host", "user", "password", "tls_enabled", "sni", *_TLS_FILES)
+
+
+class RedisSettings(NamedTuple):
+    """How Redis is reached. The texts are empty where nothing was said."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    db: int
+    connect_timeout_s: float
+    socket_timeout_s: float
+    is_tls: bool
+    cert: str  # these two are the client's own
+    key: str
+    cacert: str  # whom the server's must be signed by: a file, or a directory of them; else whom the system trusts
+    cacert_dir: str
+    sni: str  # whose the server's must be; else the host's
+
+
+def check_cache(config: CacheConfig, cache_directory: str) -> None:
+    """Raise InvalidArgumentError for a cache that cannot be."""
+    if len(config) > 1:
+        raise InvalidArgumentError(
+            "found multiple cache configurations, but only a single cache is currently supported"
+        )
+    for name, settings in config.items():
+        if name == "local":
+            _check_local(settings)
+        elif name == "redis":
+            _check_redis(settings)
+        else:
+            raise InvalidArgumentError(
+                f"unable to find 'libtritoncache_{name}.so' for cache. Searched: {cache_directory}"
+            )
+
+
+def cache_bytes(config: CacheConfig) -> int:
+    """How much a server may keep itself; 0: there is no cache."""
+    if "local" in config:
+        return int(config["local"]["size"])
+    return int(config["redis"].get("size", REDIS_CACHE_BYTES)) if "redis" in config else 0
+
+
+def redis_settings(config: CacheConfig, environ: Mapping[str, str]) -> RedisSettings | None:
+    """How Redis is reached, if it is the cache. Of a server's environment Triton's two variables count."""
+    if "redis" not in config:
+        return None
+    said = {
+        "user": environ.get("TRITONCACHE_REDIS_USERNAME", ""),
+        "password": environ.get("TRITONCACHE_REDIS_PASSWORD", ""),
+        **config["redis"],
+    }
+    text = {name: said.get(name, "") for name in ("cert", "key", "cacert", "cacert_dir", "sni")}
+    return RedisSettings(
+        host=said["host"],
+        port=int(said.get("port", REDIS_PORT)),
+        user=said["user"],
+        password=said["password"],
+        db=int(said.get("db", "0")),
+        # 0 is for ever in Triton. Nothing waits for ever here.
+        connect_timeout_s=(int(said.get("connect_timeout", "0")) or DEFAULT_CONNECT_TIMEOUT_MS) / 1000,
+        socket_timeout_s=(int(said.get("socket_timeout", "0")) or DEFAULT_SOCKET_TIMEOUT_MS) / 1000,
+        is_tls=said.get("tls_enabled", "true" if any(text.values()) else "false") == "true",
+        **text,
+    )
+
+
+def _check_local(settings: Mapping[str, str]) -> None:
+    failed, size = "Failed to initialize LocalCache:", settings.get("size", "")
+    if not re.fullmatch(r"[0-9]{1,18}", size):
+        raise InvalidArgumentError(f"{failed} config didn't contain a valid 'size' field.")
+    if not MIN_CACHE_BYTES <= int(size) <= MAX_CACHE_BYTES:
+        raise InvalidArgumentError(
+            f"{failed} 'size' is {size} bytes; a cache has from {MIN_CACHE_BYTES} to {MAX_CACHE_BYTES}"
+        )
+
+
+def _check_redis(settings: Mapping[str, str]) -> None:
+    failed = "Failed to initialize RedisCache"
+    if "host" not in settings:
+        raise InvalidArgumentError(
+            f"{failed}, didn't specify address. Must at a minimum specify 'host' and 'port' in the configuration - "
+            "e.g. tritonserver --cache-config redis,host=redis --cache-config redis,port=6379 "
+            "--model-repository=/models ..."
+        )
+    for name, value in settings.items():
+        if name not in _REDIS_SETTINGS:
+            known = ", ".join(sorted(_REDIS_SETTINGS))
+            raise InvalidArgumentError(f"{failed}: there is no setting '{name}'; there are {known}")
+        if name in _NUMBERS:
+            least, most = _NUMBERS[name]
+            if not re.fullmatch(r"[0-9]{1,18}", value) or not least <= int(value) <= most:
+                raise InvalidArgumentError(f"{failed}: '{name}' is a number from {least} to {most}, got '{value}'")
+        if name == "tls_enabled" and value not in ("true", "false"):
+            raise InvalidArgumentError(f"{failed}: 'tls_enabled' is true or false, got '{value}'")
+    if "key" in settings and "cert" not in settings:
+        raise InvalidArgumentError(f"{failed}: 'key' belongs to a 'cert', a file in PEM format")

@@ -1,0 +1,44 @@
+"""batch_input and batch_output: tensors that the backend makes of a batch, or divides by one. Part of `checks`. Pure.
+
+Generators of sentences, Triton's word for word where Triton has one.
+"""
+
+from collections.abc import Iterator
+
+from shoal.model_config.messages import Config
+
+
+def faults(config: Config) -> Iterator[str]:
+    """Of a finished configuration: it names all inputs and outputs."""
+    inputs = {tensor["name"]: tensor for tensor in config["input"]}
+    outputs = {tensor["name"]: tensor for tensor in config["output"]}
+    for made in config["batch_input"]:
+        yield from _sources(made, "batch input", inputs)
+        if made["data_type"] not in ("TYPE_INT32", "TYPE_FP32"):
+            yield "batch input data type must be TYPE_INT32 or TYPE_FP32"
+        for name in made["target_name"]:
+            if name in inputs:  # ours; Triton finds out when it runs
+                yield f"target input name '{name}' of a batch input is an input of clients, too, for {config['name']}"
+    scattered: set[str] = set()
+    for made in config["batch_output"]:
+        yield from _sources(made, "batch output", inputs)
+        for name in made["target_name"]:
+            if name not in outputs:
+                yield f"unknown target output name '{name}'"
+            if name in scattered:
+                yield f"target output name '{name}' can only be specified once"
+            scattered.add(name)
+            (source,) = made["source_input"]
+            if len(outputs[name]["dims"]) > len(inputs[source]["dims"]):  # ours; Triton would read beyond the shape
+                yield f"target output '{name}' has more dims than source input '{source}' for {config['name']}"
+
+
+def _sources(made: Config, what: str, inputs: dict[str, Config]) -> Iterator[str]:
+    sources = made["source_input"]
+    if len(sources) != 1:
+        yield f"{what} kind '{made['kind']}' expects 1 source input, got {len(sources)}"
+    for source in sources:
+        if source not in inputs:
+            yield f"unknown source input name '{source}'"
+        if inputs[source]["optional"]:  # ours
+            yield f"source input '{source}' of a {what} cannot be optional"

@@ -1,0 +1,66 @@
+"""How long an answer of a model may take, from which its batching follows: a parameter of the model, or the server's.
+
+    parameters { key: "latency_target_ms" value { string_value: "50" } }
+
+It takes the place of the sizes and the delay of `dynamic_batching`, which may be there for its priorities and timeouts.
+The server's --latency-target is for models that batch and say nothing of how. Triton has no such thing; a parameter is
+what its configurations have for what they do not know. Pure.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from shoal.model_config.messages import Config
+
+PARAMETER = "latency_target_ms"
+#: One hour, as for every other time in a configuration (ours).
+MAX_MS = 3_600_000
+
+
+def latency_target_ms(config: dict[str, Any], default_ms: int = 0) -> int:
+    """Milliseconds; 0: batches are formed by sizes and delays, or not at all. `default_ms` is the server's."""
+    text = _text(config)
+    if text is not None:
+        return int(text)
+    says_nothing = "dynamic_batching" in config and not any(_knobs(config))
+    return default_ms if says_nothing and config.get("max_batch_size", 0) > 1 else 0
+
+
+def faults(config: Config) -> Iterator[str]:
+    """The rule: a whole number, and nothing beside it that says something else."""
+    text, which = _text(config), f"parameter '{PARAMETER}' of model '{config['name']}'"
+    if text is None:
+        return
+    if not (text.isascii() and text.isdecimal() and len(text) < 8 and int(text) <= MAX_MS):
+        yield (
+            f"{which} is '{text}', must be a whole number of milliseconds, at most {MAX_MS} (one hour), or 0 for none"
+        )
+    elif int(text) > 0:
+        for scheduler in ("sequence_batching", "ensemble_scheduling"):
+            if scheduler in config:
+                yield f"{which} is about dynamic batching; the model has '{scheduler}'. Remove one of them"
+        for knob in _knobs(config):
+            yield f"{which} takes the place of '{knob}' in 'dynamic_batching'. Remove one of them"
+
+
+def faults_when_finished(config: Config) -> Iterator[str]:
+    """What auto-complete could have mended: there must be something to batch."""
+    if int(_text(config) or 0) > 0 and config["max_batch_size"] < 2:
+        yield (
+            f"parameter '{PARAMETER}' of model '{config['name']}' needs batches to choose from: 'max_batch_size' is "
+            f"{config['max_batch_size']}, must be at least 2"
+        )
+
+
+def _knobs(config: dict[str, Any]) -> Iterator[str]:
+    """Those of `dynamic_batching` that are set; one preferred size that is the largest is what Triton fills in."""
+    batching = config.get("dynamic_batching", {})
+    if list(batching.get("preferred_batch_size", ())) not in ([], [config.get("max_batch_size", 0)]):
+        yield "preferred_batch_size"
+    if batching.get("max_queue_delay_microseconds", 0):
+        yield "max_queue_delay_microseconds"
+
+
+def _text(config: dict[str, Any]) -> str | None:
+    value = config.get("parameters", {}).get(PARAMETER)
+    return None if value is None else str(value.get("string_value", ""))

@@ -1,0 +1,20 @@
+"""`response_cache`: whether a model's answers may be kept, and which models' may not. Pure."""
+
+from collections.abc import Iterator
+
+from shoal.model_config.messages import Config
+
+
+def enables_response_cache(config: Config) -> bool:
+    """Whether a model's configuration asks for it."""
+    return bool(config.get("response_cache", {}).get("enable", False))
+
+
+def response_cache(config: Config) -> Iterator[str]:
+    """Triton's sentences for models whose answers depend on more than one request, or are several."""
+    refused = f"Response Cache does not currently support model {config['name']}"
+    if enables_response_cache(config):
+        if "sequence_batching" in config:
+            yield f"{refused} with sequence batching scheduler. Please disable the response cache."
+        if config.get("model_transaction_policy", {}).get("decoupled"):
+            yield f"{refused} with 'decoupled' transaction policy. Please disable the response cache."

@@ -1,0 +1,25 @@
+"""What every process knows of sequences: Triton's flags, and how a correlation id stands in a record. Pure.
+
+A record has one word for the id: an integer stands for itself, a string for a keyed hash. Whoever wants to take part in
+the sequence of another client must know its id then; without the key nobody can look for a string of the same hash.
+"""
+
+import hashlib
+
+#: Triton's request flags.
+START, END = 1, 2
+FLAGS = START | END
+#: In a batch, the word of the flags has the slot, too, from this bit on; 0 is none, the first slot is 1.
+SLOT_SHIFT = 8
+_MAX_UINT64 = 2**64 - 1
+
+
+def correlation_word(correlation_id: int | str, key: bytes) -> int:
+    """The id as records have it; 0 of no sequence, which is the integer 0 or an empty string."""
+    if not correlation_id:
+        return 0
+    if not isinstance(correlation_id, str):
+        return correlation_id & _MAX_UINT64
+    # surrogatepass: JSON has such strings. 1.4 us for one of 36 characters.
+    hashed = hashlib.blake2b(correlation_id.encode("utf-8", "surrogatepass"), digest_size=8, key=key)
+    return int.from_bytes(hashed.digest(), "little") or 1
