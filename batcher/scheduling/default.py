@@ -7,7 +7,7 @@ Triton's prefetch theirs. Pure policy, runs in the batcher.
 """
 
 from shoal.batcher.scheduling.instances import Instances
-from shoal.batcher.scheduling.payload import Batch
+from shoal.batcher.scheduling.payload import Batch, make_batch
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
 
 
@@ -27,6 +27,9 @@ class DefaultScheduler:
     def oldest_ns(self) -> int:
         return self._queue.oldest_arrival_ns() if self._queue.rows else 0
 
+    def rows_before(self, request: QueuedRequest) -> int:
+        return self._queue.rows
+
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         self._queue.add(request)
 
@@ -40,7 +43,7 @@ class DefaultScheduler:
         if instance is None:
             return None
         request = self._queue.popleft()
-        return Batch(instance, (request,), request.rows)
+        return make_batch((instance, (request,), request.rows))
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         return []  # No queue policy, so no timeout: Triton ignores the request's own here.

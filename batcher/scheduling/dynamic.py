@@ -14,17 +14,23 @@ dynamic batcher at one wake-up:
     8  the open payload has no preferred size: all pending join it, so that an instance finds as much as there is
     9  else sleep until the delay is exceeded or enough has arrived
 
-Rules: nothing survives a wake-up but the queue, the payloads and when to wake next; FIFO, never rearranged to find
-requests that fit. Pure policy, runs in the batcher.
+Rules: nothing survives a wake-up but the queue, the payloads and when to wake next; the queue's order of service is
+never rearranged to find requests that fit. Pure policy, runs in the batcher.
 """
 
 from bisect import bisect_right
 from collections import deque
-from typing import Any
 
+from shoal.batcher.scheduling.batch_account import REASON_BITS, BatchReason, account, noted
 from shoal.batcher.scheduling.instances import Instances
-from shoal.batcher.scheduling.payload import Batch, Payload
+from shoal.batcher.scheduling.payload import Batch, Payload, make_batch
+from shoal.batcher.scheduling.policy_queue import PolicyQueue
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+
+#: Plain numbers, which cost less.
+_IDLE, _FULL, _PREFERRED = int(BatchReason.INSTANCE_IDLE), int(BatchReason.FULL), int(BatchReason.PREFERRED_SIZE)
+_DELAY, _SHAPE = int(BatchReason.DELAY_OVER), int(BatchReason.SHAPES_DIFFER)
+_ONE = noted(1, _IDLE)
 
 
 class DynamicBatchScheduler:
@@ -43,6 +49,7 @@ class DynamicBatchScheduler:
         "_queue",
         "_wake_rows",
         "_wake_shape_key",
+        "account",
     )
 
     def __init__(
@@ -51,8 +58,7 @@ class DynamicBatchScheduler:
         preferred_batch_sizes: tuple[int, ...],
         max_queue_delay_ns: int,
         prefetching: bool,
-        max_queue_size: int,
-        max_total_queue: int,
+        queue: RequestQueue | PolicyQueue,
     ) -> None:
         """`prefetching`: payloads may be formed ahead, two per instance; else only for an instance that is idle."""
         self._max_rows = max(1, max_batch_size)
@@ -61,7 +67,7 @@ class DynamicBatchScheduler:
         self._delay_ns = max_queue_delay_ns
         self._prefetching = prefetching
         # All that changes: the queue and the instances by nearly every method, payloads by take and cancel.
-        self._queue = RequestQueue(max_queue_size, max_total_queue)
+        self._queue = queue
         self._instances = Instances()
         self._payloads: deque[Payload] = deque()
         self._num_in_payloads = 0
@@ -70,30 +76,8 @@ class DynamicBatchScheduler:
         # Rule 9's sleep: until so many rows are queued, or a request of another shape. 0 = awake.
         self._wake_rows = 0
         self._wake_shape_key = 0
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], max_total_queue: int) -> "DynamicBatchScheduler":
-        """From a model's normalised configuration, which has `dynamic_batching`."""
-        max_batch_size = int(config.get("max_batch_size", 0))
-        batching = config["dynamic_batching"]
-        policy = batching.get("default_queue_policy", {})
-        max_queue_size = int(policy.get("max_queue_size", 0))
-        # Where requests can be refused, overtaken or expire, they stay in the queue until they can really run.
-        has_queue_policy = (
-            max_queue_size > 0
-            or int(batching.get("priority_levels", 0)) > 0
-            or int(policy.get("default_timeout_microseconds", 0)) > 0
-            or bool(policy.get("allow_timeout_override", False))
-        )
-        preferred = [int(size) for size in batching.get("preferred_batch_size", ())]
-        return cls(
-            max_batch_size=max_batch_size,
-            preferred_batch_sizes=tuple(preferred) or ((max_batch_size,) if max_batch_size > 0 else ()),
-            max_queue_delay_ns=int(batching.get("max_queue_delay_microseconds", 0)) * 1000,
-            prefetching=not has_queue_policy,
-            max_queue_size=max_queue_size,
-            max_total_queue=max_total_queue,
-        )
+        #: Why batches had their size (batch_account.py).
+        self.account = account()
 
     @property
     def pending(self) -> int:
@@ -101,8 +85,17 @@ class DynamicBatchScheduler:
 
     def oldest_ns(self) -> int:
         if self._payloads:
+            # Only what died with its instance is in a payload while others overtake what is older.
             return self._payloads[0].requests[0].arrival_ns
         return self._queue.oldest_arrival_ns() if self._queue.rows else 0
+
+    def rows_before(self, request: QueuedRequest) -> int:
+        return self._full_batches(self._queue.rows)
+
+    def _full_batches(self, queued_rows: int) -> int:
+        """The rows of all full batches of what is queued; what is left waits for whoever comes, too."""
+        size = self._max_preferred_rows or self._max_rows
+        return (queued_rows + sum([payload.rows for payload in self._payloads])) // size * size
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         self._queue.add(request, self._num_in_payloads)
@@ -114,6 +107,7 @@ class DynamicBatchScheduler:
         payload.requests.append(request)
         payload.rows = request.rows
         payload.saturated = True
+        payload.reason = int(BatchReason.RUN_AGAIN)
         self._payloads.appendleft(payload)
         self._num_in_payloads += 1
 
@@ -122,7 +116,8 @@ class DynamicBatchScheduler:
         idle = self._instances.idle
         if queue.rows == 1 and idle and not self._payloads and not self._delay_ns:
             # An idle server at its quickest: one request alone goes at once by rules 4, 6 and 7 alike.
-            return Batch(self._instances.take(), (queue.popleft(),), 1)
+            self.account.append(_ONE)
+            return make_batch((self._instances.take(), (queue.popleft(),), 1))
         if queue.rows and (queue.rows >= self._wake_rows or now_ns >= queue.oldest_arrival_ns() + self._delay_ns):
             while queue.rows and self._has_slot() and self._form(now_ns):
                 pass
@@ -130,10 +125,11 @@ class DynamicBatchScheduler:
             return None
         payload = self._pick_up(now_ns)
         self._num_in_payloads -= len(payload.requests)
-        return Batch(self._instances.take(), tuple(payload.requests), payload.rows)
+        self.account.append(payload.rows << REASON_BITS | payload.reason)
+        return make_batch((self._instances.take(), tuple(payload.requests), payload.rows))
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return []  # Requests carry no deadline for their time in this queue.
+        return []  # Those of a plain queue do not; see PolicyBatchScheduler.
 
     def cancel(self, key: int) -> bool:
         if self._queue.cancel(key):
@@ -208,19 +204,22 @@ class DynamicBatchScheduler:
 
         is_delayed = self._delay_ns > 0
         is_exceeded = is_delayed and now_ns - oldest_ns >= self._delay_ns  # 3
+        reason = _DELAY if is_exceeded else _IDLE
         if num_best and not is_exceeded:  # 4
             num_pending = num_best
             saturated = saturated or not is_delayed
+            reason = _PREFERRED
         elif num_pending == 0 or send_now or batch_rows >= self._max_preferred_rows:  # 5, 6
             saturated = True
+            reason = _SHAPE if shape_differs else _FULL if send_now or batch_rows >= self._max_rows else _PREFERRED
         elif is_delayed and not is_exceeded and (payload_rows == 0 or payload_rows in self._preferred_rows):  # not 7, 8
             self._wake_rows = self._preferred_rows[bisect_right(self._preferred_rows, batch_rows)] - payload_rows  # 9
             self._wake_shape_key = shape_key
             return False
-        self._dispatch(num_pending, shape_key, saturated, shape_differs)
+        self._dispatch(num_pending, shape_key, saturated, shape_differs, reason)
         return True
 
-    def _dispatch(self, num_pending: int, shape_key: int, saturated: bool, shape_differs: bool) -> None:
+    def _dispatch(self, num_pending: int, shape_key: int, saturated: bool, shape_differs: bool, reason: int) -> None:
         """Moves the first `num_pending` requests into the open payload, or into a new one; closes a saturated one."""
         payload = self._open
         if payload is None:
@@ -232,6 +231,7 @@ class DynamicBatchScheduler:
             payload.requests.append(request)
             payload.rows += request.rows
         payload.saturated = shape_differs
+        payload.reason = _FULL if payload.rows >= self._max_rows else reason
         self._num_in_payloads += num_pending
         self._open = None if saturated else payload
         self._wake_rows = 0
@@ -263,3 +263,47 @@ class DynamicBatchScheduler:
         if payload is self._open:
             self._open = None
             self._wake_rows = 0
+
+
+class PolicyBatchScheduler(DynamicBatchScheduler):
+    """The same with a queue in which requests expire and overtake each other: they stay in it until they really run.
+
+    A class of its own, so that whoever has no such policy does not pay for it.
+    """
+
+    __slots__ = ("_policy_queue",)
+
+    def __init__(
+        self, max_batch_size: int, preferred_batch_sizes: tuple[int, ...], max_queue_delay_ns: int, queue: PolicyQueue
+    ) -> None:
+        super().__init__(max_batch_size, preferred_batch_sizes, max_queue_delay_ns, prefetching=False, queue=queue)
+        self._policy_queue = queue
+
+    @property
+    def rejects(self) -> bool:
+        """Whether some requests are refused when they have waited for so long."""
+        return self._policy_queue.rejects
+
+    def expiry_ns(self, request: QueuedRequest) -> int:
+        """When the request would be refused for having waited; 0 = never."""
+        return self._policy_queue.expiry_ns(request)
+
+    def rows_before(self, request: QueuedRequest) -> int:
+        return self._full_batches(self._policy_queue.rows_before(request))
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        super().add(request, now_ns)
+        self._wake_rows = 0  # it may stand before others, and fill a preferred size with fewer rows than they
+
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        expiry_ns = self._policy_queue.next_expiry_ns()
+        if expiry_ns is None or expiry_ns > now_ns:
+            return []
+        self._wake_rows = 0  # those that are left may need fewer, or come in another order
+        return self._policy_queue.expire(now_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        deadline_ns, expiry_ns = super().next_deadline_ns(), self._policy_queue.next_expiry_ns()
+        if deadline_ns is None or expiry_ns is None:
+            return expiry_ns if deadline_ns is None else deadline_ns
+        return min(deadline_ns, expiry_ns)

@@ -7,13 +7,18 @@ Pure policy, runs in the batcher.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from shoal.errors import UnavailableError
 
 
-class QueuedRequest(NamedTuple):
-    """A request as the policy sees it; a tuple, because one is made for every request."""
+@dataclass(slots=True)
+class QueuedRequest:
+    """A request as the policy sees it; never changed.
+
+    One is made for every request, and then read: 2.7k instructions, and 50 for a field. Of a NamedTuple that is made by
+    `tuple.__new__` it is 2.2k, and 190 for a field.
+    """
 
     #: The batcher's number of the request; opaque here, unique among the requests of a scheduler.
     key: int
@@ -25,6 +30,18 @@ class QueuedRequest(NamedTuple):
     arrival_ns: int
     priority: int = 0
     timeout_us: int = 0
+    #: Monotonic time after which nobody wants the answer; 0 = never.
+    deadline_ns: int = 0
+    #: Of a sequence: the word of its id, and Triton's flags, in a batch with the slot (shoal/sequences.py).
+    correlation: int = 0
+    flags: int = 0
+
+    def in_sequence(self, correlation: int, flags: int) -> "QueuedRequest":
+        """The same request as a sequence has it."""
+        return QueuedRequest(
+            self.key, self.rows, self.shape_key, self.arrival_ns, self.priority, self.timeout_us, self.deadline_ns,
+            correlation, flags,
+        )  # fmt: skip
 
 
 class RequestQueue:

@@ -3,8 +3,7 @@
 Times are in ns of an invented clock; `D` is a queue delay of 100 us.
 """
 
-from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler
-from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.scheduler import QueuedRequest, from_config
 
 D_US = 100
 D = 100_000
@@ -27,15 +26,15 @@ class Bench:
         if policy is not None:
             batching["default_queue_policy"] = policy
         config = {"max_batch_size": max_batch_size, "dynamic_batching": batching}
-        self.scheduler = DynamicBatchScheduler.from_config(config, max_total_queue)
+        self.scheduler = from_config(config, max_total_queue)
         self.num_added = 0
         for instance in range(num_instances):
             self.scheduler.add_instance(instance)
 
-    def add(self, *sizes: int, at: int = 0, shape_key: int = 0) -> None:
+    def add(self, *sizes: int, at: int = 0, shape_key: int = 0, priority: int = 0) -> None:
         """Adds requests of so many rows, numbered 0, 1, 2 … over the whole test."""
         for rows in sizes:
-            self.scheduler.add(QueuedRequest(self.num_added, rows, shape_key, at), at)
+            self.scheduler.add(QueuedRequest(self.num_added, rows, shape_key, at, priority), at)
             self.num_added += 1
 
     def take(self, at: int = 0) -> list[list[int]]:

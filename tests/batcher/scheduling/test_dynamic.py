@@ -276,7 +276,6 @@ class TestSlots:
     def test_with_a_queue_policy_nothing_is_formed_ahead(self, batching: dict[str, object]) -> None:
         bench = busy(preferred=(3,), delay_us=D_US, **batching)
         bench.trickle(2, 2, at=D)
-        assert bench.deadline is None
         assert bench.complete(at=D) == [[1]]
 
     def test_what_is_formed_ahead_is_cut_otherwise(self) -> None:

@@ -1,0 +1,149 @@
+"""Any scheduler, and requests that have deadlines: who would be late is refused at once, who has become so leaves.
+
+A model gets this in front of its scheduler with the first request that has a deadline, so others do not pay for it.
+Rules: a request leaves the queue, whatever the instances do, once it could not be executed in time any more, as far as
+is known how long that takes, and else at its deadline; what an instance was given is executed. Who cannot be refused,
+since an instance is idle, may take its chance. See `Scheduler` for the contract of each method.
+Pure policy, runs in the batcher.
+"""
+
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from shoal.batcher.scheduling.admission import Admission, LateError
+from shoal.batcher.scheduling.dynamic import PolicyBatchScheduler
+from shoal.batcher.scheduling.payload import Batch
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.scheduler import Scheduler
+
+#: Deadlines of requests that have left, beyond as many as there are of others, before they are thrown out (ours).
+_MAX_STALE = 64
+
+
+class _Waiting(NamedTuple):
+    """A request that leaves when it is late; the serial number tells it from an earlier one of the same key."""
+
+    request: QueuedRequest
+    serial: int
+
+
+class DeadlineScheduler:
+    """In front of another scheduler, which knows nothing of it."""
+
+    __slots__ = ("_admission", "_deadlines", "_policy", "_scheduler", "_serial", "_waiting")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        #: The same, where its queue has timeouts of its own.
+        self._policy = scheduler if isinstance(scheduler, PolicyBatchScheduler) else None
+        self._admission = Admission()
+        # Changed by every method that lets requests in or out.
+        self._waiting: dict[int, _Waiting] = {}
+        #: A heap of (when it leaves, serial number, key); of those that have left, too, until they come to its top.
+        self._deadlines: list[tuple[int, int, int]] = []
+        self._serial = count()
+
+    @property
+    def pending(self) -> int:
+        return self._scheduler.pending
+
+    def oldest_ns(self) -> int:
+        return self._scheduler.oldest_ns()
+
+    def rows_before(self, request: QueuedRequest) -> int | None:
+        return self._scheduler.rows_before(request)
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        leave_ns = self._admit(request, now_ns)
+        self._scheduler.add(request, now_ns)
+        if leave_ns:
+            self._watch(request, leave_ns)
+
+    def _admit(self, request: QueuedRequest, now_ns: int) -> int:
+        """When it leaves the queue, 0 = never. Raises LateError for one that would be late."""
+        deadline_ns = request.deadline_ns
+        expiry_ns = 0 if self._policy is None else self._policy.expiry_ns(request)
+        if not (deadline_ns or expiry_ns):
+            return 0
+        rows = self._scheduler.rows_before(request)
+        wait_ns = 0 if rows is None else self._admission.wait_ns(rows, now_ns)
+        if not wait_ns:
+            return deadline_ns
+        if expiry_ns and now_ns + wait_ns > expiry_ns:
+            raise LateError(wait_ns, expiry_ns - now_ns)
+        execution_ns = self._admission.execution_ns
+        if deadline_ns and now_ns + wait_ns + execution_ns > deadline_ns:
+            raise LateError(wait_ns + execution_ns, max(0, deadline_ns - now_ns))
+        return deadline_ns and deadline_ns - execution_ns
+
+    def add_first(self, request: QueuedRequest) -> None:
+        self._scheduler.add_first(request)
+        if request.deadline_ns:
+            self._watch(request, request.deadline_ns)
+
+    def _watch(self, request: QueuedRequest, leave_ns: int) -> None:
+        serial = next(self._serial)
+        self._waiting[request.key] = _Waiting(request, serial)
+        heappush(self._deadlines, (leave_ns, serial, request.key))
+        if len(self._deadlines) > 2 * len(self._waiting) + _MAX_STALE:
+            self._deadlines = [each for each in self._deadlines if self._is_current(each)]
+            heapify(self._deadlines)
+
+    def take(self, now_ns: int) -> Batch | None:
+        batch = self._scheduler.take(now_ns)
+        if batch is not None:
+            self._admission.begin(batch.instance, batch.rows, now_ns)
+            for request in batch.requests:
+                self._waiting.pop(request.key, None)
+        return batch
+
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        expired = self._scheduler.expire(now_ns)
+        for request in expired:
+            self._waiting.pop(request.key, None)
+        while (leave_ns := self._next_ns()) is not None and leave_ns <= now_ns:
+            _, _, key = heappop(self._deadlines)
+            request, _ = self._waiting.pop(key)
+            if self._scheduler.cancel(key):
+                expired.append(request)
+        return expired
+
+    def cancel(self, key: int) -> bool:
+        self._waiting.pop(key, None)
+        return self._scheduler.cancel(key)
+
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
+        self._admission.complete(instance, now_ns)
+        self._scheduler.complete(instance, now_ns, compute_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        due_ns, leave_ns = self._scheduler.next_deadline_ns(), self._next_ns()
+        if due_ns is None or leave_ns is None:
+            return leave_ns if due_ns is None else due_ns
+        return min(due_ns, leave_ns)
+
+    def add_instance(self, instance: int, num_running: int = 0) -> None:
+        self._admission.add_instance(instance)
+        self._scheduler.add_instance(instance, num_running)
+
+    def remove_instance(self, instance: int) -> None:
+        self._admission.remove_instance(instance)
+        self._scheduler.remove_instance(instance)
+
+    def drain(self) -> list[QueuedRequest]:
+        self._waiting.clear()
+        self._deadlines.clear()
+        return self._scheduler.drain()
+
+    def _next_ns(self) -> int | None:
+        """When the next request leaves; None: none does."""
+        deadlines = self._deadlines
+        while deadlines and not self._is_current(deadlines[0]):
+            heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def _is_current(self, deadline: tuple[int, int, int]) -> bool:
+        _, serial, key = deadline
+        waiting = self._waiting.get(key)
+        return waiting is not None and waiting.serial == serial

@@ -1,0 +1,293 @@
+"""Batching by goal: the model says how long an answer may take, and sizes and delays follow from what is measured.
+
+Two questions, each time an instance is idle and something waits:
+
+How many rows?  As many as pay: the size that is fastest per row (`LatencyCurve`), if its oldest request is answered
+within the target then; else the size that answers the most requests in time, per time, of those that keep up: smaller
+batches than that answer a few in time, and make all who follow late.
+Now, or later?  Later only if the requests concerned wait less in all. Those that are here lose the wait, and what the
+larger batch takes longer; those that are expected meanwhile (`ArrivalProfile`) save waiting for the instance to be idle
+again. Arrivals that come at random never make that a gain; bursts do, and clients that ask again when answered do. And
+never so late that the target would be missed.
+
+Where latency grows with rows as fast as rows do, one request at a time is best, and batching is off by itself.
+Rules: as those of the dynamic batcher, whose queue and instances these are. Pure policy, runs in the batcher.
+"""
+
+from shoal.batcher.scheduling.arrival_profile import ArrivalProfile, ArrivalRate
+from shoal.batcher.scheduling.batch_account import BatchReason, noted
+from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler, PolicyBatchScheduler
+from shoal.batcher.scheduling.latency_curve import LatencyCurve
+from shoal.batcher.scheduling.payload import Batch, make_batch
+from shoal.batcher.scheduling.policy_queue import PolicyQueue
+from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+
+#: Waiting must save at least this share of what the requests wait in all (ours): expectations are no promises.
+_GAIN = 0.05
+#: What is left of the target for what is not measured here: the way to the client, executions slower than usual (ours).
+_RESERVE = 0.1
+#: What a backlog should be worked off in (simulated: half a second sees too late that a load grows; the target is too
+#: strict where it is short and requests come in bursts).
+_BACKLOG_NS = 250_000_000
+#: More than this share of what a model can do, arrivals are not taken to be (ours).
+_MAX_LOAD = 0.95
+#: An answer that comes too late is worth so much of one in time: among hopeless ones the most are answered.
+_LATE = 0.1
+
+
+class Goal:
+    """What is learned of one model, and the two decisions. Times are ns."""
+
+    __slots__ = (
+        "_after_batch", "_after_first", "_begun", "_is_after_batch", "_rate", "_target_ns", "company_rows", "curve",
+        "max_rows", "num_instances", "target_ms",
+    )  # fmt: skip
+
+    def __init__(self, target_ns: int, max_rows: int) -> None:
+        self.target_ms = target_ns // 1_000_000
+        self._target_ns = target_ns * (1 - _RESERVE)
+        self.max_rows = max_rows
+        self.curve = LatencyCurve(max_rows)
+        # Changed by the methods below. Arrivals after one that found the queue empty, and after a batch that left some
+        # queued, and whether that was so last time; what instances execute: rows, and since when.
+        self._after_first = ArrivalProfile()
+        self._after_batch = ArrivalProfile()
+        self._is_after_batch = False
+        self._rate = ArrivalRate()
+        self._begun: dict[int, tuple[int, int]] = {}
+        self.num_instances = 0
+        #: By `wait_ns`: so many rows will be there.
+        self.company_rows = 0
+
+    @property
+    def arrivals_per_s(self) -> float:
+        """Rows that arrive per second."""
+        return self._rate.per_ns * 1e9
+
+    def arrives(self, rows: int, now_ns: int, *, finds_queued: bool, finds_idle: bool) -> None:
+        """A request is queued, behind others or as the only one, which an idle instance could run at once."""
+        self._rate.add(rows, now_ns)
+        if finds_queued or now_ns < self._after_first.begun_ns + self.curve.ns(1):
+            self._after_first.add(rows, now_ns)  # of the same burst, though a batch may have gone meanwhile
+        else:
+            self._after_first.begin(now_ns)
+        if self._is_after_batch:
+            self._after_batch.add(rows, now_ns)
+            self._is_after_batch = finds_queued or not finds_idle
+
+    def begins(self, instance: int, rows: int, now_ns: int) -> None:
+        """An instance has been given a batch."""
+        self._begun[instance] = rows, now_ns
+
+    def ends(self, instance: int, now_ns: int, *, finds_queued: bool) -> None:
+        """It has executed it; `finds_queued`: and might execute the next.
+
+        What counts is how long it was not free for others, the ways there and back included.
+        """
+        begun = self._begun.pop(instance, None)
+        if begun is not None:
+            self.curve.learn(begun[0], now_ns - begun[1])
+        if finds_queued:
+            self._is_after_batch = True
+            self._after_batch.begin(now_ns)
+
+    def forget(self, instance: int) -> None:
+        """It is gone."""
+        self._begun.pop(instance, None)
+
+    def rows_now(
+        self, requests: list[QueuedRequest], rows: int, queued_rows: int, now_ns: int, *, in_a_hurry: bool
+    ) -> tuple[int, BatchReason]:
+        """How many of the rows of `requests` should be executed together, 1 or more, and why not more.
+
+        `in_a_hurry`: more wait than fit into a batch.
+        """
+        wanted = self._rows_that_pay(rows, queued_rows, in_a_hurry=in_a_hurry)
+        left_ns = self._target_ns - (now_ns - requests[0].arrival_ns)
+        if wanted == 1 or self.curve.ns(wanted) <= left_ns:
+            return wanted, BatchReason.NO_GAIN
+        best, most = wanted, 0.0
+        together = num_late = late = 0
+        for request in requests:
+            together += request.rows
+            if together > wanted and most:
+                break
+            if not self._keeps_up(together, queued_rows):
+                continue
+            took_ns = self.curve.ns(together)
+            latest_ns = now_ns + took_ns - self._target_ns  # who arrived before that is answered too late
+            while late < together and requests[num_late].arrival_ns < latest_ns:
+                late += requests[num_late].rows
+                num_late += 1
+            value = (together - late + _LATE * late) / max(1.0, took_ns)
+            if value > most:
+                best, most = together, value
+        return best, BatchReason.LATENCY_TARGET if best < wanted else BatchReason.NO_GAIN
+
+    def _rows_that_pay(self, rows: int, queued_rows: int, *, in_a_hurry: bool) -> int:
+        """The same, whenever they will be answered."""
+        wanted, most = self.curve.best_rows(rows, in_a_hurry=in_a_hurry), min(rows, self.curve.most_rows)
+        if in_a_hurry or not 1 < wanted < most:
+            return wanted
+        if not self._pays_to_split(rows, wanted):
+            return most
+        return wanted if self._keeps_up(wanted, queued_rows) else self.curve.best_rows(rows, in_a_hurry=True)
+
+    def wait_ns(self, rows: int, oldest_ns: int, now_ns: int) -> int:
+        """How long the `rows` that are here should wait for company; 0: not at all. It says how much will come, too."""
+        curve = self.curve
+        alone_ns = curve.ns(rows)
+        left_ns = self._target_ns - (now_ns - oldest_ns)
+        room = min(self.max_rows, curve.most_rows) - rows
+        if room <= 0 or alone_ns >= left_ns:
+            return 0
+        next_ns = alone_ns / max(1, self.num_instances)  # until an instance is idle again
+        best_ns, most = 0.0, 0.0
+        for profile in (self._after_first, self._after_batch) if self._is_after_batch else (self._after_first,):
+            expected = list(profile.expected(now_ns, next_ns))
+            _, later, moments = expected[-1] if expected else (0.0, 0.0, 0.0)
+            if later < 0.5:
+                continue
+            # What all wait if the batch goes now: those that come while it is executed run after it, together; and as
+            # long as there is no pause, whoever comes later waits for those.
+            beyond = later * self._congestion(rows)
+            now = self._cost(rows, alone_ns, later, 0.0, moments / later, beyond)
+            for wait_ns, company, moment in expected:
+                together = rows + min(room, company)
+                took_ns = curve.ns(round(together))
+                if wait_ns + took_ns > left_ns:
+                    break
+                rest = max(0.0, later - company)
+                middle_ns = (moments - moment) / rest if rest else 0.0
+                saved = now - self._cost(together, took_ns, rest, wait_ns, middle_ns, beyond) + moment
+                if saved > most and saved > _GAIN * now:
+                    best_ns, most = wait_ns, saved
+                    self.company_rows = max(1, round(together))
+        return int(best_ns)
+
+    def _keeps_up(self, rows: int, queued_rows: int) -> bool:
+        """Whether batches of so many rows are fast enough for those that come, and for the backlog."""
+        per_ns = self._rate.per_ns + (queued_rows - rows) / _BACKLOG_NS
+        return rows * self.num_instances >= per_ns * self.curve.ns(rows)
+
+    def _pays_to_split(self, rows: int, first: int) -> bool:
+        """Whether it is better to have some of the rows wait for the next batch."""
+        all_ns, first_ns = self.curve.ns(rows), self.curve.ns(first)
+        later = self._rate.per_ns * all_ns / max(1, self.num_instances)
+        beyond = later * self._congestion(rows)
+        whole = self._cost(rows, all_ns, later, 0.0, all_ns / 2, beyond)
+        rest = rows - first + later
+        return self._cost(first, first_ns, rest, 0.0, later * all_ns / 2 / rest, beyond) < (1 - _GAIN) * whole
+
+    def _cost(
+        self, rows: float, took_ns: float, later: float, wait_ns: float, middle_ns: float, beyond: float
+    ) -> float:
+        """What requests wait in all, from now: those of a batch that begins after a while, and those that come too late
+        for it, about `middle_ns` from now, and run after it; a wait beyond the target counts double."""
+        next_ns = wait_ns + took_ns / max(1, self.num_instances)
+        after_ns = next_ns + (self.curve.ns(min(self.max_rows, max(1, round(later)))) if later else 0.0)
+        late_ns = self._target_ns if after_ns - middle_ns > self._target_ns else 0.0
+        return rows * (wait_ns + took_ns) + later * (after_ns - middle_ns + late_ns) + beyond * after_ns
+
+    def _congestion(self, rows: int) -> float:
+        """How many more a delay hits than those that come during it: each of them makes the next batch longer.
+
+        By how much is the slope of the curve, or where batches are full, what a row costs in a full one.
+        """
+        curve = self.curve
+        more = min(2 * rows, curve.most_rows)
+        row_ns = (curve.ns(more) - curve.ns(rows)) / (more - rows) if more > rows else curve.ns(rows) / rows
+        load = min(_MAX_LOAD, self._rate.per_ns * row_ns / max(1, self.num_instances))
+        return load / (1 - load)
+
+
+class GoalBatchScheduler(DynamicBatchScheduler):
+    """The dynamic batcher with the two decisions in place of its nine rules; see `Scheduler` for each method.
+
+    Without slots, since Python does not join two classes that have some.
+    """
+
+    def __init__(self, max_batch_size: int, target_ns: int, queue: RequestQueue | PolicyQueue) -> None:
+        DynamicBatchScheduler.__init__(self, max_batch_size, (), 0, prefetching=False, queue=queue)
+        self.goal = Goal(target_ns, max(1, max_batch_size))
+        #: Until then, or until enough have come, what waits goes on waiting; see `_wake_rows`.
+        self._wake_ns = 0
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        finds_queued = bool(self._queue.rows)
+        super().add(request, now_ns)
+        self.goal.arrives(request.rows, now_ns, finds_queued=finds_queued, finds_idle=bool(self._instances.idle))
+
+    def take(self, now_ns: int) -> Batch | None:
+        if not self._instances.idle:
+            return None
+        if self._payloads:
+            again = self._payloads.popleft()
+            self._num_in_payloads -= 1
+            return self._begin(again.requests, again.rows, BatchReason.RUN_AGAIN, now_ns)
+        if not self._queue.rows or (self._queue.rows < self._wake_rows and now_ns < self._wake_ns):
+            return None
+        requests, rows, reason = self._fitting()
+        in_a_hurry = reason == BatchReason.FULL
+        wanted, limit = self.goal.rows_now(requests, rows, self._queue.rows, now_ns, in_a_hurry=in_a_hurry)
+        if wanted < rows:
+            reason = limit
+        elif reason == BatchReason.INSTANCE_IDLE and len(self._instances.idle) == 1:
+            wait_ns = self.goal.wait_ns(rows, self._queue.oldest_arrival_ns(), now_ns)
+            if wait_ns:
+                self._wake_ns, self._wake_rows = now_ns + wait_ns, self.goal.company_rows
+                self._wake_shape_key = requests[0].shape_key
+                return None
+            if self._wake_rows:
+                reason = BatchReason.COMPANY_CAME if rows >= self._wake_rows else BatchReason.COMPANY_FAILED
+        self._wake_rows = 0
+        taken = [self._queue.popleft()]
+        rows = taken[0].rows
+        while len(taken) < len(requests) and rows + requests[len(taken)].rows <= wanted:
+            rows += requests[len(taken)].rows
+            taken.append(self._queue.popleft())
+        return self._begin(taken, rows, reason, now_ns)
+
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
+        super().complete(instance, now_ns, compute_ns)
+        self.goal.ends(instance, now_ns, finds_queued=bool(self._queue.rows))
+
+    def next_deadline_ns(self) -> int | None:
+        # Without an idle instance nothing is due: whatever brings one is followed by take().
+        return self._wake_ns if self._wake_rows and self._queue.rows and self._instances.idle else None
+
+    def add_instance(self, instance: int, num_running: int = 0) -> None:
+        super().add_instance(instance, num_running)
+        self.goal.num_instances = len(self._instances)
+
+    def remove_instance(self, instance: int) -> None:
+        super().remove_instance(instance)
+        self.goal.forget(instance)
+        self.goal.num_instances = len(self._instances)
+
+    def _fitting(self) -> tuple[list[QueuedRequest], int, BatchReason]:
+        """What could be executed together now, its rows, and what keeps it from being more; at least one request."""
+        requests: list[QueuedRequest] = []
+        rows = 0
+        for request in self._queue:
+            if requests and request.shape_key != requests[0].shape_key:
+                return requests, rows, BatchReason.SHAPES_DIFFER
+            if requests and rows + request.rows > self.goal.max_rows:
+                return requests, rows, BatchReason.FULL
+            requests.append(request)
+            rows += request.rows
+        return requests, rows, BatchReason.FULL if rows >= self.goal.max_rows else BatchReason.INSTANCE_IDLE
+
+    def _begin(self, requests: list[QueuedRequest], rows: int, reason: int, now_ns: int) -> Batch:
+        instance = self._instances.take()
+        self.goal.begins(instance, rows, now_ns)
+        self.account.append(noted(rows, reason))
+        return make_batch((instance, tuple(requests), rows))
+
+
+class GoalPolicyScheduler(PolicyBatchScheduler, GoalBatchScheduler):
+    """The same with priorities and timeouts: whoever expires or overtakes, what waits is looked at again."""
+
+    def __init__(self, max_batch_size: int, target_ns: int, queue: PolicyQueue) -> None:
+        GoalBatchScheduler.__init__(self, max_batch_size, target_ns, queue)
+        self._policy_queue = queue

@@ -1,0 +1,203 @@
+"""How long a batch of so many rows takes on this model, learned from those that were executed.
+
+Rows are told apart one by one up to 63, then 32 to an octave: compiled models step at multiples of a tile, so that a
+straight line alone would not do. A cell keeps its last few times and answers with their median, which a single hiccup
+does not move. Beyond them a line answers, fitted through all; between them, one between theirs. What was not executed
+for long is forgotten: so an unlucky size is tried again, and a model that changes is found out.
+
+A machine that others use, too, changes its speed, and all sizes with it: then the pace changes, not the shape. Else a
+size that was last seen in a slow moment would look bad beside one that was seen in a fast one. Pure.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+#: Times that a cell keeps (ours): five bad ones in a row do not move it.
+MAX_SAMPLES = 11
+#: Batches that tell the pace (ours): their median, so that after three of them it is another one.
+MAX_PACES = 5
+#: Times of a size after which it tells the pace (ours).
+_SEEN = 3
+#: Batches after which the table is worked out anew; sooner while there are few. (Measured: 60 us for 64 cells.)
+REFRESH_BATCHES = 16
+#: What is left of a cell's weight with each: half after 550 batches.
+_FADE = 0.98
+#: The line counts like so many times of a cell.
+_LINE_WEIGHT = 0.25
+#: A cell of less weight was never seen, as far as anybody remembers.
+_FORGOTTEN = 0.05
+#: Times that make a size known. A few slow executions in a busy moment must not keep a good size from use (measured: 32
+#: rows never again, after one execution of 77 ms instead of 61; at 3, after the first second of a slow phase).
+_KNOWN = 6
+#: So many times as many rows as are known are tried (ours): 1, 4, 16, 64.
+_STRIDE = 4
+#: More rows at once must be faster per row by at least so much, else fewer are executed (ours): batching that does not
+#: pay only makes the first of a batch wait for the last.
+PAYS = 0.05
+
+
+def cell_of(rows: int) -> int:
+    """Which cell a number of rows falls into."""
+    shift = max(0, rows.bit_length() - 6)
+    return (shift << 5) + (rows >> shift)
+
+
+def rows_of(cell: int) -> int:
+    """The fewest rows of a cell."""
+    return cell if cell < 64 else ((cell & 31) + 32) << ((cell >> 5) - 1)
+
+
+class LatencyCurve:
+    """Learns by `learn`; everything else asks. Times are ns."""
+
+    __slots__ = (
+        "_best", "_fastest", "_intercept_ns", "_max_rows", "_num_learned", "_pace", "_paces", "_refresh_at", "_samples",
+        "_slope_ns", "_table", "_weights", "most_rows",
+    )  # fmt: skip
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        # Changed by learn alone. By cell: the last times, their weight, what is answered, the cell that pays best of
+        # all up to it.
+        self._samples: dict[int, deque[float]] = {}
+        self._weights = [0.0] * (cell_of(max_rows) + 1)
+        self._table: list[float] = []
+        self._best: list[int] = []
+        self._fastest: list[int] = []
+        self._intercept_ns = self._slope_ns = 0.0
+        #: How many times as long as the table says batches take now, and each of the last ones took.
+        self._pace = 1.0
+        self._paces: deque[float] = deque(maxlen=MAX_PACES)
+        #: More rows than that are not tried yet: four times as many as the most that are known.
+        self.most_rows = 1
+        self._num_learned = 0
+        self._refresh_at = 1
+
+    def learn(self, rows: int, took_ns: int) -> None:
+        """A batch of so many rows took so long."""
+        if rows > self._max_rows:
+            return  # a single request of more than a batch may have
+        cell = cell_of(rows)
+        if self._weights[cell] < _FORGOTTEN:
+            self._samples[cell] = deque(maxlen=MAX_SAMPLES)
+        samples = self._samples[cell]
+        if len(samples) >= _SEEN:
+            self._paces.append(max(1, took_ns) / max(1.0, median(samples)))
+            self._pace = median(self._paces)
+        samples.append(took_ns / self._pace)
+        self._weights[cell] = min(MAX_SAMPLES, self._weights[cell] + 1)
+        self._num_learned += 1
+        if self._num_learned >= self._refresh_at or _STRIDE * rows > self.most_rows:
+            self._refresh()
+            self._refresh_at = self._num_learned + min(self._num_learned, REFRESH_BATCHES)
+
+    def ns(self, rows: int) -> float:
+        """How long a batch of so many rows should take; 0 as long as nothing is known."""
+        cell = cell_of(rows)
+        took_ns = self._table[cell] if cell < len(self._table) else self._intercept_ns + self._slope_ns * rows
+        return self._pace * took_ns
+
+    def best_rows(self, rows: int, *, in_a_hurry: bool = False) -> int:
+        """Of so many rows at hand, those that should be executed at once: as many as pay, no more than are known to.
+
+        `in_a_hurry`: more wait than fit into one batch, so any gain counts that is more than noise.
+        """
+        rows = min(rows, self.most_rows)
+        cell = cell_of(rows)
+        if cell >= len(self._best):
+            return rows
+        best = (self._fastest if in_a_hurry else self._best)[cell]
+        return rows if best == cell else rows_of(best)
+
+    def points(self) -> list[tuple[int, int, int]]:
+        """What is remembered: rows, ns, and how many times that is."""
+        return [
+            (rows_of(cell), int(self._table[cell] * self._pace), len(samples))
+            for cell, samples in sorted(self._samples.items())
+            if self._weights[cell] >= _FORGOTTEN
+        ]
+
+    def _refresh(self) -> None:
+        weights = self._weights = [weight * _FADE for weight in self._weights]
+        seen = [cell for cell, weight in enumerate(weights) if weight >= _FORGOTTEN]
+        times = {cell: float(median(self._samples[cell])) for cell in seen}
+        self._intercept_ns, self._slope_ns = fit([(rows_of(cell), times[cell], weights[cell]) for cell in seen])
+        self.most_rows = min(_STRIDE * rows_of(seen[-1]), self._max_rows)
+        table = [self._intercept_ns + self._slope_ns * rows_of(cell) for cell in range(cell_of(self.most_rows) + 1)]
+        own = [
+            (times[cell] * weights[cell] + table[cell] * _LINE_WEIGHT) / (weights[cell] + _LINE_WEIGHT) for cell in seen
+        ]
+        never_falling = rising(own, [weights[cell] for cell in seen])
+        for cell, above, ns, above_ns in zip(seen, seen[1:], never_falling, never_falling[1:], strict=False):
+            for between in range(cell, above):
+                table[between] = ns + (above_ns - ns) * (between - cell) / (above - cell)
+        table[seen[-1]] = never_falling[-1]
+        self._table = table
+        rates = [rows_of(cell) / max(1.0, took_ns) for cell, took_ns in enumerate(self._hoped(seen))]
+        self._best, self._fastest = fastest(rates, PAYS), fastest(rates, PAYS / 5)
+
+    def _hoped(self, seen: Sequence[int]) -> list[float]:
+        """How fast each size may be, for all that is known: so it is tried, and steps are found where they are.
+
+        Where batching pays at all, what was not seen is as slow as the next smaller size, and what was seen too rarely
+        as slow as the line says.
+        """
+        table = self._table
+        hoped = table.copy()
+        one_ns = table[seen[0]] / rows_of(seen[0])
+        if min([table[cell] / rows_of(cell) for cell in seen]) < (1 - PAYS) * one_ns:
+            for cell, above in pairwise(seen):
+                hoped[cell + 1 : above] = [table[cell]] * (above - cell - 1)
+            for cell in seen:
+                if len(self._samples[cell]) < _KNOWN:
+                    hoped[cell] = min(table[cell], self._intercept_ns + self._slope_ns * rows_of(cell))
+        return hoped
+
+
+def fit(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    """Intercept and slope, neither below 0, of the line through (rows, ns, weight), least squares of relative errors.
+
+    One point leaves the slope open. Then half of its time is taken to be per row: so more rows are tried, with care.
+    """
+    if len(points) == 1:
+        rows, took_ns, _ = points[0]
+        return took_ns / 2, took_ns / 2 / rows
+    total = sum_x = sum_y = sum_xx = sum_xy = 0.0
+    for x, y, weight in points:
+        relative = weight / max(1.0, y * y)
+        total += relative
+        sum_x += relative * x
+        sum_y += relative * y
+        sum_xx += relative * x * x
+        sum_xy += relative * x * y
+    slope = (total * sum_xy - sum_x * sum_y) / (total * sum_xx - sum_x * sum_x)
+    intercept = (sum_y - slope * sum_x) / total
+    if slope < 0:
+        return sum_y / total, 0.0
+    return (intercept, slope) if intercept >= 0 else (0.0, sum_xy / sum_xx)
+
+
+def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The values made never to fall, those that do by their weighted mean: no batch is faster than a smaller one."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, length
+    for mean, weight in zip(values, weights, strict=True):
+        length = 1
+        while blocks and blocks[-1][0] > mean:
+            before, its_weight, its_length = blocks.pop()
+            mean = (before * its_weight + mean * weight) / (its_weight + weight)
+            weight, length = weight + its_weight, length + its_length
+        blocks.append((mean, weight, length))
+    return [mean for mean, _, length in blocks for _ in range(length)]
+
+
+def fastest(rates: Sequence[float], margin: float) -> list[int]:
+    """For each cell the smallest one up to it whose rate is within the margin of the best rate up to it."""
+    found, best, least = [0], 0.0, 1
+    for cell in range(1, len(rates)):
+        best = max(best, rates[cell])
+        while rates[least] < (1 - margin) * best:
+            least += 1
+        found.append(least)
+    return found

@@ -1,0 +1,155 @@
+"""A scheduler whose batches wait for the rate limiter: of every model under --rate-limit=execution_count.
+
+What the model's own scheduler would run is staged, and leaves when its instance has been allocated what it needs. An
+instance with a staged batch is busy for its own scheduler. Staged requests can be cancelled, and expire as they would
+in the queue, and no others join them. Pure policy, runs in the batcher.
+"""
+
+from collections import deque
+
+from shoal.batcher.scheduling.dynamic import PolicyBatchScheduler
+from shoal.batcher.scheduling.instances import FAST_NS
+from shoal.batcher.scheduling.payload import Batch
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.rate_limiter import RateLimiter
+from shoal.batcher.scheduling.scheduler import Scheduler
+
+
+class RateLimitedScheduler:
+    """See `Scheduler` for the contract of each method."""
+
+    __slots__ = ("_expiring", "_left_idle", "_limiter", "_policy", "_scheduler", "_staged")
+
+    def __init__(self, scheduler: Scheduler, limiter: RateLimiter) -> None:
+        self._scheduler = scheduler
+        self._limiter = limiter
+        #: The scheduler, where its queue refuses who has waited for too long.
+        self._policy = scheduler if isinstance(scheduler, PolicyBatchScheduler) and scheduler.rejects else None
+        # Changed by take, cancel, remove_instance and drain. By instance, only of those that have some:
+        self._staged: dict[int, deque[Batch]] = {}
+        #: Of those that were staged and have not begun, by key: who expires, and when.
+        self._expiring: dict[int, tuple[int, QueuedRequest]] = {}
+        #: Instances that a staged batch has left with all its requests; their scheduler believes them busy.
+        self._left_idle: list[int] = []
+
+    @property
+    def pending(self) -> int:
+        if not self._staged:
+            return self._scheduler.pending
+        staged = sum([len(batch.requests) for batches in self._staged.values() for batch in batches])
+        return self._scheduler.pending + staged
+
+    def oldest_ns(self) -> int:
+        if not self._staged:
+            return self._scheduler.oldest_ns()
+        arrivals = [
+            each.arrival_ns for batches in self._staged.values() for batch in batches for each in batch.requests
+        ]
+        oldest_ns = self._scheduler.oldest_ns()
+        return min([*arrivals, oldest_ns] if oldest_ns else arrivals, default=0)
+
+    def rows_before(self, request: QueuedRequest) -> int | None:
+        rows = self._scheduler.rows_before(request)
+        if rows is None:
+            return None
+        staged = sum([batch.rows for batches in self._staged.values() for batch in batches])
+        return staged + rows
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        self._scheduler.add(request, now_ns)
+
+    def add_first(self, request: QueuedRequest) -> None:
+        self._scheduler.add_first(request)
+
+    def take(self, now_ns: int) -> Batch | None:
+        """The next batch that may run now; the others are staged meanwhile."""
+        for instance in self._staged:
+            if self._limiter.begin(instance):
+                return self._unstage(instance)
+        while self._left_idle:
+            self._scheduler.complete(self._left_idle.pop(0), now_ns, FAST_NS)  # which says nothing of how fast it is
+        while (batch := self._scheduler.take(now_ns)) is not None:
+            if not self._limiter.is_limited(batch.instance):
+                return self._begin(batch)
+            self._staged.setdefault(batch.instance, deque()).append(batch)
+            self._limiter.stage(batch.instance)
+            if self._policy is not None:
+                for request in batch.requests:
+                    if expiry_ns := self._policy.expiry_ns(request):
+                        self._expiring[request.key] = expiry_ns, request
+        return None
+
+    def _unstage(self, instance: int) -> Batch:
+        batches = self._staged[instance]
+        batch = batches.popleft()
+        if not batches:
+            del self._staged[instance]
+        return self._begin(batch)
+
+    def _begin(self, batch: Batch) -> Batch:
+        """It is executed now: of its requests, which may have been staged on another instance, none expires."""
+        if self._expiring:
+            for request in batch.requests:
+                self._expiring.pop(request.key, None)
+        return batch
+
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        late = [request for expiry_ns, request in self._expiring.values() if expiry_ns <= now_ns]
+        for request in late:
+            self.cancel(request.key)
+        return late + self._scheduler.expire(now_ns)
+
+    def cancel(self, key: int) -> bool:
+        self._expiring.pop(key, None)
+        if self._scheduler.cancel(key):
+            return True
+        for instance, batches in self._staged.items():
+            for index, batch in enumerate(batches):
+                left = tuple([request for request in batch.requests if request.key != key])
+                if len(left) == len(batch.requests):
+                    continue
+                if left:
+                    batches[index] = Batch(instance, left, sum([request.rows for request in left]))
+                else:
+                    del batches[index]
+                    self._give_up(instance)
+                return True
+        return False
+
+    def _give_up(self, instance: int) -> None:
+        """A staged batch of the instance is no more."""
+        if not self._staged[instance]:
+            del self._staged[instance]
+        self._limiter.unstage(instance)
+        self._left_idle.append(instance)
+
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
+        self._limiter.release(instance)
+        self._scheduler.complete(instance, now_ns, compute_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        due_ns = self._scheduler.next_deadline_ns()
+        if not self._expiring:
+            return due_ns
+        expiry_ns = min([expiry_ns for expiry_ns, _ in self._expiring.values()])
+        return expiry_ns if due_ns is None else min(due_ns, expiry_ns)
+
+    def add_instance(self, instance: int, num_running: int = 0) -> None:
+        self._limiter.hold(instance, num_running)
+        self._scheduler.add_instance(instance, num_running)
+
+    def remove_instance(self, instance: int) -> None:
+        """What it had staged goes back to the front of the queue; what it runs, it goes on running."""
+        self._scheduler.remove_instance(instance)
+        for batch in reversed(self._staged.pop(instance, ())):
+            self._limiter.unstage(instance)
+            for request in reversed(batch.requests):
+                self._scheduler.add_first(request)
+
+    def drain(self) -> list[QueuedRequest]:
+        staged = [request for batches in self._staged.values() for batch in batches for request in batch.requests]
+        for instance in [instance for instance, batches in self._staged.items() for _ in batches]:
+            self._staged[instance].pop()
+            self._give_up(instance)
+        self._expiring.clear()
+        return staged + self._scheduler.drain()

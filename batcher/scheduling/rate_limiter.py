@@ -1,0 +1,158 @@
+"""The rate limiter: which of the instances that have something to execute may, where they share resources.
+
+An instance with a batch is *staged* until it is *allocated* what its execution needs, and *releases* that when the
+execution has ended. Of those that are staged the one with the lowest *scaled priority* comes first, which is how often
+it has executed, times its priority: all three are Triton's. The rules on top of Triton's, so that nobody starves:
+
+- Who comes first and has to wait keeps what it needs: others may take what it leaves.
+- While one is served, those that wait for the same resource are behind it by no more than their own priority. So who
+  was idle, or has just been loaded, does not catch up on what it never asked for.
+
+Numbers only; pure policy, runs in the batcher.
+"""
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+from shoal.model_config.rate_limiter import Demand, Limit, Resource, capacities
+
+
+class _Instance:
+    """One that is known: what it has to execute, and what it does."""
+
+    __slots__ = ("demand", "is_allocated", "num_running", "num_staged", "scaled_priority")
+
+    def __init__(self, demand: Demand) -> None:
+        self.demand = demand
+        self.scaled_priority = 0
+        self.num_staged = self.num_running = 0
+        #: Between its allocation and the batch that it is for.
+        self.is_allocated = False
+
+
+class RateLimiter:
+    """All instances of all models. Allocating is O(waiting) for each that is allocated; the rest is O(1)."""
+
+    def __init__(self, limits: Sequence[Limit] = ()) -> None:
+        self._limits = limits
+        # Changed by every method.
+        self._instances: dict[int, _Instance] = {}
+        #: Those of them that have a batch to execute and do not execute one, nor have been allocated what it needs: of
+        #: two with the same scaled priority the earlier one comes first.
+        self._waiting: dict[int, _Instance] = {}
+        #: What is left of each resource; a death may have made less than others have already.
+        self._free: dict[Resource, int] = {}
+
+    def add(self, instance: int, demand: Demand) -> None:
+        """A new instance, before it is staged or held for the first time."""
+        self._instances[instance] = _Instance(demand)
+        self._count()
+
+    def remove(self, instance: int) -> None:
+        """The instance is dead: what it had is free."""
+        if self._instances.pop(instance, None) is not None:
+            self._waiting.pop(instance, None)
+            self._count()
+
+    def _count(self) -> None:
+        self._free = capacities([each.demand for each in self._instances.values()], self._limits)
+        for each in self._instances.values():
+            if each.num_running or each.is_allocated:
+                self._use(each)
+
+    def _use(self, known: _Instance) -> None:
+        for name, count in known.demand.resources:
+            self._free[name] -= count
+
+    def _give_back(self, known: _Instance) -> None:
+        for name, count in known.demand.resources:
+            self._free[name] += count
+
+    def is_limited(self, instance: int) -> bool:
+        """Whether the instance shares anything; else it never needs to be staged."""
+        known = self._instances.get(instance)
+        return known is not None and bool(known.demand.resources)
+
+    def is_waiting(self, instance: int) -> bool:
+        """Whether the instance has a batch to execute and may not."""
+        return instance in self._waiting
+
+    def stage(self, instance: int) -> None:
+        """It has a batch to execute, after those it has been staged with before."""
+        known = self._instances[instance]
+        known.num_staged += 1
+        if not (known.num_running or known.is_allocated):
+            self._waiting.setdefault(instance, known)
+
+    def unstage(self, instance: int) -> None:
+        """One of those batches, which it has not begun, is no more."""
+        known = self._instances.get(instance)
+        if known is None:
+            return
+        known.num_staged -= 1
+        if known.num_staged:
+            return
+        self._waiting.pop(instance, None)
+        if known.is_allocated:
+            known.is_allocated = False
+            self._give_back(known)
+
+    def hold(self, instance: int, num_running: int) -> None:
+        """It executes so many batches already, which nobody here has allocated anything for."""
+        if num_running and self.is_limited(instance):
+            known = self._instances[instance]
+            known.num_running = num_running
+            self._use(known)
+
+    def allocate(self) -> list[int]:
+        """Those that may execute their next batch, in the order in which they may."""
+        allocated: list[int] = []
+        while self._waiting and (instance := self._next()) is not None:
+            known = self._waiting.pop(instance)
+            self._use(known)
+            known.is_allocated = True
+            self._keep_near(known)
+            known.scaled_priority += known.demand.priority
+            allocated.append(instance)
+        return allocated
+
+    def begin(self, instance: int) -> bool:
+        """Whether the instance has been allocated what it needs for its next batch; then that is executed now."""
+        known = self._instances.get(instance)
+        if known is None or not known.is_allocated:
+            return False
+        known.is_allocated = False
+        known.num_staged -= 1
+        known.num_running = 1
+        return True
+
+    def release(self, instance: int) -> None:
+        """An execution has ended."""
+        known = self._instances.get(instance)
+        if known is None or not known.num_running:
+            return
+        known.num_running -= 1
+        if not known.num_running:
+            self._give_back(known)
+            if known.num_staged:
+                self._waiting[instance] = known
+
+    def _next(self) -> int | None:
+        """The first one for which there is enough, beside what those before it wait for."""
+        waiting = [(each.scaled_priority, key, each.demand.resources) for key, each in self._waiting.items()]
+        waiting.sort(key=itemgetter(0))
+        kept: dict[Resource, int] = {}
+        for _, instance, needs in waiting:
+            if all(self._free[name] - kept.get(name, 0) >= count for name, count in needs):
+                return instance
+            for name, count in needs:
+                kept[name] = kept.get(name, 0) + count
+        return None
+
+    def _keep_near(self, served: _Instance) -> None:
+        """Those that wait for the same are next to it in turn."""
+        names = [name for name, _ in served.demand.resources]
+        for each in self._waiting.values():
+            most = served.scaled_priority + each.demand.priority
+            if each.scaled_priority > most and any(name in names for name, _ in each.demand.resources):
+                each.scaled_priority = most

@@ -1,0 +1,372 @@
+"""The sequence batcher: the requests of one sequence run on one instance, one after the other.
+
+    START             a sequence begins: it gets the lowest free slot of all instances, which spreads sequences over
+                      them, or waits for one in the backlog, first come first served
+    any request       waits until its predecessor has been executed; then it is the slot's business (`sequence_slots`)
+    END               the id is free at once, for another sequence; the slot when all has been executed
+    no request        for so long, none waiting or running: it ends by itself
+    a cancelled one   ends its sequence, with all that waits behind: the model has missed a part
+    its own timeout   counts as long as its sequence is in the backlog, and ends that
+    instance's death  ends its sequences; those that had not begun go back into the backlog, before all others
+
+Rules: an instance has at most one batch, so that nothing overtakes what runs; a slot has at most one sequence, and gets
+another when the last request of that has been executed. Every request leaves once: in a batch, or refused.
+Pure policy, runs in the batcher.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import ceil
+from typing import Any
+
+from shoal.batcher.scheduling.payload import Batch
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.sequence_slots import DirectSlots, OldestSlots, Slots
+from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.reasons import Reason
+from shoal.sequences import END, FLAGS, SLOT_SHIFT, START
+
+#: Ids of sequences that ended with their instance, for whoever goes on with one (ours).
+MAX_LOST = 1024
+
+
+class SequenceError(InvalidArgumentError):
+    """A request that belongs to no sequence; `reason` is the sentence."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.name)
+        self.reason = reason
+
+
+class Instance:
+    """An instance with its slots: which sequences have them, how many executions it has, and of whom."""
+
+    __slots__ = ("num_running", "owners", "running", "slots")
+
+    def __init__(self, slots: Slots, num_running: int) -> None:
+        self.slots = slots
+        # Changed by the scheduler; by slot, and by the key of the request that runs.
+        self.owners: dict[int, Sequence] = {}
+        self.running: dict[int, Sequence] = {}
+        self.num_running = num_running
+
+
+class Sequence:
+    """One sequence; `instance` is None as long as it is in the backlog."""
+
+    __slots__ = (
+        "correlation", "has_begun", "idle_since_ns", "instance", "is_over", "is_running", "number", "requests", "slot",
+    )  # fmt: skip
+
+    def __init__(self, number: int, correlation: int) -> None:
+        self.number = number  # in the order in which they began
+        self.correlation = correlation
+        # Changed by the scheduler.
+        self.instance: int | None = None
+        self.slot = 0
+        self.requests: deque[QueuedRequest] = deque()  # that wait
+        self.is_running = False
+        self.has_begun = False  # its instance has been given some of it
+        self.is_over = False  # no request can join it any more
+        self.idle_since_ns = 0
+
+
+class SequenceScheduler:
+    """See `Scheduler` for the contract of each method."""
+
+    __slots__ = (
+        "_backlog", "_expiries", "_free", "_idle", "_instances", "_is_iterative", "_live", "_lost", "_make_slots",
+        "_max_idle_ns", "_max_total_queue", "_num_sequences", "_num_slots", "_refused", "_waiting",
+        "waits_for_answers",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        make_slots: Callable[[], Slots],
+        num_slots: int,
+        max_idle_ns: int,
+        max_total_queue: int,
+        *,
+        is_iterative: bool = False,
+        waits_for_answers: bool = True,
+    ) -> None:
+        """`num_slots` are an instance's. Where it `is_iterative`, a request of no sequence is one by itself."""
+        #: Whether an execution ends with its answers: else, of a decoupled model, when the instance says so.
+        self.waits_for_answers = waits_for_answers
+        self._make_slots = make_slots
+        self._num_slots = num_slots
+        self._max_idle_ns = max_idle_ns
+        self._max_total_queue = max_total_queue
+        self._is_iterative = is_iterative
+        # All that changes. Instances; their slots that are free, as (slot, instance) with the lowest first; sequences
+        # that requests may join, by id; those that wait for a slot, and those that have nothing to do, by number,
+        # longest first; requests that wait, in order; when sequences must leave the backlog, some of them gone; the ids
+        # of those that ended with their instance, the last ones of them.
+        self._instances: dict[int, Instance] = {}
+        self._free: list[tuple[int, int]] = []
+        self._live: dict[int, Sequence] = {}
+        self._backlog: OrderedDict[int, Sequence] = OrderedDict()
+        self._idle: OrderedDict[int, Sequence] = OrderedDict()
+        self._waiting: OrderedDict[int, tuple[QueuedRequest, Sequence]] = OrderedDict()
+        self._expiries: list[tuple[int, int]] = []
+        self._lost: OrderedDict[int, None] = OrderedDict()
+        self._refused: list[tuple[int, Reason]] = []
+        self._num_sequences = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def oldest_ns(self) -> int:
+        return next(iter(self._waiting.values()))[0].arrival_ns if self._waiting else 0
+
+    def rows_before(self, request: QueuedRequest) -> int | None:
+        return None  # it waits for its predecessor, or a slot; and a sequence that misses a part is worth nothing
+
+    def refused(self) -> list[tuple[int, Reason]]:
+        """The requests that nobody will run, and why; each is told once."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    # --- requests ---
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        """The same; raises SequenceError for a request that neither belongs to a sequence nor begins one."""
+        is_alone = self._is_iterative and not request.correlation
+        if is_alone:
+            request = request.in_sequence(self._num_sequences + 1, START)
+        if not request.correlation:
+            raise SequenceError(Reason.NO_CORRELATION)
+        sequence = None if is_alone else self._live.get(request.correlation)
+        if sequence is None and not request.flags & START:
+            raise SequenceError(Reason.SEQUENCE_LOST if request.correlation in self._lost else Reason.NOT_STARTED)
+        if len(self._waiting) >= self._max_total_queue:
+            raise UnavailableError("Exceeds maximum queue size")
+        if sequence is None:
+            sequence = self._begin(request.correlation)
+            if not is_alone:
+                self._live[request.correlation] = sequence
+        self._waiting[request.key] = request, sequence
+        sequence.requests.append(request)
+        if request.flags & END or is_alone:
+            self._close(sequence)
+        if sequence.instance is None:
+            self._note_timeout(request, sequence)
+        elif len(sequence.requests) == 1 and not sequence.is_running:
+            self._idle.pop(sequence.number, None)
+            self._offer(sequence)
+
+    def add_again(self, request: QueuedRequest) -> None:
+        """A request that is being run is to be run once more: next of its sequence, and without START."""
+        for instance in self._instances.values():
+            sequence = instance.running.get(request.key)
+            if sequence is not None and request.key not in self._waiting:
+                again = request.in_sequence(sequence.correlation, request.flags & ~START)
+                self._waiting[request.key] = again, sequence
+                sequence.requests.appendleft(again)
+                return
+        self._refused.append((request.key, Reason.SEQUENCE_LOST))
+
+    def add_first(self, request: QueuedRequest) -> None:
+        self._refused.append((request.key, Reason.SEQUENCE_LOST))  # its sequence has ended with its instance
+
+    def take(self, now_ns: int) -> Batch | None:
+        for number, instance in self._instances.items():
+            taken = None if instance.num_running else instance.slots.take(now_ns)
+            if taken is not None:
+                requests, rows = taken
+                instance.num_running = 1
+                for request in requests:
+                    _, sequence = self._waiting.pop(request.key)
+                    sequence.requests.popleft()
+                    sequence.is_running = sequence.has_begun = True
+                    instance.running[request.key] = sequence
+                return Batch(number, requests, rows)
+        return None
+
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        """The same; but whom it refuses is told by `refused`, with a reason of its own."""
+        while self._idle and (sequence := next(iter(self._idle.values()))).idle_since_ns + self._max_idle_ns <= now_ns:
+            self._clear(sequence)
+        self._fill()
+        while self._expiries and self._expiries[0][0] <= now_ns:
+            late = self._backlog.get(heappop(self._expiries)[1])
+            if late is not None:
+                self._refuse(self._clear(late), Reason.SEQUENCE_TIMED_OUT)
+        return []
+
+    def cancel(self, key: int) -> bool:
+        if key not in self._waiting:
+            return False
+        requests = self._clear(self._waiting[key][1])
+        self._fill()
+        self._refuse([request for request in requests if request.key != key], Reason.CANCELLED)
+        return True
+
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
+        done = self._instances.get(instance)
+        if done is None or not done.num_running:
+            return
+        done.num_running -= 1
+        if done.num_running:
+            return  # of those that another scheduler gave it
+        done.slots.complete(now_ns)
+        running, done.running = done.running, {}
+        for sequence in running.values():
+            sequence.is_running = False
+            if sequence.requests:
+                self._offer(sequence)
+            elif sequence.is_over:
+                self._release(sequence)
+            else:
+                sequence.idle_since_ns = now_ns
+                self._idle[sequence.number] = sequence
+        self._fill()
+
+    def next_deadline_ns(self) -> int | None:
+        if len(self._expiries) > 2 * len(self._waiting) + 64:  # or who always sends a timeout would fill them
+            self._expiries = [each for each in self._expiries if each[1] in self._backlog]
+            heapify(self._expiries)
+        while self._expiries and self._expiries[0][1] not in self._backlog:
+            heappop(self._expiries)
+        deadlines = [each.slots.next_deadline_ns() for each in self._instances.values() if not each.num_running]
+        deadlines += [expiry_ns for expiry_ns, _ in self._expiries[:1]]
+        if self._idle:
+            deadlines.append(next(iter(self._idle.values())).idle_since_ns + self._max_idle_ns)
+        return min([each for each in deadlines if each is not None], default=None)
+
+    def drain(self) -> list[QueuedRequest]:
+        requests = [request for request, _ in self._waiting.values()]
+        for _, sequence in tuple(self._waiting.values()):
+            self._clear(sequence)
+        return requests
+
+    # --- instances ---
+
+    def add_instance(self, instance: int, num_running: int = 0) -> None:
+        if instance in self._instances:
+            return
+        self._instances[instance] = Instance(self._make_slots(), num_running)
+        for slot in range(self._num_slots):
+            heappush(self._free, (slot, instance))
+        self._fill()
+
+    def remove_instance(self, instance: int) -> None:
+        gone = self._instances.pop(instance, None)
+        if gone is None:
+            return
+        self._free = [each for each in self._free if each[1] != instance]
+        heapify(self._free)
+        # The youngest first, so that the oldest is the first of the backlog.
+        for sequence in sorted(gone.owners.values(), key=lambda each: each.number, reverse=True):
+            sequence.instance = None
+            sequence.is_running = False
+            if sequence.has_begun:
+                self._note_loss(sequence)
+                self._refuse(self._clear(sequence), Reason.SEQUENCE_LOST)
+            else:
+                self._backlog[sequence.number] = sequence
+                self._backlog.move_to_end(sequence.number, last=False)
+                for request in sequence.requests:
+                    self._note_timeout(request, sequence)
+        self._fill()
+
+    # --- sequences ---
+
+    def _begin(self, correlation: int) -> Sequence:
+        self._lost.pop(correlation, None)
+        self._num_sequences += 1
+        sequence = Sequence(self._num_sequences, correlation)
+        self._backlog[sequence.number] = sequence
+        self._fill()
+        return sequence
+
+    def _note_loss(self, sequence: Sequence) -> None:
+        """More of it may come, which should hear why it is refused."""
+        if self._live.get(sequence.correlation) is sequence:
+            self._lost[sequence.correlation] = None
+            if len(self._lost) > MAX_LOST:
+                self._lost.popitem(last=False)
+
+    def _note_timeout(self, request: QueuedRequest, sequence: Sequence) -> None:
+        if request.timeout_us:
+            heappush(self._expiries, (request.arrival_ns + request.timeout_us * 1000, sequence.number))
+
+    def _fill(self) -> None:
+        """Give free slots to those that wait for one."""
+        while self._free and self._backlog:
+            slot, number = heappop(self._free)
+            _, sequence = self._backlog.popitem(last=False)
+            sequence.slot, sequence.instance = slot, number
+            self._instances[number].owners[slot] = sequence
+            if sequence.requests:
+                self._offer(sequence)
+
+    def _offer(self, sequence: Sequence) -> None:
+        """The first of its requests may run."""
+        request = sequence.requests[0]
+        word = request.flags & FLAGS | sequence.slot + 1 << SLOT_SHIFT
+        self._of(sequence).slots.offer(sequence.slot, request.in_sequence(sequence.correlation, word))
+
+    def _close(self, sequence: Sequence) -> None:
+        sequence.is_over = True
+        if self._live.get(sequence.correlation) is sequence:
+            del self._live[sequence.correlation]
+
+    def _clear(self, sequence: Sequence) -> list[QueuedRequest]:
+        """The sequence ends here, or as soon as it does not run any more. Returns the requests that waited."""
+        requests = list(sequence.requests)
+        self._close(sequence)
+        self._idle.pop(sequence.number, None)
+        self._backlog.pop(sequence.number, None)
+        for request in requests:
+            del self._waiting[request.key]
+        sequence.requests.clear()
+        if sequence.instance is not None and not sequence.is_running:
+            if requests:
+                self._of(sequence).slots.withdraw(sequence.slot, requests[0].key)
+            self._release(sequence)
+        return requests
+
+    def _release(self, sequence: Sequence) -> None:
+        """Its slot is free; `_fill` is for when all are that will be."""
+        assert sequence.instance is not None
+        del self._of(sequence).owners[sequence.slot]
+        heappush(self._free, (sequence.slot, sequence.instance))
+        sequence.instance = None
+
+    def _of(self, sequence: Sequence) -> Instance:
+        assert sequence.instance is not None
+        return self._instances[sequence.instance]
+
+    def _refuse(self, requests: list[QueuedRequest], reason: Reason) -> None:
+        self._refused += [(request.key, reason) for request in requests]
+
+
+def from_config(config: dict[str, Any], max_total_queue: int) -> SequenceScheduler:
+    """The scheduler of a model with `sequence_batching`, by its normalised configuration."""
+    batching = config["sequence_batching"]
+    num_slots = max_batch_size = max(1, int(config.get("max_batch_size", 0)))
+    max_idle_ns = int(batching["max_sequence_idle_microseconds"]) * 1000
+    make_slots: Callable[[], Slots]
+    if "oldest" in batching:
+        oldest = batching["oldest"]
+        num_slots = int(oldest["max_candidate_sequences"]) or max_batch_size
+        preferred = tuple(map(int, oldest["preferred_batch_size"])) or (max_batch_size,)
+        delay_ns = int(oldest["max_queue_delay_microseconds"]) * 1000
+        make_slots = lambda: OldestSlots(num_slots, max_batch_size, preferred, delay_ns)  # noqa: E731
+    else:
+        direct = batching.get("direct", {})
+        delay_ns = int(direct.get("max_queue_delay_microseconds", 0)) * 1000
+        # Triton's rule: it waits only where both are set.
+        num_wanted = ceil(direct.get("minimum_slot_utilization", 0.0) * num_slots) if delay_ns else 0
+        make_slots = lambda: DirectSlots(delay_ns, num_wanted)  # noqa: E731
+    return SequenceScheduler(
+        make_slots,
+        num_slots,
+        max_idle_ns,
+        max_total_queue,
+        is_iterative=batching["iterative_sequence"],
+        waits_for_answers=not config.get("model_transaction_policy", {}).get("decoupled"),
+    )

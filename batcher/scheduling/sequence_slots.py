@@ -1,0 +1,111 @@
+"""The slots of one instance of a sequence batcher: of the requests that may run now, which run together, and when.
+
+There is at most one request per slot, the next one of the sequence that has it. Triton's two strategies:
+
+    direct   a slot is a row of the batch, the same one as long as a sequence lasts; rows below the highest one that
+             have nothing to run are in the batch, too, and the worker fills them
+    oldest   the slots' requests go through a dynamic batcher, whose batches have no such rows
+
+Pure policy, runs in the batcher.
+"""
+
+from typing import Protocol
+
+from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler
+from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+
+
+class Slots(Protocol):
+    """An instance has one batch at a time: `take` follows `complete`."""
+
+    def offer(self, slot: int, request: QueuedRequest) -> None:
+        """The slot, which has none, has a request that may run."""
+        ...
+
+    def withdraw(self, slot: int, key: int) -> None:
+        """The slot's request may not; it is this one, if the slot has one at all."""
+        ...
+
+    def take(self, now_ns: int) -> tuple[tuple[QueuedRequest, ...], int] | None:
+        """The requests to run now and the rows of their batch; None where nothing may run yet."""
+        ...
+
+    def complete(self, now_ns: int) -> None:
+        """What was taken has been executed."""
+        ...
+
+    def next_deadline_ns(self) -> int | None:
+        """When `take` must be called again though nothing is offered."""
+        ...
+
+
+class DirectSlots:
+    """See `Slots`. Without a delay and a utilization whatever is there runs at once."""
+
+    __slots__ = ("_delay_ns", "_num_wanted", "_ready")
+
+    def __init__(self, max_queue_delay_ns: int, num_wanted: int) -> None:
+        """`num_wanted`: of so many slots with a request the batch is worth it before the delay has passed."""
+        self._delay_ns = max_queue_delay_ns
+        self._num_wanted = num_wanted
+        self._ready: dict[int, QueuedRequest] = {}  # changed by offer, withdraw and take
+
+    def offer(self, slot: int, request: QueuedRequest) -> None:
+        self._ready[slot] = request
+
+    def withdraw(self, slot: int, key: int) -> None:
+        self._ready.pop(slot, None)
+
+    def take(self, now_ns: int) -> tuple[tuple[QueuedRequest, ...], int] | None:
+        ready = self._ready
+        if not ready:
+            return None
+        # The oldest decides on the shape, where Triton has the lowest slot do so and may let others starve.
+        oldest = min(ready.values(), key=_age)
+        if len(ready) < self._num_wanted and now_ns < oldest.arrival_ns + self._delay_ns:
+            return None
+        slots = sorted([slot for slot, request in ready.items() if request.shape_key == oldest.shape_key])
+        return tuple([ready.pop(slot) for slot in slots]), slots[-1] + 1
+
+    def complete(self, now_ns: int) -> None:
+        pass
+
+    def next_deadline_ns(self) -> int | None:
+        if not self._ready or len(self._ready) >= self._num_wanted:
+            return None
+        return min(self._ready.values(), key=_age).arrival_ns + self._delay_ns
+
+
+class OldestSlots:
+    """See `Slots`. The oldest requests of the candidate sequences are joined, as many as fit and are preferred."""
+
+    __slots__ = ("_batcher",)
+
+    def __init__(
+        self, num_slots: int, max_batch_size: int, preferred_batch_sizes: tuple[int, ...], max_queue_delay_ns: int
+    ) -> None:
+        queue = RequestQueue(0, num_slots + 1)
+        self._batcher = DynamicBatchScheduler(
+            max_batch_size, preferred_batch_sizes, max_queue_delay_ns, prefetching=False, queue=queue
+        )
+        self._batcher.add_instance(0)
+
+    def offer(self, slot: int, request: QueuedRequest) -> None:
+        self._batcher.add(request, request.arrival_ns)
+
+    def withdraw(self, slot: int, key: int) -> None:
+        self._batcher.cancel(key)
+
+    def take(self, now_ns: int) -> tuple[tuple[QueuedRequest, ...], int] | None:
+        batch = self._batcher.take(now_ns)
+        return None if batch is None else (batch.requests, batch.rows)
+
+    def complete(self, now_ns: int) -> None:
+        self._batcher.complete(0, now_ns, 0)
+
+    def next_deadline_ns(self) -> int | None:
+        return self._batcher.next_deadline_ns()
+
+
+def _age(request: QueuedRequest) -> tuple[int, int]:
+    return request.arrival_ns, request.key
