@@ -10,25 +10,48 @@ import faulthandler
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from shoal import control, fault, log
+from shoal.batcher.cached_responses import CachedResponses
+from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
+from shoal.batcher.guests import is_fixed
 from shoal.batcher.peers import Client, Model, Worker
-from shoal.batcher.scheduling.scheduler import from_config
+from shoal.batcher.response_order import keeps_order
+from shoal.batcher.scheduling.explanation import explain
+from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
+from shoal.batcher.scheduling.rate_limiter import RateLimiter
+from shoal.batcher.scheduling.scheduler import Scheduler, from_config
+from shoal.batcher.scheduling.sequence import SequenceScheduler
+from shoal.batcher.shared_answers import SharedAnswers
+from shoal.cache_settings import RedisSettings
 from shoal.control import GONE, Channel, Message
 from shoal.ledger import ledger_message
 from shoal.model_config.model_metrics import first_response_bounds
+from shoal.model_config.rate_limiter import Demand, Limit
+from shoal.model_config.response_cache import enables_response_cache
+from shoal.model_config.signature import Signature
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.reasons import Reason
 from shoal.shm.counters import CounterTable
-from shoal.shm.doorbell import Doorbell
+from shoal.shm.doorbell import Doorbell, GuestBell
+from shoal.shm.layout import LayoutError
 from shoal.shm.segment import Segment, SegmentView
+
+if TYPE_CHECKING:
+    from shoal.batcher.redis_connection import RedisConnection
 
 #: Longest sleep. Nothing is due by then; it bounds what a lost wake-up could cost (there is no known way to lose one).
 MAX_SLEEP_S = 10.0
 #: Until it is looked whether a full ring has room again; reading one rings no bell (ours).
 ROOM_SLEEP_S = 0.001
+
+#: Below it a sleep is timed in microseconds: epoll rounds up to whole milliseconds, longer than many a batch takes.
+FINE_SLEEP_S = 0.01
+#: At a time: there are two descriptors and one for each guest, and by default epoll makes room for a thousand.
+MAX_EVENTS = 16
 
 
 class Batcher:
@@ -40,19 +63,30 @@ class Batcher:
         bell: Doorbell,
         counters: CounterTable,
         max_queue_size: int,
+        max_in_flight: int,
         *,
+        deadline_ns: int = 0,
         counts_first_responses: bool,
+        cache_bytes: int,
+        redis: RedisSettings | None = None,
         is_successor: bool,
+        rate_limits: Sequence[Limit] | None = None,
+        latency_target_ms: int = 0,
     ) -> None:
         self._channel = channel
         self._bell = bell
         self._counters = counters
         self._max_queue_size = max_queue_size
+        self._latency_target_ms = latency_target_ms
         self._counts_first_responses = counts_first_responses
-        self._exchange = Exchange(time.time_ns() - time.monotonic_ns())
+        self._limiter = None if rate_limits is None else RateLimiter(rate_limits)
+        self._exchange = Exchange(time.time_ns() - time.monotonic_ns(), max_in_flight, self._limiter, deadline_ns)
         self._on: dict[str, Callable[[Message, list[int]], None]] = {
             "resume": self._on_resume,
             "client": self._on_client,
+            "memory": self._on_memory,
+            "ensemble": self._on_ensemble,
+            "ensemble_models": self._on_ensemble_models,
             "client_gone": self._on_client_gone,
             "model": self._on_model,
             "model_failed": self._on_model_failed,
@@ -66,19 +100,28 @@ class Batcher:
             "worker_gone": self._on_worker_gone,
             "worker_retire": self._on_worker_retire,
             "ledger": self._on_ledger,
+            "explain": self._on_explain,
             "log": lambda message, _fds: log.configure(**message["log"]),
         }
-        # Changed by control messages: workers that are mapped but not ready yet; whether a dead batcher's place is
-        # still being taken.
+        self._poller = select.epoll()
+        self._redis = None if redis is None else _connection(redis, self._poller, bell)
+        if cache_bytes:
+            shared = None if self._redis is None else SharedAnswers(self._redis)
+            self._exchange.enable_cache(counters.cache_figures(cache_bytes), time.monotonic_ns, shared)
+        # Changed by control messages: clients' bells by owner, guests' by descriptor; workers that are mapped but not
+        # ready yet; models' schedulers, the rate limiter aside; whether a dead batcher's place is still being taken.
+        self._bells: dict[int, Doorbell | GuestBell] = {}
+        self._guest_bells: dict[int, GuestBell] = {}
         self._starting: dict[int, Worker] = {}
+        self._schedulers: dict[int, Scheduler] = {}
         self._is_taking_over = is_successor
 
     def run(self) -> None:
         """Serve until the supervisor hangs up."""
-        poller = select.epoll()
-        poller.register(self._bell.fileno(), select.EPOLLIN)
-        poller.register(self._channel.fileno(), select.EPOLLIN)
-        exchange, bell, control_fd = self._exchange, self._bell, self._channel.fileno()
+        poller, guest_bells, redis = self._poller, self._guest_bells, self._redis
+        exchange, control_fd = self._exchange, self._channel.fileno()
+        poller.register(self._bell.fd, select.EPOLLIN | select.EPOLLET)
+        poller.register(control_fd, select.EPOLLIN)
         while True:
             deadline_ns = exchange.next_deadline_ns()
             sleep_s = MAX_SLEEP_S
@@ -86,10 +129,16 @@ class Batcher:
                 sleep_s = ROOM_SLEEP_S
             if deadline_ns is not None:
                 sleep_s = min(sleep_s, max(0, deadline_ns - time.monotonic_ns()) / 1e9)
-            events = poller.poll(sleep_s)
-            bell.clear()
-            if any(fd == control_fd for fd, _ in events):
-                self._receive()
+                if 0 < sleep_s < FINE_SLEEP_S:
+                    select.select((poller,), (), (), sleep_s)
+                    sleep_s = 0
+            for fd, _ in poller.poll(sleep_s, MAX_EVENTS):
+                if fd == control_fd:
+                    self._receive()
+                elif (guest_bell := guest_bells.get(fd)) is not None:
+                    guest_bell.clear()
+                elif redis is not None and fd == redis.fd:
+                    redis.is_ready = True
             if self._is_taking_over:
                 continue
             exchange.step(time.monotonic_ns())
@@ -112,46 +161,128 @@ class Batcher:
         self._exchange.resume(time.monotonic_ns())
 
     def _on_client(self, message: Message, fds: list[int]) -> None:
-        segment, link, bell = fds
-        client = Client(message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell))
+        segment, link, bell_fd = fds
+        owner, is_guest, is_caller = message["owner"], message.get("is_guest", False), message.get("is_caller", False)
+        bell = GuestBell(bell_fd) if is_guest else Doorbell(bell_fd)
+        self._bells[owner] = bell
+        try:
+            client = Client(
+                owner,
+                Segment.attach(link),
+                SegmentView.attach(segment),
+                bell,
+                is_guest=is_guest,
+                is_front_end=not (is_guest or is_caller),
+            )
+        except LayoutError:
+            self._exchange.distrust(owner)  # a guest's, written over before a successor came to read it
+            return
+        if isinstance(bell, GuestBell):
+            # Edges: of one that hung up there is nothing to be cleared.
+            self._poller.register(bell.fd, select.EPOLLIN | select.EPOLLET)
+            self._guest_bells[bell.fd] = bell
         if self._is_taking_over:
             client.reader.skip()
-        self._exchange.clients[client.owner] = client
+        self._exchange.clients[owner] = client
 
     def _on_client_gone(self, message: Message, _fds: list[int]) -> None:
-        client = self._exchange.clients.get(message["owner"])
         self._exchange.remove_client(message["owner"])
-        if client is not None:
-            client.bell.close()
+        bell = self._bells.pop(message["owner"], None)
+        if bell is None:
+            return
+        if self._guest_bells.pop(bell.fd, None) is not None:
+            self._poller.unregister(bell.fd)
+        bell.close()
 
     def _on_model(self, message: Message, _fds: list[int]) -> None:
-        scheduler = from_config(message["config"], self._max_queue_size)
+        scheduler = from_config(message["config"], self._max_queue_size, self._latency_target_ms)
+        self._schedulers[message["model"]] = scheduler
+        sequences = scheduler if isinstance(scheduler, SequenceScheduler) else None
+        if self._limiter is not None:
+            scheduler = RateLimitedScheduler(scheduler, self._limiter)
         row = self._counters.restored_row if self._is_taking_over else self._counters.row
-        model = Model(message["model"], scheduler, row(message["row"]), may_run_again=message["may_run_again"])
+        model = Model(
+            message["model"],
+            scheduler,
+            row(message["row"]),
+            max_rows=max(1, message["config"]["max_batch_size"]),
+            is_fixed=is_fixed(message["config"]),
+            may_run_again=message["may_run_again"],
+            keeps_order=keeps_order(message["config"]),
+            sequences=sequences,
+            signature=Signature.from_config(message["config"]),
+            version=message["version"],
+            groups=[group["name"] for group in message["config"]["instance_group"]],
+            sharing=self._sharing(message),
+        )
         if self._counts_first_responses:
             model.row.first_response_bounds = first_response_bounds(message["config"])
         self._exchange.models[model.id] = model
+
+    def _on_memory(self, _message: Message, fds: list[int]) -> None:
+        # Of a cache's memory the pages come as it fills.
+        self._exchange.ensembles.connect(Segment.attach(fds[0], populate=self._exchange.cached is None))
+
+    def _on_ensemble(self, message: Message, _fds: list[int]) -> None:
+        row = self._counters.restored_row if self._is_taking_over else self._counters.row
+        ensemble = Ensemble(
+            message["model"],
+            message["config"],
+            row(message["row"]),
+            version=message["version"],
+            models=message["models"],
+            may_run_again=message["may_run_again"],
+            sharing=self._sharing(message),
+            decoupled=message["decoupled"],
+        )
+        if self._counts_first_responses:
+            ensemble.row.first_response_bounds = first_response_bounds(message["config"])
+        self._exchange.add_ensemble(ensemble)
+
+    def _on_ensemble_models(self, message: Message, _fds: list[int]) -> None:
+        ensemble, cached = self._exchange.models.get(message["model"]), self._exchange.cached
+        self._exchange.ensembles.relink(
+            message["model"], message["models"], message["decoupled"], may_run_again=message["may_run_again"]
+        )
+        if cached is not None and ensemble is not None and ensemble.sharing is cached:
+            cached.name(ensemble.id, message["revision"], time.monotonic_ns())
+
+    def _sharing(self, message: Message) -> CachedResponses | None:
+        cached = self._exchange.cached
+        if cached is None or not enables_response_cache(message["config"]):
+            return None
+        cached.name(message["model"], message["revision"], time.monotonic_ns())
+        return cached
 
     def _on_model_failed(self, message: Message, _fds: list[int]) -> None:
         self._exchange.fail_model(message["model"], time.monotonic_ns())
 
     def _on_model_gone(self, message: Message, _fds: list[int]) -> None:
         self._exchange.remove_model(message["model"], time.monotonic_ns())
+        self._schedulers.pop(message["model"], None)
 
     def _on_model_retire(self, message: Message, _fds: list[int]) -> None:
         # The step that follows looks into clients' rings before it looks whether anything is left.
         self._exchange.retire_model(message["model"])
 
-    def _on_segment(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.add_segment(message["owner"], message["worker"])
+    def _on_segment(self, message: Message, fds: list[int]) -> None:
+        owner, writer, blocks = message["owner"], message.get("worker", 0), self._exchange.blocks
+        try:
+            blocks.add_payload(owner, writer or message["asker"], SegmentView.attach(fds[0]))
+        except LayoutError:
+            return  # a guest's, written over: nothing can be read there
+        if writer:
+            blocks.add_result(owner, writer)
 
     def _on_segment_gone(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.remove_segment(message["owner"])
+        self._exchange.blocks.remove(message["owner"])
 
     def _on_worker(self, message: Message, fds: list[int]) -> None:
         segment, link, bell = fds
         model = self._exchange.models[message["model"]]
         worker = Worker(message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell), model)
+        if self._limiter is not None:
+            self._limiter.add(worker.owner, Demand.from_message(message["demand"]))
         if self._is_taking_over:
             worker.take_over()
         self._starting[worker.owner] = worker
@@ -165,6 +296,8 @@ class Batcher:
     def _on_worker_gone(self, message: Message, _fds: list[int]) -> None:
         owner = message["owner"]
         worker = self._starting.pop(owner, None) or self._exchange.workers.get(owner)
+        if self._limiter is not None:
+            self._limiter.remove(owner)
         self._exchange.remove_worker(owner, time.monotonic_ns(), Reason(message["reason"]), message["detail"])
         # What the dead worker's last answers became is shown before the acknowledgement: then its segment may go.
         if not self._is_taking_over:
@@ -172,21 +305,36 @@ class Batcher:
         if worker is not None:
             worker.bell.close()
 
+    def _on_explain(self, message: Message, _fds: list[int]) -> None:
+        if (scheduler := self._schedulers.get(message["model"])) is not None:
+            self._channel.send({"op": "explained", "model": message["model"], "told": explain(scheduler)})
+
     def _on_ledger(self, _message: Message, _fds: list[int]) -> None:
         exchange = self._exchange
         if not self._is_taking_over:
             exchange.step(time.monotonic_ns())  # what clients have released goes on to the workers, who are asked next
+        own, num_cached = exchange.blocks.own, 0 if exchange.cached is None else exchange.cached.num_kept
+        acquired, released = (0, 0) if own is None else own.counts
         slots = [peer.reader.counts for peer in (*exchange.clients.values(), *exchange.workers.values())]
         self._channel.send(
             ledger_message(
+                blocks_acquired=acquired - num_cached,
+                blocks_released=released,
                 slots_acquired=sum([filled for filled, _ in slots]),
                 slots_released=sum([given_back for _, given_back in slots]),
                 requests_open=exchange.num_open,
                 requests_running=sum([len(worker.missing) for worker in exchange.workers.values()]),
-                replies_held=exchange.holders.num_held,
-                blocks_held=len(exchange.holders),
+                replies_held=exchange.holders.num_held - num_cached,
+                blocks_held=len(exchange.holders) - num_cached,
+                blocks_cached=num_cached,
             )
         )
+
+
+def _connection(settings: RedisSettings, poller: select.epoll, bell: Doorbell) -> "RedisConnection":
+    from shoal.batcher.redis_connection import RedisConnection  # with it TLS: 40 ms and 1 MiB, for who needs it
+
+    return RedisConnection(settings, poller, bell.ring)
 
 
 def main() -> None:
@@ -207,8 +355,14 @@ def main() -> None:
                 Doorbell(bell),
                 CounterTable(Segment.attach(counters)),
                 message["max_queue_size"],
+                message["max_in_flight"],
+                deadline_ns=message["deadline_ns"],
                 counts_first_responses=message["counts_first_responses"],
+                cache_bytes=message["cache_bytes"],
+                redis=None if message["redis"] is None else RedisSettings(*message["redis"]),
                 is_successor=message["is_successor"],
+                rate_limits=message["rate_limits"],
+                latency_target_ms=message["latency_target_ms"],
             )
             batcher.run()
     except GONE:

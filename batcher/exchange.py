@@ -4,35 +4,28 @@ It sees records only, never a tensor. It reads no clock and waits for nothing: `
 that is there. How a request ends is the business of `open_requests`.
 """
 
+from collections.abc import Callable
+
+from shoal.batcher.arrivals import Arrivals
+from shoal.batcher.blocks import Blocks
+from shoal.batcher.cached_responses import CachedResponses
+from shoal.batcher.dispatch import Dispatch
+from shoal.batcher.ensemble import Ensemble
+from shoal.batcher.ensembles import Ensembles
 from shoal.batcher.executions import Executions
+from shoal.batcher.guests import greedy, starved_by
 from shoal.batcher.holders import Holders
-from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.peers import Client, Model, Peer, Running, Worker
-from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.scheduler import Batch
-from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT, REJECTED
+from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
+from shoal.batcher.peers import Client, Model, Peer, Worker
+from shoal.batcher.retirement import Retirement
+from shoal.batcher.scheduling.rate_limiter import RateLimiter
+from shoal.batcher.shared_answers import SharedAnswers
+from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT
 from shoal.control import Message
-from shoal.errors import UnavailableError
 from shoal.reasons import Reason
 from shoal.shm import layout
-from shoal.shm.layout import (
-    BATCH_ITEM,
-    CANCEL,
-    DONE,
-    HAVE,
-    HOLD,
-    NUMBER_BITS,
-    READY,
-    RELEASE,
-    REQUEST,
-    RESCHEDULE,
-    RESPONSE,
-    WANT,
-    D,
-    LayoutError,
-    R,
-)
-from shoal.shm.ring import Record
+from shoal.shm.counters import CacheFigures
+from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, RELEASE, REQUEST, RESPONSE, D, LayoutError, R
 
 _NUMBER, _PART = R.NUMBER, R.BLOCK
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
@@ -41,9 +34,13 @@ _MAX_NUMBER = (1 << NUMBER_BITS) - 1
 class Exchange:
     """All peers, and the rules by which records move between them."""
 
-    def __init__(self, wall_offset_ns: int) -> None:
+    def __init__(
+        self, wall_offset_ns: int, max_in_flight: int, limiter: RateLimiter | None = None, deadline_ns: int = 0
+    ) -> None:
         #: Wall clock minus monotonic clock, for the one figure that clients read as a date.
         self._wall_offset_ns = wall_offset_ns
+        #: Of each client, which keeps to it; a guest may not.
+        self._max_in_flight = max_in_flight
         # Changed by the add_, retire_ and remove_ methods, which the control plane calls.
         self.clients: dict[int, Client] = {}
         self.workers: dict[int, Worker] = {}
@@ -51,20 +48,34 @@ class Exchange:
         # Changed by step and by deaths.
         self.holders = Holders()
         self._written: set[Peer] = set()
+        self.blocks = Blocks(self.clients, self.workers, self._written)
         self._counted: set[Model] = set()
         self._requests = OpenRequests(self.holders, self._written, self._counted)
-        #: Only while a dead batcher's place is taken: the requests that workers have from it.
-        self._in_hand: set[int] = set()
-        self._is_resuming = False
-        self._awake: dict[int, Model] = {}
-        self._executions = Executions(self._requests, self._counted, self._awake, wall_offset_ns)
-        self._segments = self._executions.segments
-        self._deadlines: dict[int, int] = {}
-        self._busy: dict[int, Worker] = {}
+        self._dispatch = Dispatch(self.models, self.workers, self._requests, self._written, self._counted, limiter)
+        self._awake, self._busy = self._dispatch.awake, self._dispatch.busy
+        self._executions = Executions(self._requests, self.blocks, self._awake, wall_offset_ns)
+        self._arrivals = Arrivals(
+            self.models,
+            self.workers,
+            self._requests,
+            self._counted,
+            self._awake,
+            deadline_ns=deadline_ns,
+            tell_cancelled=self._tell_cancelled,
+        )
+        self.ensembles = Ensembles(
+            self.models,
+            self._requests,
+            self.holders,
+            self.blocks,
+            wall_offset_ns=wall_offset_ns,
+            woken=self._wake,
+            tell_cancelled=self._tell_cancelled,
+        )
+        #: With --cache-config: the answers of models that enable it.
+        self.cached: CachedResponses | None = None
         self._read: list[Peer] = []
-        #: Who makes way for others, until it is reported that nothing of theirs is left.
-        self._retiring_workers: set[Worker] = set()
-        self._retiring_models: set[Model] = set()
+        self._retirement = Retirement()
         #: What the loop must tell the supervisor.
         self.reports: list[Message] = []
 
@@ -82,12 +93,24 @@ class Exchange:
         worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
         self._awake[worker.model.id] = worker.model
 
+    def enable_cache(
+        self, figures: CacheFigures, clock_ns: Callable[[], int], shared: SharedAnswers | None = None
+    ) -> None:
+        """Answers may be kept in memory of the batcher's own, which is to be connected before a model is added."""
+        requests, holders, blocks = self._requests, self.holders, self.blocks
+        self.cached = CachedResponses(requests, holders, blocks, figures, clock_ns, self._wake, shared)
+
+    def add_ensemble(self, ensemble: Ensemble) -> None:
+        """A model whose requests are answered by others."""
+        self.models[ensemble.id] = ensemble
+        self.ensembles.add(ensemble)
+
     def retire_worker(self, owner: int) -> None:
         """A worker makes way: it gets nothing more, and is reported once it has answered what it was given."""
         worker = self.workers.get(owner)
         if worker is not None:
             worker.model.scheduler.remove_instance(owner)
-            self._retiring_workers.add(worker)
+            self._retirement.workers.add(worker)
 
     def remove_worker(self, owner: int, now_ns: int, reason: Reason = Reason.INSTANCE_DIED, detail: int = 0) -> None:
         """A worker is dead: what it published is delivered; what it owes goes to another instance, or fails."""
@@ -101,24 +124,13 @@ class Exchange:
         model = worker.model
         self._busy.pop(owner, None)
         self._written.discard(worker)
-        self._retiring_workers.discard(worker)
-        for segment in [owner for owner, writer in self._segments.items() if writer is worker]:
-            del self._segments[segment]
+        self._retirement.workers.discard(worker)
         model.scheduler.remove_instance(owner)
         self._requests.take_back(worker, reason, detail, now_ns)
+        self.ensembles.lose(self.blocks.lose(worker), reason, detail, model, now_ns)
         if model.is_failed:
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
         self._awake[model.id] = model
-
-    def add_segment(self, owner: int, worker_owner: int) -> None:
-        """A result of that worker may lie in the segment `owner`, too."""
-        worker = self.workers.get(worker_owner)
-        if worker is not None:
-            self._segments[owner] = worker
-
-    def remove_segment(self, owner: int) -> None:
-        """No result lies there any more."""
-        self._segments.pop(owner, None)
 
     def remove_client(self, owner: int) -> None:
         """A client is dead, with all it asked and held."""
@@ -129,13 +141,13 @@ class Exchange:
         for key, model in self._requests.forget(client):
             self._tell_cancelled(key, model)
         for ref in self.holders.release_owner(owner):
-            self._free(ref)
+            self.blocks.free(ref)
 
     def retire_model(self, model_id: int) -> None:
         """Another version takes this one's place: it is reported once nothing of it is queued or running."""
         model = self.models.get(model_id)
         if model is not None:
-            self._retiring_models.add(model)
+            self._retirement.models.add(model)
 
     def remove_model(self, model_id: int, now_ns: int) -> None:
         """A model version is no longer served: what is still queued is refused."""
@@ -143,59 +155,51 @@ class Exchange:
         if model is None:
             return
         self._requests.refuse_queued(model, Reason.NOT_READY, now_ns)
-        self._retiring_models.discard(model)
-        self._awake.pop(model_id, None)
-        self._deadlines.pop(model_id, None)
+        self.ensembles.remove(model_id, now_ns)
+        if self.cached is not None:
+            self.cached.forget(model_id)
+        self._retirement.models.discard(model)
+        self._dispatch.forget(model_id)
 
     def fail_model(self, model_id: int, now_ns: int) -> None:
-        """All instances of a model version die again and again: what waits is refused, and what comes, until one is
-        ready."""
+        """All its instances die again and again: what waits is refused, and what comes, until one is ready."""
         model = self.models.get(model_id)
         if model is not None:
             model.is_failed = True
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
-
-    def _report_retired(self) -> None:
-        """Whoever has nothing left is reported, once; by now their last answers have been shown to clients."""
-        for worker in [each for each in self._retiring_workers if not each.missing]:
-            self._retiring_workers.remove(worker)
-            self.reports.append({"op": "worker_retired", "owner": worker.owner})
-        running = {worker.model for worker in self.workers.values() if worker.missing}
-        for model in [each for each in self._retiring_models if not each.scheduler.pending and each not in running]:
-            self._retiring_models.remove(model)
-            self.reports.append({"op": "model_retired", "model": model.id})
 
     def resume(self, now_ns: int) -> None:
         """Take a dead batcher's place: every client has said again what is open and what it holds.
 
         What a worker has from the dead one stays with it; the rest is queued, and times count from now.
         """
-        self._in_hand = {key for worker in self.workers.values() for key in worker.missing}
+        self._arrivals.resume({key for worker in self.workers.values() for key in worker.missing})
         self._busy.update(self.workers)
         self._counted.update(self.models.values())  # whose queues were not empty when they were shown last
         # The dead one may have shown a batch and not have rung for it.
         for worker in self.workers.values():
             worker.must_ring = True
             self._written.add(worker)
-        self._is_resuming = True
         self.step(now_ns)
-        self._is_resuming = False
-        self._in_hand.clear()
+        self._arrivals.end_resuming()
 
     # --- the loop's body ---
 
     def step(self, now_ns: int) -> None:
         """Handle every record that is there, form batches, show everybody what was written for them."""
         for client in tuple(self.clients.values()):
-            self._drain_client(client, now_ns)
+            if client.reader.has_unread():
+                self._drain_client(client, now_ns)
         for worker in tuple(self._busy.values()):
             self._drain_worker(worker, now_ns)
-        if self._deadlines:
-            for model_id, deadline in self._deadlines.items():
-                if deadline <= now_ns:
-                    self._awake[model_id] = self.models[model_id]
-        if self._awake:
-            self._form_batches(now_ns)
+        if self.cached is not None:
+            self.cached.advance(now_ns)
+        if self._dispatch.deadlines:
+            self._dispatch.wake_due(now_ns)
+        while self._awake or not (self.ensembles.are_idle or self.ensembles.have_heard):
+            if not self.ensembles.are_idle:
+                self.ensembles.advance(now_ns)
+            self._dispatch.form_batches(now_ns)
         for model in self._counted:
             scheduler, row = model.scheduler, model.row
             row.cells[OLDEST_QUEUED_NS] = oldest_ns = scheduler.oldest_ns()
@@ -210,76 +214,44 @@ class Exchange:
         for peer in self._read:
             peer.acknowledge()
         self._read.clear()
-        if self._retiring_workers or self._retiring_models:
-            self._report_retired()
+        if self._retirement.models or self._retirement.workers:
+            in_use = self.ensembles.in_use | (set() if self.cached is None else self.cached.in_use)
+            self.reports += self._retirement.reports(self.workers.values(), in_use)
 
     @property
     def has_backlog(self) -> bool:
-        """Whether a client's ring was too full for all that it shall hear: then it must be looked at again soon.
-
-        A worker's need not: a busy one reads nothing. What was cancelled waits for the next step, whoever rings.
-        """
+        """Whether a client's ring, unlike that of a worker, who is busy, must be looked at again soon: it was full."""
         return bool(self._written) and any(isinstance(peer, Client) for peer in self._written)
 
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
-        return min(self._deadlines.values(), default=None)
-
-    def _form_batches(self, now_ns: int) -> None:
-        for model in self._awake.values():
-            scheduler = model.scheduler
-            for queued in scheduler.expire(now_ns):
-                self._requests.fail(queued.key, Reason.TIMED_OUT, now_ns, REJECTED)
-            while (batch := scheduler.take(now_ns)) is not None:
-                self._dispatch(model, batch)
-            deadline = scheduler.next_deadline_ns()
-            if deadline is not None:
-                self._deadlines[model.id] = deadline
-            elif self._deadlines:
-                self._deadlines.pop(model.id, None)
-        self._awake.clear()
-
-    def _dispatch(self, model: Model, batch: Batch) -> None:
-        instance, requests, rows = batch
-        worker = self.workers[instance]
-        missing, freed, push = worker.missing, worker.freed, worker.writer.push
-        worker.num_batches = number = worker.num_batches + 1
-        count = len(requests)
-        running = Running(number, rows, count)
-        for index, (key, request_rows, _, accepted_ns, priority, timeout_us) in enumerate(requests):
-            _, _, _, block, header, _, _, _ = self._requests[key]
-            missing[key] = running
-            push(
-                (
-                    BATCH_ITEM, key, number, block, header, request_rows, index, count, freed.pop() if freed else 0,
-                    priority, timeout_us, accepted_ns, 0, 0, 0, 0,
-                )
-            )  # fmt: skip
-        self._counted.add(model)
-        self._busy[instance] = worker
-        worker.must_ring = True
-        self._written.add(worker)
+        deadlines = self._dispatch.deadlines
+        earliest_ns = min(deadlines.values()) if deadlines else None
+        if self.cached is not None and (cached_ns := self.cached.deadline_ns) is not None:
+            return cached_ns if earliest_ns is None else min(cached_ns, earliest_ns)
+        return earliest_ns
 
     # --- records from clients ---
 
     def _drain_client(self, client: Client, now_ns: int) -> None:
         try:
-            records = client.reader.read()
-            if not records:
-                return
-            for record in records:
+            for record in client.reader.read():
                 kind = record[0]
+                if record[_NUMBER] > _MAX_NUMBER:  # it would be the key of another client's
+                    raise LayoutError(f"client {client.owner} sent the number {record[_NUMBER]}")
                 if kind == REQUEST:
-                    self._accept(client, record, now_ns)
+                    self._arrivals.accept(client, record, now_ns)
                 elif kind == RELEASE:
                     if ref := self.holders.release(client.first_key + record[_NUMBER], record[_PART]):
-                        self._free(ref)
+                        self.blocks.free(ref)
                 elif kind == CANCEL:
                     key = client.first_key + record[R.NUMBER]
                     model = self._requests.cancel(key, now_ns, is_sure=not record[R.MORE])
                     if model is not None:
                         self._tell_cancelled(key, model)
-                elif kind == HOLD:
+                elif kind == layout.HOLD and self._arrivals.is_resuming:
+                    if client.is_guest:
+                        self.blocks.claimed.add(record[R.BLOCK])
                     hold = self.holders.hold_part if record[R.MORE] else self.holders.hold
                     hold(record[R.BLOCK], client.first_key + record[R.NUMBER])
                 elif kind == layout.TRACE:
@@ -287,39 +259,22 @@ class Exchange:
                         client.traced.add(record[R.NUMBER])
                 else:
                     raise LayoutError(f"client {client.owner} sent a record of kind {kind}")
+            if len(client.backlog) > 2 * MAX_BACKLOG:
+                raise LayoutError(f"client {client.owner} asks, and takes no answers")
         except LayoutError:
-            self.remove_client(client.owner)
-            self.reports.append({"op": "distrusted", "owner": client.owner})
+            self.distrust(client.owner)
             return
         self._read.append(client)
+        # All together have more than they may: then one alone has, too.
+        if len(self._requests) > self._max_in_flight * len(self.clients):
+            for owner in greedy(self._requests.values(), self._max_in_flight):
+                if owner in self.clients:  # not the steps of ensembles
+                    self.distrust(owner)
 
-    def _accept(self, client: Client, record: Record, now_ns: int) -> None:
-        _, number, model_id, block, header, rows, shape_key, priority, timeout_us, _, _, start_ns, _, _, _, _ = record
-        if number > _MAX_NUMBER:
-            raise LayoutError(f"client {client.owner} sent the number {number}")
-        model = self.models.get(model_id)
-        if model is None or model.is_failed:
-            self._requests.turn_away(client, number, Reason.NOT_READY if model is None else Reason.MODEL_FAILED)
-            return
-        key = client.first_key + number
-        queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us)
-        if key in self._requests:
-            return  # said again to a batcher that had heard it the first time
-        self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
-        if key in self._in_hand:
-            return
-        if self._is_resuming and any(worker.overlaps for worker in self._workers_of(model)):
-            # It may be among those that a worker has, and its client may have seen some of the answers.
-            self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
-            self._tell_cancelled(key, model)
-            return
-        try:
-            model.scheduler.add(queued, now_ns)
-        except UnavailableError:
-            self._requests.fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
-            return
-        self._counted.add(model)
-        self._awake[model.id] = model
+    def distrust(self, owner: int) -> None:
+        """A client has written what cannot be: nothing more of it is read, and the supervisor ends it."""
+        self.remove_client(owner)
+        self.reports.append({"op": "distrusted", "owner": owner})
 
     # --- records from workers: user code may have written them ---
 
@@ -332,6 +287,7 @@ class Exchange:
             return
         if not records:
             return
+        self._counted.add(worker.model)
         unheld = []
         executions = self._executions
         for record in records:
@@ -343,18 +299,22 @@ class Exchange:
                 if (model := executions.respond(worker, record, now_ns)) is not None:
                     self._tell_cancelled(record[D.KEY], model)
                 unheld.append(record[D.BLOCK])
-            elif kind == READY:
+            elif kind == layout.READY:
                 executions.ready(worker, record, now_ns)
-            elif kind == RESCHEDULE:
+            elif kind == layout.RESCHEDULE:
                 executions.reschedule(worker, record, now_ns)
-            elif kind == HAVE:
+            elif kind == layout.HAVE:
                 unheld.append(record[D.BLOCK])
-            elif kind == WANT:
-                worker.is_hungry = worker.must_ring = True
+            elif kind == layout.WANT:
+                worker.must_ring = True
                 self._written.add(worker)
+                if owner := starved_by(worker, self.holders, self.clients, now_ns):
+                    self.distrust(owner)
+        if self.blocks.claimed:
+            self.blocks.claimed.difference_update(unheld)
         for ref in set(unheld):
             if ref and not self.holders.is_held(ref):
-                self._free(ref)
+                self.blocks.free(ref)
         if not worker.missing:
             self._busy.pop(worker.owner, None)
         self._read.append(worker)
@@ -369,17 +329,13 @@ class Exchange:
 
         What a dead batcher gave a worker whose executions overlap is not known: all such hear.
         """
+        for step_key, step_model in self.ensembles.running(key, model):
+            self._tell_cancelled(step_key, step_model)
         for worker in self._workers_of(model):
-            if key in worker.missing or (self._is_resuming and worker.overlaps):
+            if key in worker.missing or (self._arrivals.is_resuming and worker.overlaps):
                 worker.cancelled.add(key)
                 self._written.add(worker)
 
-    def _free(self, ref: int) -> None:
-        owner = layout.ref_owner(ref)
-        worker = self.workers.get(owner) or self._segments.get(owner)
-        if worker is not None:
-            worker.freed.append(ref)
-            self._written.add(worker)
-            # A block of its slab can wait for the worker's next batch, unless it waits for memory itself.
-            if worker.is_hungry or owner != worker.owner:
-                worker.must_ring = True
+    def _wake(self, model: Model) -> None:
+        self._awake[model.id] = model
+        self._counted.add(model)

@@ -4,27 +4,29 @@ User code may have written these records. Lives in the batcher; how a request en
 """
 
 from shoal.batcher import statistics
+from shoal.batcher.blocks import Blocks
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Model, Running, Worker
 from shoal.batcher.statistics import BACKEND
 from shoal.reasons import Reason
-from shoal.shm import layout
-from shoal.shm.layout import D
+from shoal.shm.layout import OWNER_SHIFT, D
 from shoal.shm.ring import Record
 
 
 class Executions:
-    """Models that may have a batch to form join `awake`, those whose figures have changed `counted`."""
+    """Models that may have a batch to form join `awake`."""
 
     def __init__(
-        self, requests: OpenRequests, counted: set[Model], awake: dict[int, Model], wall_offset_ns: int
+        self,
+        requests: OpenRequests,
+        blocks: Blocks,
+        awake: dict[int, Model],
+        wall_offset_ns: int,
     ) -> None:
         self._requests = requests
-        self._counted = counted
+        self._blocks = blocks
         self._awake = awake
         self._wall_offset_ns = wall_offset_ns
-        #: Whose results lie in segments beside the workers' own. Changed by the exchange.
-        self.segments: dict[int, Worker] = {}
 
     def finish(self, worker: Worker, record: Record, now_ns: int) -> None:
         """One DONE: the request's only answer, or its last, if it lies where this worker may write."""
@@ -32,8 +34,11 @@ class Executions:
         running = worker.missing.pop(key, None)
         if running is None:
             return
-        compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
-        if ref and layout.ref_owner(ref) != worker.owner and self._is_foreign(worker, ref):
+        if end != running.end_ns:  # once for all requests of a batch that were executed as one
+            running.end_ns = end
+            running.compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
+        compute = running.compute
+        if ref and ref >> OWNER_SHIFT != worker.owner and self._is_foreign(worker, ref):
             self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
         else:
             self._requests.answer(key, status, ref, header, compute, now_ns)
@@ -50,7 +55,7 @@ class Executions:
         if key not in worker.missing:
             return None
         worker.note_overlap()
-        if ref and layout.ref_owner(ref) != worker.owner and self._is_foreign(worker, ref):
+        if ref and ref >> OWNER_SHIFT != worker.owner and self._is_foreign(worker, ref):
             return self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
         return self._requests.respond(key, status, ref, header, now_ns)
 
@@ -58,6 +63,9 @@ class Executions:
         """One READY: the instance is free again, though answers of the batch are missing."""
         running = next((each for each in reversed(worker.missing.values()) if each.number == record[D.BATCH]), None)
         if running is None or running.is_executed:
+            return
+        sequences = worker.model.sequences
+        if sequences is not None and sequences.waits_for_answers:
             return
         worker.note_overlap()
         running.is_executed = True
@@ -79,10 +87,10 @@ class Executions:
 
     def _is_foreign(self, worker: Worker, ref: int) -> bool:
         """Whether a block that is not in its slab is not in another segment of its either."""
-        return self.segments.get(layout.ref_owner(ref)) is not worker
+        return self._blocks.results.get(ref >> OWNER_SHIFT) is not worker
 
     def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
-        worker.is_hungry = False
+        worker.hungry_since_ns = 0
         worker.num_finished = running.number
         if not running.is_executed:
             self._end_execution(worker, running, compute, now_ns)
@@ -90,6 +98,5 @@ class Executions:
     def _end_execution(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
         model = worker.model
         statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
-        self._counted.add(model)
         model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
         self._awake[model.id] = model

@@ -7,7 +7,9 @@ last are parts, which are held and released one by one. The block of a request's
 gives it back.
 """
 
-from shoal.shm.layout import NUMBER_BITS
+from collections import Counter
+
+from shoal.shm.layout import NUMBER_BITS, ref_owner
 
 
 class Holders:
@@ -16,10 +18,11 @@ class Holders:
     __slots__ = ("_counts", "_held", "_parts")
 
     def __init__(self) -> None:
-        # Changed by every method: block reference → number of holders; holder → its block; (holder, block) of parts.
+        # Changed by every method: block reference → number of holders; holder → its block; (holder, block)
+        # of parts → how many.
         self._counts: dict[int, int] = {}
         self._held: dict[int, int] = {}
-        self._parts: set[tuple[int, int]] = set()
+        self._parts: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         """Blocks that are held."""
@@ -28,7 +31,7 @@ class Holders:
     @property
     def num_held(self) -> int:
         """Replies that have not been released."""
-        return len(self._held) + len(self._parts)
+        return len(self._held) + sum(self._parts.values())
 
     def hold(self, ref: int, key: int) -> None:
         """The client of this request has been handed a reference to the block."""
@@ -36,10 +39,9 @@ class Holders:
         self._counts[ref] = self._counts.get(ref, 0) + 1
 
     def hold_part(self, ref: int, key: int) -> None:
-        """The same, of a reply that others follow. A block that the same request holds already is held once."""
-        if (key, ref) not in self._parts:
-            self._parts.add((key, ref))
-            self._counts[ref] = self._counts.get(ref, 0) + 1
+        """The same, of a reply that others follow, or of a piece of one. Several of them may lie in one block."""
+        self._parts[key, ref] = self._parts.get((key, ref), 0) + 1
+        self._counts[ref] = self._counts.get(ref, 0) + 1
 
     def is_held(self, ref: int) -> bool:
         """Whether anybody holds the block."""
@@ -50,8 +52,9 @@ class Holders:
         holds any more, or 0."""
         if not part:
             ref = self._held.pop(key, 0)
-        elif (key, part) in self._parts:
-            self._parts.remove((key, part))
+        elif num_parts := self._parts.pop((key, part), 0):
+            if num_parts > 1:
+                self._parts[key, part] = num_parts - 1
             ref = part
         else:
             ref = 0
@@ -63,8 +66,16 @@ class Holders:
             return 0
         return ref
 
+    def num_held_of(self, worker: int) -> Counter[int]:
+        """By client, how many replies it holds that lie in this worker's slab."""
+        held = [key for key, ref in self._held.items() if ref_owner(ref) == worker]
+        held += [key for key, ref in self._parts if ref_owner(ref) == worker]
+        return Counter([key >> NUMBER_BITS for key in held])
+
     def release_owner(self, owner: int) -> list[int]:
         """A client is gone with all it held. Returns the blocks nobody holds any more."""
         gone = [(key, 0) for key in self._held if key >> NUMBER_BITS == owner]
-        gone += [(key, ref) for key, ref in self._parts if key >> NUMBER_BITS == owner]
+        for part, num_parts in self._parts.items():
+            if part[0] >> NUMBER_BITS == owner:
+                gone += [part] * num_parts
         return [ref for key, part in gone if (ref := self.release(key, part))]

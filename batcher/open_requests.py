@@ -6,13 +6,15 @@ back into its queue instead where its worker dies before its turn, or says so. L
 
 from shoal.batcher import statistics
 from shoal.batcher.holders import Holders
-from shoal.batcher.peers import Client, Model, Peer, Worker
+from shoal.batcher.peers import Client, Model, Peer, Reply, Worker
+from shoal.batcher.scheduling.admission import LateError
 from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.sequence import SequenceError
 from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED
 from shoal.errors import InternalError, UnavailableError
-from shoal.reasons import Reason
-from shoal.shm import layout
-from shoal.shm.layout import REPLY
+from shoal.reasons import Reason, pack_times
+from shoal.shm.layout import NUMBER_BITS, REPLY
+from shoal.shm.ring import Record
 
 #: Client, model, the client's number, block, header, when the client began to receive it and when it was accepted
 #: (monotonic ns), and what the policy sees of it. A plain tuple, and unpacked at once: an object costs ten times as
@@ -21,40 +23,55 @@ OpenRequest = tuple[Client, Model, int, int, int, int, int, QueuedRequest]
 
 
 #: Replies that wait for room in a client's ring; one that lets so many gather is not told more of its streams (ours).
+#: Of a stream that waits for its turn as many are kept.
 MAX_BACKLOG = 65536
 
 
 class OpenRequests(dict[int, OpenRequest]):
     """By key. Whom a reply was written for joins `written`, whose figures have changed joins `counted`."""
 
-    __slots__ = ("_counted", "_holders", "_responded", "_second_chances", "_written")
+    __slots__ = ("_counted", "_holders", "_responded", "_second_chances", "_written", "awake")
 
     def __init__(self, holders: Holders, written: set[Peer], counted: set[Model]) -> None:
         super().__init__()
         self._holders = holders
         self._written = written
         self._counted = counted
+        #: Models that may have a batch to form, by id: here those that a request has left whom others may have waited
+        #: for. Changed by whatever gives a model something to do.
+        self.awake: dict[int, Model] = {}
         #: Requests that were being executed when their instance died, and have been given one more chance.
         self._second_chances: set[int] = set()
         #: Requests that have had responses, not their last.
         self._responded: set[int] = set()
 
-    def respond(self, key: int, status: int, ref: int, header: int, now_ns: int) -> Model | None:
+    def respond(self, key: int, status: int, ref: int, header: int, now_ns: int, num_pieces: int = 0) -> Model | None:
         """A worker has answered, and will again: a part of the whole. Returns the model where the request fails now."""
         request = self.get(key)
         if request is None:
             return None
-        client, _, number, _, _, _, _, _ = request
-        if len(client.backlog) >= MAX_BACKLOG:
+        client, model, number, _, _, _, _, _ = request
+        num_kept = 0 if model.order is None else model.order.num_kept(key)
+        if len(client.backlog) >= MAX_BACKLOG or num_kept >= MAX_BACKLOG:
             return self.fail(key, Reason.NO_MEMORY, now_ns, BACKEND)
         if ref:
             self._holders.hold_part(ref, key)
         self._responded.add(key)
-        client.say((REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0))
-        self._written.add(client)
+        self._say(
+            model, key, client, (REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 1, num_pieces), is_last=False
+        )
         return None
 
-    def answer(self, key: int, status: int, ref: int, header: int, compute: statistics.Compute, now_ns: int) -> None:
+    def answer(
+        self,
+        key: int,
+        status: int,
+        ref: int,
+        header: int,
+        compute: statistics.Compute,
+        now_ns: int,
+        num_pieces: int = 0,
+    ) -> None:
         """A worker has answered: its words go to the client, which holds the answer's block from now on."""
         request = self.pop(key, None)
         if request is None:
@@ -62,19 +79,35 @@ class OpenRequests(dict[int, OpenRequest]):
         client, model, number, _, _, start_ns, queue_ns, queued = request
         if ref:
             self._holders.hold(ref, key)
-        if number not in client.traced:
-            client.say((REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        reply: Record = (REPLY, number, status, ref, header)
+        if num_pieces or client.traced:
+            reply = (*reply, 0, 0, *client.times(number, queue_ns, compute), 0, num_pieces)
+        if model.order is None:  # as in _say, whose call would cost as much again
+            client.say(reply)
+            self._written.add(client)
         else:
-            times = statistics.time_points(compute)
-            client.say(layout.record(REPLY, number, status, ref, header, 0, 0, queue_ns, *times))
-            client.traced.discard(number)
-        self._written.add(client)
+            self._say(model, key, client, reply)
         if status:
             statistics.count_failure(model.row, statistics.reason_of_status(status), start_ns, now_ns)
         else:
             statistics.count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
+        if model.sharing is not None:
+            is_only = bool(ref) and not status and key not in self._responded
+            model.sharing.settle(model, key, (ref, header, num_pieces) if is_only else None, now_ns)
         if self._second_chances or self._responded:
             self._forget(key)
+
+    def answer_again(self, key: int, ref: int, header: int, num_pieces: int, hit_ns: int, now_ns: int) -> None:
+        """It is answered as an equal request was; to find the answer has taken so long."""
+        client, model, number, _, _, start_ns, queue_ns, _ = self.pop(key)
+        self._holders.hold(ref, key)
+        client.traced.discard(number)
+        if model.order is not None:
+            model.order.begin((key,))
+        reply = (REPLY, number, 0, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, num_pieces, 0, 0)
+        self._say(model, key, client, reply)
+        statistics.count_cache_hit(model.row, hit_ns, start_ns, queue_ns, now_ns)
+        self._counted.add(model)
 
     def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> Model | None:
         """No worker will answer it. `cell` counts such failures, `detail` is what the reason's sentence names.
@@ -87,14 +120,17 @@ class OpenRequests(dict[int, OpenRequest]):
         client, model, number, _, _, start_ns, _, _ = request
         self._forget(key)
         client.traced.discard(number)
-        self._refuse(client, number, InternalError.wire, reason, detail)
+        self._say(model, key, client, (REPLY, number, InternalError.wire, 0, 0, reason, detail))
         statistics.count_failure(model.row, cell, start_ns, now_ns)
         self._counted.add(model)
+        if model.sharing is not None:
+            model.sharing.settle(model, key, None, now_ns)
         return model
 
     def turn_away(self, client: Client, number: int, reason: Reason) -> None:
         """A request that is not accepted, and counts nowhere."""
-        self._refuse(client, number, UnavailableError.wire, reason)
+        client.say((REPLY, number, UnavailableError.wire, 0, 0, reason))
+        self._written.add(client)
 
     def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> Model | None:
         """Its client does not want it any more, or perhaps: then it stays in its queue.
@@ -105,10 +141,15 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return None
         model = request[1]
-        if not (is_sure and model.scheduler.cancel(key)):
+        if not (is_sure and self._is_waiting(key, model)):
             return model
         self.fail(key, Reason.CANCELLED, now_ns, CANCELED)
+        self.awake[model.id] = model
         return None
+
+    def _is_waiting(self, key: int, model: Model) -> bool:
+        """Whether it waited for an instance, or for another request; it does no more."""
+        return model.scheduler.cancel(key) or (model.sharing is not None and model.sharing.cancel(key))
 
     def reschedule(self, key: int, now_ns: int) -> None:
         """A worker gives it back: it waits again, behind all others."""
@@ -116,16 +157,29 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return
         model = request[1]
+        if model.sequences is not None:
+            model.sequences.add_again(request[-1])
+            return
         try:
             model.scheduler.add(request[-1], now_ns)
-        except UnavailableError:
-            self.fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
+        except UnavailableError as error:
+            self.refuse(key, error, now_ns)
         self._counted.add(model)
+
+    def refuse(self, key: int, error: UnavailableError | SequenceError, now_ns: int) -> None:
+        """Its model's scheduler does not take it, and says why."""
+        if isinstance(error, LateError):
+            self.fail(key, Reason.TOO_LATE, now_ns, REJECTED, pack_times(error.needed_ns, error.left_ns))
+        elif isinstance(error, SequenceError):
+            self.fail(key, error.reason, now_ns, REJECTED)
+        else:
+            self.fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
 
     def refuse_queued(self, model: Model, reason: Reason, now_ns: int) -> None:
         """Nobody will serve what waits for the model."""
-        for queued in model.scheduler.drain():
-            self.fail(queued.key, reason, now_ns, REJECTED)
+        waiting = [] if model.sharing is None else model.sharing.drain(model.id)
+        for key in (*[queued.key for queued in model.scheduler.drain()], *waiting):
+            self.fail(key, reason, now_ns, REJECTED)
 
     def take_back(self, worker: Worker, reason: Reason, detail: int, now_ns: int) -> None:
         """A worker is dead: what it had not begun is queued again.
@@ -163,15 +217,33 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def forget(self, client: Client) -> list[tuple[int, Model]]:
         """A client is dead: its queued requests are gone, its running ones, which are returned, finish for nobody."""
+        # Where something is kept back for it, a request whose turn it is is open.
+        orders = {request[1].order for request in self.values()}
         running = []
         for key in [key for key, request in self.items() if request[0] is client]:
             model = self.pop(key)[1]
             self._forget(key)
+            if model.sharing is not None:
+                model.sharing.abandon(model, key)
             if not model.scheduler.cancel(key):
                 running.append((key, model))
             self._counted.add(model)
+            self.awake[model.id] = model
+        owner = client.owner
+        for order in orders:
+            if order is not None:
+                self._say_all(order.forget(lambda key: key >> NUMBER_BITS == owner))
         return running
 
-    def _refuse(self, client: Client, number: int, status: int, reason: Reason, detail: int = 0) -> None:
-        client.say(layout.record(REPLY, number, status, 0, 0, reason, detail))
-        self._written.add(client)
+    def _say(self, model: Model, key: int, client: Client, reply: Record, *, is_last: bool = True) -> None:
+        """Tell the client; where the model keeps its responses in order, when it is this request's turn."""
+        if model.order is None:
+            client.say(reply)
+            self._written.add(client)
+        else:
+            self._say_all(model.order.admit(key, (client, reply), is_last=is_last))
+
+    def _say_all(self, replies: list[Reply]) -> None:
+        for client, reply in replies:
+            client.say(reply)
+            self._written.add(client)

@@ -4,14 +4,23 @@ Values with little behaviour; `exchange.py` changes them. Live in the batcher.
 """
 
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
+from shoal.batcher.response_order import ResponseOrder
+from shoal.batcher.scheduling.deadlines import DeadlineScheduler
+from shoal.batcher.scheduling.dynamic import PolicyBatchScheduler
+from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.scheduler import Scheduler
-from shoal.shm import layout
+from shoal.batcher.scheduling.sequence import SequenceScheduler
+from shoal.batcher.statistics import Compute, time_points
+from shoal.model_config.signature import Signature
 from shoal.shm.counters import Row
-from shoal.shm.doorbell import Doorbell
+from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import BATCH_ITEM, CANCEL, FREE, NUMBER_BITS, OVERLAP_WORD, PROGRESS_WORD, B
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
+from shoal.shm.slab import SlabView
 
 #: CANCEL records in a worker's ring at once: half of what it has room for beside blocks and batches (memory_plan.py).
 MAX_CANCELS = 32
@@ -20,13 +29,14 @@ MAX_CANCELS = 32
 class Peer:
     """One link: the ring from a process and the ring to it."""
 
-    __slots__ = ("bell", "must_ring", "owner", "reader", "writer")
+    __slots__ = ("bell", "must_ring", "owner", "reader", "slab", "writer")
 
-    def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell) -> None:
+    def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell | GuestBell) -> None:
         self.owner = owner
         self.reader = RingReader(link, segment)
         self.writer = RingWriter(link, segment)
         self.bell = bell
+        self.slab = SlabView(segment)
         #: Whether something was pushed that the peer must be woken for; a FREE can wait.
         self.must_ring = False
 
@@ -44,16 +54,30 @@ class Peer:
 
 
 class Client(Peer):
-    """A front end, or a worker whose model calls others.
+    """A front end, a worker whose model calls others, or a guest: a process that is not ours (guests.py).
 
     Its number of a request, added to `first_key`, is the request's key.
     """
 
-    __slots__ = ("backlog", "first_key", "traced")
+    __slots__ = ("backlog", "first_key", "is_front_end", "is_guest", "last_number", "traced")
 
-    def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell) -> None:
+    def __init__(
+        self,
+        owner: int,
+        link: Segment,
+        segment: SegmentView,
+        bell: Doorbell | GuestBell,
+        *,
+        is_guest: bool = False,
+        is_front_end: bool = False,
+    ) -> None:
         super().__init__(owner, link, segment, bell)
         self.first_key = owner << NUMBER_BITS
+        self.is_guest = is_guest
+        #: Nobody else's code runs there, so what it says of tensors is believed.
+        self.is_front_end = is_front_end
+        #: Of its requests: each has a greater one than those before it.
+        self.last_number = 0
         #: Replies that its ring has no room for yet.
         self.backlog: deque[Record] = deque()
         #: Numbers of open requests whose replies shall have the times in them.
@@ -70,51 +94,113 @@ class Client(Peer):
         except RingFullError:
             self.backlog.append(reply)
 
+    def times(self, number: int, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
+        """What the reply to a request says of when it was accepted and computed."""
+        if number not in self.traced:
+            return 0, 0, 0, 0, 0
+        self.traced.discard(number)
+        return queue_ns, *time_points(compute)
+
     def flush(self) -> bool:
         """Of the backlog, show it what there is room for, too."""
         if self.backlog:
             for _ in range(min(self.writer.num_free, len(self.backlog))):
                 self.writer.push(self.backlog.popleft())
                 self.must_ring = True
-        super().flush()
+        Peer.flush(self)
         return not self.backlog
+
+
+Reply = tuple[Client, Record]
+
+
+class Sharing(Protocol):
+    """Who answers several requests with one response (cached_responses.py)."""
+
+    def take(self, model: "Model", queued: QueuedRequest, digest: tuple[int, int]) -> bool: ...
+    def settle(self, model: "Model", key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None: ...
+    def cancel(self, key: int) -> bool: ...
+    def abandon(self, model: "Model", key: int) -> None: ...
+    def drain(self, model_id: int) -> list[int]: ...
 
 
 class Model:
     """A loaded model version: its scheduler and its row of statistics."""
 
-    __slots__ = ("id", "is_failed", "may_run_again", "row", "scheduler")
+    __slots__ = (
+        "groups", "id", "is_failed", "is_fixed", "max_rows", "may_run_again", "order", "row", "scheduler", "sequences",
+        "sharing", "signature", "version",
+    )  # fmt: skip
 
-    def __init__(self, model_id: int, scheduler: Scheduler, row: Row, *, may_run_again: bool = False) -> None:
+    def __init__(
+        self,
+        model_id: int,
+        scheduler: Scheduler,
+        row: Row,
+        *,
+        max_rows: int = 1,
+        is_fixed: bool = False,
+        may_run_again: bool = False,
+        keeps_order: bool = False,
+        sequences: SequenceScheduler | None = None,
+        signature: Signature | None = None,
+        version: int = 0,
+        groups: Sequence[str] = (),
+        sharing: Sharing | None = None,
+    ) -> None:
         self.id = model_id
+        #: Of one request, and whether requests differ in nothing else (guests.py).
+        self.max_rows = max_rows
+        self.is_fixed = is_fixed
+        #: What ensembles must know of it: what it takes, and how its refusals name it and its instances.
+        self.signature = signature
+        self.version = version
+        self.groups = groups
         self.scheduler = scheduler
+        if isinstance(scheduler, PolicyBatchScheduler) and scheduler.rejects:
+            self.heed_deadlines()
+        #: The scheduler, or what it limits, where that is a sequence batcher.
+        self.sequences = sequences
         self.row = row
         #: Whether a request whose execution ended with its instance's death may be executed a second time.
         self.may_run_again = may_run_again
+        #: With `preserve_ordering`: which of its replies may go.
+        self.order: ResponseOrder[Reply] | None = ResponseOrder() if keeps_order else None
+        #: With `response_cache`: who knows of equal requests.
+        self.sharing = sharing
         #: Whether all its instances die again and again: nothing is queued for it until one is ready.
         self.is_failed = False
+
+    def heed_deadlines(self) -> None:
+        """A request with a deadline is about to be queued: from now on they are looked at."""
+        if not isinstance(self.scheduler, DeadlineScheduler):
+            self.scheduler = DeadlineScheduler(self.scheduler)
 
 
 class Running:
     """A batch that a worker has been given: its number, how many rows, how many of its answers are missing.
 
-    `is_executed` once only its answers are awaited, and the instance has been given others.
+    `is_executed` once only its answers are awaited, and the instance has been given others. `compute` is how the
+    execution spent its time that ended at `end_ns`.
     """
 
-    __slots__ = ("is_executed", "num_missing", "number", "rows")
+    __slots__ = ("compute", "end_ns", "is_executed", "num_missing", "number", "rows")
 
     def __init__(self, number: int, rows: int, num_missing: int) -> None:
         self.number = number
         self.rows = rows
         self.num_missing = num_missing
         self.is_executed = False
+        self.end_ns = -1
+        self.compute: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 class Worker(Peer):
     """A model instance: the requests it has been given and has not answered, in the order of their batches."""
 
     __slots__ = (
-        "_link_words", "_words", "cancelled", "freed", "is_hungry", "missing", "model", "num_batches", "num_finished"
+        "_link_words", "_words", "cancelled", "freed", "hungry_since_ns", "missing", "model", "num_batches",
+        "num_finished",
     )  # fmt: skip
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
@@ -128,7 +214,7 @@ class Worker(Peer):
         self.freed: list[int] = []
         #: Requests that nobody waits for any more, which it has not been told: each once, whoever says it again.
         self.cancelled: set[int] = set()
-        self.is_hungry = False  # it waits for memory
+        self.hungry_since_ns = 0  # it waits for memory; 0: it does not
         self._words = segment.words
         self._link_words = link.words
 
@@ -141,12 +227,12 @@ class Worker(Peer):
         """Tell what was freed and did not travel with a batch, too, and of what was cancelled as much as leaves room
         for blocks and batches."""
         for ref in self.freed:
-            self.writer.push((FREE, 0, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+            self.writer.push((FREE, 0, 0, ref))
         self.freed.clear()
         while self.cancelled and self.writer.num_unread < MAX_CANCELS:
-            self.writer.push(layout.record(CANCEL, self.cancelled.pop()))
+            self.writer.push((CANCEL, self.cancelled.pop()))
             self.must_ring = True
-        super().flush()
+        Peer.flush(self)
         return not self.cancelled
 
     @property
@@ -161,7 +247,7 @@ class Worker(Peer):
     def acknowledge(self) -> None:
         """Leave a successor the number of the batch up to which all answers were passed on, too."""
         self._link_words[PROGRESS_WORD] = self.num_finished
-        super().acknowledge()
+        Peer.acknowledge(self)
 
     def take_over(self) -> None:
         """Find out what a dead batcher gave this worker and saw no answer to: it stands in the ring between them.

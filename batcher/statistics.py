@@ -5,9 +5,9 @@ from shoal.shm.counters import CELL, Row
 
 _SUCCESS_COUNT, _SUCCESS_NS = CELL["success_count"], CELL["success_ns"]
 _FAIL_COUNT, _FAIL_NS = CELL["fail_count"], CELL["fail_ns"]
-_QUEUE_NS, _INPUT_NS = CELL["queue_ns"], CELL["compute_input_ns"]
-_INFER_NS, _OUTPUT_NS = CELL["compute_infer_ns"], CELL["compute_output_ns"]
-_INFERENCE_COUNT = CELL["inference_count"]
+_QUEUE_NS, _INFERENCE_COUNT = CELL["queue_ns"], CELL["inference_count"]
+_HIT_COUNT, _HIT_NS = CELL["cache_hit_count"], CELL["cache_hit_ns"]
+_MISS_COUNT, _MISS_NS = CELL["cache_miss_count"], CELL["cache_miss_ns"]
 _LAST_INFERENCE_MS = CELL["last_inference_ms"]
 #: Why a request failed: the cell that counts it beside `fail_count`.
 REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
@@ -45,27 +45,52 @@ def time_points(compute: Compute) -> tuple[int, int, int, int]:
 def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns: int, now_ns: int) -> None:
     """A request was answered; `start_ns` is when its client began to receive it, `queue_ns` when it was queued."""
     cells = row.cells
-    compute_start_ns, input_ns, infer_ns, output_ns = compute
+    compute_start_ns = compute[0]
     request_ns = now_ns - start_ns if now_ns > start_ns else 0
     waited_ns = compute_start_ns - queue_ns if compute_start_ns > queue_ns else 0
     cells[_SUCCESS_COUNT] += 1
     cells[_SUCCESS_NS] += request_ns
     cells[_QUEUE_NS] += waited_ns
-    cells[_INPUT_NS] += input_ns
-    cells[_INFER_NS] += infer_ns
-    cells[_OUTPUT_NS] += output_ns
     cells[_INFERENCE_COUNT] += rows
     # Buckets are powers of two, and each has its own words: a loop over them would cost half as much again.
-    requests, queued, inputs, infers, outputs = row.histograms
+    requests, queued, _, _, _ = row.histograms
     requests[request_ns.bit_length()] += 1
     queued[waited_ns.bit_length()] += 1
-    inputs[input_ns.bit_length()] += 1
-    infers[infer_ns.bit_length()] += 1
-    outputs[output_ns.bit_length()] += 1
+    if compute is not row.compute:
+        row.add_computed()
+        row.compute = compute
+    row.num_computed += 1
     if row.first_response_bounds:
         row.count_first_response(request_ns)
     if row.windows is not None:
-        row.windows.observe(now_ns, (request_ns, waited_ns, input_ns, infer_ns, output_ns))
+        row.windows.observe(now_ns, (request_ns, waited_ns, *compute[1:]))
+
+
+def count_cache_hit(row: Row, hit_ns: int, start_ns: int, queue_ns: int, now_ns: int) -> None:
+    """A request was answered without an execution of its own: no inference, as in Triton."""
+    cells = row.cells
+    request_ns, waited_ns = max(0, now_ns - start_ns), max(0, now_ns - queue_ns - hit_ns)
+    cells[_SUCCESS_COUNT] += 1
+    cells[_SUCCESS_NS] += request_ns
+    cells[_QUEUE_NS] += waited_ns
+    cells[_HIT_COUNT] += 1
+    cells[_HIT_NS] += hit_ns
+    requests, queued, *_ = row.histograms
+    requests[request_ns.bit_length()] += 1
+    queued[waited_ns.bit_length()] += 1
+    if row.first_response_bounds:
+        row.count_first_response(request_ns)
+
+
+def count_cache_miss(row: Row, miss_ns: int) -> None:
+    """A request was executed whose answer was looked for, and kept where there was room."""
+    row.cells[_MISS_COUNT] += 1
+    row.cells[_MISS_NS] += miss_ns
+
+
+def count_cache_lookup(row: Row, lookup_ns: int) -> None:
+    """An answer was looked for elsewhere, and is not there: a part of a miss, which is counted when it is over."""
+    row.cells[_MISS_NS] += lookup_ns
 
 
 def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:

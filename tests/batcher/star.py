@@ -1,12 +1,17 @@
 """A star in one process: real segments, rings and doorbells; the test plays clients and workers by hand."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
 from shoal.batcher.peers import Client, Model, Worker
+from shoal.batcher.response_order import keeps_order
 from shoal.batcher.scheduling.scheduler import from_config
+from shoal.batcher.scheduling.sequence import SequenceScheduler
+from shoal.model_config.signature import Signature
 from shoal.shm import counters, layout, segment
-from shoal.shm.counters import CELL, CounterTable, CounterTableView
+from shoal.shm.counters import CELL, CounterTable, CounterTableView, Row
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import PROGRESS_WORD, Geometry
 from shoal.shm.ring import RingReader, RingWriter
@@ -15,6 +20,7 @@ from shoal.shm.segment import Segment, SegmentView
 GEOMETRY = Geometry(ring_capacity=64, slab_nbytes=16 * layout.UNIT)
 WALL_OFFSET_NS = 1_000_000_000_000
 MODEL, CLIENT, WORKER = 5, 21, 31
+BATCHER = 91
 INPUT_BLOCK, HEADER = layout.pack_ref(CLIENT, 3, 1), 64 << 32 | 40
 SINGLE = {"name": "m", "max_batch_size": 0}
 
@@ -56,31 +62,71 @@ class Star:
     """An exchange with whatever the test adds."""
 
     def __init__(self) -> None:
-        self.exchange = Exchange(WALL_OFFSET_NS)
+        self.exchange = Exchange(WALL_OFFSET_NS, 1000)
         table, table_view = make_segment(layout.COUNTERS, 1000, counters.GEOMETRY)
         self._table = CounterTable(table)
         self._table_view = CounterTableView(table_view)
+        self.batcher_owner = BATCHER
         # What a successor is told of, too.
         self._models: dict[int, tuple[dict[str, Any], bool]] = {}
         self._clients: list[End] = []
+        self._guests: set[int] = set()
         self._workers: list[tuple[End, int]] = []
 
     def add_model(
         self, model_id: int, config: dict[str, Any], max_queue: int = 100, *, may_run_again: bool = False
     ) -> Model:
         """A model version without instances."""
-        row = self._table.row(model_id)
-        model = Model(model_id, from_config(config, max_queue), row, may_run_again=may_run_again)
+        model = self._model(model_id, config, self._table.row(model_id), max_queue, may_run_again=may_run_again)
         self.exchange.models[model_id] = model
         self._models[model_id] = config, may_run_again
         return model
 
-    def add_client(self, owner: int) -> End:
+    def _model(self, model_id: int, config: dict[str, Any], row: Row, max_queue: int, *, may_run_again: bool) -> Model:
+        scheduler = from_config(config, max_queue)
+        return Model(
+            model_id,
+            scheduler,
+            row,
+            may_run_again=may_run_again,
+            keeps_order=keeps_order(config),
+            sequences=scheduler if isinstance(scheduler, SequenceScheduler) else None,
+            signature=Signature.from_config(config) if "input" in config else None,
+            version=1,
+        )
+
+    def add_ensemble(
+        self,
+        model_id: int,
+        config: dict[str, Any],
+        models: Sequence[int],
+        decoupled: Sequence[int] = (),
+        *,
+        may_run_again: bool = False,
+    ) -> Ensemble:
+        """An ensemble of models that are there; the first one brings memory of the batcher's own."""
+        if self.exchange.blocks.own is None:
+            own, self.batcher_view = make_segment(layout.BATCHER, self.batcher_owner, Geometry(0, 16 * layout.UNIT))
+            self.exchange.ensembles.connect(own)
+        row = self._table.row(model_id)
+        ensemble = Ensemble(
+            model_id, config, row, version=1, models=models, may_run_again=may_run_again, decoupled=decoupled
+        )
+        self.exchange.add_ensemble(ensemble)
+        return ensemble
+
+    def add_client(self, owner: int, *, is_guest: bool = False) -> End:
         """A client."""
         end = End(layout.CLIENT, owner)
-        self.exchange.clients[owner] = Client(owner, end.link, end.own_view, end.bell)
+        self.exchange.clients[owner] = Client(owner, end.link, end.own_view, end.bell, is_guest=is_guest)
+        if is_guest:
+            self._guests.add(owner)
         self._clients.append(end)
         return end
+
+    def drop_client(self, owner: int) -> None:
+        """A client that is gone; no successor hears of it."""
+        self._clients = [end for end in self._clients if end.owner != owner]
 
     def add_worker(self, owner: int, model: Model) -> End:
         """A ready worker."""
@@ -106,12 +152,14 @@ class Star:
 
     def succeed(self) -> None:
         """The batcher is dead. Another one is told of everybody; it serves after `exchange.resume`."""
-        self.exchange = Exchange(WALL_OFFSET_NS)
+        self.exchange = Exchange(WALL_OFFSET_NS, 1000)
+        self.batcher_owner += 1
         for model_id, (config, may_run_again) in self._models.items():
             row = self._table.restored_row(model_id)
-            self.exchange.models[model_id] = Model(model_id, from_config(config, 100), row, may_run_again=may_run_again)
+            model = self._model(model_id, config, row, 100, may_run_again=may_run_again)
+            self.exchange.models[model_id] = model
         for end in self._clients:
-            client = Client(end.owner, end.link, end.own_view, end.bell)
+            client = Client(end.owner, end.link, end.own_view, end.bell, is_guest=end.owner in self._guests)
             client.reader.skip()
             self.exchange.clients[end.owner] = client
         for end, model_id in self._workers:

@@ -20,7 +20,7 @@ from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from tests.batcher.star import GEOMETRY
 
-CONFIG = {"name": "m", "max_batch_size": 0}
+CONFIG = {"input": [], "output": [], "instance_group": [], "name": "m", "max_batch_size": 0}
 MODEL, FRONT_END, FIRST, SECOND = 5, 21, 31, 32
 
 
@@ -86,7 +86,9 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     bell = Doorbell.create()
     table = segment.create(COUNTERS, 1, 1, counters.GEOMETRY, sealed=False)
     figures = CounterTable(Segment.attach(table))
-    batcher = Batcher(Channel(theirs), bell, figures, 100, counts_first_responses=False, is_successor=is_successor)
+    batcher = Batcher(
+        Channel(theirs), bell, figures, 100, 100, counts_first_responses=False, cache_bytes=0, is_successor=is_successor
+    )
 
     def run() -> None:
         with pytest.raises(EOFError):
@@ -96,7 +98,9 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     thread.start()
     try:
         supervisor = Supervisor(Channel(ours), bell)
-        supervisor.tell({"op": "model", "model": MODEL, "row": 0, "config": CONFIG, "may_run_again": True})
+        supervisor.tell(
+            {"op": "model", "model": MODEL, "row": 0, "version": 1, "config": CONFIG, "may_run_again": True}
+        )
         yield supervisor
     finally:
         ours.close()

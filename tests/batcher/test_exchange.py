@@ -21,6 +21,15 @@ BATCHING = {
         "default_priority_level": 0,
     },
 }
+EXPIRING = BATCHING | {
+    "dynamic_batching": {
+        "priority_levels": 2,
+        "default_priority_level": 1,
+        "default_queue_policy": {"default_timeout_microseconds": 1, "timeout_action": "REJECT"},
+        "priority_queue_policy": {"1": {"default_timeout_microseconds": 1, "timeout_action": "DELAY"}},
+    }
+}
+ORDERED = BATCHING | {"dynamic_batching": {"preserve_ordering": True}}
 OUTPUT_BLOCK = pack_ref(WORKER, 2, 1)
 
 
@@ -232,7 +241,7 @@ def test_answer_that_names_another_process_memory_is_an_error_for_its_request() 
 
 def test_a_result_in_a_segment_of_its_own_is_handed_out_and_freed() -> None:
     star, client, worker = one_of_each(SINGLE)
-    star.exchange.add_segment(99, WORKER)
+    star.exchange.blocks.add_result(99, WORKER)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     answer(worker, worker.heard()[0], block=pack_ref(99, 0, 1))
@@ -246,10 +255,10 @@ def test_a_result_in_a_segment_of_its_own_is_handed_out_and_freed() -> None:
 def test_nobody_answers_with_a_segment_of_another_worker_or_one_that_is_gone() -> None:
     star, client, worker = one_of_each(SINGLE)
     star.add_worker(WORKER + 1, star.add_model(MODEL + 1, SINGLE))
-    star.exchange.add_segment(98, WORKER + 1)
-    star.exchange.add_segment(99, WORKER)
-    star.exchange.remove_segment(99)
-    star.exchange.add_segment(97, WORKER + 2)  # no such worker
+    star.exchange.blocks.add_result(98, WORKER + 1)
+    star.exchange.blocks.add_result(99, WORKER)
+    star.exchange.blocks.remove(99)
+    star.exchange.blocks.add_result(97, WORKER + 2)  # no such worker
     for number, owner in enumerate((97, 98, 99), 1):
         ask(client, number)
         star.exchange.step(now_ns=500)
@@ -274,7 +283,7 @@ STEPS = st.lists(st.sampled_from(["ask", "cancel", "answer", "release", "step", 
 
 
 @settings(max_examples=60, deadline=None)
-@given(STEPS, st.sampled_from([SINGLE, BATCHING]))
+@given(STEPS, st.sampled_from([SINGLE, BATCHING, EXPIRING, ORDERED]))
 def test_every_request_gets_exactly_one_reply(steps: list[str], config: dict[str, object]) -> None:
     star = Star()
     model = star.add_model(MODEL, config)

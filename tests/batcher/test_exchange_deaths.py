@@ -136,7 +136,7 @@ def test_dead_client_leaves_nothing_behind() -> None:
 
 def test_a_dead_workers_last_answer_in_its_own_segment_is_delivered_and_freed_by_nobody() -> None:
     star, client, worker = one_of_each(SINGLE)
-    star.exchange.add_segment(99, WORKER)
+    star.exchange.blocks.add_result(99, WORKER)
     ask(client, 1)
     star.exchange.step(now_ns=500)
     answer(worker, worker.heard()[0], block=pack_ref(99, 0, 1))

@@ -106,6 +106,19 @@ def test_the_end_without_a_response_counts_as_success_and_an_error_does_not() ->
     assert [cell(star.model(MODEL), name) for name in ("success_count", "fail_count")] == [1, 1]
 
 
+def test_an_answer_is_counted_before_it_is_told_while_others_of_its_batch_are_missing() -> None:
+    star, client, worker = one_of_each({"name": "m", "max_batch_size": 2, "dynamic_batching": {}})
+    ask(client, 1, 2)
+    star.exchange.step(now_ns=500)
+    first, _ = worker.heard()
+    ready(worker, first)
+    star.exchange.step(now_ns=600)
+    end(worker, first)
+    star.exchange.step(now_ns=700)
+    assert replies(client) == [(1, 0, 0, 0, 0)]
+    assert star.figures(MODEL)["success_count"] == 1
+
+
 def test_a_rescheduled_request_is_executed_again() -> None:
     star, client, worker, item = running()
     worker.say(RESCHEDULE, item[B.KEY])

@@ -47,7 +47,7 @@ def test_release_of_what_is_not_held_changes_nothing() -> None:
 def test_equals_a_list_of_pairs(steps: list[tuple[str, int, int]]) -> None:
     holders = Holders()
     pairs: list[tuple[int, int]] = []
-    parts: set[tuple[int, int]] = set()
+    parts: list[tuple[int, int]] = []
     number = 0
     for verb, value, owner in steps:
         before = {block for block, _ in [*pairs, *parts]}
@@ -56,20 +56,21 @@ def test_equals_a_list_of_pairs(steps: list[tuple[str, int, int]]) -> None:
             holders.hold(value, key(owner, number))
             pairs.append((value, key(owner, number)))
             continue
-        if verb == "hold part":  # of one of six requests of the last client, each block once
+        if verb == "hold part":  # of one of six requests of the last client
             holders.hold_part(value, key(3, owner))
-            parts.add((value, key(3, owner)))
+            parts.append((value, key(3, owner)))
             continue
         if verb == "release part":
             freed = {holders.release(key(3, owner), value)} - {0}
-            parts.discard((value, key(3, owner)))
+            if (value, key(3, owner)) in parts:
+                parts.remove((value, key(3, owner)))
         elif verb == "release":
             freed = {holders.release(key(owner, value))} - {0}
             pairs = [pair for pair in pairs if pair[1] != key(owner, value)]
         else:
             freed = set(holders.release_owner(owner))
             pairs = [pair for pair in pairs if pair[1] >> 40 != owner]
-            parts = {part for part in parts if part[1] >> 40 != owner}
+            parts = [part for part in parts if part[1] >> 40 != owner]
         left = {block for block, _ in [*pairs, *parts]}
         assert freed == before - left
         assert (len(holders), holders.num_held) == (len(left), len(pairs) + len(parts))

@@ -43,11 +43,24 @@ def test_a_success_falls_into_the_bucket_of_its_bits_in_each_phase() -> None:
     }
 
 
+def test_what_the_requests_of_an_execution_took_is_added_up_for_each() -> None:
+    counted = Counted()
+    slow, fast = (1_000, 4, 16, 64), (1_000, 1, 2, 3)
+    for compute in (slow, slow, fast, slow):
+        count_success(counted.row, 1, compute, start_ns=0, queue_ns=0, now_ns=2_000)
+    read = counted.read()
+    assert [read.cells[f"compute_{phase}_ns"] for phase in ("input", "infer", "output")] == [13, 50, 195]
+    assert non_zero(read.histograms["compute_infer"]) == {5: 3, 2: 1}
+    assert counted.read() == read
+    counted.row.clear()
+    assert not any(counted.read().cells.values())
+
+
 def test_whatever_a_worker_claims_has_a_bucket() -> None:
     counted = Counted()
     compute = compute_times(0, 2**64 - 1, 0, 0, 2**62)
     count_success(counted.row, 1, compute, start_ns=0, queue_ns=0, now_ns=1)
-    assert non_zero(counted.view.read(0).histograms["compute_input"]) == {63: 1}
+    assert non_zero(counted.read().histograms["compute_input"]) == {63: 1}
 
 
 def test_claims_never_add_up_to_more_than_a_cell_holds() -> None:

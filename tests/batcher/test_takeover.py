@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.batcher.peers import Model
 from shoal.reasons import Reason
-from shoal.shm.layout import DONE, FREE, HAVE, HOLD, RELEASE, REPLY, B, P, pack_ref
+from shoal.shm.layout import BATCH_ITEM, DONE, FREE, HAVE, HOLD, RELEASE, REPLY, B, P, pack_ref
 from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
 
 BATCHING = {"name": "m", "max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 0}}
@@ -63,6 +63,27 @@ def test_what_was_published_while_nobody_looked_is_delivered() -> None:
     assert answers(client) == [(1, Reason.NONE), (2, Reason.NONE), (3, Reason.NONE)]
     assert worker.heard() == []
     assert (cell(star.model(MODEL), "execution_count"), cell(star.model(MODEL), "pending_count")) == (1, 0)
+
+
+def test_what_a_client_says_before_it_knows_does_not_hide_what_it_says_again() -> None:
+    star, client, worker = one_of_each(BATCHING)
+    ask(client, 1, 2, 3)
+    star.exchange.step(now_ns=500)
+    items = worker.heard()
+    ask(client, 4)
+    star.succeed()
+    ask(client, 5, 6)  # it has not heard of the new one yet; then it has
+    ask(client, 1, 2, 3, 4, 5, 6)
+    for item in items:
+        answer(worker, item)
+    star.exchange.resume(now_ns=600)
+    for item in worker.heard():
+        answer(worker, item)
+    star.exchange.step(now_ns=700)
+    assert sorted(answers(client)) == [(number, Reason.NONE) for number in range(1, 7)]
+    ask(client, 6, 7)
+    star.exchange.step(now_ns=800)
+    assert [item[B.KEY] & 0xFFFF for item in worker.heard() if item[0] == BATCH_ITEM] == [7]
 
 
 def test_an_answer_that_came_before_is_held_until_it_is_released() -> None:
@@ -155,7 +176,9 @@ def test_a_batch_size_seen_before_keeps_its_entry() -> None:
     assert star.batch_statistics(MODEL) == [(2, 1, 1, 2, 3), (4, 2, 2, 4, 6)]
 
 
-STEPS = st.lists(st.sampled_from(["ask", "answer", "release", "step", "serve", "succeed"]), max_size=60)
+STEPS = st.lists(
+    st.sampled_from(["ask", "answer", "release", "step", "serve", "succeed", "succeed_unheard"]), max_size=60
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -250,6 +273,17 @@ class Play:
 
     def succeed(self) -> None:
         self.star.succeed()
+        self.say_again()
+
+    def succeed_unheard(self) -> None:
+        """The client goes on before it has heard of the new batcher."""
+        self.star.succeed()
+        self.ask()
+        self.collect()
+        self.release()
+        self.say_again()
+
+    def say_again(self) -> None:
         self.collect()
         for number, block in self.unreleased.items():
             self.client.say(HOLD, number, 0, block)

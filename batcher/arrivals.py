@@ -1,0 +1,103 @@
+"""Requests as they come in: queued for their model, or refused at once. Lives in the batcher."""
+
+from collections.abc import Callable, Mapping
+
+from shoal.batcher.ensemble import Ensemble
+from shoal.batcher.guests import checked
+from shoal.batcher.open_requests import OpenRequests
+from shoal.batcher.peers import Client, Model, Worker
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.sequence import SequenceError
+from shoal.batcher.statistics import REJECTED
+from shoal.errors import UnavailableError
+from shoal.reasons import Reason
+from shoal.shm.ring import Record
+
+
+class Arrivals:
+    """Models that have got one join `counted` and `awake`."""
+
+    def __init__(
+        self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, counted: set[Model],
+        awake: dict[int, Model], *, deadline_ns: int, tell_cancelled: Callable[[int, Model], None],
+    ) -> None:  # fmt: skip
+        self._models = models
+        self._workers = workers
+        self._requests = requests
+        self._counted = counted
+        self._awake = awake
+        #: In how long every request is to be answered, whatever its client says; 0 = in any time.
+        self._deadline_ns = deadline_ns
+        self._tell_cancelled = tell_cancelled
+        # Only while a dead batcher's place is taken: the requests that workers have from it, and those that have come.
+        self.is_resuming = False
+        self._in_hand: set[int] = set()
+        self._heard: set[int] = set()
+
+    def resume(self, in_hand: set[int]) -> None:
+        """Clients say again what is open, behind what they had said before they knew; workers have some of it."""
+        self.is_resuming = True
+        self._in_hand = in_hand
+
+    def end_resuming(self) -> None:
+        """Every client has said what is open: all that comes from now on is new."""
+        self.is_resuming = False
+        self._in_hand = set()
+        self._heard.clear()
+
+    def accept(self, client: Client, record: Record, now_ns: int) -> None:
+        """One REQUEST: it is queued, or refused. Raises LayoutError for what no client says."""
+        (
+            _, number, model_id, block, header, rows, shape_key, priority, timeout_us,
+            correlation, flags, start_ns, _, low, high, deadline_ns,
+        ) = record  # fmt: skip
+        key = client.first_key + number
+        if number > client.last_number:
+            client.last_number = number
+        elif not self.is_resuming or key in self._heard:
+            return  # said again to a batcher that had heard it the first time
+        if self.is_resuming:
+            self._heard.add(key)
+        model = self._models.get(model_id)
+        if model is None or model.is_failed:
+            self._requests.turn_away(client, number, Reason.NOT_READY if model is None else Reason.MODEL_FAILED)
+            return
+        if client.is_guest:
+            shape_key, start_ns = checked(client, model, record, now_ns)
+        if deadline_ns or self._deadline_ns:
+            model.heed_deadlines()
+            deadline_ns = self._smallest(deadline_ns, start_ns)
+        queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us, deadline_ns, correlation, flags)
+        self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
+        if key in self._in_hand:
+            if model.order is not None:
+                model.order.begin((key,))
+            return
+        if self.is_resuming and self._may_be_begun(model):
+            # It may be among those that a worker has, and its client may have seen some of the answers.
+            self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
+            self._tell_cancelled(key, model)
+            return
+        sharing = model.sharing
+        if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
+            return
+        try:
+            model.scheduler.add(queued, now_ns)
+        except (UnavailableError, SequenceError) as error:
+            self._requests.refuse(key, error, now_ns)
+            return
+        self._counted.add(model)
+        self._awake[model.id] = model
+
+    def _smallest(self, deadline_ns: int, start_ns: int) -> int:
+        """Of a client's deadline and the server's, of which there is at least one."""
+        latest_ns = start_ns + self._deadline_ns
+        return latest_ns if not deadline_ns else min(deadline_ns, latest_ns) if self._deadline_ns else deadline_ns
+
+    def _may_be_begun(self, model: Model) -> bool:
+        """Whether a dead batcher may have begun what its client says again, so that it must not begin here."""
+        if isinstance(model, Ensemble):
+            return not model.may_run_again
+        if model.sequences is not None:
+            return True  # and which of them goes on with what, its successor cannot know
+        return any(worker.overlaps for worker in self._workers.values() if worker.model is model)

@@ -1,0 +1,85 @@
+"""Whose a block of shared memory is: where it can be read, and who must be told that nobody holds it."""
+
+from shoal.batcher.peers import Client, Peer, Worker
+from shoal.shm.layout import OWNER_SHIFT, ref_owner
+from shoal.shm.segment import Segment, SegmentView
+from shoal.shm.slab import Slab, SlabView
+
+
+class Blocks:
+    """All segments with blocks in them: those of clients and workers, of single payloads, and the batcher's own.
+
+    Whom something must be told joins `written`.
+    """
+
+    def __init__(self, clients: dict[int, Client], workers: dict[int, Worker], written: set[Peer]) -> None:
+        self._clients = clients
+        self._workers = workers
+        self._written = written
+        #: Whose results lie in segments beside the workers' own. Changed by add_result and remove, and as workers die.
+        self.results: dict[int, Worker] = {}
+        # Changed by add_payload and remove: what of them ensembles may have to read, and who has asked for it.
+        self._payloads: dict[int, SlabView] = {}
+        self._askers: dict[int, int] = {}
+        #: Blocks that guests say they hold, until the workers whose they are have named them. Changed by the exchange.
+        self.claimed: set[int] = set()
+        #: The batcher's own memory, from the first ensemble on.
+        self.own: Slab | None = None
+
+    def connect(self, segment: Segment) -> None:
+        """Memory of the batcher's own, which everybody who reads it has mapped, or can ask for."""
+        self.own = Slab(segment)
+
+    def add_result(self, owner: int, worker_owner: int) -> None:
+        """A result of that worker may lie in the segment `owner`, too."""
+        worker = self._workers.get(worker_owner)
+        if worker is not None:
+            self.results[owner] = worker
+
+    def add_payload(self, owner: int, asker: int, view: SegmentView) -> None:
+        """A request or a result that fills a segment, which that client or worker has asked for."""
+        self._payloads[owner] = SlabView(view)
+        self._askers[owner] = asker
+
+    def is_of(self, client: int, ref: int) -> bool:
+        """Whether a block is a client's own, in its slab or in a segment that it has asked for."""
+        owner = ref_owner(ref)
+        return owner == client or self._askers.get(owner) == client
+
+    def remove(self, owner: int) -> None:
+        """Nothing lies in that segment any more."""
+        self.results.pop(owner, None)
+        self._payloads.pop(owner, None)
+        self._askers.pop(owner, None)
+
+    def lose(self, worker: Worker) -> set[int]:
+        """A worker is dead. Returns the segments that its results may lie in."""
+        lost = {owner for owner, writer in self.results.items() if writer is worker}
+        for owner in lost:
+            del self.results[owner]
+        return lost | {worker.owner}
+
+    def open(self, ref: int) -> memoryview | None:
+        """A block's memory, whosever it is; None where it is gone."""
+        owner = ref >> OWNER_SHIFT
+        peer = self._workers.get(owner) or self._clients.get(owner)
+        slab = self._payloads.get(owner) if peer is None else peer.slab
+        if slab is not None:
+            return slab.open(ref)
+        own = self.own
+        return own.open(ref) if own is not None and own.is_taken(ref) else None
+
+    def free(self, ref: int) -> None:
+        """Nobody holds the block any more: its owner is told."""
+        if ref in self.claimed:
+            return  # its worker, which may have taken it for something else by now, is yet to say that it has it
+        owner = ref >> OWNER_SHIFT
+        worker = self._workers.get(owner) or self.results.get(owner)
+        if worker is not None:
+            worker.freed.append(ref)
+            self._written.add(worker)
+            # A block of its slab can wait for the worker's next batch, unless it waits for memory itself.
+            if worker.hungry_since_ns or owner != worker.owner:
+                worker.must_ring = True
+        elif self.own is not None:
+            self.own.free(ref)

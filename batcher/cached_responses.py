@@ -1,0 +1,287 @@
+"""Requests that need no execution of their own: their answer is there, or is being made for an equal one.
+
+An answer is copied once, into the batcher's own memory, and each hit is a reference to that, held like any other. Those
+that wait for an equal request get the same block as it. What is kept and who waits is `response_cache`'s business.
+Where answers are shared with other servers (`shared_answers`), the first of equal requests is looked up there before it
+is executed.
+Lives in the batcher.
+"""
+
+from collections.abc import Callable
+
+from shoal.batcher import statistics
+from shoal.batcher.blocks import Blocks
+from shoal.batcher.holders import Holders
+from shoal.batcher.open_requests import OpenRequests
+from shoal.batcher.passed_on import Pieces, read_pieces
+from shoal.batcher.peers import Model
+from shoal.batcher.response_cache import Flight, Identity, ResponseCache, Stored
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.shared_answers import Answer, SharedAnswers
+from shoal.client.outgoing import aligned
+from shoal.errors import InternalError, UnavailableError
+from shoal.request import InferResponse, TensorRef, pack_response, unpack_response
+from shoal.shm.counters import CacheFigures
+from shoal.shm.layout import pack_span, unpack_span
+from shoal.shm.slab import Block, Slab, block_nbytes
+
+#: A larger answer is not kept: to copy it would keep everybody waiting (measured: 16 MiB take 2 ms; ours).
+MAX_ANSWER_BYTES = 16 << 20
+#: The cache as a holder of blocks: the key of no request.
+_CACHE = 0
+
+
+class CachedResponses:
+    """Of all models whose configuration enables the response cache. Its methods up to `drain` are their `Sharing`."""
+
+    def __init__(
+        self,
+        requests: OpenRequests,
+        holders: Holders,
+        blocks: Blocks,
+        figures: CacheFigures,
+        clock_ns: Callable[[], int],
+        woken: Callable[[Model], None],
+        shared: SharedAnswers | None = None,
+    ) -> None:
+        """`clock_ns` is for the durations that are counted; `woken` gives a model its turn."""
+        self._requests = requests
+        self._holders = holders
+        self._blocks = blocks
+        self._figures = figures
+        self._clock_ns = clock_ns
+        self._woken = woken
+        self._shared = shared
+        # Changed by name: what model versions were loaded from. Changed by all methods: what is known of answers.
+        self._revisions: dict[int, str] = {}
+        self._cache = ResponseCache(figures["total_bytes"])
+
+    def take(self, model: Model, queued: QueuedRequest, digest: tuple[int, int]) -> bool:
+        """A request that was accepted; `digest` is (0, 0) where there is none. False: it must be queued."""
+        if digest == (0, 0):
+            return False
+        began_ns = self._clock_ns()
+        self._figures["num_lookups"] += 1
+        identity = Identity(model.id, *digest)
+        stored, must_execute = self._cache.find(identity), False
+        if stored is not None:
+            self._answer(queued.key, stored.ref, stored.header, [], began_ns)
+        elif self._begin(Flight(identity, queued.priority, queued.timeout_us), queued):
+            must_execute = self._shared is None or not self._shared.look_up(identity, queued, began_ns)
+            self._figures["num_misses"] += must_execute
+        self._figures["lookup_ns"] += self._clock_ns() - began_ns
+        self._show()
+        return not must_execute
+
+    def settle(self, model: Model, key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None:
+        """A request has ended, with its only answer (block, header, number of pieces) or without one."""
+        ended = self._cache.end(key)
+        if ended is None:
+            return
+        flight, waiting = ended
+        if answer is None:
+            self._execute_next(flight, waiting, now_ns)
+            return
+        began_ns = self._clock_ns()
+        ref, header, num_pieces = answer
+        block = self._blocks.open(ref) if num_pieces else None
+        pieces = [] if block is None else read_pieces(block, num_pieces)
+        self._keep(flight.identity, ref, header, pieces)
+        ended_ns = self._clock_ns()
+        self._figures["insertion_ns"] += ended_ns - began_ns
+        statistics.count_cache_miss(model.row, ended_ns - began_ns)
+        for each in waiting:
+            self._answer(each, ref, header, pieces, ended_ns)
+        self._show()
+
+    def cancel(self, key: int) -> bool:
+        """Whether the request waited, for another or for what is shared; it does no more."""
+        return self._cache.cancel(key) or (self._shared is not None and self._shared.forget(key))
+
+    def abandon(self, model: Model, key: int) -> None:
+        """A request's client is gone."""
+        if not self._cache.cancel(key):
+            if self._shared is not None:
+                self._shared.forget(key)
+            self.settle(model, key, None, self._clock_ns())
+
+    def drain(self, model_id: int) -> list[int]:
+        """Nobody will serve what waits for the model version: the requests that wait for others, or are looked up."""
+        looked_up = [] if self._shared is None else self._shared.drop(model_id)
+        return [*self._cache.drain(model_id), *looked_up]
+
+    # --- what the exchange tells ---
+
+    def name(self, model_id: int, revision: str, now_ns: int) -> None:
+        """A model version, or an ensemble whose steps mean others now: of what was answered before nothing is true."""
+        if self._shared is not None:
+            self._shared.name(model_id, revision)
+        if self._revisions.setdefault(model_id, revision) == revision:
+            return
+        self._revisions[model_id] = revision
+        waiting = self.drain(model_id)
+        self._drop(model_id)
+        for key in waiting:
+            self._execute(key, now_ns)
+
+    def advance(self, now_ns: int) -> None:
+        """Look what has been found of what is shared: whoever waits for it is answered, or executed."""
+        if self._shared is None or not (found := self._shared.step(now_ns)):
+            return
+        for key, look_up, answer in found:
+            self._figures["lookup_ns"] += now_ns - look_up.began_ns
+            stored = self._cache.find(look_up.identity) or (answer and self._keep_shared(look_up.identity, answer))
+            if stored is None:
+                _, model, *_ = self._requests[key]
+                self._figures["num_misses"] += 1
+                statistics.count_cache_lookup(model.row, now_ns - look_up.began_ns)
+                self._execute(key, now_ns)
+                continue
+            ended = self._cache.end(key)
+            self._answer(key, stored.ref, stored.header, [], look_up.began_ns)
+            for each in () if ended is None else ended[1]:
+                self._answer(each, stored.ref, stored.header, [], now_ns)
+        self._show()
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """When `advance` must be called though nobody rings; 0: at once."""
+        return None if self._shared is None else self._shared.deadline_ns
+
+    @property
+    def in_use(self) -> set[int]:
+        """The models of requests that are neither queued nor running, but looked up."""
+        return set() if self._shared is None else self._shared.in_use
+
+    def forget(self, model_id: int) -> None:
+        """A model version is gone, and its answers with it."""
+        self._revisions.pop(model_id, None)
+        if self._shared is not None:
+            self._shared.unname(model_id)
+        self._drop(model_id)
+
+    @property
+    def num_kept(self) -> int:
+        """Answers, each in a block of its own."""
+        return len(self._cache)
+
+    # --- the work ---
+
+    def _answer(self, key: int, ref: int, header: int, pieces: list[int], began_ns: int) -> None:
+        for piece in pieces:
+            self._holders.hold_part(piece, key)
+        self._figures["num_hits"] += 1
+        now_ns = self._clock_ns()
+        self._requests.answer_again(key, ref, header, len(pieces), now_ns - began_ns, now_ns)
+
+    def _execute_next(self, flight: Flight, waiting: list[int], now_ns: int) -> None:
+        """The leader has failed, which says nothing of the others: the next one leads."""
+        for key in waiting:
+            *_, queued = self._requests[key]
+            if self._begin(flight, queued):
+                self._figures["num_misses"] += 1
+                self._execute(key, now_ns)
+
+    def _execute(self, key: int, now_ns: int) -> None:
+        """What has waited for an answer waits for an instance."""
+        _, model, *_, queued = self._requests[key]
+        try:
+            model.scheduler.add(queued, now_ns)
+        except UnavailableError as error:
+            self._requests.refuse(key, error, now_ns)
+        self._woken(model)
+
+    def _begin(self, flight: Flight, queued: QueuedRequest) -> bool:
+        """Whether the request does not wait for another."""
+        return self._cache.begin(flight, queued.key, queued.deadline_ns)
+
+    def _keep(self, identity: Identity, ref: int, header: int, pieces: list[int]) -> None:
+        """Copy an answer, if there is, or can be, room for it."""
+        if self._cache.has(identity):
+            return
+        block = self._blocks.open(ref)
+        own = self._blocks.own
+        if block is None or own is None:
+            return
+        offset, nbytes = unpack_span(header)
+        try:
+            lies = Pieces(pieces or [ref], self._blocks.open)
+            outputs, parameters = unpack_response(block[offset : offset + nbytes], lies.nbytes)
+        except InternalError:
+            return  # whoever reads it says what is wrong
+        place, refs = 0, []
+        for name, datatype, shape, _, size in outputs:
+            refs.append(TensorRef(name, datatype, shape, place, size))
+            place += aligned(size)
+        packed = pack_response(InferResponse(tuple(refs), parameters))
+        kept = self._allocate(own, place + len(packed))
+        if kept is None:
+            return
+        for target, source in zip(refs, outputs, strict=True):
+            within, piece, _ = lies.find(source.offset)
+            data = self._blocks.open(piece)
+            assert data is not None, "it was there when it was measured"
+            kept.memory[target.offset : target.offset + target.nbytes] = data[within : within + target.nbytes]
+        kept.memory[place : place + len(packed)] = packed
+        self._store(identity, kept, pack_span(place, len(packed)), place + len(packed))
+        if self._shared is not None:
+            self._shared.keep(identity, kept.memory[: place + len(packed)], place, self._clock_ns())
+
+    def _keep_shared(self, identity: Identity, answer: Answer) -> Stored | None:
+        """Copy an answer of another server, if there is, or can be, room for it."""
+        contents, header = answer
+        own, nbytes = self._blocks.own, len(contents)
+        kept = None if own is None else self._allocate(own, nbytes)
+        if kept is None:
+            return None
+        kept.memory[:nbytes] = contents
+        return self._store(identity, kept, pack_span(header, nbytes - header), nbytes)
+
+    def _allocate(self, own: Slab, nbytes: int) -> Block | None:
+        total = block_nbytes(nbytes)
+        if total > min(MAX_ANSWER_BYTES, own.largest_nbytes) or not self._make_room(total):
+            return None
+        while (kept := own.allocate(nbytes)) is None:
+            if not self._evict():
+                return None
+        return kept
+
+    def _store(self, identity: Identity, kept: Block, header: int, nbytes: int) -> Stored:
+        self._holders.hold_part(kept.ref, _CACHE)
+        stored = Stored(kept.ref, header, block_nbytes(nbytes))
+        self._cache.store(identity, stored)
+        return stored
+
+    def _drop(self, model_id: int) -> None:
+        for ref in self._cache.drop(model_id):
+            self._release(ref)
+        self._show()
+
+    def _make_room(self, nbytes: int) -> bool:
+        own = self._blocks.own
+        for ref in self._cache.lingering:
+            if own is None or not own.is_taken(ref):
+                self._cache.freed(ref)
+        if nbytes > self._figures["total_bytes"]:
+            return False
+        while not self._cache.fits(nbytes):
+            if not self._evict():
+                return False
+        return True
+
+    def _evict(self) -> bool:
+        ref = self._cache.evict()
+        if ref:
+            self._figures["num_evictions"] += 1
+            self._release(ref)
+        return bool(ref)
+
+    def _release(self, ref: int) -> None:
+        if self._holders.release(_CACHE, ref):
+            self._blocks.free(ref)
+            self._cache.freed(ref)
+
+    def _show(self) -> None:
+        figures, cache = self._figures, self._cache
+        figures["num_entries"], figures["used_bytes"] = len(cache), cache.nbytes
+        figures.publish()

@@ -1,0 +1,96 @@
+"""What is due is taken from the models' schedulers: expired requests are refused, batches go to their workers.
+
+Lives in the batcher. Whom a batch was written for joins `written`; the exchange shows it to them.
+"""
+
+from collections.abc import Mapping
+
+from shoal.batcher.open_requests import OpenRequests
+from shoal.batcher.peers import Model, Peer, Running, Worker
+from shoal.batcher.scheduling.rate_limiter import RateLimiter
+from shoal.batcher.scheduling.scheduler import Batch
+from shoal.batcher.scheduling.sequence import SequenceScheduler
+from shoal.batcher.statistics import CANCELED, REJECTED
+from shoal.reasons import Reason
+from shoal.shm.layout import BATCH_ITEM
+from shoal.shm.ring import Record
+
+
+class Dispatch:
+    """Models that may have a batch to form are in `awake`."""
+
+    def __init__(
+        self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, written: set[Peer],
+        counted: set[Model], limiter: RateLimiter | None = None,
+    ) -> None:  # fmt: skip
+        self._models = models
+        self._workers = workers
+        self._requests = requests
+        self._written = written
+        self._counted = counted
+        self._limiter = limiter
+        # Changed by form_batches, and by whatever gives a model something to do, or takes it away.
+        self.awake = requests.awake
+        #: Model → when it must be looked at again though nobody asks.
+        self.deadlines: dict[int, int] = {}
+        #: Workers that have something, so that their answers are looked for.
+        self.busy: dict[int, Worker] = {}
+
+    def forget(self, model_id: int) -> None:
+        """A model version is gone."""
+        self.awake.pop(model_id, None)
+        self.deadlines.pop(model_id, None)
+
+    def wake_due(self, now_ns: int) -> None:
+        """Models whose time has come are awake."""
+        for model_id, deadline in self.deadlines.items():
+            if deadline <= now_ns:
+                self.awake[model_id] = self._models[model_id]
+
+    def form_batches(self, now_ns: int) -> None:
+        """Of all that are awake; then none is, but for those whose batches may leave the rate limiter now."""
+        for model in self.awake.values():
+            scheduler = model.scheduler
+            for queued in scheduler.expire(now_ns):
+                self._requests.fail(queued.key, Reason.TIMED_OUT, now_ns, REJECTED)
+            if model.sequences is not None:
+                self._refuse(model.sequences, now_ns)
+            while (batch := scheduler.take(now_ns)) is not None:
+                self._dispatch(model, batch)
+            deadline = scheduler.next_deadline_ns()
+            if deadline is not None:
+                self.deadlines[model.id] = deadline
+            elif self.deadlines:
+                self.deadlines.pop(model.id, None)
+        self.awake.clear()
+        if self._limiter is not None:
+            for instance in self._limiter.allocate():
+                model = self._workers[instance].model
+                self.awake[model.id] = model
+
+    def _refuse(self, sequences: SequenceScheduler, now_ns: int) -> None:
+        for key, reason in sequences.refused():
+            self._requests.fail(key, reason, now_ns, CANCELED if reason is Reason.CANCELLED else REJECTED)
+
+    def _dispatch(self, model: Model, batch: Batch) -> None:
+        instance, requests, rows = batch
+        worker = self._workers[instance]
+        missing, freed, push = worker.missing, worker.freed, worker.writer.push
+        worker.num_batches = number = worker.num_batches + 1
+        count = len(requests)
+        running = Running(number, rows, count)
+        if model.order is not None and model.order.begin([request.key for request in requests]):
+            worker.note_overlap()  # its answers may be kept back: a successor cannot know which
+        for index, request in enumerate(requests):
+            key = request.key
+            _, _, _, block, header, _, _, _ = self._requests[key]
+            missing[key] = running
+            item: Record = (
+                BATCH_ITEM, key, number, block, header, request.rows, index, count, freed.pop() if freed else 0,
+                request.priority, request.timeout_us, request.arrival_ns, request.deadline_ns,
+            )  # fmt: skip
+            push(item if model.sequences is None else (*item, request.flags, request.correlation))
+        self._counted.add(model)
+        self.busy[instance] = worker
+        worker.must_ring = True
+        self._written.add(worker)

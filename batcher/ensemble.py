@@ -1,0 +1,292 @@
+"""An ensemble as the batcher has it: a model without instances, its requests on their way, and who asks for steps.
+
+Values and the two places where an ensemble must look like something else: to the exchange like a model with a
+scheduler, to its steps' models like a client. What happens to a request is the business of `ensembles`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from shoal.batcher.passed_on import Asked, EnsembleResponses, Kept, Passed, StepRequests, StepResponses
+from shoal.batcher.peers import Client, Model, Sharing
+from shoal.batcher.scheduling.ensemble import Graph, Stage
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.scheduler import Batch
+from shoal.batcher.statistics import Compute
+from shoal.batcher.step_headers import StepHeaders
+from shoal.batcher.step_results import Result
+from shoal.model_config import ensemble as configured
+from shoal.model_config.messages import Config
+from shoal.model_config.signature import Signature
+from shoal.request import Parameters
+from shoal.shm.counters import Row
+from shoal.shm.layout import NUMBER_BITS, P, record
+from shoal.shm.ring import Record
+from shoal.shm.slab import Slab
+
+#: Of a REPLY that a step is interested in.
+NUM_WORDS = P.PIECES + 1
+
+
+class StepClient(Client):
+    """Whom the replies to steps go to. It has no ring, since it is in this process."""
+
+    __slots__ = ("replies",)
+
+    def __init__(self, owner: int) -> None:  # of what a Client has, only what is used of one that has no process
+        self.owner = owner
+        self.first_key = owner << NUMBER_BITS
+        self.backlog = deque()
+        self.traced = {0}  # all are: `times` is asked
+        self.is_guest = self.is_front_end = False
+        #: What has been said and not heard yet.
+        self.replies: list[Record] = []
+
+    def say(self, reply: Record) -> None:
+        """Keep it until the step's end."""
+        self.replies.append(reply if len(reply) >= NUM_WORDS else record(*reply)[:NUM_WORDS])
+
+    def times(self, number: int, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
+        """As they are; they are only added up."""
+        return queue_ns, *compute
+
+    def flush(self) -> bool:
+        """Nothing has to be shown to anybody."""
+        return True
+
+    def acknowledge(self) -> None:
+        """Nothing was read."""
+
+
+class Iteration:
+    """The steps that run once for a request, or once for each answer of a decoupled step."""
+
+    __slots__ = (
+        "asked", "headers", "num_beneath", "origin", "parameters", "parent", "results", "slab", "stage", "tensors",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        stage: Stage,
+        tensors: dict[str, Passed],
+        parameters: Parameters,
+        slab: Slab,
+        parent: "Iteration | None" = None,
+        origin: int | None = None,
+    ) -> None:
+        self.parent = parent
+        self.slab = slab  # for headers
+        self.origin = origin  # the step
+        # Changed as steps begin and end: how far it is; tensors that are there; what models have added to the response;
+        # by step, results that are held; iterations that come of this one and are not over; the numbers of steps that
+        # have not been answered, and their headers.
+        self.stage = stage
+        self.tensors = tensors
+        self.parameters = parameters
+        self.results: dict[int, Result] = {}
+        self.num_beneath = 0
+        self.asked: set[int] = set()
+        self.headers = StepHeaders(slab)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs, here or beneath, and so nothing more will start."""
+        return not (self.stage.running or self.num_beneath)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How all requests go that want the same outputs."""
+
+    wanted: tuple[str, ...]
+    #: As the response has them.
+    outputs: tuple[str, ...]
+    #: On whose answers they depend; None: there is one response.
+    origin: int | None
+    #: How a request begins, and with which steps.
+    stage: Stage
+    started: tuple[int, ...]
+
+
+class Progress:
+    """A request to an ensemble that is being answered."""
+
+    __slots__ = (
+        "answer", "asked", "computed", "ensemble", "graph", "is_over", "iterations", "key", "models", "queued", "root",
+        "way",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ensemble: "Ensemble",
+        queued: QueuedRequest,
+        asked: Asked,
+        tensors: dict[str, Passed],
+        slab: Slab,
+    ) -> None:
+        self.ensemble = ensemble
+        self.key = queued.key
+        self.queued = queued
+        self.asked = asked
+        #: What the steps' models were when it began; a reload meanwhile does not concern it.
+        self.models = ensemble.models
+        self.graph = ensemble.graph
+        self.way = way = ensemble.way(asked.request.requested_outputs)
+        self.root = Iteration(way.stage, tensors, {}, slab)
+        # Changed as steps begin and end: what has not ended; the times of each step that has; block, header and number
+        # of pieces of the last response, 0 where that only ends others.
+        self.iterations = {self.root}
+        self.computed: list[Record] = []
+        self.answer: tuple[int, int, int] = (0, 0, 0)
+        self.is_over = False
+
+    def branch(self, parent: Iteration, step: int) -> Iteration:
+        """A decoupled step has answered: what comes of that."""
+        stage = self.graph.start(self.way.wanted, step)
+        made = Iteration(stage, dict(parent.tensors), dict(parent.parameters), parent.slab, parent, step)
+        parent.num_beneath += 1
+        self.iterations.add(made)
+        return made
+
+    def compute(self) -> Compute:
+        """The times of all executions: the whole has begun with the first, and took as long as all together, as in
+        Triton."""
+        start_ns = input_ns = infer_ns = output_ns = 0
+        for began_ns, more_input_ns, more_infer_ns, more_output_ns in self.computed:
+            start_ns = began_ns if not start_ns or began_ns < start_ns else start_ns
+            input_ns += more_input_ns
+            infer_ns += more_infer_ns
+            output_ns += more_output_ns
+        return start_ns, input_ns, infer_ns, output_ns
+
+
+class Unqueued:
+    """The scheduler of an ensemble: nothing waits here, requests begin at once. See `Scheduler` for the contract."""
+
+    __slots__ = ("abandoned", "arrived", "on_news", "open")
+
+    def __init__(self) -> None:
+        # Changed here and by whoever begins and ends requests: those to begin, those that are on their way, those of
+        # them that nobody waits for any more.
+        self.arrived: list[QueuedRequest] = []
+        self.open: dict[int, Progress] = {}
+        self.abandoned: list[Progress] = []
+        #: Called when there is something to begin, or to let go of.
+        self.on_news: Callable[[], None] = lambda: None
+
+    @property
+    def pending(self) -> int:
+        return 0
+
+    def oldest_ns(self) -> int:
+        return 0
+
+    def rows_before(self, request: QueuedRequest) -> int:
+        return 0
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        self.arrived.append(request)
+        self.on_news()
+
+    def add_first(self, request: QueuedRequest) -> None:
+        self.add(request, 0)  # no instance can have died with it
+
+    def take(self, now_ns: int) -> Batch | None:
+        return None
+
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        return []  # its steps expire in their models' queues
+
+    def cancel(self, key: int) -> bool:
+        progress = self.open.pop(key, None)
+        if progress is not None:
+            self.abandoned.append(progress)
+            self.on_news()
+            return True
+        left = [request for request in self.arrived if request.key != key]
+        is_here, self.arrived = len(left) < len(self.arrived), left
+        return is_here
+
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
+        """It has no instances."""
+
+    def next_deadline_ns(self) -> int | None:
+        return None
+
+    def add_instance(self, instance: int, num_running: int = 0) -> None:
+        """It has no instances."""
+
+    def remove_instance(self, instance: int) -> None:
+        """It has no instances."""
+
+    def drain(self) -> list[QueuedRequest]:
+        drained = [progress.queued for progress in self.open.values()] + self.arrived
+        self.abandoned += self.open.values()
+        self.open.clear()
+        self.arrived.clear()
+        self.on_news()
+        return drained
+
+
+class Ensemble(Model):
+    """A version of an ensemble. Its `models` are those of its steps, by their ids; 0 where there is none now."""
+
+    __slots__ = (
+        "answers", "graph", "max_inflight", "models", "name", "num_inflight", "own_signature", "parked", "requests",
+        "responses", "steps", "unqueued", "ways",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        model_id: int,
+        config: Config,
+        row: Row,
+        *,
+        version: int,
+        models: Sequence[int],
+        may_run_again: bool,
+        sharing: Sharing | None = None,
+        decoupled: Collection[int] = (),
+    ) -> None:
+        self.unqueued = Unqueued()
+        self.own_signature = Signature.from_config(config)
+        super().__init__(
+            model_id,
+            self.unqueued,
+            row,
+            max_rows=max(1, config["max_batch_size"]),
+            may_run_again=may_run_again,
+            signature=self.own_signature,
+            version=version,
+            sharing=sharing,
+        )
+        self.name = config["name"]
+        self.steps = [(step["input_map"], step["output_map"]) for step in configured.steps(config)]
+        #: Headers of each step's requests and responses, and of its own responses.
+        self.requests = [StepRequests(tuple(inputs.items()), tuple(outputs)) for inputs, outputs in self.steps]
+        self.responses = [StepResponses(tuple(outputs.items())) for _, outputs in self.steps]
+        self.answers = EnsembleResponses(self.own_signature)
+        self.max_inflight = configured.max_inflight_requests(config)
+        # Changed as steps begin and end: how many requests there are to each, and those that wait to be.
+        self.num_inflight = [0] * len(self.steps)
+        self.parked = [deque[tuple[Progress, Iteration]]() for _ in self.steps]
+        self.link(models, decoupled)
+
+    def link(self, models: Sequence[int], decoupled: Collection[int]) -> None:
+        """Whenever another version becomes that of a step."""
+        self.models: Sequence[int] = tuple(models)
+        self.graph = Graph(self.steps, decoupled)
+        self.ways = Kept[Way]()
+
+    def way(self, requested: tuple[str, ...]) -> Way:
+        """That of requests for these outputs, or, where there are none, for all."""
+        way = self.ways.get(requested)
+        if way is None:
+            signature, graph = self.own_signature, self.graph
+            wanted = requested or tuple(signature.outputs)
+            outputs = tuple([name for name in signature.outputs if name in wanted])
+            stage, started, _ = graph.start(wanted).after(None, tuple(signature.inputs))
+            way = Way(wanted, outputs, graph.origin_of(wanted[0]), stage, started)
+            self.ways.keep(requested, way)
+        return way

@@ -1,0 +1,388 @@
+"""Ensembles: a request that is answered by requests to other models, whose tensors are passed on where they lie.
+
+The batcher is a client here, of itself: a step's request has a header in the batcher's own slab, goes into its model's
+queue like any other, and its reply is heard at once. What a step has answered is held until the last step that reads
+it has ended, and by the client whose answer it is part of. Which step runs when is `scheduling.ensemble`'s business.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+from shoal.batcher import statistics
+from shoal.batcher.blocks import Blocks
+from shoal.batcher.ensemble import Ensemble, Iteration, Progress, StepClient
+from shoal.batcher.holders import Holders
+from shoal.batcher.open_requests import OpenRequests
+from shoal.batcher.passed_on import EnsembleRequests
+from shoal.batcher.peers import Model
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.sequence import SequenceError
+from shoal.batcher.statistics import REJECTED
+from shoal.batcher.step_headers import allocate
+from shoal.batcher.step_results import StepResults, refusal
+from shoal.errors import InternalError, ShoalError, UnavailableError
+from shoal.reasons import Reason
+from shoal.shm.layout import P, pack_span, ref_owner, unpack_span
+from shoal.shm.ring import Record
+from shoal.shm.segment import Segment
+from shoal.shm.slab import Slab
+
+_NUMBER, _START_NS, _MORE = P.NUMBER, P.COMPUTE_START_NS, P.MORE
+#: The header of a guest's request, which nobody has looked at before the batcher unpacks it (ours).
+MAX_GUEST_HEADER_BYTES = 16 << 10
+
+
+class Ensembles:
+    """All requests to ensembles that are on their way."""
+
+    def __init__(
+        self,
+        models: dict[int, Model],
+        requests: OpenRequests,
+        holders: Holders,
+        blocks: Blocks,
+        *,
+        wall_offset_ns: int,
+        woken: Callable[[Model], None],
+        tell_cancelled: Callable[[int, Model], None],
+    ) -> None:
+        """Of the exchange: its models and tables, how it gives a model its turn, and how it tells workers that nobody
+        waits for a request."""
+        self._models = models
+        self._requests = requests
+        self._holders = holders
+        self._wall_offset_ns = wall_offset_ns
+        self._blocks = blocks
+        self._asked = EnsembleRequests()
+        self._results = StepResults(blocks, holders)
+        self._woken = woken
+        self._tell_cancelled = tell_cancelled
+        # Set by connect.
+        self._client = StepClient(0)
+        # Changed by add, remove and advance.
+        self._ensembles: dict[int, Ensemble] = {}
+        self._news: list[Ensemble] = []  # those to which something has come, or of which something was abandoned
+        self._number = 0
+        #: Whether there are none, and nothing is left of one: then the exchange need not look here.
+        self.are_idle = True
+        # By the number of its request.
+        self._steps: dict[int, tuple[Progress, Iteration, int, Model]] = {}
+
+    # --- what the exchange tells ---
+
+    def connect(self, segment: Segment) -> None:
+        """Memory of the batcher's own, which everybody who reads it has mapped, or can ask for."""
+        self._blocks.connect(segment)
+        self._client = StepClient(segment.header.owner)
+
+    def add(self, ensemble: Ensemble) -> None:
+        """Requests may come for it."""
+        self._ensembles[ensemble.id] = ensemble
+        ensemble.unqueued.on_news = lambda: self._news.append(ensemble)
+        self.are_idle = False
+
+    def remove(self, model_id: int, now_ns: int) -> None:
+        """None come any more; those that were on their way have been refused."""
+        ensemble = self._ensembles.pop(model_id, None)
+        for progress in () if ensemble is None else ensemble.unqueued.abandoned:
+            self._drop(progress, now_ns)
+
+    def relink(self, model_id: int, models: list[int], decoupled: Collection[int] = (), *, may_run_again: bool) -> None:
+        """Other versions are those of its steps, from the next request on."""
+        ensemble = self._ensembles.get(model_id)
+        if ensemble is not None:
+            ensemble.link(models, decoupled)
+            ensemble.may_run_again = may_run_again
+
+    @property
+    def in_use(self) -> set[int]:
+        """The models that requests on their way are to, or have steps of."""
+        progresses = [each for ensemble in self._ensembles.values() for each in ensemble.unqueued.open.values()]
+        used = {model_id for each in progresses for model_id in each.models}
+        return used | {each.ensemble.id for each in progresses}
+
+    def running(self, key: int, ensemble: Model) -> list[tuple[int, Model]]:
+        """The steps of a request that are queued or running, by their keys, and their models."""
+        progress = ensemble.unqueued.open.get(key) if isinstance(ensemble, Ensemble) else None
+        iterations = () if progress is None else progress.iterations
+        keys = [self._client.first_key + number for each in iterations for number in each.asked]
+        return [(each, self._requests[each][1]) for each in keys if each in self._requests]
+
+    def lose(self, owners: set[int], reason: Reason, detail: int, model: Model, now_ns: int) -> None:
+        """An instance is dead, and with it the results that lie in its segments: who still needs them fails."""
+        error = refusal(model, reason, detail, "")
+        for ensemble in self._ensembles.values():
+            for progress in tuple(ensemble.unqueued.open.values()):
+                results = [result for each in progress.iterations for result in each.results.values()]
+                if any(ref_owner(ref) in owners for _, refs, _, _ in results for ref in refs):
+                    self._fail(progress, error, now_ns)
+
+    # --- the work ---
+
+    @property
+    def have_heard(self) -> bool:
+        """Whether `advance` has nothing to do."""
+        return not (self._client.replies or self._news)
+
+    def advance(self, now_ns: int) -> None:
+        """Begin what has come, go on with what has been answered, until nothing more follows by itself."""
+        while not self.have_heard:
+            while self._news:
+                ensemble = self._news.pop()
+                unqueued = ensemble.unqueued
+                arrived, unqueued.arrived = unqueued.arrived, []
+                for queued in arrived:
+                    self._begin(ensemble, queued, now_ns)
+                abandoned, unqueued.abandoned = unqueued.abandoned, []
+                for progress in abandoned:
+                    self._drop(progress, now_ns)
+            replies, self._client.replies = self._client.replies, []
+            for reply in replies:
+                self._hear(reply, now_ns)
+        self._results.forget()
+        self.are_idle = not (self._ensembles or self._steps)
+
+    def _begin(self, ensemble: Ensemble, queued: QueuedRequest, now_ns: int) -> None:
+        request = self._requests.get(queued.key)
+        if request is None:
+            return
+        client, _, _, ref, span, _, _, _ = request
+        try:
+            block = self._blocks.open(ref)
+            if block is None:
+                raise InternalError(
+                    f"a request to model '{ensemble.name}' is gone: its block of shared memory was freed"
+                )
+            offset, nbytes = unpack_span(span)
+            if client.is_guest and nbytes > MAX_GUEST_HEADER_BYTES:
+                raise UnavailableError(f"a header of {nbytes} bytes is too large for an ensemble; send it over HTTP")
+            header = block[offset : offset + nbytes].tobytes()  # a guest may write on
+            asked, tensors = self._asked.read(header, ref, len(block), self._nbytes)
+            if client.is_guest and not all(
+                self._blocks.is_of(client.owner, lies) for _, _, lies, _ in tensors.values()
+            ):
+                raise InternalError("a client has passed on what is not its own")
+        except ShoalError as error:
+            self._answer_error(ensemble, queued.key, error, (now_ns, 0, 0, 0), now_ns)
+            return
+        progress = Progress(ensemble, queued, asked, tensors, self._own)
+        ensemble.unqueued.open[queued.key] = progress
+        self._start(progress, progress.root, progress.way.started, now_ns)
+
+    def _start(self, progress: Progress, iteration: Iteration, steps: Sequence[int], now_ns: int) -> None:
+        ensemble = progress.ensemble
+        for step in steps:
+            if progress.is_over:
+                return
+            if ensemble.max_inflight and ensemble.num_inflight[step] >= ensemble.max_inflight:
+                ensemble.parked[step].append((progress, iteration))
+                continue
+            try:
+                self._ask(progress, iteration, step, now_ns)
+            except ShoalError as error:
+                self._fail(progress, error, now_ns)
+        if not steps and iteration.is_over:
+            self._end(progress, iteration, now_ns)
+
+    def _unpark(self, ensemble: Ensemble, step: int, now_ns: int) -> None:
+        """A request to a step has ended: one that waits begins."""
+        ensemble.num_inflight[step] -= 1
+        parked = ensemble.parked[step]
+        while parked and ensemble.num_inflight[step] < ensemble.max_inflight:
+            progress, iteration = parked.popleft()
+            if not progress.is_over:
+                self._start(progress, iteration, [step], now_ns)
+
+    def _ask(self, progress: Progress, iteration: Iteration, step: int, now_ns: int) -> None:
+        """Put a step's request into its model's queue."""
+        ensemble, model = progress.ensemble, self._models.get(progress.models[step])
+        if model is None or model.signature is None or model.is_failed:
+            failed = model is not None and model.is_failed
+            raise UnavailableError(
+                f"Request for unknown model: a model of step {step} is "
+                + ("unavailable: all its instances died again and again" if failed else "not at ready state")
+            )
+        rows, shape_key, header = ensemble.requests[step].write(
+            model.id, model.signature, progress.asked, iteration.tensors
+        )
+        ref, span = iteration.headers.add(header)
+        self._number = number = self._number + 1
+        key = self._client.first_key + number
+        whole = progress.queued
+        timeout_us = whole.timeout_us
+        if timeout_us:
+            timeout_us = max(1, timeout_us - (now_ns - whole.arrival_ns) // 1000)
+        if whole.deadline_ns:
+            model.heed_deadlines()
+        mine = QueuedRequest(
+            key, rows, shape_key, now_ns, whole.priority, timeout_us, whole.deadline_ns, whole.correlation, whole.flags
+        )
+        self._requests[key] = (self._client, model, number, ref, span, now_ns, now_ns, mine)
+        self._steps[number] = (progress, iteration, step, model)
+        iteration.asked.add(number)
+        if ensemble.max_inflight:
+            ensemble.num_inflight[step] += 1
+        try:
+            model.scheduler.add(mine, now_ns)
+        except (UnavailableError, SequenceError) as error:
+            self._requests.refuse(key, error, now_ns)
+        self._woken(model)
+
+    # --- what steps answer ---
+
+    def _hear(self, reply: Record, now_ns: int) -> None:
+        """One answer of a step: its only one, or, of a decoupled step, one of several."""
+        number, is_last = reply[_NUMBER], not reply[_MORE]
+        progress, iteration, step, model = self._steps[number]
+        ensemble = progress.ensemble
+        result = self._results.take(self._client.first_key + number, reply)
+        if is_last:
+            del self._steps[number]
+            iteration.asked.remove(number)
+            if ensemble.max_inflight:
+                self._unpark(ensemble, step, now_ns)
+        if progress.is_over:
+            self._results.release(result)
+            self._forget(iteration)
+            return
+        is_decoupled = step in progress.graph.decoupled
+        if is_decoupled and is_last and not (reply[P.BLOCK] or reply[P.REASON] or reply[P.STATUS]):
+            self._advance(progress, iteration, step, (), now_ns)  # its end, and nothing more
+            return
+        reader = progress.branch(iteration, step) if is_decoupled else iteration
+        reader.results[step] = result
+        try:
+            if not (is_decoupled or is_last):
+                raise InternalError("a step answers more than once, and was not decoupled when the request began")
+            written, parameters = self._results.read(
+                model, ensemble.responses[step], reply, result, progress.asked, reader.tensors
+            )
+        except ShoalError as error:
+            self._fail(progress, error, now_ns)
+            return
+        if is_last and reply[_START_NS]:
+            progress.computed.append(reply[_START_NS:_MORE])
+        if parameters:
+            reader.parameters.update(parameters)
+        if is_decoupled:
+            there = (*ensemble.own_signature.inputs, *reader.tensors)
+            reader.stage, started, _ = reader.stage.after(None, there)
+            self._start(progress, reader, started, now_ns)
+            written = ()
+        if is_last:
+            self._advance(progress, iteration, step, written, now_ns)
+
+    def _advance(
+        self, progress: Progress, iteration: Iteration, step: int, written: tuple[str, ...], now_ns: int
+    ) -> None:
+        """A step has ended: others start, and what nobody needs any more goes."""
+        if progress.is_over:
+            return
+        iteration.stage, started, unneeded = iteration.stage.after(step, written)
+        self._start(progress, iteration, started, now_ns)
+        for each in unneeded:
+            if each in iteration.results:
+                self._results.release(iteration.results.pop(each))
+
+    # --- how a request ends ---
+
+    def _end(self, progress: Progress, iteration: Iteration, now_ns: int) -> None:
+        """Where nothing runs any more, here or beneath, that part of the request is answered."""
+        while iteration.is_over and not progress.is_over:
+            if iteration.origin == progress.way.origin:
+                try:
+                    self._answer(progress, iteration, now_ns)
+                except ShoalError as error:
+                    self._fail(progress, error, now_ns)
+                    return
+            parent = iteration.parent
+            if parent is None:
+                self._finish(progress, now_ns)
+                return
+            self._forget(iteration)
+            progress.iterations.discard(iteration)
+            parent.num_beneath -= 1
+            iteration = parent
+
+    def _answer(self, progress: Progress, iteration: Iteration, now_ns: int) -> None:
+        """Tell the client of the outputs: all there are, or one answer of several. Raises ShoalError."""
+        ensemble, key = progress.ensemble, progress.key
+        if iteration.stage.missing:
+            raise InternalError(
+                f"{_prefix(progress.asked.request.id)}unexpected deadlock, at least one output is not set while no "
+                "more ensemble steps can be made"
+            )
+        outputs = progress.way.outputs
+        pieces, header = ensemble.answers.write(
+            outputs, [iteration.tensors[name] for name in outputs], iteration.parameters
+        )
+        ref, span = iteration.headers.end_with(pieces, header)
+        for piece in pieces:
+            self._holders.hold_part(piece, key)
+        if iteration.parent is None:
+            progress.answer = (ref, span, len(pieces))
+        elif self._requests.respond(key, 0, ref, span, now_ns, len(pieces)) is not None:
+            self._close(progress, now_ns)  # its client takes too little of what it is told
+
+    def _finish(self, progress: Progress, now_ns: int) -> None:
+        """The last answer; of several, one that says no more than that."""
+        compute = progress.compute()
+        statistics.count_execution(progress.ensemble.row, progress.queued.rows, compute, now_ns + self._wall_offset_ns)
+        ref, span, num_pieces = progress.answer
+        self._requests.answer(progress.key, 0, ref, span, compute, now_ns, num_pieces)
+        self._close(progress, now_ns)
+
+    def _fail(self, progress: Progress, error: ShoalError, now_ns: int) -> None:
+        self._answer_error(progress.ensemble, progress.key, error, progress.compute(), now_ns)
+        self._close(progress, now_ns)
+
+    def _answer_error(
+        self, ensemble: Ensemble, key: int, error: ShoalError, compute: statistics.Compute, now_ns: int
+    ) -> None:
+        sentence = f"in ensemble '{ensemble.name}', {error}".encode()
+        try:
+            block = allocate(self._own, len(sentence))
+        except UnavailableError:
+            self._requests.fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
+            return
+        block.memory[: len(sentence)] = sentence
+        self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns)
+
+    def _close(self, progress: Progress, now_ns: int) -> None:
+        progress.ensemble.unqueued.open.pop(progress.key, None)
+        self._woken(progress.ensemble)
+        self._drop(progress, now_ns)
+
+    def _drop(self, progress: Progress, now_ns: int) -> None:
+        """Nothing more is wanted of its steps; those that run finish for nobody."""
+        progress.is_over = True
+        for iteration in progress.iterations:
+            for number in iteration.asked:
+                key = self._client.first_key + number
+                model = self._requests.cancel(key, now_ns)
+                if model is not None:
+                    self._tell_cancelled(key, model)
+            self._forget(iteration)
+        progress.iterations.clear()
+
+    def _forget(self, iteration: Iteration) -> None:
+        """Nothing more comes of it: its results go, and its steps' headers once no worker may read them."""
+        for result in iteration.results.values():
+            self._results.release(result)
+        iteration.results.clear()
+        if not iteration.asked:
+            iteration.headers.free()
+
+    # --- memory ---
+
+    @property
+    def _own(self) -> Slab:
+        assert self._blocks.own is not None, "the supervisor gives memory before it tells of an ensemble"
+        return self._blocks.own
+
+    def _nbytes(self, ref: int) -> int:
+        block = self._blocks.open(ref)
+        return 0 if block is None else len(block)
+
+
+def _prefix(request_id: str) -> str:
+    return f"[request id: {request_id or '<id_unknown>'}] "

@@ -1,0 +1,264 @@
+"""Tensors that the batcher passes on without looking at them: what headers say of them, read and written.
+
+A request's header stands in a client's block, a response's in a worker's; steps of ensembles get a header of the
+batcher's own that names the blocks where the tensors lie. Requests come again, so what was found is kept, by the bytes
+that were read or the forms of what was to be written: to look it up takes a tenth of the time. Lives in the batcher.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple, TypeVar, cast
+
+from shoal.batcher.templates import (
+    Form,
+    Template,
+    outputs_template,
+    request_around,
+    response_header,
+    step_template,
+)
+from shoal.client.validation import ParsedInput, validate
+from shoal.datatypes import BY_WIRE
+from shoal.errors import InternalError
+from shoal.model_config.ensemble import fits
+from shoal.model_config.signature import Signature, TensorSpec, client_dims
+from shoal.request import NO_SEQUENCE, InferRequest, Parameters, unpack_lent_request, unpack_response
+from shoal.shm.layout import WORD
+
+#: A block's memory by its reference; None where it is gone.
+OpenBlock = Callable[[int], memoryview | None]
+#: A tensor where it lies: its form, its offset in a block, the block, and how large that is.
+Passed = tuple[Form, int, int, int]
+
+#: Larger ones are read each time (ours).
+MAX_KEPT_HEADER_BYTES = 4096
+
+_Value = TypeVar("_Value")
+
+
+class Kept(dict[Hashable, _Value]):
+    """What was found before. When it is full it begins anew."""
+
+    MAX_KEPT = 256  # ours
+
+    def keep(self, key: Hashable, value: _Value) -> None:
+        """Find it again."""
+        if len(self) >= self.MAX_KEPT:
+            self.clear()
+        self[key] = value
+
+
+# --- what clients ask ---
+
+
+class Asked(NamedTuple):
+    """A request to an ensemble, but for its inputs."""
+
+    request: InferRequest
+    #: What the header of each step's request begins and ends with.
+    head: bytes
+    tail: bytes
+    #: All of its correlation id that steps' checks look at.
+    sequence: tuple[type, bool]
+
+
+class EnsembleRequests:
+    """Requests of clients."""
+
+    def __init__(self) -> None:
+        # Changed by read.
+        self._kept = Kept[tuple[Asked, Sequence[tuple[str, Passed]]]]()
+
+    def read(
+        self, header: bytes, ref: int, nbytes: int, nbytes_of: Callable[[int], int]
+    ) -> tuple[Asked, dict[str, Passed]]:
+        """What the header says that stands in the block `ref` of so many bytes; inputs by name. `nbytes_of` says how
+        large another block is, 0 where it is gone. Raises InternalError."""
+        found = self._kept.get((header, nbytes))
+        if found is None:
+            found = _, inputs = _read_request(header, nbytes, nbytes_of)
+            if len(header) <= MAX_KEPT_HEADER_BYTES and not any(lender for _, (_, _, lender, _) in inputs):
+                self._kept.keep((header, nbytes), found)
+        asked, inputs = found
+        return asked, {name: (form, offset, lender or ref, size) for name, (form, offset, lender, size) in inputs}
+
+
+def _read_request(
+    header: bytes, nbytes: int, nbytes_of: Callable[[int], int]
+) -> tuple[Asked, Sequence[tuple[str, Passed]]]:
+    """The block of inputs that lie in the header's is 0."""
+
+    def nbytes_there(lender: int) -> int:
+        return nbytes_of(lender) if lender else nbytes
+
+    request, refs = unpack_lent_request(header, 0, nbytes_there)
+    inputs = [
+        (name, ((wire, shape, size), offset, lender, nbytes_there(lender)))
+        for name, wire, shape, offset, size, lender in refs
+    ]
+    sequence, correlation_id = request.sequence, request.sequence[0]
+    head, tail = request_around(request.id, request.parameters, None if sequence == NO_SEQUENCE else sequence)
+    return Asked(request, head, tail, (type(correlation_id), bool(correlation_id))), inputs
+
+
+# --- what steps are asked ---
+
+#: Rows and shape key of a request, and its inputs and outputs as its header has them.
+Checked = tuple[int, int, Template]
+
+
+class StepRequests:
+    """Requests to one step's model, checked as a client's are, and written."""
+
+    def __init__(self, inputs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> None:
+        """The model's inputs, with the ensemble's tensors they are mapped to, and those of its outputs that are."""
+        self._inputs = inputs
+        self._outputs = outputs
+        # Changed by write.
+        self._kept = Kept[Checked]()
+
+    def write(
+        self, model_id: int, signature: Signature, asked: Asked, tensors: Mapping[str, Passed]
+    ) -> tuple[int, int, bytes]:
+        """Rows, shape key and header; of `tensors` optional ones may be missing. Raises InvalidArgumentError."""
+        request, head, tail, sequence = asked
+        looked_at: list[object] = [model_id, sequence]
+        numbers: list[int] = []
+        for _, tensor in self._inputs:
+            passed = tensors.get(tensor)
+            if passed is None:
+                looked_at.append(None)
+            else:
+                form, offset, ref, _ = passed
+                looked_at.append(form)
+                numbers += (offset, ref)
+        key = tuple(looked_at)
+        found = self._kept.get(key)
+        if found is None:
+            forms = [(name, tensors[tensor][0]) for name, tensor in self._inputs if tensor in tensors]
+            found = self._check(signature, request, forms)
+            self._kept.keep(key, found)
+        rows, shape_key, template = found
+        return rows, shape_key, head + template.fill(numbers) + tail
+
+    def _check(self, signature: Signature, request: InferRequest, inputs: Sequence[tuple[str, Form]]) -> Checked:
+        parsed, batches = [], signature.max_batch_size > 0
+        for name, (wire, shape, nbytes) in inputs:
+            spec = signature.inputs.get(name)
+            shape = shape if spec is None else _batched(shape, spec, batches=batches)
+            # Only its size is looked at. Strings were counted by who wrote them, and are again by who reads them.
+            data = cast("memoryview", range(nbytes))
+            parsed.append(ParsedInput(name, BY_WIRE[wire], shape, data, prod(shape)))
+        outputs = () if len(self._outputs) == len(signature.outputs) else tuple(self._outputs)
+        valid = validate(signature, request.id, parsed, outputs, request.sequence[0])
+        seen = [
+            (name, (wire, each.shape, nbytes))
+            for (name, (wire, _, nbytes)), each in zip(inputs, valid.inputs, strict=True)
+        ]
+        return valid.rows, valid.shape_key, step_template(seen, outputs)
+
+
+def _batched(shape: tuple[int, ...], spec: TensorSpec, *, batches: bool) -> tuple[int, ...]:
+    """A tensor's shape for a model that batches, or does not, whoever it comes from: a batch of one is added or taken
+    away where only then it fits, as in Triton."""
+    if batches and fits(spec.dims, shape):
+        return (1, *shape)
+    if not batches and shape[:1] == (1,) and not fits(spec.dims, shape) and fits(spec.dims, shape[1:]):
+        return shape[1:]
+    return shape
+
+
+# --- what steps answer ---
+
+
+class Pieces:
+    """The blocks of a response, as if they lay one behind the other."""
+
+    def __init__(self, refs: Sequence[int], open_block: OpenBlock) -> None:
+        """Raises InternalError where one is gone."""
+        self.refs = refs
+        self._starts, self.nbytes = [], 0
+        for ref in refs:
+            block = open_block(ref)
+            if block is None:
+                raise InternalError("an output is gone: the block of shared memory that it was passed on in was freed")
+            self._starts.append(self.nbytes)
+            self.nbytes += len(block)
+        self._starts.append(self.nbytes)
+
+    def find(self, offset: int) -> tuple[int, int, int]:
+        """Where in which block an offset lies, and how large that is."""
+        number = bisect_right(self._starts, offset, hi=len(self.refs)) - 1
+        start, end = self._starts[number : number + 2]
+        return offset - start, self.refs[number], end - start
+
+
+def read_pieces(block: memoryview, num_pieces: int) -> list[int]:
+    """The references that begin a block of the batcher's."""
+    return block[: num_pieces * WORD].cast("Q").tolist()
+
+
+#: What a step has written: by the ensemble's names, form and offset of each tensor; the names; parameters.
+Answered = tuple[Sequence[tuple[str, Form, int]], tuple[str, ...], Parameters]
+
+
+class StepResponses:
+    """Responses of one step's model."""
+
+    def __init__(self, tensors: Sequence[tuple[str, str]]) -> None:
+        """The model's outputs, and the ensemble's tensors they are mapped to."""
+        self._tensors = tensors
+        # Changed by read.
+        self._kept = Kept[Answered]()
+
+    def read(self, model_id: int, signature: Signature, header: bytes, nbytes: int) -> Answered:
+        """A header that speaks of so many bytes; shapes are those that clients see. Raises InternalError."""
+        found = self._kept.get((model_id, header, nbytes))
+        if found is None:
+            response = unpack_response(header, nbytes)
+            outputs = {each.name: each for each in response.outputs}
+            written = []
+            for name, tensor in self._tensors:
+                if name in outputs:
+                    _, wire, shape, offset, size = outputs[name]
+                    written.append((tensor, (wire, client_dims(signature, name, shape), size), offset))
+            found = written, tuple([tensor for tensor, _, _ in written]), response.parameters
+            if len(header) <= MAX_KEPT_HEADER_BYTES:
+                self._kept.keep((model_id, header, nbytes), found)
+        return found
+
+
+# --- what clients are answered ---
+
+
+class EnsembleResponses:
+    """Responses of one ensemble, to its clients."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        # Changed by write.
+        self._kept = Kept[Template]()
+
+    def write(
+        self, outputs: Sequence[str], tensors: Sequence[Passed], parameters: Parameters
+    ) -> tuple[list[int], bytes]:
+        """The blocks of its tensors, and its header."""
+        key = (outputs, *[form for form, _, _, _ in tensors])
+        template = self._kept.get(key)
+        if template is None:
+            batches, shown = self._signature.max_batch_size > 0, []
+            for name, ((wire, shape, nbytes), _, _, _) in zip(outputs, tensors, strict=True):
+                shape = _batched(shape, self._signature.outputs[name], batches=batches)
+                shown.append((name, (wire, shape, nbytes)))
+            template = outputs_template(shown)
+            self._kept.keep(key, template)
+        starts: dict[int, int] = {}
+        end, places = 0, []
+        for _, offset, ref, nbytes in tensors:
+            start = starts.get(ref)
+            if start is None:
+                starts[ref] = start = end
+                end += nbytes
+            places.append(start + offset)
+        return list(starts), response_header(template.fill(places), parameters)

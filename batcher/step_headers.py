@@ -1,0 +1,69 @@
+"""Memory for what the batcher writes itself: headers of steps' requests, and of what comes of them. In the batcher."""
+
+from array import array
+
+from shoal.errors import UnavailableError
+from shoal.shm.layout import WORD, pack_span
+from shoal.shm.slab import Block, Slab
+
+
+class StepHeaders:
+    """Of one iteration of an ensemble. All lie in one block while it has room, and the answer in their place: to take a
+    block and to give it back costs as much as the rest of a step's header."""
+
+    __slots__ = ("_end", "_full", "_memory", "_nbytes", "_ref", "_slab")
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+        # Changed by every method: the block that has room, where the next header goes, and blocks that have none.
+        self._ref = self._nbytes = self._end = 0
+        self._memory = memoryview(b"")
+        self._full: list[int] = []
+
+    def add(self, header: bytes) -> tuple[int, int]:
+        """Where it lies now: block and span. Raises UnavailableError."""
+        nbytes = len(header)
+        start = self._end
+        end = start + nbytes
+        if end > self._nbytes:
+            self._grow(nbytes)
+            start, end = 0, nbytes
+        self._memory[start:end] = header
+        self._end = end
+        return self._ref, start << 32 | nbytes
+
+    def end_with(self, pieces: list[int], header: bytes) -> tuple[int, int]:
+        """An answer, behind the blocks that its tensors lie in: no step reads its header any more. Its block is the
+        caller's. Raises UnavailableError."""
+        offset = len(pieces) * WORD
+        nbytes = offset + len(header)
+        if nbytes > self._nbytes:
+            self._grow(nbytes)
+        ref, memory = self._ref, self._memory
+        memory[:offset] = array("Q", pieces).tobytes()
+        memory[offset:nbytes] = header
+        self._ref = self._nbytes = self._end = 0
+        self.free()
+        return ref, pack_span(offset, len(header))
+
+    def free(self) -> None:
+        """No step reads its header any more."""
+        if self._ref:
+            self._slab.free(self._ref)
+            self._ref = self._nbytes = self._end = 0
+        while self._full:
+            self._slab.free(self._full.pop())
+
+    def _grow(self, nbytes: int) -> None:
+        block = allocate(self._slab, nbytes)
+        if self._ref:
+            self._full.append(self._ref)
+        self._ref, self._memory, self._nbytes = block.ref, block.memory, len(block.memory)
+
+
+def allocate(slab: Slab, nbytes: int) -> Block:
+    """Raises UnavailableError where there is no room."""
+    block = slab.allocate(nbytes)
+    if block is None:
+        raise UnavailableError("Exceeds maximum queue size")
+    return block

@@ -1,0 +1,99 @@
+"""What steps of ensembles have answered: read, held while somebody needs it, and given back. Lives in the batcher."""
+
+from collections.abc import Sequence
+
+from shoal import errors, reasons
+from shoal.batcher.blocks import Blocks
+from shoal.batcher.holders import Holders
+from shoal.batcher.passed_on import Asked, Passed, Pieces, StepResponses, read_pieces
+from shoal.batcher.peers import Model
+from shoal.errors import ShoalError
+from shoal.request import Parameters
+from shoal.shm.layout import P
+from shoal.shm.ring import Record
+
+_BLOCK, _MORE, _PIECES = P.BLOCK, P.MORE, P.PIECES
+#: A step's answer that is held: by whose key; the blocks its tensors lie in; the block of one that others follow, or 0
+#: of the last; whether it is an ensemble's, so that each block is a part of the reply.
+Result = tuple[int, Sequence[int], int, bool]
+
+
+class StepResults:
+    """How the batcher, as the client of steps, deals with what they answer."""
+
+    def __init__(self, blocks: Blocks, holders: Holders) -> None:
+        self._blocks = blocks
+        self._holders = holders
+        #: What was read last and lies here: one block holds all answers of a batch. Changed by read and forget.
+        self._last: tuple[int, memoryview | None] = (0, None)
+
+    def take(self, key: int, reply: Record) -> Result:
+        """What `reply` to the step's request names, which is held until it is released."""
+        ref = reply[_BLOCK]
+        part = ref if reply[_MORE] else 0
+        num_pieces = reply[_PIECES]
+        if not num_pieces:
+            return key, (ref,), part, False
+        block = self._blocks.open(ref)
+        return key, (ref,) if block is None else read_pieces(block, num_pieces), part, True
+
+    def read(
+        self,
+        model: Model,
+        responses: StepResponses,
+        reply: Record,
+        result: Result,
+        asked: Asked,
+        tensors: dict[str, Passed],
+    ) -> tuple[tuple[str, ...], Parameters]:
+        """Add what the step has written to `tensors`; their names, and the parameters. Raises ShoalError where the
+        answer is an error, or cannot be read."""
+        _, _, status, ref, span, reason, detail, *_ = reply
+        last_ref, block = self._last
+        if ref != last_ref:
+            block = self._blocks.open(ref) if ref else None
+            self._last = ref, block
+        if reason or block is None or model.signature is None:
+            request = asked.request
+            reason = reason or reasons.without_memory(status)
+            raise refusal(model, reason, detail, request.id, request.sequence[0])
+        offset = span >> 32
+        header = block[offset : offset + (span & 0xFFFFFFFF)].tobytes()
+        if status:
+            raise errors.from_wire(status, header.decode("utf-8", "replace"))
+        _, refs, _, has_pieces = result
+        if has_pieces:
+            pieces = Pieces(refs, self._blocks.open)
+            outputs, names, parameters = responses.read(model.id, model.signature, header, pieces.nbytes)
+            for name, form, offset in outputs:
+                tensors[name] = (form, *pieces.find(offset))
+        else:
+            nbytes = len(block)
+            outputs, names, parameters = responses.read(model.id, model.signature, header, nbytes)
+            for name, form, offset in outputs:
+                tensors[name] = (form, offset, ref, nbytes)
+        return names, parameters
+
+    def forget(self) -> None:
+        """What was read last may be written over now."""
+        self._last = (0, None)
+
+    def release(self, result: Result) -> None:
+        """Nobody needs it any more, but for others who hold the same."""
+        key, refs, part, has_pieces = result
+        for ref in (part, *refs) if has_pieces else (part,):
+            if unheld := self._holders.release(key, ref):
+                self._blocks.free(unheld)
+
+
+def refusal(model: Model, reason: int, detail: int, request_id: str, correlation_id: int | str = 0) -> ShoalError:
+    """What the batcher itself says of a request to that model."""
+    return reasons.error_for(
+        reason,
+        detail,
+        model=model.signature.name if model.signature is not None else "",
+        version=model.version,
+        request_id=request_id,
+        groups=model.groups,
+        correlation_id=correlation_id,
+    )

