@@ -22,12 +22,12 @@ from shoal.shm.layout import NO_BLOCK, pack_span
 from shoal.shm.slab import Block
 from shoal.workers.memory import Memory
 from shoal.workers.plans import Column, Plan, Plans
-from shoal.workers.requests import Request, Share, log_prefix
+from shoal.workers.requests import Request, Share, is_wanted, log_prefix
 from shoal.workers.response_sender import OpenBatch, OpenBatches, ResponseSender
 from shoal.workers.response_sender import UnheardResponseSender as Unheard
 from shoal.workers.response_sender import WrittenResponseSender as Written
 from shoal.workers.sentences import sentence_bytes
-from shoal.workers.tensors import Array, Output, encode_strings
+from shoal.workers.tensors import Array, Output
 
 _NO_STATUSES: Mapping[int, int] = {}
 _NO_SENDERS: Mapping[int, ResponseSender] = {}
@@ -72,6 +72,8 @@ class Answers:
 
     def add(self, request: Request, outputs: Mapping[str, Array], parameters: Parameters | None = None) -> None:
         """The whole outputs of one request. Raises InternalError for one of another datatype than configured."""
+        if self._plans.states is not None:
+            self._plans.states.keep((request,), outputs)
         self._add((request,), outputs, parameters)
 
     def add_batch(self, requests: Sequence[Request], outputs: Mapping[str, Array]) -> None:
@@ -79,6 +81,8 @@ class Answers:
 
         A request whose rows an output does not have fails, as Triton has it. Raises InternalError like `add`.
         """
+        if self._plans.states is not None:
+            self._plans.states.keep(requests, outputs)
         if self._plans.signature.max_batch_size == 0:
             self._add(requests, outputs)
             return
@@ -99,13 +103,15 @@ class Answers:
 
         Those that are not configured or not requested are dropped. Raises InternalError for BYTES that are none.
         """
+        if self._plans.states is not None:
+            self._plans.states.keep((request,), {name: array for name, _, array in outputs})
         columns: list[Column] = []
         pieces: list[Array | bytes] = []
         configured = self._plans.signature.outputs
         for name, datatype, array in outputs:
             if name not in configured or not request.form.wants(name):
                 continue
-            piece = self._encoded(name, array) if datatype is BYTES else array
+            piece = self._plans.encoded(name, array) if datatype is BYTES else array
             pieces.append(piece)
             nbytes = len(piece) if isinstance(piece, bytes) else piece.nbytes
             columns.append((name, datatype.wire, array.shape, nbytes))
@@ -147,11 +153,11 @@ class Answers:
         is_all_wanted = not requests[0].form.share[1]
         for name, spec in self._plans.outputs:
             array = outputs.get(name)
-            if array is None or not (is_all_wanted or _is_wanted(name, requests)):
+            if array is None or not (is_all_wanted or is_wanted(name, requests)):
                 continue
             datatype = spec.datatype
             if datatype is BYTES:
-                data = self._encoded(name, array)
+                data = self._plans.encoded(name, array)
                 pieces.append(data)
                 columns.append((name, datatype.wire, array.shape, len(data)))
                 continue
@@ -190,14 +196,6 @@ class Answers:
     def _some_spans(self) -> list[int]:
         return list(self.spans or [0] * self._num_requests)
 
-    def _encoded(self, output: str, array: Array) -> bytes:
-        try:
-            return encode_strings(array)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InternalError(
-                f"model '{self._plans.signature.name}' returned output '{output}' that is no BYTES tensor: {error}"
-            ) from error
-
     def _fit(
         self, requests: Sequence[Request], outputs: Mapping[str, Array]
     ) -> tuple[Sequence[Request], dict[str, Array]]:
@@ -207,7 +205,7 @@ class Answers:
         is_all_wanted = not requests[0].form.share[1]
         for name, _ in self._plans.outputs:
             array = outputs.get(name)
-            if array is None or not (is_all_wanted or _is_wanted(name, requests)):
+            if array is None or not (is_all_wanted or is_wanted(name, requests)):
                 continue
             got = len(array) if array.ndim else 0
             if got < total:
@@ -228,11 +226,16 @@ class Answers:
             if end <= got:
                 fitting.append(request)
                 continue
-            self._errors[request.position] = UnsupportedError(
-                f"{log_prefix(request.id)}failed to split the output tensor '{output}' in responses: expected batch "
-                f"size of at least {end} in model output, got {got}"
-            )
+            self._errors[request.position] = lacks_rows(request, output, end, got)
         return fitting
+
+
+def lacks_rows(request: Request, output: str, end: int, got: int) -> UnsupportedError:
+    """Triton's sentence about a request whose rows end beyond those of an output."""
+    return UnsupportedError(
+        f"{log_prefix(request.id)}failed to split the output tensor '{output}' in responses: expected batch size of at "
+        f"least {end} in model output, got {got}"
+    )
 
 
 class WrittenAnswers(Answers):
@@ -242,7 +245,7 @@ class WrittenAnswers(Answers):
         self, num_requests: int, plans: Plans, instance: str, memory: Memory, batches: OpenBatches | None = None
     ) -> None:
         """Without `batches` there are no senders."""
-        super().__init__(num_requests, plans)
+        Answers.__init__(self, num_requests, plans)  # super() would take 1k instructions more
         self._instance = instance
         self._memory = memory
         self._batches = batches
@@ -260,10 +263,9 @@ class WrittenAnswers(Answers):
             if batch is None:
                 batch = self._open_batch = OpenBatch(self._batches, request.batch)
                 self.senders = batch.senders
-            known = self.senders.get(request.position)
-            if known is not None:
+            if (known := self.senders.get(request.position)) is not None:
                 return known
-            plans, instance = Plans(self._plans.signature), self._instance  # plans are for one thread
+            plans, instance = self._plans.of_another_thread(), self._instance  # plans are for one thread
             sender = Written(request, batch, memory, lambda: WrittenAnswers(1, plans, instance, memory))
             batch.add(request.position, sender)
         return sender
@@ -285,7 +287,7 @@ class WrittenAnswers(Answers):
             datatype = specs[name].datatype
             columns.append((name, datatype.wire, shape, math.prod(shape) * datatype.itemsize))
         plan = self._plan(requests, columns, ())
-        nbytes = self._nbytes + len(self._sentences())
+        nbytes = self._nbytes + (len(self._sentences()) if self._errors else 0)
         self._block = block = self._memory.allocate(nbytes) or self._wait_for_block(nbytes)
         return {
             name: np.ndarray(shape, specs[name].datatype.dtype, block.memory, offset)
@@ -393,7 +395,3 @@ class WrittenAnswers(Answers):
         if self._block is not None:
             self._memory.free(self._block.ref)
             self._block = None
-
-
-def _is_wanted(output: str, requests: Sequence[Request]) -> bool:
-    return any(request.form.wants(output) for request in requests)

@@ -29,8 +29,12 @@ from shoal.workers.readiness import ReadyCheck
 from shoal.workers.requests import Request, RequestReader
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sentences import text_of
+from shoal.workers.sequences import SequenceTensors
 
 _log = logging.getLogger(__name__)
+
+# Looked up in its class, each takes 0.2k instructions, per request.
+_KEY, _BATCH, _BLOCK, _HEADER, _ROWS = B.KEY, B.BATCH, B.BLOCK, B.HEADER, B.ROWS
 
 #: Answers that are ready wait at most this long for others before the batcher is woken for all of them: waking it for
 #: each would cost more than an execution that short (measured, with eight identity requests in the ring: 2.3 times).
@@ -41,15 +45,23 @@ class Loop:
     """One instance of one model, at work."""
 
     def __init__(
-        self, backend: Backend, signature: Signature, instance: str, memory: Memory, *, may_run_again: bool = False
+        self,
+        backend: Backend,
+        signature: Signature,
+        instance: str,
+        memory: Memory,
+        sequences: SequenceTensors | None = None,
+        *,
+        may_run_again: bool = False,
     ) -> None:
+        self._sequences = sequences
         self._backend = backend
         self._signature = signature
         self._instance = instance
         self._memory = memory
         self._may_run_again = may_run_again  # what has failed for lack of the GPU's memory: model_config/idempotence.py
-        self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open)
-        self._plans = Plans(signature)
+        self._reader = RequestReader(signature, memory.is_cancelled, memory.segments.open_lent)
+        self._plans = Plans(signature, sequences if sequences is not None and sequences.states else None)
         self._open_batches = OpenBatches(memory)
         self._ready_check = ReadyCheck(backend, instance)
         self._listening = threading.Lock()
@@ -64,14 +76,15 @@ class Loop:
 
         DeviceLostError where the process is of no more use; what it has not begun is another's.
         """
-        poller = select.poll()
+        poller = select.epoll()
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
-        poller.register(bell_fd, select.POLLIN)
-        poller.register(channel_fd, select.POLLIN)
-        self._memory.oversize.listen = listen = functools.partial(self._listen, channel)
+        poller.register(bell_fd, select.EPOLLIN | select.EPOLLET)
+        poller.register(channel_fd, select.EPOLLIN)
+        oversize = self._memory.oversize
+        oversize.listen = listen = functools.partial(self._listen, channel)
         self._memory.segments.connect(channel, listen)
         while not self._is_stopping or self._open_batches.num_open:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(oversize.look() if oversize.kept else None))
             # Announcements first: a batch may name a segment only after we acknowledged it, never before.
             if channel_fd in ready:
                 self._listen(channel)
@@ -92,7 +105,11 @@ class Loop:
         """Put a message of the supervisor in force; "stop" ends `run` after what has been taken."""
         op = message["op"]
         if op == "segment":
-            self._memory.segments.add(message["owner"], SegmentView.attach(fds[0]))
+            segments, owner, guest = self._memory.segments, message["owner"], message.get("guest", 0)
+            if guest:
+                segments.add_guests(owner, guest, fds[0])
+            else:
+                segments.add(owner, SegmentView.attach(fds[0]))
             fds = fds[1:]
         elif op == "segment_gone":
             self._memory.segments.remove(message["owner"])
@@ -121,8 +138,7 @@ class Loop:
     def step(self) -> int:
         """Run every batch that has come. Returns how many executions that took. Raises DeviceLostError like `run`."""
         memory = self._memory
-        memory.bell.clear()
-        executed = 0
+        executed = num_told = 0
         rung_ns = time.monotonic_ns()
         while (records := memory.take()) is not None:
             while records:
@@ -134,12 +150,13 @@ class Loop:
                 del records[:num]
                 executed += 1
                 if end_ns - rung_ns > RING_AFTER_NS:
-                    rung_ns = end_ns
+                    rung_ns, num_told = end_ns, executed
                     memory.ring()
             if self._loss is not None:
                 memory.ring()
                 raise DeviceLostError
-        memory.ring()
+        if num_told < executed:  # or the batcher would be woken a second time, for nothing
+            memory.ring()
         return executed
 
     def _num_together(self, records: Sequence[Record]) -> int:
@@ -154,7 +171,7 @@ class Loop:
             return num
         rows = 0
         for position in range(num):
-            rows += records[position][B.ROWS]
+            rows += records[position][_ROWS]
             if rows > self._most_rows:
                 return max(position, 1)
         return num
@@ -163,12 +180,17 @@ class Loop:
         """Execute these as one and publish their answers. Returns when that was over, 0 where they are to be split."""
         start_ns = time.monotonic_ns()
         memory = self._memory
-        memory.begin(records[0][B.BATCH], start_ns)
+        memory.begin(records[0][_BATCH], start_ns)
+        if self._sequences is not None:
+            records = self._sequences.with_gaps(records)
         answers = WrittenAnswers(len(records), self._plans, self._instance, memory, self._open_batches)
         try:
             if self._loss is not None:
                 raise self._loss  # the rest of a batch whose first part has lost the GPU
             requests = self._open(records, answers)
+            if self._sequences is not None:
+                for correlation_id in self._sequences.ended():
+                    self._backend.end_sequence(correlation_id)
             if requests:
                 self._backend.execute(requests, answers)
             ref = answers.write()
@@ -180,14 +202,17 @@ class Loop:
             ref = self._fail(answers, error, is_lost=fault is Fault.DEVICE_LOST)
         end_ns = time.monotonic_ns()
         input_end_ns, output_start_ns = answers.input_end_ns or start_ns, answers.output_start_ns or end_ns
-        times = (start_ns, input_end_ns, output_start_ns, end_ns, 0, 0, 0, 0, 0, 0)
+        times = (start_ns, input_end_ns, output_start_ns, end_ns)
         statuses, spans, senders = answers.statuses, answers.spans, answers.senders
+        push = memory.push
         for position in range(len(records)):
             if senders and position in senders:
                 continue
             record, status = records[position], statuses.get(position, 0)
-            # Joined, not unpacked: half the instructions.
-            memory.push((DONE, record[B.KEY], record[B.BATCH], status, ref, spans[position]) + times)  # noqa: RUF005
+            key = record[_KEY]
+            if key:  # else it is the row of an empty slot
+                # Joined, not unpacked: half the instructions.
+                push((DONE, key, record[_BATCH], status, ref, spans[position]) + times)  # noqa: RUF005
         if senders:
             answers.executed(times)
         memory.publish()
@@ -196,7 +221,7 @@ class Loop:
 
     def _shrink(self, records: Sequence[Record]) -> bool:
         """Execute less at once from now on than these; True where they themselves may be executed again so."""
-        rows = sum([record[B.ROWS] for record in records])
+        rows = sum([record[_ROWS] for record in records])
         if len(records) == 1 or rows < 2:
             return False
         self._most_rows, self._most_rows_until_ns = (rows + 1) // 2, time.monotonic_ns() + SMALLER_FOR_NS
@@ -226,16 +251,21 @@ class Loop:
         """The requests that can be read; the others have failed in `answers`."""
         requests = []
         rows, most = 0, self._signature.max_batch_size
+        open_block, open_request = self._memory.segments.open, self._reader.open
         for position in range(len(records)):
             record = records[position]
-            block = self._memory.segments.open(record[B.BLOCK])
+            block = open_block(record[_BLOCK])
             try:
                 if block is None:
                     raise InternalError(
                         f"a request to model '{self._signature.name}' is gone: its block of shared memory was freed"
                     )
-                offset, nbytes = unpack_span(record[B.HEADER])
-                request = self._reader.open(position, block, block[offset : offset + nbytes].tobytes(), record)
+                offset, nbytes = unpack_span(record[_HEADER])
+                request = open_request(position, block, block[offset : offset + nbytes].tobytes(), record)
+                if most and record[_ROWS] != (request.form.rows or 1):
+                    raise InternalError(f"a request of {record[_ROWS]} rows has tensors of {request.form.rows}")
+                if self._sequences is not None:
+                    self._sequences.complete(request)
                 requests.append(request)
                 rows += request.form.rows
             except ShoalError as error:

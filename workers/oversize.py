@@ -6,6 +6,7 @@ one of a response sender. Never on the way of an ordinary result.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from shoal import errors
@@ -13,11 +14,14 @@ from shoal.control import Channel, Message
 from shoal.errors import ShoalError, UnavailableError
 from shoal.shm.layout import ref_owner
 from shoal.shm.segment import Segment
-from shoal.shm.slab import Block, whole_ref, whole_slab
+from shoal.shm.slab import Block
+from shoal.shm.whole_slabs import WholeSlabs
 from shoal.workers.listening import listen_until
 
 #: How long the supervisor and all front ends may take to make and map a segment (ours; then the result fails with 503).
 SEGMENT_WAIT_S = 10.0
+#: The readers of results: the batcher and all front ends.
+_ALL = 0
 
 
 class OversizeBlocks:
@@ -26,10 +30,14 @@ class OversizeBlocks:
     def __init__(self, channel: Channel, wait_s: float = SEGMENT_WAIT_S) -> None:
         self._channel = channel
         self._wait_s = wait_s
+        #: Whether the loop's thread is the only one that frees: it looks, too, before it sleeps.
+        self.keeps = True
         self.listen: Callable[[], None] = lambda: self.hear(*channel.receive())
         self._allocating = threading.Lock()
-        # Changed by allocate, hear and free: the owner ids of the blocks, and what was heard of the one asked for last.
-        self._owners: set[int] = set()
+        self._slabs = WholeSlabs()
+        #: What is kept for the next result, if anything; then `look`.
+        self.kept = self._slabs.kept
+        # Changed by allocate and hear: what was heard of the one asked for last.
         self._request = 0
         self._is_waiting = False
         self._block: Block | None = None
@@ -40,7 +48,7 @@ class OversizeBlocks:
         """A block of `nbytes`, in whole pages. Raises InvalidArgumentError where there never is room, UnavailableError
         where there is none now."""
         with self._allocating:
-            return self._allocate(nbytes)
+            return self._slabs.allocate(nbytes, _ALL) or self._allocate(nbytes)
 
     def _allocate(self, nbytes: int) -> Block:
         self._request += 1
@@ -54,7 +62,7 @@ class OversizeBlocks:
         if block is not None and self._is_ready:
             return block
         if block is not None:
-            self.free(block.ref)
+            self._let_go(block.ref, keep=False)
         raise self._take_refusal() or UnavailableError(
             f"no shared memory for a result of {nbytes} bytes: it was not there within {self._wait_s:g} s. Try again"
         )
@@ -81,18 +89,26 @@ class OversizeBlocks:
         elif not fds:
             self._refusal = errors.from_wire(message["wire"], message["sentence"])
         else:
-            self._owners.add(message["owner"])
-            self._block = whole_slab(Segment.attach(fds[0], populate=False))
+            segment = Segment.attach(fds[0], populate=False)
+            self._block = self._slabs.add(segment, _ALL, may_be_kept="keep" in message)
             self._channel.send({"op": "oversize_mapped", "owner": message["owner"]})
 
     @property
     def refs(self) -> list[int]:
         """References to all blocks that have not been freed."""
-        return [whole_ref(owner) for owner in self._owners]
+        return self._slabs.taken_refs
 
     def free(self, ref: int) -> None:
         """Nobody needs the block any more; what is not one of these is left alone."""
-        owner = ref_owner(ref)
-        if owner in self._owners:
-            self._owners.remove(owner)
+        self._let_go(ref, keep=self.keeps)
+
+    def _let_go(self, ref: int, *, keep: bool) -> None:
+        if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
             self._channel.send({"op": "oversize_gone", "owner": owner})
+
+    def look(self) -> float | None:
+        """Let go of what was kept for nothing; returns for how long the next look may wait (s; None for ever)."""
+        idle, left_s = self._slabs.expire(time.monotonic())
+        for owner in idle:
+            self._channel.send({"op": "oversize_gone", "owner": owner})
+        return left_s

@@ -11,10 +11,13 @@ from typing import TypeAlias
 import msgpack
 
 from shoal.datatypes import BYTES
+from shoal.errors import InternalError
 from shoal.model_config.signature import Signature
 from shoal.request import Parameters
 from shoal.shm.layout import pack_span
 from shoal.workers.requests import Share
+from shoal.workers.sequences import SequenceTensors
+from shoal.workers.tensors import Array, encode_strings
 
 #: Plans that are kept, and the most bytes of headers in one of them (ours: 128 requests of one output have some 5000).
 MAX_PLANS = 256
@@ -42,16 +45,33 @@ class Plan:
 
 
 class Plans:
-    """A model's plans, for one thread. Those of parameters and of strings, which differ each time, are not kept."""
+    """A model's plans, for one thread. Those of parameters and of strings, which differ each time, are not kept.
 
-    def __init__(self, signature: Signature) -> None:
+    `states` has the model's implicit states, where it has any.
+    """
+
+    def __init__(self, signature: Signature, states: SequenceTensors | None = None) -> None:
         self.signature = signature
+        self.states = states
         self.outputs = tuple(signature.outputs.items())
         self.has_strings = any(spec.datatype is BYTES for spec in signature.outputs.values())
         # A TensorRef and the form of shoal.request.pack_response, made without its tuples and with one packer.
         self._pack: Pack = msgpack.Packer(use_bin_type=True).pack
         # Changed by plan.
         self._plans: dict[tuple[int, tuple[Share, ...], tuple[Column, ...]], Plan] = {}
+
+    def of_another_thread(self) -> "Plans":
+        """Plans for the same model."""
+        return Plans(self.signature, self.states)
+
+    def encoded(self, output: str, array: Array) -> bytes:
+        """An output of strings in its wire form. Raises InternalError for what is none."""
+        try:
+            return encode_strings(array)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InternalError(
+                f"model '{self.signature.name}' returned output '{output}' that is no BYTES tensor: {error}"
+            ) from error
 
     def plan(
         self,

@@ -4,7 +4,7 @@ Pure. Runs in a worker. The front end has checked the request against the model;
 process fail or mix up rows is checked again, because it stands in memory that another process can write.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,23 +14,26 @@ import numpy as np
 from shoal.datatypes import BYTES, format_shape
 from shoal.errors import InternalError
 from shoal.model_config.signature import Signature, TensorSpec
-from shoal.request import NO_SEQUENCE, Parameters, check_sequence
+from shoal.request import NO_SEQUENCE, Parameters, check_parameters, check_sequence
 from shoal.shm.layout import B
 from shoal.workers.tensors import Array, open_strings, open_tensor
 
-#: Headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150).
-MAX_FORMS = 512
+#: Headers that are kept, and the longest of them in bytes (ours: one of four inputs has some 150). Of those that lend,
+#: fewer: models' change from request to request, while clients fill the same arrays again and again.
+MAX_FORMS, MAX_LENT_FORMS = 512, 64
 MAX_FORM_BYTES = 1024
 _NO_RECORD = (0,) * 16
 
 #: What one request is to have of its batch's outputs: its rows (1 where the model has no batch dimension) and the
 #: outputs it wants (empty = all). A plain tuple, because it is part of the key of a plan.
 Share: TypeAlias = tuple[int, tuple[str, ...]]
-#: How the block is found that a reference names: None where it is stale.
-OpenBlock: TypeAlias = Callable[[int], memoryview | None]
+#: How the block is found that a reference names, on behalf of a request that lies in another: None where it is stale.
+OpenBlock: TypeAlias = Callable[[int, int], memoryview | None]
 #: Where an input is to be gathered, by its name and size in bytes.
 Stage: TypeAlias = Callable[[str, int], memoryview]
-NO_BLOCKS: OpenBlock = lambda _ref: None  # noqa: E731
+#: The same for one request.
+OpenLent: TypeAlias = Callable[[int], memoryview | None]
+NO_BLOCKS: OpenBlock = lambda _ref, _borrower: None  # noqa: E731
 #: Where an input lies in a block: its spec, shape, offset and size in bytes.
 InputForm: TypeAlias = tuple[TensorSpec, tuple[int, ...], int, int]
 
@@ -40,7 +43,7 @@ class Form:
     """What a header says, found true of the model and of one block.
 
     Where it `is_plain`, it is true of every block that reaches to `end`. Not so with strings, of which each block has
-    others; nor worth keeping with an id, parameters or lent tensors, which change from request to request.
+    others; nor worth keeping with an id or parameters, which change from request to request.
     """
 
     id: str
@@ -53,7 +56,12 @@ class Form:
     is_plain: bool
     correlation_id: int | str
     flags: int
-    lent: Mapping[str, int]  # the blocks of the inputs that lie in others than the header's
+    lent: Mapping[str, int]  # the blocks of the inputs that lie in others than the header's; NO_BLOCK: in none
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether it is plain but for lent tensors: their blocks must be found each time."""
+        return bool(self.lent) and not (self.id or self.parameters or self.correlation_id or self.flags)
 
     def wants(self, output: str) -> bool:
         """Whether the client asked for this output."""
@@ -66,6 +74,16 @@ class Form:
         for name, shape, dtype, offset in self.views:
             inputs[name] = np.ndarray(shape, dtype, block, offset)
         return inputs
+
+    def open_lent(self, block: memoryview, open_lent: OpenLent) -> dict[str, Array | memoryview]:
+        """The inputs of any form, in this block and in those that it names, which are looked up again. Raises
+        InternalError where one is gone, or too small."""
+        tensors = {}
+        for name, (spec, shape, offset, nbytes) in self.inputs.items():
+            ref = self.lent.get(name)
+            lies_in = block if ref is None else _open_lent(name, ref, open_lent)
+            tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
+        return tensors
 
 
 class Request:
@@ -165,10 +183,23 @@ class Request:
         return self.record[B.ACCEPTED_NS]
 
     @property
+    def answer_by_ns(self) -> int:
+        """After when nobody wants the answer, in monotonic ns; 0 = never."""
+        return self.record[B.DEADLINE_NS]
+
+    @property
     def deadline_ns(self) -> int:
-        """When the client's timeout has passed, in monotonic ns; 0 = never."""
-        timeout_us = self.record[B.TIMEOUT_US]
-        return self.record[B.ACCEPTED_NS] + timeout_us * 1000 if timeout_us else 0
+        """The same, or when the client's timeout has passed, if that is sooner."""
+        timeout_us, answer_by_ns = self.record[B.TIMEOUT_US], self.answer_by_ns
+        if not timeout_us:
+            return answer_by_ns
+        expiry_ns = self.record[B.ACCEPTED_NS] + timeout_us * 1000
+        return min(expiry_ns, answer_by_ns or expiry_ns)
+
+    def complete(self, form: Form, tensors: Mapping[str, Array | memoryview]) -> None:
+        """It has these tensors, beside those in its block (sequences.py)."""
+        self.form = form
+        self._tensors = tensors
 
     def is_cancelled(self) -> bool:
         """Whether the client does not wait any more, as far as is known now."""
@@ -192,6 +223,7 @@ class RequestReader:
         self._open_block = open_block
         # Changed by open.
         self._forms: dict[bytes, Form] = {}
+        self._lent_forms: dict[bytes, Form] = {}
 
     def open(self, position: int, block: memoryview, header: bytes, record: Sequence[int] = _NO_RECORD) -> Request:
         """The request with this header, its tensors in `block`. Raises InternalError where it is damaged or not for
@@ -199,7 +231,14 @@ class RequestReader:
         form = self._forms.get(header)
         if form is not None and form.end <= len(block):
             return Request(position, form, block, None, record, self._hears_cancel)
-        form, tensors = read_form(header, block, self._signature, self._open_block)
+        open_lent: OpenLent = lambda ref: self._open_block(ref, record[B.BLOCK])  # noqa: E731
+        if (form := self._lent_forms.get(header)) is not None:
+            return Request(position, form, block, form.open_lent(block, open_lent), record, self._hears_cancel)
+        form, tensors = read_form(header, block, self._signature, open_lent)
+        if form.may_repeat and len(header) <= MAX_FORM_BYTES:
+            if len(self._lent_forms) >= MAX_LENT_FORMS:
+                self._lent_forms.clear()
+            self._lent_forms[header] = form
         if form.is_plain and len(header) <= MAX_FORM_BYTES:
             if len(self._forms) >= MAX_FORMS:
                 self._forms.clear()
@@ -208,7 +247,7 @@ class RequestReader:
 
 
 def read_form(
-    header: bytes, block: memoryview, signature: Signature, open_block: OpenBlock = NO_BLOCKS
+    header: bytes, block: memoryview, signature: Signature, open_lent: OpenLent = lambda _ref: None
 ) -> tuple[Form, dict[str, Array | memoryview]]:
     """What a header says, and the tensors as they lie there.
 
@@ -232,7 +271,8 @@ def read_form(
             lies_in = block
             if lender:
                 (lent[name],) = lender
-                lies_in = _open_lent(name, lent[name], open_block)
+                lies_in = _open_lent(name, lent[name], open_lent)
+            _check_dims(shape, spec, batching=batching)
             tensors[name] = open_tensor(spec, shape, offset, nbytes, lies_in)
             forms[name] = (spec, shape, offset, nbytes)
             if batching:
@@ -243,6 +283,10 @@ def read_form(
                     )
                 rows = shape[0]
         rows = 1 if rows < 0 else rows
+        check_parameters(parameters)
+        missing = [spec.name for spec in specs.values() if spec.name not in forms and not spec.optional]
+        if missing:
+            raise ValueError(f"it has no input '{missing[0]}'")
         hash(outputs)  # a name that is no string may not be hashable, and shares are looked up
     except (TypeError, ValueError, msgpack.UnpackException) as error:
         raise InternalError(f"a request header in shared memory is damaged: {error}") from error
@@ -257,8 +301,21 @@ def read_form(
     return Form(id_, forms, tuple(views), end, rows, share, parameters, is_plain, correlation_id, flags, lent), tensors
 
 
-def _open_lent(name: str, ref: int, open_block: OpenBlock) -> memoryview:
-    block = open_block(ref)
+def _check_dims(shape: Any, spec: TensorSpec, *, batching: bool) -> None:
+    """Requests are batched by what the configuration leaves open, so what it fixes must be as it says."""
+    dims = spec.model_dims
+    seen = shape[1:] if batching else shape
+    if type(shape) is not tuple or len(seen) != len(dims):
+        raise ValueError(f"input '{spec.name}' has the shape {shape}")
+    for size, dim in zip(seen, dims, strict=True):
+        if type(size) is not int or dim not in (-1, size):
+            raise ValueError(f"input '{spec.name}' has the shape {shape}")
+
+
+def _open_lent(name: str, ref: int, open_lent: OpenLent) -> memoryview:
+    if type(ref) is not int:
+        raise TypeError(f"input '{name}' is passed on in a block without a number")
+    block = open_lent(ref)
     if block is None:
         raise InternalError(f"input '{name}' is gone: the block of shared memory that it was passed on in was freed")
     return block
@@ -283,9 +340,9 @@ def gather(requests: Sequence[Request], stage: Stage | None = None) -> dict[str,
         # Bytes, joined: no array per request (32 tensors of 2 KiB: 6k instructions a request less than concatenate).
         parts = []
         for request in requests:
-            _, _, offset, nbytes = request.form.inputs[name]
-            is_lent = name in request.form.lent
-            parts.append(request.inputs[name].data if is_lent else request.block[offset : offset + nbytes])
+            form = request.form
+            _, _, offset, nbytes = form.inputs[name]
+            parts.append(request.inputs[name].data if name in form.lent else request.block[offset : offset + nbytes])
         data = b"".join(parts) if stage is None else _put(stage, name, parts)
         joined: Array = np.ndarray(shape if is_alone else (rows, *shape[1:]), spec.datatype.dtype, data)
         gathered[name] = joined
@@ -300,18 +357,23 @@ def _put(stage: Stage, name: str, parts: Sequence[memoryview]) -> memoryview:
     return memory
 
 
-def why_not_joined(first: Form, other: Form) -> str:
-    """Why a request cannot stand below another in one batch; "" where it can."""
+def why_not_joined(first: Form, other: Form, ragged: Collection[str] = ()) -> str:
+    """Why a request cannot stand below another in one batch; "" where it can. In `ragged` inputs shapes may differ."""
     if first.inputs.keys() != other.inputs.keys():
         return f"inputs {', '.join(other.inputs)} cannot be batched with inputs {', '.join(first.inputs)}"
     for name, (_, shape, _, _) in first.inputs.items():
         other_shape = other.inputs[name][1]
-        if shape[1:] != other_shape[1:]:
+        if shape[1:] != other_shape[1:] and name not in ragged:
             return (
                 f"input '{name}' of shape {format_shape(other_shape)} cannot be batched with shape "
                 f"{format_shape(shape)}"
             )
     return ""
+
+
+def is_wanted(output: str, requests: Sequence[Request]) -> bool:
+    """Whether any of them asks for this output; the first does as a rule."""
+    return requests[0].form.wants(output) or any(request.form.wants(output) for request in requests)
 
 
 def log_prefix(request_id: str) -> str:

@@ -1,14 +1,14 @@
 """The segments of other processes that a worker's requests may lie in: announced ones, and those it asks for.
 
-Front ends' are announced before they ask for anything. Those of workers, whose models lend tensors to others, are asked
-for when a request names one for the first time: a worker that executes could not acknowledge them. Runs in a worker;
-opened by the thread that runs its loop, announced by whichever listens.
+Front ends' are announced before they ask for anything. Those of guests, and of workers whose models lend tensors to
+others, are asked for when a request names one for the first time: a worker that executes could not acknowledge them.
+Runs in a worker; opened by the thread that runs its loop, announced by whichever listens.
 """
 
 from collections.abc import Callable
 
 from shoal.control import Channel
-from shoal.shm.layout import ref_owner
+from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import SlabView
 from shoal.workers.listening import listen_until
@@ -26,6 +26,7 @@ class Segments:
         self._listen: Callable[[], None] = lambda: None
         # Changed by add and remove; by open, which owner is being asked for (0 = none).
         self._views: dict[int, SlabView] = {}
+        self._guests: dict[int, int] = {}  # of those that guests write: whose they are
         self._wanted = 0
 
     def connect(self, channel: Channel, listen: Callable[[], None]) -> None:
@@ -37,15 +38,32 @@ class Segments:
         self._views[owner] = SlabView(view)
         self._settle(owner)
 
+    def add_guests(self, owner: int, guest: int, fd: int) -> None:
+        """Requests of a guest may lie there; takes the descriptor. It may have written over the head of the segment:
+        then nothing can be read in it."""
+        self._guests[owner] = guest
+        try:
+            self.add(owner, SegmentView.attach(fd))
+        except LayoutError:
+            self._settle(owner)
+
     def remove(self, owner: int) -> None:
         """Its owner is gone, or was never there; requests that lie there fail."""
         self._views.pop(owner, None)
+        self._guests.pop(owner, None)
         self._settle(owner)
 
     def open(self, ref: int) -> memoryview | None:
         """A block of another process, read-only; None where it is stale or its owner is gone."""
-        view = self._views.get(ref_owner(ref)) or self._borrow(ref_owner(ref))
+        owner = ref >> OWNER_SHIFT
+        view = self._views.get(owner) or self._borrow(owner)
         return view.open(ref) if view is not None else None
+
+    def open_lent(self, ref: int, borrower: int) -> memoryview | None:
+        """The same of a block that a request names which lies in the block `borrower`; a guest names its own only."""
+        block = self.open(ref)
+        guest = self._guests.get(ref_owner(borrower), 0)
+        return block if not guest or self._guests.get(ref_owner(ref)) == guest else None
 
     def _borrow(self, owner: int) -> SlabView | None:
         if self._channel is None:

@@ -10,10 +10,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from shoal import control, fault, log
 from shoal.control import GONE, Channel, Message
 from shoal.errors import InternalError, ShoalError
+from shoal.model_config import sequences
 from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
 from shoal.placement import format_cores
@@ -27,6 +29,7 @@ from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
 from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.sequences import SequenceTensors
 from shoal.workers.warmup import warm_up
 
 # Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
@@ -63,7 +66,7 @@ def serve(channel: Channel) -> None:
     loaded = _load(channel, message, device)
     if loaded is None:
         return
-    backend, signature = loaded
+    backend, signature, tensors = loaded
     reporter = report_metrics(channel)
     received = _receive(channel, "memory")
     if received is not None:
@@ -71,7 +74,7 @@ def serve(channel: Channel) -> None:
         memory = map_memory(received[1], OversizeBlocks(channel))
         channel.send({"op": "mapped"})
         may_run_again = message["may_run_again"]
-        Loop(backend, signature, instance_name, memory, may_run_again=may_run_again).run(channel)
+        Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again).run(channel)
     backend.unload()
     if reporter is not None:
         reporter.flush()
@@ -88,7 +91,11 @@ def pin(instance_name: str, device: Device, gpu: int = 0) -> None:
     )  # fmt: skip
 
 
-def load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Signature] | None:
+#: What a worker works with; the last of these only where there is a sequence batcher.
+Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None]
+
+
+def load(channel: Channel, order: Message, device: Device) -> Loaded | None:
     """Load and warm up what `order` says; None where the supervisor says stop meanwhile. Raises what goes wrong."""
     config = order["config"]
     backend = backends.create(runs_on(config))
@@ -101,12 +108,12 @@ def load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Sig
         config = final[0]["config"]
     model = _model(order, config)
     backend.load(model, device)
-    signature = Signature.from_config(config)
-    warm_up(backend, model, signature)
-    return backend, signature
+    tensors = SequenceTensors(config, model.version_dir) if "sequence_batching" in config else None
+    warm_up(backend, model, Signature.from_config(sequences.with_sequence_tensors(config)))
+    return backend, Signature.from_config(config), tensors
 
 
-def _load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Signature] | None:
+def _load(channel: Channel, order: Message, device: Device) -> Loaded | None:
     """`load`, its outcome told to the supervisor; None where there is nothing to go on with."""
     try:
         loaded = load(channel, order, device)
@@ -124,6 +131,8 @@ def _load(channel: Channel, order: Message, device: Device) -> tuple[Backend, Si
 
 
 def _model(order: Message, config: Message) -> Model:
+    if runs_on(config) != "python":  # whose models are told of their configuration, and look at no tensor in it
+        config = sequences.with_sequence_tensors(config)
     return Model(
         name=order["name"],
         version=order["version"],

@@ -15,10 +15,11 @@ from itertools import count
 from typing import NamedTuple
 
 from shoal import reasons
+from shoal.batcher.response_order import ResponseOrder, keeps_order
 from shoal.batcher.scheduling import scheduler as scheduling
 from shoal.batcher.scheduling.instances import FAST_NS
 from shoal.errors import ShoalError, UnavailableError
-from shoal.frontend.v2.infer import PreparedRequest
+from shoal.frontend.prepared import PreparedRequest
 from shoal.reasons import Reason
 from shoal.repository.lifecycle import ModelVersion
 from shoal.testing.event_loop import VirtualEventLoop
@@ -33,6 +34,7 @@ START_NS = 1_000_000_000
 _LOOK_S = 0.005
 
 Work = Callable[[], None]
+Telling = tuple[OpenRequest, Answer | None, bool]  # the last: whether that is all
 
 
 class Batch(NamedTuple):
@@ -79,6 +81,7 @@ class Batcher:
         self.batches: list[Batch] = []
         self._models: dict[int, ServedModel] = {}
         self._open: dict[int, OpenRequest] = {}
+        self._orders: dict[int, ResponseOrder[Telling]] = {}  # by model, where it keeps one
         self._due: list[tuple[int, int, Work]] = []  # a heap
         self._left: deque[Work] = deque()  # by finalizers; changed without the lock, too
         self._executing: Counter[int] = Counter()  # thread → executions it is in the middle of
@@ -105,6 +108,8 @@ class Batcher:
             self._models[model.version.model_id] = model
             for number in range(len(model.instances)):
                 model.scheduler.add_instance(number)
+            if keeps_order(model.version.config):
+                self._orders[model.version.model_id] = ResponseOrder()
 
     def remove_model(self, model_id: int) -> None:
         """Nothing more goes to its instances; what is queued fails, and what its coroutines and threads still have."""
@@ -156,10 +161,15 @@ class Batcher:
             if not request.is_open:
                 return
             request.is_open = not is_final
-        request.tell(answer, is_final=is_final)
+            tellings: list[Telling] = [(request, answer, is_final)]
+            if self._orders and (order := self._orders.get(request.prepared.entry.model_id)) is not None:
+                tellings = order.admit(request.queued.key, tellings[0], is_last=is_final)
+        for whom, what, is_all in tellings:
+            whom.tell(what, is_final=is_all)
         with self.changed:
-            if is_final:
-                del self._open[request.queued.key]
+            for whom, _, is_all in tellings:
+                if is_all:
+                    del self._open[whom.queued.key]
             self.changed.notify_all()
 
     def fail_later(self, request: OpenRequest, error: ShoalError) -> None:
@@ -280,6 +290,8 @@ class Batcher:
         ids = tuple([request.prepared.id for request in requests])
         self.batches.append(Batch(version.name, version.version, instance.name, ids, batch.rows, self.now_ms))
         self._executing[threading.get_ident()] += 1
+        if version.model_id in self._orders:
+            self._orders[version.model_id].begin([each.key for each in batch.requests])
         for request in requests:
             request.is_begun = True
         return partial(self._execute, model, batch.instance, requests)

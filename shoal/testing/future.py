@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal.errors import ShoalError
-from shoal.frontend.v2.infer import PreparedRequest
+from shoal.frontend.prepared import PreparedRequest
 from shoal.request import Parameters
 from shoal.testing.tensors import Answer, as_arrays
 from shoal.workers.tensors import Array

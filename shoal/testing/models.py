@@ -8,7 +8,9 @@ from pathlib import Path
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.client.file_overrides import place as place_files
 from shoal.client.models import ModelEntry, ModelTable
+from shoal.errors import UnsupportedError
 from shoal.model_config.autocomplete import ModelIO, needs_autocomplete
+from shoal.model_config.ensemble import is_ensemble
 from shoal.model_config.finish import finish_config
 from shoal.model_config.messages import Config
 from shoal.model_config.normalise import place as place_groups
@@ -97,6 +99,12 @@ class Models:
     # -- one version ------------------------------------------------------------------------------------------------
 
     def _load(self, found: FoundModel, number: int) -> ServedModel:
+        if is_ensemble(found.config):
+            raise UnsupportedError(
+                f"model '{found.name}' is an ensemble, which a test has no server for; load the models it is made of"
+            )
+        if "sequence_batching" in found.config:
+            raise UnsupportedError(f"model '{found.name}' has a sequence batcher, which needs a server; start one")
         self._num_loads += 1
         version = ModelVersion(found.name, number, self._num_loads, 0, found.versions[number].directory)
         version.config, version.labels = _on_cpus(found.config), found.labels
@@ -114,7 +122,7 @@ class Models:
         version.move(VersionState.READY)
         return ServedModel(
             version,
-            from_config(version.config, self._options.default_max_queue_size),
+            from_config(version.config, self._options.default_max_queue_size, self._options.latency_target),
             RequestReader(Signature.from_config(version.config)),
             instances,
             int(self._execution_ms.get(version.name, 0) * 1e6),

@@ -205,6 +205,7 @@ class _Channel:
 
 
 def _tensor(given: PreparedInput) -> Tensor:
+    assert isinstance(given.data, memoryview), "a test has no client with memory of its own"
     if given.datatype is BYTES:
         return Tensor._made(given.name, BYTES, given.shape, None, given.data)
     array = np.frombuffer(bytearray(given.data), given.datatype.dtype).reshape(given.shape)

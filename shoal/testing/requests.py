@@ -7,15 +7,15 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.client.models import ModelEntry
 from shoal.client.validation import ParsedInput, validate
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.frontend.v2.infer import (
+from shoal.frontend.prepared import (
     SEQUENCE_END,
     SEQUENCE_START,
     PreparedRequest,
     RequestedOutput,
     block_nbytes,
-    parse_parameter,
     write_block,
 )
+from shoal.frontend.v2.infer import parse_parameter
 from shoal.request import Parameters
 from shoal.shm.layout import unpack_span
 from shoal.testing.tensors import Answer, client_outputs, parse_inputs
@@ -62,7 +62,7 @@ def validated(
     flags: int,
 ) -> PreparedRequest:
     """The request, if it is one for this model. Raises InvalidArgumentError with Triton's sentences."""
-    valid, rows, shape_key = validate(entry.signature, request_id, inputs, outputs)
+    valid, rows, shape_key = validate(entry.signature, request_id, inputs, outputs, sequence_id)
     wanted = tuple([RequestedOutput(name, True, 0) for name in outputs])
     return PreparedRequest(
         entry, request_id, valid, wanted, True, parameters, rows, shape_key, priority, timeout_us, sequence_id, flags

@@ -13,7 +13,7 @@ from shoal.client.models import ModelEntry
 from shoal.client.validation import ParsedInput
 from shoal.datatypes import BYTES
 from shoal.errors import InternalError, ShoalError
-from shoal.frontend.v2.infer import PreparedRequest
+from shoal.frontend.prepared import PreparedRequest
 from shoal.testing.batcher import Batcher
 from shoal.testing.requests import validated
 from shoal.testing.tensors import Answer, Output

@@ -182,3 +182,49 @@ def test_a_server_serves_a_coroutine(tmp_path: Path) -> None:
         return values
 
     assert asyncio.run(cell()) == ROW
+
+
+def test_a_request_expires_on_the_clock_of_the_test(tmp_path: Path) -> None:
+    policy = "default_queue_policy { default_timeout_microseconds: 3000 allow_timeout_override: true }"
+    write_identity(tmp_path, config=f"max_batch_size: 1 dynamic_batching {{ {policy} }}")
+    with Server(tmp_path, execution_ms={"echo": 10}) as server:
+        futures = [server.submit("echo", {"X": ROW}, timeout_us=timeout_us) for timeout_us in (0, 0, 1000)]
+        server.advance(milliseconds=1)
+        assert [bool(future.errors) for future in futures] == [False, False, True]
+        server.advance(milliseconds=2)
+        with pytest.raises(UnavailableError, match=r"^Request timeout expired$"):
+            futures[1].result()
+        assert futures[0].result()["Y"].tolist() == ROW
+
+
+def test_responses_keep_the_order_of_their_requests(tmp_path: Path) -> None:
+    code = """
+    async def execute(self, requests):
+        import asyncio
+        arrays = [x_of(request).as_numpy() for request in requests]
+        await asyncio.sleep(float(arrays[0][0, 0]))
+        return [answer(array) for array in arrays]
+"""
+    write_python(tmp_path, "slow", code, config="max_batch_size: 1 dynamic_batching { preserve_ordering: true }")
+    with Server(tmp_path) as server:
+        futures = [server.submit("slow", {"X": [[seconds, 0]]}) for seconds in (60, 1)]
+        server.advance(seconds=59)
+        assert [future.done for future in futures] == [False, False]
+        server.advance(seconds=1)
+        assert [future.result()["Y"][0, 0] for future in futures] == [60, 1]
+
+
+@pytest.mark.parametrize(("ragged", "sizes"), [("true", [[2, 3]]), ("false", [[2], [3]])])
+def test_a_ragged_input_may_differ_within_a_batch(tmp_path: Path, ragged: str, sizes: list[list[int]]) -> None:
+    code = """
+    def execute(self, requests):
+        return [answer(x_of(request).as_numpy()) for request in requests]
+"""
+    version = write_python(tmp_path, "ragged", code, config="max_batch_size: 8 dynamic_batching { }")
+    config = version.parent / "config.pbtxt"
+    tensors = config.read_text().replace("dims: [ 2 ]", "dims: [ -1 ]")
+    config.write_text(tensors.replace("dims: [ -1 ]", f"dims: [ -1 ] allow_ragged_batch: {ragged}", 1))
+    with Server(tmp_path) as server:
+        futures = [server.submit("ragged", {"X": [[7.0] * size]}, request_id=f"{size}") for size in (2, 3)]
+        assert [future.result()["Y"].shape for future in futures] == [(1, 2), (1, 3)]
+        assert [[int(id_) for id_ in batch.request_ids] for batch in server.batches] == sizes

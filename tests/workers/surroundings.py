@@ -67,6 +67,7 @@ class Batcher:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.supervisor, self.worker_channel = map(Channel, ends)
         self._block_wait_s = block_wait_s
+        self._rows: dict[int, int] = {}  # of the requests that were not raw, by block
         self._next = 0
 
     def close(self) -> None:
@@ -100,7 +101,8 @@ class Batcher:
         offset: int = 0,
     ) -> tuple[int, int]:
         """Write (name, datatype, array or raw (shape, bytes)) into a client's block → (block, header span)."""
-        body, rows = bytearray(offset), []
+        body = bytearray(offset)
+        rows: list[list[Any]] = []
         for name, datatype, tensor in tensors:
             shape, data = tensor if isinstance(tensor, tuple) else (tensor.shape, tensor.tobytes())
             rows.append([name, WIRE[datatype], list(shape), len(body), len(data)])
@@ -108,7 +110,9 @@ class Batcher:
             body += bytes(-(len(body) - offset) % 64)
         header = msgpack.packb([request_id, rows, list(outputs), {}])
         assert header is not None
-        return self.raw_request(bytes(body), header)
+        request = self.raw_request(bytes(body), header)
+        self._rows[request[0]] = max(1, rows[0][2][0]) if rows and rows[0][2] else 1
+        return request
 
     def raw_request(self, body: bytes, header: bytes) -> tuple[int, int]:
         """A block with any body and header."""
@@ -119,10 +123,11 @@ class Batcher:
         return block.ref, len(body) << 32 | len(header)
 
     def send(self, *requests: tuple[int, int], batch: int = 1, rows: int = 1) -> None:
-        """One batch: BATCH_ITEM (5), key, batch, block, header, rows, index, count."""
+        """One batch: BATCH_ITEM (5), key, batch, block, header, rows, index, count. `rows` are of raw requests."""
         for index, (ref, span) in enumerate(requests):
             self._next += 1
-            self.writer.push(layout.record(5, self._next, batch, ref, span, rows, index, len(requests)))
+            own_rows = self._rows.get(ref, rows)
+            self.writer.push(layout.record(5, self._next, batch, ref, span, own_rows, index, len(requests)))
         self.writer.publish()
         self.worker_bell.ring()
 

@@ -4,7 +4,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -56,6 +56,19 @@ def test_several_batches_of_one_step_are_answered_in_order(batcher: Batcher) -> 
     assert loop.step() == 3
     assert [done.batch for done in batcher.done()] == [1, 2, 3]
     assert batcher.worker_view.words[24] == progress + 3
+
+
+@pytest.mark.parametrize(("ring_after_ns", "rings"), [(-1, 2), (60_000_000_000, 1)])
+def test_the_batcher_is_woken_once_for_what_is_ready(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch, ring_after_ns: int, rings: int
+) -> None:
+    monkeypatch.setattr("shoal.workers.loop.RING_AFTER_NS", ring_after_ns)
+    loop = loop_of(batcher)
+    for batch in (1, 2):
+        batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]), batch=batch)
+    assert loop.step() == 2
+    assert os.eventfd_read(batcher.bell.fd) == rings
+    assert len(batcher.done()) == 2
 
 
 def test_without_a_batch_dimension_requests_run_one_by_one(batcher: Batcher) -> None:
@@ -229,10 +242,12 @@ def test_log_settings_are_in_force_before_the_next_batch(batcher: Batcher, chann
         log.logger.handlers[:], log.logger.level, log.logger.propagate = before
 
 
-def test_descriptors_of_unknown_messages_are_closed(batcher: Batcher, channels: tuple[Channel, Channel]) -> None:
+def test_descriptors_of_unknown_messages_are_closed(
+    batcher: Batcher, channels: tuple[Channel, Channel], num_descriptors: Callable[[], int]
+) -> None:
     supervisor, worker = channels
     loop = loop_of(batcher)
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     supervisor.send({"op": "news"}, [batcher.client_fd])
     loop.obey(worker, *worker.receive())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_descriptors() == before

@@ -1,6 +1,7 @@
 """Results in segments of their own; the test plays the supervisor at the other end of a real control connection."""
 
 import os
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import SlabView
+from shoal.shm.whole_slabs import KEEP_S
 from shoal.workers.tensors import Array
 from tests.workers.surroundings import VARIABLE, Batcher, loop_of
 
@@ -23,11 +25,11 @@ def batcher(make_batcher: Callable[..., Batcher]) -> Batcher:
     return make_batcher(worker=8192, block_wait_s=0.01)
 
 
-def grant(batcher: Batcher, owner: int = 50, request: int = 1) -> SegmentView:
+def grant(batcher: Batcher, owner: int = 50, request: int = 1, **more: bool) -> SegmentView:
     """Send the worker a segment; a reader's view of it."""
     fd = segment.create(OVERSIZE, owner, 1, Geometry(0, UNITS * 4096), sealed=True)
     view = SegmentView.attach(segment.read_only(fd))
-    batcher.supervisor.send({"op": "oversize", "request": request, "owner": owner}, [fd])
+    batcher.supervisor.send({"op": "oversize", "request": request, "owner": owner, **more}, [fd])
     os.close(fd)
     return view
 
@@ -80,9 +82,11 @@ def test_a_refusal_is_the_answer_with_the_models_name(batcher: Batcher, wire: in
     )
 
 
-def test_what_was_awaited_too_long_fails_and_is_given_back_when_it_comes(batcher: Batcher) -> None:
+def test_what_was_awaited_too_long_fails_and_is_given_back_when_it_comes(
+    batcher: Batcher, num_descriptors: Callable[[], int]
+) -> None:
     memory = batcher.memory()
-    num_descriptors = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     with pytest.raises(UnavailableError, match=r"^no shared memory for a result of 12025 bytes: .* within 0\.01 s"):
         memory.oversize.allocate(12025)
     assert heard(batcher) == ASKED
@@ -92,7 +96,7 @@ def test_what_was_awaited_too_long_fails_and_is_given_back_when_it_comes(batcher
     batcher.supervisor.send({"op": "oversize", "request": 2, "wire": 4, "sentence": "never"})
     with pytest.raises(InvalidArgumentError, match=r"^never$"):
         memory.oversize.allocate(12025)
-    assert len(os.listdir("/proc/self/fd")) == num_descriptors
+    assert num_descriptors() == before
 
 
 def test_a_segment_that_nobody_announces_in_time_is_given_back(batcher: Batcher) -> None:
@@ -120,3 +124,37 @@ def test_other_messages_are_obeyed_while_a_segment_is_awaited(batcher: Batcher) 
     batcher.supervisor.send({"op": "oversize_ready", "owner": 50})
     block = memory.oversize.allocate(12025)
     assert (block.ref, len(block.memory), others) == (0x000032_00000_00001, UNITS * 4096, [7])
+
+
+def test_one_that_may_be_kept_is_there_for_the_next_result(batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(batcher, VARIABLE)
+    oversize = loop._memory.oversize
+    view = grant(batcher, keep=True)
+    batcher.supervisor.send({"op": "oversize_ready", "owner": 50})
+    batcher.results = SlabView(view)
+    for ref in (0x000032_00000_00001, 0x000032_00000_00003):
+        tensor = send(batcher)
+        loop.step()
+        (done,) = batcher.done()
+        assert (done.status, done.ref) == (0, ref)
+        assert np.array_equal(done.outputs["OUTPUT0"], tensor)
+        assert oversize.refs == [ref]
+        batcher.free(ref)
+        loop.step()
+    assert [heard(batcher)["op"] for _ in range(2)] == ["oversize", "oversize_mapped"]
+    batcher.free(0x000032_00000_00001)  # a name of old
+    loop.step()
+    assert oversize.refs == []
+    later_s = time.monotonic() + KEEP_S
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert oversize.look() is None
+    assert heard(batcher) == {"op": "oversize_gone", "owner": 50}
+
+
+def test_nothing_is_kept_where_several_threads_free(batcher: Batcher) -> None:
+    memory = batcher.memory()
+    memory.share()
+    grant(batcher, keep=True)
+    batcher.supervisor.send({"op": "oversize_ready", "owner": 50})
+    memory.free(memory.oversize.allocate(12025).ref)
+    assert [heard(batcher)["op"] for _ in range(3)] == ["oversize", "oversize_mapped", "oversize_gone"]

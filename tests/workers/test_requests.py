@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from shoal.errors import InternalError
 from shoal.model_config.signature import Signature
+from shoal.shm.layout import B
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
 from shoal.workers.requests import Request, RequestReader, gather, why_not_joined
@@ -149,6 +150,42 @@ def test_headers_that_do_not_come_again_are_read_each_time(fields: list[Any]) ->
     assert forms[0] is not forms[1]
 
 
+LENDS = ["", [["INPUT0", 11, [1, 4], 64, 16, 9]], [], {}]
+
+
+def test_a_header_that_lends_is_read_once_and_its_block_is_looked_up_each_time() -> None:
+    blocks: dict[tuple[int, int], memoryview] = {(9, 5): block_of(1), (9, 6): block_of(2)}
+    reader = RequestReader(Signature.from_config(CONFIG), open_block=lambda ref, borrower: blocks.get((ref, borrower)))
+
+    def ask(own_block: int) -> Request:
+        record = [0] * 16
+        record[B.BLOCK] = own_block
+        return reader.open(0, memoryview(b""), header(*LENDS), record)
+
+    first, second = ask(5), ask(6)
+    assert first.form is second.form
+    assert [one.inputs["INPUT0"].tolist() for one in (first, second)] == [[[1] * 4], [[2] * 4]]
+    with pytest.raises(InternalError, match="'INPUT0' is gone"):
+        ask(7)  # whose it is not
+    blocks[9, 5] = block_of(3, 79)
+    with pytest.raises(InternalError, match="cannot be read from 16 bytes at 64 of a block of 79 bytes"):
+        ask(5)
+    del blocks[9, 5]
+    with pytest.raises(InternalError, match="'INPUT0' is gone"):
+        ask(5)
+    assert ask(6).form is first.form
+
+
+def test_of_headers_that_lend_no_more_than_64_are_kept() -> None:
+    reader = RequestReader(Signature.from_config(CONFIG), open_block=lambda _ref, _borrower: block_of(1))
+    plain = reader.open(0, block_of(1), header(*PLAIN)).form
+    headers = [header("", [["INPUT0", 11, [1, 4], 64, 16, ref]], [], {}) for ref in range(1, 66)]
+    forms = [reader.open(0, block_of(1), one).form for one in headers]
+    assert reader.open(0, block_of(1), headers[64]).form is forms[64]
+    assert reader.open(0, block_of(1), headers[0]).form is not forms[0]
+    assert reader.open(0, block_of(1), header(*PLAIN)).form is plain
+
+
 def test_strings_are_read_each_time(batcher: Batcher) -> None:
     loop = loop_of(batcher, STRINGS)
     for data in (strings(b"ab"), b"\xff" * 6, strings(b"cd")):  # one header; the second is damaged
@@ -241,5 +278,6 @@ def test_why_requests_cannot_be_joined() -> None:
     assert why_not_joined(first, request_of(VARIABLE, {"INPUT0": (11, (2, 3), bytes(24))}).form) == (
         "input 'INPUT0' of shape [2,3] cannot be batched with shape [2,2]"
     )
-    other = request_of(PAIR, {"INPUT1": (8, (1, 2), bytes(8))}).form
+    inputs = [{**each, "optional": True} for each in PAIR["input"]]
+    other = request_of({**PAIR, "input": inputs}, {"INPUT1": (8, (1, 2), bytes(8))}).form
     assert why_not_joined(first, other) == "inputs INPUT1 cannot be batched with inputs INPUT0"

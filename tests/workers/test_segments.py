@@ -89,7 +89,7 @@ def test_it_is_asked_for_once_and_batched_with_others(batcher: Batcher, lender: 
     loop = connected(batcher)
     thread = lender.answer()
     own = batcher.request([("INPUT0", "FP32", rows(3))])
-    batcher.send(*lent_request(batcher, lender, rows(1), rows(2)), own, rows=3)
+    batcher.send(*lent_request(batcher, lender, rows(1), rows(2)), own)
     loop.step()
     thread.join()
     assert [done.outputs["OUTPUT0"][0, 0] for done in batcher.done()] == [1, 2, 3]

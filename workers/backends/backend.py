@@ -6,13 +6,14 @@ Whatever a backend raises is told to the client; a ShoalError as it is, anything
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from shoal.errors import InternalError
+from shoal.errors import InternalError, ShoalError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.messages import Config
 from shoal.workers.answers import Answers
+from shoal.workers.ragged import RaggedBatches
 from shoal.workers.requests import Request, Stage, gather, log_prefix, why_not_joined
 from shoal.workers.tensors import Array
 
@@ -77,6 +78,10 @@ class Backend(ABC):
         """What the model says; raises whatever it raises. Asked between two batches where it has a check."""
         return True
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """A sequence has ended without a request that says so: what is kept of it is of no more use."""
+        del correlation_id
+
     @abstractmethod
     def unload(self) -> None:
         """Let go of the model; the process ends soon after."""
@@ -87,6 +92,8 @@ class BatchedBackend(Backend):
 
     #: Where inputs are gathered that a GPU shall read: page-locked memory, and without another copy.
     stage: Stage | None = None
+    #: Where its batches are more than rows below each other.
+    ragged: RaggedBatches | None = None
 
     @abstractmethod
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -104,6 +111,9 @@ class BatchedBackend(Backend):
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Gather, run, split."""
+        if self.ragged is not None:
+            self._execute_ragged(requests, answers, self.ragged)
+            return
         if len(requests) == 1 and self.stage is None:
             inputs, rows = requests[0].inputs, requests[0].form.rows
         else:
@@ -122,14 +132,34 @@ class BatchedBackend(Backend):
             self.run_into(inputs, placed)
             answers.output_start_ns = time.monotonic_ns()
 
+    def _execute_ragged(self, requests: Sequence[Request], answers: Answers, ragged: RaggedBatches) -> None:
+        requests = joinable(requests, answers, ragged.inputs)
+        if requests:
+            inputs = ragged.gather(requests)
+            answers.input_end_ns = time.monotonic_ns()
+            outputs = self.run(inputs)
+            answers.output_start_ns = time.monotonic_ns()
+            ragged.add(requests, outputs, answers)
 
-def joinable(requests: Sequence[Request], answers: Answers) -> list[Request]:
+
+def joinable(requests: Sequence[Request], answers: Answers, ragged: Collection[str] = ()) -> list[Request]:
     """The requests that fit below the first one; the batcher sends no others, so the rest fail as a fault of ours."""
     first, joined = requests[0].form, []
     for request in requests:
-        reason = "" if request.form is first else why_not_joined(first, request.form)
+        reason = "" if request.form is first else why_not_joined(first, request.form, ragged)
+        if not (reason or request.form.is_plain):
+            reason = _why_unreadable(request)
         if reason:
             answers.fail(request.position, InternalError(log_prefix(request.id) + reason))
         else:
             joined.append(request)
     return joined
+
+
+def _why_unreadable(request: Request) -> str:
+    """What is wrong with a request's strings, which whoever gathers them could not tell from the others'."""
+    try:
+        request.inputs  # noqa: B018 - they are decoded by the first look at them
+    except ShoalError as error:
+        return str(error)
+    return ""

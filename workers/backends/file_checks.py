@@ -3,23 +3,32 @@
 For every backend whose files declare their inputs and outputs.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from shoal.datatypes import format_shape
+from shoal.datatypes import Datatype, format_shape
 from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature, TensorSpec
 
+_NONE: Mapping[str, Datatype] = {}
 
-def check(signature: Signature, model_io: ModelIO, initializers: Sequence[IOTensor] = ()) -> None:
+
+def check(
+    signature: Signature,
+    model_io: ModelIO,
+    initializers: Sequence[IOTensor] = (),
+    made: Mapping[str, Datatype] = _NONE,
+    scattered: Collection[str] = (),
+) -> None:
     """Raises InvalidArgumentError where model and configuration disagree.
 
     `initializers` are inputs that have a default in the file; they may be configured where there is no batch dimension.
+    `made` are inputs that no client sends, `scattered` are outputs that have another shape for clients.
     """
     name, batching = signature.name, signature.max_batch_size > 0
     optional = {} if batching else {tensor.name: tensor for tensor in initializers}
     required = {tensor.name: tensor for tensor in model_io.inputs}
-    num_expected = sum(input_ not in optional for input_ in signature.inputs)
+    num_expected = sum(input_ not in optional for input_ in signature.inputs) + len(made)
     if num_expected != len(required):
         raise InvalidArgumentError(
             f"unable to load model '{name}', configuration expects {num_expected} inputs, "
@@ -29,8 +38,14 @@ def check(signature: Signature, model_io: ModelIO, initializers: Sequence[IOTens
     outputs = {tensor.name: tensor for tensor in model_io.outputs}
     for spec in signature.inputs.values():
         _check_tensor(name, "input", spec, _find(spec.name, "input", inputs), batching)
+    for input_, datatype in made.items():
+        _check_datatype(name, "input", input_, datatype, _find(input_, "input", inputs))
     for spec in signature.outputs.values():
-        _check_tensor(name, "output", spec, _find(spec.name, "output", outputs), batching)
+        tensor = _find(spec.name, "output", outputs)
+        if spec.name in scattered:
+            _check_datatype(name, "output", spec.name, spec.datatype, tensor)
+        else:
+            _check_tensor(name, "output", spec, tensor, batching)
 
 
 def refuse_optional(signature: Signature, framework: str) -> None:
@@ -52,12 +67,14 @@ def _find(name: str, role: str, tensors: dict[str, IOTensor]) -> IOTensor:
 
 
 def _check_tensor(model: str, role: str, spec: TensorSpec, tensor: IOTensor, batching: bool) -> None:
-    configured = spec.datatype.config_name
-    if tensor.data_type != configured:
-        raise InvalidArgumentError(
-            f"unable to load model '{model}', configuration expects datatype {configured} for {role} '{spec.name}', "
-            f"model provides {tensor.data_type}"
-        )
+    _check_datatype(model, role, spec.name, spec.datatype, tensor)
+    if spec.ragged:
+        if tensor.dims != (-1,):  # the two blanks are Triton's
+            raise InvalidArgumentError(
+                f"unable to load model '{model}', configuration expects model provides input with shape [-1]  for "
+                f"ragged input '{spec.name}', model provides {format_shape(tensor.dims)}"
+            )
+        return
     dims = spec.model_dims
     if not batching:
         # A tensor of rank 0 is configured as [1], since dims must not be empty.
@@ -78,6 +95,14 @@ def _check_tensor(model: str, role: str, spec: TensorSpec, tensor: IOTensor, bat
             f"{_expects(model, spec.name, tensor.dims)} specifies {len(dims) + 1} dimensions (an initial batch "
             f"dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete shape "
             f"{format_shape((-1, *dims))})"
+        )
+
+
+def _check_datatype(model: str, role: str, name: str, datatype: Datatype, tensor: IOTensor) -> None:
+    if tensor.data_type != datatype.config_name:
+        raise InvalidArgumentError(
+            f"unable to load model '{model}', configuration expects datatype {datatype.config_name} for {role} "
+            f"'{name}', model provides {tensor.data_type}"
         )
 
 

@@ -22,11 +22,13 @@ import onnxruntime
 
 from shoal.datatypes import BF16, BY_NAME, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
+from shoal.model_config import sequences
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends import file_checks, onnxruntime_checks
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
+from shoal.workers.ragged import RaggedBatches
 from shoal.workers.requests import Stage
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import run_zeros
@@ -66,6 +68,7 @@ class OnnxruntimeBackend(BatchedBackend):
         self._session: Any = None
         self._run_options: Any = None
         self._signature = Signature("", 0, {}, {})
+        self._datatypes: dict[str, Datatype] = {}  # of all inputs
         self._output_names: list[str] = []
         self._scalars: frozenset[str] = frozenset()  # of rank 0 in the model, [1] in the configuration
         self._strings: tuple[str, ...] = ()
@@ -85,19 +88,23 @@ class OnnxruntimeBackend(BatchedBackend):
         signature = Signature.from_config(model.config)
         model_io = self.describe(model, device)
         initializers = _io_tensors(self._session.get_overridable_initializers())
-        file_checks.check(signature, model_io, initializers)
+        ragged = RaggedBatches(model.config)
+        self.ragged = ragged or None
+        file_checks.check(signature, model_io, initializers, ragged.made, ragged.scattered)
         tensors = (*model_io.inputs, *model_io.outputs, *initializers)
         specs = (*signature.inputs.values(), *signature.outputs.values())
         self._signature = signature
+        self._datatypes = {name: spec.datatype for name, spec in signature.inputs.items()} | dict(ragged.made)
         self._output_names = list(signature.outputs)
         self._scalars = frozenset(tensor.name for tensor in tensors if tensor.dims == ())
         self._strings = tuple(spec.name for spec in signature.inputs.values() if spec.datatype is BYTES)
         self._needs_binding = any(spec.datatype is BF16 for spec in specs)
-        self._find_known_outputs(signature)
+        if not sequences.states(model.config):  # which are not for clients
+            self._find_known_outputs(signature)
         if device.kind == "KIND_GPU" and not any(spec.datatype is BYTES for spec in specs):
             self._needs_binding, self._bind_nbytes = True, 0
             self.stage = _staging()
-        if not model.config["model_warmup"]:
+        if not (model.config["model_warmup"] or ragged):
             run_zeros(self.run, signature, model.instance_name)
 
     def unload(self) -> None:
@@ -174,7 +181,7 @@ class OnnxruntimeBackend(BatchedBackend):
         for name, array in inputs.items():
             if not array.flags.c_contiguous:
                 array = inputs[name] = np.ascontiguousarray(array)
-            self._bind(binding.bind_input, self._signature.inputs[name].datatype, name, array)
+            self._bind(binding.bind_input, self._datatypes[name], name, array)
         for name in self._output_names:
             if name in outputs:
                 self._bind(binding.bind_output, self._signature.outputs[name].datatype, name, outputs[name])

@@ -5,7 +5,7 @@ A request with an id that is unknown fails alone. Runs in a worker.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,11 @@ from shoal.workers.backends.embedding.outputs import Found, Output
 from shoal.workers.backends.embedding.rows import Form, Rows
 from shoal.workers.backends.embedding.stores import Store, StoreRows, open_store, public_name
 from shoal.workers.backends.embedding.table import TableRows
-from shoal.workers.requests import Request, gather
+from shoal.workers.ragged import RaggedBatches
+from shoal.workers.requests import Request, gather, is_wanted
+from shoal.workers.tensors import Array
+
+_NO_ENDS: Mapping[str, Array] = {}
 
 
 class EmbeddingBackend(Backend):
@@ -26,6 +30,7 @@ class EmbeddingBackend(Backend):
 
     def __init__(self) -> None:
         # Changed by load and unload.
+        self._ragged: RaggedBatches | None = None
         self._tables: tuple[Rows, ...] = ()
         self._outputs: tuple[Output, ...] = ()
 
@@ -49,6 +54,7 @@ class EmbeddingBackend(Backend):
                 tables[key].refresh()
             outputs.append(Output(look_up, tables[key], what))
             outputs[-1].check()
+        self._ragged = RaggedBatches(model.config) or None
         self._tables, self._outputs = tuple(tables.values()), tuple(outputs)
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
@@ -56,7 +62,7 @@ class EmbeddingBackend(Backend):
         for table in self._tables:
             table.refresh()
         if len(requests) > 1:
-            requests = joinable(requests, answers)
+            requests = joinable(requests, answers, () if self._ragged is None else self._ragged.inputs)
         self._answer(requests, answers)
 
     def unload(self) -> None:
@@ -64,11 +70,13 @@ class EmbeddingBackend(Backend):
         self._tables = self._outputs = ()
 
     def _answer(self, requests: Sequence[Request], answers: Answers) -> None:
-        inputs = gather(requests)
+        ragged = self._ragged
+        inputs = gather(requests) if ragged is None else ragged.gather(requests)
+        ends = _NO_ENDS if ragged is None else ragged.ends(requests)
         found = [
-            (output, output.find(inputs))
+            (output, output.find(inputs, ends))
             for output in self._outputs
-            if output.is_asked(inputs) and any(request.form.wants(output.name) for request in requests)
+            if output.is_asked(inputs) and is_wanted(output.name, requests)
         ]
         if any(len(each.lacking) for _, each in found):
             answerable = _refuse_lacking(requests, found, answers)
@@ -104,8 +112,8 @@ def _refuse_lacking(
         for output, each in found:
             if not request.form.wants(output.name):
                 continue
-            # The ids of a request are as many of all as its rows are, and those that lack a row ascend.
-            first, last = np.searchsorted(each.lacking, [len(each.ids) * row // total for row in (start, end)])
+            # Those that lack a row ascend.
+            first, last = np.searchsorted(each.lacking, [each.first_id_of(row, total) for row in (start, end)])
             if first < last:
                 answers.fail(request.position, output.why_lacking(each, int(each.lacking[first])))
                 break

@@ -114,6 +114,10 @@ def _check(where: str, signature: Signature, look_up: LookUp) -> None:
         raise InvalidArgumentError(f"{where}: key must contain '{{id}}' once, got '{look_up.key}'")
     if look_up.is_pooled and not look_up.ids.model_dims:
         raise InvalidArgumentError(f"{where}: a bag is the last dimension of its ids, '{look_up.ids.name}' has none")
+    if look_up.ids.ragged and not (look_up.is_pooled and len(look_up.ids.model_dims) == 1 and signature.max_batch_size):
+        raise InvalidArgumentError(
+            f"{where}: ragged ids need pooling sum or mean, a single dimension, which is the bag, and max_batch_size"
+        )
     if offsets is None:
         return
     if offsets not in signature.inputs or signature.inputs[offsets].datatype.dtype.kind not in "iu":

@@ -28,6 +28,13 @@ class Found(NamedTuple):
     ends: Array  # of bags, where there are any
     shape: tuple[int, ...]  # of the output
 
+    def first_id_of(self, row: int, num_rows: int) -> int:
+        """The position at which the ids of a row begin, of so many that were asked for."""
+        if not len(self.ends):
+            return len(self.ids) * row // num_rows
+        bag = len(self.ends) * row // num_rows
+        return int(self.ends[bag - 1]) if bag else 0
+
 
 class Output:
     """Finds, then takes; between the two the output gets its place."""
@@ -56,13 +63,19 @@ class Output:
         if len(look.unknown):
             raise self._unknown(unknown_id)
 
-    def find(self, inputs: Mapping[str, Array]) -> Found:
-        """Raises InvalidArgumentError for offsets that are none."""
+    def find(self, inputs: Mapping[str, Array], ends_of_ragged: Mapping[str, Array]) -> Found:
+        """`ends_of_ragged`: where each row ends of an input whose rows have different lengths.
+
+        Raises InvalidArgumentError for offsets that are none.
+        """
         look_up = self._look_up
         given = inputs[look_up.ids.name]
         ids, shape, ends = given.reshape(-1), given.shape, _NONE
         if look_up.offsets is not None:
             ends = ends_of(look_up.offsets, inputs[look_up.offsets], len(ids))
+            shape = ends.shape
+        elif look_up.ids.ragged:
+            ends = ends_of_ragged[look_up.ids.name]
             shape = ends.shape
         elif look_up.is_pooled:
             *bags, length = shape

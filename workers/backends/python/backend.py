@@ -100,6 +100,13 @@ class PythonBackend(Backend):
         except Exception as error:
             raise InternalError(describe(error)) from error
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """Have the model forget it, if it has a method for that (ours; Triton tells nobody)."""
+        try:
+            self._model.end_sequence(correlation_id)
+        except Exception as error:  # noqa: BLE001 - no request's fault: nobody but the log is told
+            _log.error("%s", self._model.as_failure(error))
+
     def unload(self) -> None:
         """Wait for coroutines, then have the model tidy up."""
         self._event_loop.stop(UNLOAD_WAIT_S)

@@ -9,7 +9,7 @@ priority, and ends with them.
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod
@@ -51,6 +51,14 @@ class Parents:
     requests: Sequence[Request]
     can_lend: bool  # whether their end waits for their children's
     is_watched: bool  # whether any thread may ask whether they are cancelled
+    watch: Callable[[], None] = lambda: None  # from now on it may; for the thread that executes them
+    thread: int = 0  # which that is
+
+    def begin_call(self) -> None:
+        """A call is made for them: whoever looks after it must hear where nobody waits any more."""
+        if not self.is_watched and threading.get_ident() == self.thread:
+            self.watch()
+            self.is_watched = True
 
     @property
     def refs(self) -> list[int]:
@@ -69,6 +77,11 @@ class Parents:
         """How long a call may wait in a queue, as far as their clients said; 0 where one did not."""
         deadlines = [request.deadline_ns for request in self.requests]
         return max(1, (max(deadlines) - now_ns) // 1000) if deadlines and 0 not in deadlines else 0
+
+    def answer_by_ns(self) -> int:
+        """After when nobody wants an answer of any of them; 0 = never."""
+        deadlines = [request.answer_by_ns for request in self.requests]
+        return max(deadlines) if deadlines and 0 not in deadlines else 0
 
     def priority(self) -> int:
         """The highest, which is the smallest number; 0 where none has one."""
@@ -103,6 +116,7 @@ class Call:
         self._decoupled = decoupled
         self._on_response = on_response
         self._parents = current_parents.get()
+        self._parents.begin_call()
         timeout_ns = int(client.request_timeout_s * 1e9)
         self._deadline_ns = self._parents.deadline_ns(time.monotonic_ns(), timeout_ns)
         # Changed by attempt.
@@ -161,6 +175,7 @@ class Call:
             request._timeout or parents.timeout_us(time.monotonic_ns()),
             request._correlation_id,
             request._flags,
+            parents.answer_by_ns(),
         )
 
     def _input(self, tensor: Tensor) -> Input:

@@ -107,6 +107,12 @@ class PythonModel:
         """The same for a model whose execute is a coroutine."""
         return self._checked(requests, await self._execute()(list(requests)))
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """Tell the model, where it wants to know; raises what it raises."""
+        hook = getattr(self._instance, "end_sequence", None)
+        if hook is not None:
+            hook(correlation_id)
+
     def as_failure(self, error: BaseException) -> InternalError:
         """What an execution raised, as clients are told of it."""
         # Without a cause: its traceback leads back to the requests, and a cycle would keep their memory mapped.

@@ -38,7 +38,7 @@ class WorkerRuntime(Runtime):
         """
         if self._client is not None:
             answers.watch()  # not before the first call: it has its price
-        parents = Parents(requests, can_lend, is_watched=self._client is not None)
+        parents = Parents(requests, can_lend, self._client is not None, answers.watch, threading.get_ident())
         current_parents.set(parents)
         return parents
 

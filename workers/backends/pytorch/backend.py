@@ -20,6 +20,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.backends.pytorch import programs
 from shoal.workers.backends.pytorch.options import Settings, settings
+from shoal.workers.ragged import RaggedBatches
 from shoal.workers.tensors import Array
 from shoal.workers.warmup import smallest_inputs
 
@@ -44,6 +45,7 @@ class PytorchBackend(BatchedBackend):
         # Changed by load.
         self._program: programs.Program | None = None
         self._signature = Signature("", 0, {}, {})
+        self._datatypes: dict[str, Datatype] = {}  # of all inputs
         self._device: torch.device | None = None  # None where the model has placed its tensors itself
         self._guard: Callable[[], AbstractContextManager[object]] = torch.inference_mode
         self._cleans_cache = False
@@ -58,13 +60,16 @@ class PytorchBackend(BatchedBackend):
         """Load the model and check it. Raises ShoalError."""
         chosen = settings(model, device)
         _set_up_process(chosen)
-        self._signature = Signature.from_config(model.config)
+        self._signature = signature = Signature.from_config(model.config)
+        ragged = RaggedBatches(model.config)
+        self.ragged = ragged or None
+        self._datatypes = {name: spec.datatype for name, spec in signature.inputs.items()} | dict(ragged.made)
         self._device = _torch_device(model, device)
         self._guard = torch.inference_mode if chosen.inference_mode else torch.no_grad
         self._cleans_cache = chosen.cache_cleaning and torch.cuda.is_available()
         self._format = torch.channels_last if chosen.channels_last else torch.preserve_format
         self._program = programs.load(model, self._device, chosen)
-        if not model.config["model_warmup"]:
+        if not (model.config["model_warmup"] or ragged):
             self._run_zeros(model.instance_name, is_compiled=chosen.compile is not None)
 
     def _run_zeros(self, instance_name: str, *, is_compiled: bool) -> None:
@@ -93,10 +98,10 @@ class PytorchBackend(BatchedBackend):
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """The outputs, some of them views of PyTorch's memory. Raises InternalError with PyTorch's words."""
         assert self._program is not None, "load comes first"
-        specs = self._signature.inputs
+        datatypes = self._datatypes
         try:
             with self._guard():
-                tensors = {name: self._as_tensor(array, specs[name].datatype) for name, array in inputs.items()}
+                tensors = {name: self._as_tensor(array, datatypes[name]) for name, array in inputs.items()}
                 outputs = self._program(tensors)
                 return {name: self._as_array(name, value) for name, value in outputs.items()}
         except ShoalError:

@@ -102,9 +102,7 @@ class Exported(Program):
             if f"ARGS[{number}]" in inputs:
                 inputs.setdefault(argument, inputs[f"ARGS[{number}]"])
         self._num_outputs = out_spec.num_leaves
-        found = naming.input_positions(
-            model.name, [tensor["name"] for tensor in model.config["input"]], inputs, in_spec.num_leaves
-        )
+        found = naming.input_positions(model.name, _inputs(model), inputs, in_spec.num_leaves)
         self._inputs = sorted(found, key=found.__getitem__)
         self._outputs = naming.positions(
             model.name, "output", [tensor["name"] for tensor in model.config["output"]], outputs
@@ -117,6 +115,12 @@ class Exported(Program):
         """The same."""
         leaves = self._function([tensors[name] for name in self._inputs])
         return {name: leaves[position] for name, position in self._outputs.items()}
+
+
+def _inputs(model: Model) -> list[str]:
+    """Those of clients, then those that are made from a batch."""
+    made = [name for each in model.config["batch_input"] for name in each["target_name"]]
+    return [tensor["name"] for tensor in model.config["input"]] + made
 
 
 _NO_OUTPUT = (
@@ -199,7 +203,7 @@ def _torchscript(model: Model, file: str, device: torch.device | None, settings:
     if settings.channels_last:
         module = module.to(memory_format=torch.channels_last)
     _self, *declared = module.forward.schema.arguments
-    names = [tensor["name"] for tensor in model.config["input"]]
+    names = _inputs(model)
     types = [(each.name, each.type.kind(), str(each.type)) for each in declared]
     return Forward(module, model, naming.arguments(model.name, names, types))
 
@@ -276,7 +280,7 @@ def _module(model: Model, file: str, device: torch.device | None, settings: Sett
 
 
 def _arguments(model: Model, module: Any) -> naming.Template:
-    names = [tensor["name"] for tensor in model.config["input"]]
+    names = _inputs(model)
     declared = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in _POSITIONAL]
     if any(each.kind is each.VAR_POSITIONAL for each in declared):
         return names  # any number of them, of which nothing is known

@@ -123,6 +123,18 @@ def where(sentence: str) -> str:
             {"outputs": [tensor_config("vectors", "TYPE_BF16", [-1, 8])], "scale": "2"},
             where("pooling and scale need TYPE_FP16, TYPE_FP32 or TYPE_FP64, not TYPE_BF16"),
         ),
+        *(
+            (
+                {"inputs": [tensor_config("ids", "TYPE_INT64", dims, allow_ragged_batch=True)], "outputs": [output]}
+                | more,
+                where("ragged ids need pooling sum or mean, a single dimension, which is the bag, and max_batch_size"),
+            )
+            for dims, output, more in (
+                ([-1], VECTORS, {"max_batch_size": 8}),
+                ([-1], tensor_config("vectors", "TYPE_FP32", [8]), {"pooling": "sum"}),
+                ([2, -1], tensor_config("vectors", "TYPE_FP32", [2, 8]), {"pooling": "sum", "max_batch_size": 8}),
+            )
+        ),
         (
             {
                 "inputs": [tensor_config("ids", "TYPE_INT64", [1], reshape={"shape": []})], "max_batch_size": 8,

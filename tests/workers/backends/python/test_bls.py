@@ -35,9 +35,15 @@ SECOND = 1_000_000_000
 
 
 def parent(
-    *, accepted_ns: int = 0, timeout_us: int = 0, priority: int = 0, is_cancelled: bool = False, **parameters: Any
+    *,
+    accepted_ns: int = 0,
+    timeout_us: int = 0,
+    deadline_ns: int = 0,
+    priority: int = 0,
+    is_cancelled: bool = False,
+    **parameters: Any,
 ) -> Request:
-    record = layout.record(layout.BATCH_ITEM, 1, 1, 42, 0, 1, 0, 1, 0, priority, timeout_us, accepted_ns)
+    record = layout.record(layout.BATCH_ITEM, 1, 1, 42, 0, 1, 0, 1, 0, priority, timeout_us, accepted_ns, deadline_ns)
     reader = RequestReader(Signature.from_config(CONFIG), lambda _key: is_cancelled)
     body = memoryview(bytes(16))
     return reader.open(0, body, header("", [["INPUT0", 11, [1, 4], 0, 16]], [], parameters), record)
@@ -65,6 +71,15 @@ def test_a_call_has_what_is_left_of_its_parents_time() -> None:
     assert parents(young, parent()).timeout_us(2 * SECOND) == 0
 
 
+def test_a_call_is_wanted_for_as_long_as_its_parents_are() -> None:
+    young, old = parent(deadline_ns=7 * SECOND), parent(deadline_ns=5 * SECOND)
+    assert parents(young, old).answer_by_ns() == 7 * SECOND
+    assert parents(young, old).timeout_us(2 * SECOND) == 5_000_000
+    assert parents(young, parent(timeout_us=1)).answer_by_ns() == NO_PARENTS.answer_by_ns() == 0
+    assert parent(accepted_ns=SECOND, timeout_us=1_000_000, deadline_ns=5 * SECOND).deadline_ns == 2 * SECOND
+    assert parent(accepted_ns=SECOND, timeout_us=9_000_000, deadline_ns=5 * SECOND).deadline_ns == 5 * SECOND
+
+
 def test_a_call_has_the_highest_of_its_parents_priorities() -> None:
     assert parents(parent(priority=3), parent(), parent(priority=2)).priority() == 2
 
@@ -72,6 +87,20 @@ def test_a_call_has_the_highest_of_its_parents_priorities() -> None:
 def test_a_call_ends_with_the_last_of_its_parents() -> None:
     assert parents(parent(is_cancelled=True)).are_cancelled()
     assert not parents(parent(is_cancelled=True), parent()).are_cancelled()
+
+
+def test_the_first_call_of_all_ends_with_its_parents_too() -> None:
+    watched: list[bool] = []
+    first = Parents([parent(is_cancelled=True)], True, False, lambda: watched.append(True), threading.get_ident())
+    assert not first.are_cancelled()
+    other = threading.Thread(target=first.begin_call)  # the loop's thread may be anywhere
+    other.start()
+    other.join()
+    assert not first.are_cancelled()
+    for _ in range(2):
+        first.begin_call()
+    assert first.are_cancelled()
+    assert watched == [True]
 
 
 def test_the_span_of_one_parent_is_inherited() -> None:

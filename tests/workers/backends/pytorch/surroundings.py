@@ -50,6 +50,14 @@ class Texts(nn.Module):
         return [text + "!" for text in texts], x + len(texts)
 
 
+class Sums(nn.Module):
+    """Of each request's elements, by how many it has."""
+
+    def forward(self, x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        whose = torch.repeat_interleave(counts.long())
+        return x * 2, torch.zeros(counts.size(0)).index_add(0, whose, x)[:, None]
+
+
 class Rest(nn.Module):
     """Strings without the first."""
 

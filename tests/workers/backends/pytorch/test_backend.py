@@ -20,6 +20,7 @@ from tests.workers.backends.pytorch.surroundings import (
     Odd,
     Rest,
     Sum,
+    Sums,
     Texts,
     X,
     config,
@@ -167,3 +168,20 @@ def test_an_instance_for_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: py
 def test_a_model_that_places_itself(tmp_path: Path) -> None:
     backend = loaded(scripted(tmp_path, nn.Identity()), config(["X"], ["Y"]), Device("KIND_MODEL", 0, (0,)))
     assert np.array_equal(backend.run({"X": X})["Y"], X)
+
+
+def test_ragged_batches(tmp_path: Path, batcher: Batcher) -> None:
+    source = {"source_input": ["INPUT__0"]}
+    ragged = model_config(
+        [tensor_config("INPUT__0", "TYPE_FP32", [-1], allow_ragged_batch=True)],
+        [tensor_config("OUTPUT__0", "TYPE_FP32", [-1]), tensor_config("OUTPUT__1", "TYPE_FP32", [1])],
+        batch_input=[{"kind": "BATCH_ELEMENT_COUNT", "target_name": ["INPUT__1"], "data_type": "TYPE_INT32", **source}],
+        batch_output=[{"kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "target_name": ["OUTPUT__0"], **source}],
+    )
+    backend = loaded(scripted(tmp_path, Sums()), ragged)
+    arrays = [np.arange(length, dtype=np.float32)[None] for length in (3, 1, 4)]
+    batcher.send(*[batcher.request([("INPUT__0", "FP32", array)]) for array in arrays])
+    Loop(backend, Signature.from_config(ragged), "m_0_0", batcher.memory()).step()
+    for done, array in zip(batcher.done(), arrays, strict=True):
+        assert np.array_equal(done.outputs["OUTPUT__0"], array * 2)
+        assert done.outputs["OUTPUT__1"].tolist() == [[array.sum()]]

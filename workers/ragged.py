@@ -1,0 +1,137 @@
+"""Batches that are more than rows below each other: ragged inputs, and tensors made from the batch itself.
+
+    ragged input   all elements of all requests, one request behind the other: one dimension
+    batch_input    an input that no client sends: it says where in the others each request is
+    batch_output   an output with one dimension, of which each request has as many elements as one of its inputs says
+
+Triton's rules. Pure. Runs in a worker.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from shoal.datatypes import BY_CONFIG_NAME, Datatype, format_shape
+from shoal.errors import UnsupportedError
+from shoal.model_config.messages import Config
+from shoal.model_config.signature import Signature
+from shoal.workers.answers import Answers, lacks_rows
+from shoal.workers.requests import Request, log_prefix
+from shoal.workers.tensors import Array
+
+#: Of one input: its shape in each request of the batch.
+_Shapes: TypeAlias = Sequence[tuple[int, ...]]
+
+
+def _item_shapes(shapes: _Shapes) -> Array:
+    return np.repeat(np.array([shape[1:] for shape in shapes]), [shape[0] for shape in shapes], axis=0)
+
+
+def _counts(shapes: _Shapes) -> list[int]:
+    return [math.prod(shape) for shape in shapes]
+
+
+#: What a batch_input is, by its kind; of the one that is but a shape, nobody may look at the contents.
+_KINDS: Mapping[str, Callable[[_Shapes], Array]] = {
+    "BATCH_ELEMENT_COUNT": lambda shapes: np.array(_counts(shapes)),
+    "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.cumsum(_counts(shapes)),
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: np.cumsum([0, *_counts(shapes)]),
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(max(_counts(shapes))),
+    "BATCH_ITEM_SHAPE": _item_shapes,
+    "BATCH_ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).reshape(-1),
+}
+
+
+class RaggedBatches:
+    """How a model's batches are put together and taken apart."""
+
+    def __init__(self, config: Config) -> None:
+        self._signature = signature = Signature.from_config(config)
+        self.inputs = frozenset(name for name, spec in signature.inputs.items() if spec.ragged)
+        #: The inputs that are made.
+        self.made: Mapping[str, Datatype] = {
+            name: BY_CONFIG_NAME[made["data_type"]] for made in config["batch_input"] for name in made["target_name"]
+        }
+        self._kinds = [
+            (name, made["kind"], made["source_input"][0])
+            for made in config["batch_input"]
+            for name in made["target_name"]
+        ]
+        #: The outputs that are divided, and the inputs whose shapes they have.
+        self.scattered: Mapping[str, str] = {
+            name: made["source_input"][0] for made in config["batch_output"] for name in made["target_name"]
+        }
+
+    def __bool__(self) -> bool:
+        """Whether the model has any such batches."""
+        return bool(self.inputs or self._kinds or self.scattered)
+
+    def gather(self, requests: Sequence[Request]) -> dict[str, Array]:
+        """All that the model is to be given."""
+        gathered = {
+            name: np.concatenate(
+                [
+                    request.inputs[name].reshape(-1) if name in self.inputs else request.inputs[name]
+                    for request in requests
+                ]
+            )
+            for name in requests[0].form.inputs
+        }
+        for name, kind, source in self._kinds:
+            shapes = [_shape(request, source) for request in requests]
+            gathered[name] = _KINDS[kind](shapes).astype(self.made[name].dtype)
+        return gathered
+
+    def ends(self, requests: Sequence[Request]) -> dict[str, Array]:
+        """By ragged input: where each row ends in it."""
+        ends = {}
+        for name in self.inputs.intersection(requests[0].form.inputs):
+            shapes = [_shape(request, name) for request in requests]
+            lengths = [math.prod(shape[1:]) for shape in shapes for _ in range(shape[0])]
+            ends[name] = np.cumsum(lengths, dtype=np.int64)
+        return ends
+
+    def add(self, requests: Sequence[Request], outputs: Mapping[str, Array], answers: Answers) -> None:
+        """Answer each request with its part of what the model has returned; one whose part is not there fails."""
+        if not self.scattered:
+            answers.add_batch(requests, outputs)
+            return
+        row, ends = 0, dict.fromkeys(self.scattered, 0)
+        for request in requests:
+            row += request.form.rows
+            parts: dict[str, Array] = {}
+            for name, array in outputs.items():
+                if name not in self.scattered:
+                    parts[name] = array[row - request.form.rows : row]
+                    if len(array) < row:
+                        answers.fail(request.position, lacks_rows(request, name, row, len(array)))
+                    continue
+                shape = self._scattered_shape(request, name)
+                start, end = ends[name], ends[name] + math.prod(shape)
+                ends[name] = end
+                if array.size < end:
+                    answers.fail(request.position, _lacks_elements(request, name, shape, array.size - start))
+                    break
+                parts[name] = array.reshape(-1)[start:end].reshape(shape)
+            else:
+                answers.add(request, parts)
+
+    def _scattered_shape(self, request: Request, output: str) -> tuple[int, ...]:
+        """The output's, what varies in it as the same dimension of its source."""
+        spec, source = self._signature.outputs[output], _shape(request, self.scattered[output])
+        leading = (-1,) if self._signature.max_batch_size > 0 else ()
+        dims = (*leading, *spec.model_dims)
+        return tuple([size if dim == -1 else dim for dim, size in zip(dims, source, strict=False)])
+
+
+def _shape(request: Request, name: str) -> tuple[int, ...]:
+    return request.form.inputs[name][1]
+
+
+def _lacks_elements(request: Request, output: str, shape: tuple[int, ...], got: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"{log_prefix(request.id)}failed to split the output tensor '{output}' in responses: expected the elements of "
+        f"shape {format_shape(shape)} in model output, got {max(0, got)}"
+    )

@@ -1,0 +1,237 @@
+"""What the model of a sequence batcher is given beside its clients' tensors, and what it leaves for the next request.
+
+    control tensors   START, END, READY and the correlation id, where the configuration names an input for them
+    rows              of slots that have nothing to run, below the highest one, where a slot is a row: another request's
+                      tensors, not READY, of no sequence, answered to nobody (Triton's direct strategy)
+    states            of the slot's sequence: what its last request has left, or the initial value
+
+So backends see inputs and outputs like any other. A state stays in this process, since its sequence stays with this
+instance: at most one per slot, copied once, out of memory that the backend may use again, and read where it lies.
+Runs in a worker.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.datatypes import BYTES, Datatype, format_shape
+from shoal.errors import InternalError, InvalidArgumentError
+from shoal.model_config import files, sequences
+from shoal.model_config.messages import Config
+from shoal.model_config.signature import Signature, TensorSpec
+from shoal.sequences import END, FLAGS, SLOT_SHIFT, START
+from shoal.shm.layout import NO_BLOCK, B
+from shoal.workers.memory import Record
+from shoal.workers.requests import InputForm, Request
+from shoal.workers.tensors import Array, encode_strings, open_strings
+
+#: In a model's directory; Triton's.
+DIRECTORY = "initial_state"
+#: Largest file of strings, whose size no shape tells (as of warm-up's).
+MAX_STRINGS_BYTES = 64 << 20
+
+
+class BooleanControl(NamedTuple):
+    """A tensor that says one of two things."""
+
+    name: str
+    kind: str
+    form: InputForm
+    values: tuple[Array, Array]  # false, true
+
+
+class State(NamedTuple):
+    """An implicit state."""
+
+    input_name: str
+    output_name: str
+    spec: TensorSpec
+    initial: Array
+
+
+class SequenceTensors:
+    """Of one instance."""
+
+    def __init__(self, config: Config, version_dir: str) -> None:
+        """Of a model with `sequence_batching`. Raises ShoalError for an initial state that cannot be read."""
+        given = sequences.with_sequence_tensors(config)
+        signature = Signature.from_config(given)
+        batching = config["sequence_batching"]
+        self._model = config["name"]
+        self._leading = (1,) if signature.max_batch_size > 0 else ()
+        self._fills_rows = "oldest" not in batching and signature.max_batch_size > 1
+        self._controls: list[BooleanControl] = []
+        self._correlation: tuple[str, InputForm] | None = None
+        for control in sequences.controls(config):
+            spec = signature.inputs[control.name]
+            form = self._form(spec, (1,))
+            if control.kind == sequences.CORRELATION_KIND:
+                self._correlation = control.name, form
+            else:
+                no, yes = (np.full(form[1], value, spec.datatype.dtype) for value in control.values)
+                self._controls.append(BooleanControl(control.name, control.kind, form, (no, yes)))
+        self.states = tuple(
+            State(
+                state["input_name"],
+                state["output_name"],
+                signature.inputs[state["input_name"]],
+                _initial(state, signature.inputs[state["input_name"]], self._leading, config["name"], version_dir),
+            )
+            for state in sequences.states(config)
+        )
+        # Changed by complete: by slot, the id of the sequence that has it; those that have lost theirs without END.
+        self._ids: dict[int, int | str] = {}
+        self._ended: list[int | str] = []
+        # Changed by keep: by slot, of which sequence the states are, by their inputs' names.
+        self._kept: dict[int, tuple[int, dict[str, Array]]] = {}
+
+    def _form(self, spec: TensorSpec, dims: tuple[int, ...]) -> InputForm:
+        return spec, self._leading + dims, 0, 0
+
+    # -- in ---------------------------------------------------------------------------------------------------------
+
+    def with_gaps(self, records: Sequence[Record]) -> Sequence[Record]:
+        """The batch's records by slots, where a slot is a row; those without a request have no KEY."""
+        if not self._fills_rows:
+            return records
+        by_slot = {slot_of(record): record for record in records}
+        gap = list(records[0])
+        gap[B.KEY] = gap[B.FLAGS] = gap[B.CORRELATION] = 0
+        return [by_slot.get(slot, tuple(gap)) for slot in range(max(by_slot) + 1)]
+
+    def complete(self, request: Request) -> None:
+        """Give it the tensors that its client does not send."""
+        record, form = request.record, request.form
+        is_ready = record[B.KEY] != 0
+        flags = record[B.FLAGS] & FLAGS
+        correlation_id = (form.correlation_id or record[B.CORRELATION]) if is_ready else 0
+        if is_ready:
+            self._note(slot_of(record), correlation_id, is_last=bool(flags & END))
+        says = {"CONTROL_SEQUENCE_START": flags & START, "CONTROL_SEQUENCE_END": flags & END}
+        inputs, tensors, lent = dict(form.inputs), dict(request.tensors), dict(form.lent)
+        for name, kind, control, values in self._controls:
+            inputs[name] = control
+            tensors[name] = values[bool(says.get(kind, is_ready))]
+            lent[name] = NO_BLOCK
+        if self._correlation is not None:
+            name, control = self._correlation
+            inputs[name], lent[name] = control, NO_BLOCK
+            tensors[name] = _correlation(correlation_id, control)
+        if self.states:
+            correlation, kept = self._kept.get(slot_of(record), (0, {}))
+            if flags & START or correlation != record[B.CORRELATION] or not is_ready:
+                kept = {}
+            for state in self.states:
+                tensors[state.input_name] = tensor = kept.get(state.input_name, state.initial)
+                inputs[state.input_name] = state.spec, tensor.shape, 0, tensor.nbytes
+                lent[state.input_name] = NO_BLOCK
+        whole = replace(form, inputs=inputs, lent=lent, correlation_id=correlation_id, flags=flags)
+        request.complete(whole, tensors)
+
+    def _note(self, slot: int, correlation_id: int | str, *, is_last: bool) -> None:
+        before = self._ids.pop(slot, correlation_id)
+        if before != correlation_id:
+            self._ended.append(before)
+        if not is_last:
+            self._ids[slot] = correlation_id
+
+    def ended(self) -> list[int | str]:
+        """The sequences that have ended without END, as is known when another gets their slot; each is told once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # -- out --------------------------------------------------------------------------------------------------------
+
+    def keep(self, requests: Sequence[Request], outputs: Mapping[str, Array]) -> None:
+        """What the model has answered to these, each a row, is their sequences' next state. Raises InternalError."""
+        for row, request in enumerate(requests):
+            record = request.record
+            if not record[B.KEY]:
+                continue
+            slot = slot_of(record)
+            if record[B.FLAGS] & END:
+                self._kept.pop(slot, None)
+                continue
+            # One that the model does not answer stays as it was.
+            kept = {state.input_name: request.inputs[state.input_name] for state in self.states}
+            for state in self.states:
+                array = outputs.get(state.output_name)
+                if array is not None:
+                    kept[state.input_name] = self._next(state, array[row : row + 1] if self._leading else array)
+            self._kept[slot] = record[B.CORRELATION], kept
+
+    def _next(self, state: State, array: Array) -> Array:
+        datatype, dims = state.spec.datatype, self._leading + state.spec.dims
+        fits = array.ndim == len(dims) and all(want in (-1, got) for want, got in zip(dims, array.shape, strict=True))
+        if not fits or (array.dtype != datatype.dtype and datatype is not BYTES):
+            raise InternalError(
+                f"model '{self._model}' returned the state '{state.output_name}' as {array.dtype} of shape "
+                f"{format_shape(array.shape)}, expected {datatype.name} of shape {format_shape(dims)}"
+            )
+        if datatype is BYTES:
+            return _strings(state.output_name, array.shape, encode_strings(array))
+        return array.copy()
+
+
+def slot_of(record: Sequence[int]) -> int:
+    """The slot that a request of a batch has."""
+    return (record[B.FLAGS] >> SLOT_SHIFT) - 1
+
+
+def _correlation(correlation_id: int | str, form: InputForm) -> Array:
+    datatype, shape = form[0].datatype, form[1]
+    if datatype is BYTES:
+        array: Array = np.empty(shape, BYTES.dtype)
+        array[...] = str(correlation_id or "").encode("utf-8", "surrogatepass")
+        return array
+    # Guests are not asked, and 32 bits are what is left of 64, as in Triton.
+    number = correlation_id if isinstance(correlation_id, int) else 0
+    return np.full(shape, number & 2**64 - 1, np.uint64).astype(datatype.dtype)
+
+
+# -- initial states ------------------------------------------------------------------------------------------------
+
+
+def _initial(state: Config, spec: TensorSpec, leading: tuple[int, ...], model: str, version_dir: str) -> Array:
+    """What a sequence begins with: the configuration's, or zeros with each variable dimension 1, as in Triton."""
+    given = state["initial_state"][0] if state["initial_state"] else {}
+    dims = tuple(max(dim, 1) if not given else dim for dim in given.get("dims", spec.dims))
+    shape = leading + dims
+    if "data_file" in given:
+        data = _read(given["data_file"], spec.datatype, math.prod(dims), state["input_name"], model, version_dir)
+        if spec.datatype is BYTES:
+            return _strings(state["input_name"], shape, data)
+        return np.frombuffer(data, spec.datatype.dtype).reshape(shape)
+    if spec.datatype is BYTES:
+        return np.full(shape, b"", BYTES.dtype)
+    return np.zeros(shape, spec.datatype.dtype)
+
+
+def _read(filename: str, datatype: Datatype, num_elements: int, name: str, model: str, version_dir: str) -> bytes:
+    directory = Path(os.path.realpath(Path(version_dir).parent / DIRECTORY))
+    path = Path(os.path.realpath(directory / filename))
+    if directory not in path.parents:
+        raise InvalidArgumentError(
+            f"data file '{filename}' of the initial state for input '{name}' in model '{model}' is outside directory "
+            f"'{DIRECTORY}' of the model"
+        )
+    nbytes = MAX_STRINGS_BYTES if datatype is BYTES else num_elements * datatype.itemsize
+    try:
+        data = files.read(path, nbytes)
+    except OSError as error:
+        raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from error
+    if datatype is not BYTES and len(data) < nbytes:
+        raise InvalidArgumentError(
+            f"initial_state setting expects {nbytes} bytes for the state '{name}' of model '{model}', but the data "
+            f"provided from {filename} only has {len(data)} bytes"
+        )
+    return data
+
+
+def _strings(name: str, shape: tuple[int, ...], data: bytes) -> Array:
+    return open_strings(name, shape, memoryview(data))
