@@ -1,0 +1,52 @@
+"""When clients stop waiting for their calls: the next deadline first. One thread, the lane's."""
+
+import heapq
+from typing import NamedTuple
+
+from shoal.frontend.grpc.connection import Call, GrpcConnection
+
+
+class Deadline(NamedTuple):
+    """The call may have ended long before."""
+
+    at_s: float
+    number: int  # no two are the same
+    connection: GrpcConnection
+    stream_id: int
+    call: Call
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the call is still there, and has not been handed to the road, which has its own clock."""
+        return self.connection.calls.get(self.stream_id) is self.call
+
+
+class Deadlines:
+    """Of all calls of a lane whose clients named one."""
+
+    def __init__(self) -> None:
+        # Changed by every method: a heap.
+        self._deadlines: list[Deadline] = []
+        self._num_deadlines = 0
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def add(self, at_s: float, connection: GrpcConnection, stream_id: int, call: Call) -> None:
+        """The client of a call waits until then."""
+        self._num_deadlines += 1
+        heapq.heappush(self._deadlines, Deadline(at_s, self._num_deadlines, connection, stream_id, call))
+
+    def expire(self, now_s: float, patience_s: float) -> float:
+        """Tell the calls whose time has come; in how many seconds to look again, at most `patience_s`."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0].at_s <= now_s:
+            deadline = heapq.heappop(deadlines)
+            if deadline.is_awaited:
+                deadline.call.expire(now_s)
+        return min(patience_s, max(0.0, deadlines[0].at_s - now_s)) if deadlines else patience_s
+
+    def forget_ended(self) -> None:
+        """Keep those of calls that are still there: a client that grants an hour would leave an hour of them."""
+        self._deadlines = [each for each in self._deadlines if each.is_awaited]
+        heapq.heapify(self._deadlines)

@@ -1,0 +1,80 @@
+"""What the calls of a gRPC lane ask of it: its requests, its memory, its clock, its ways to the road."""
+
+import socket
+from typing import Protocol
+
+from shoal.errors import UnavailableError
+from shoal.frontend.grpc.connection import GrpcConnection
+from shoal.frontend.grpc.inbox import Harbour
+from shoal.frontend.grpc.inference import Inference
+from shoal.frontend.grpc.opening import Opening
+from shoal.frontend.grpc.parking import Parking
+from shoal.frontend.grpc.service import GrpcCall
+from shoal.shm.slab import Block
+
+
+class Listener(Protocol):
+    """A socket of a call's own."""
+
+    fd: int
+
+    def serve(self, event: int) -> None:
+        """Something has happened to it."""
+        ...
+
+
+class Desk(Protocol):
+    """The lane, as a call sees it."""
+
+    harbour: Harbour
+    inference: Inference
+    parking: Parking
+    now_s: float  # of this pass
+
+    def has_output(self, connection: GrpcConnection) -> None:
+        """Something is to be sent at the end of this pass."""
+        ...
+
+    def close(self, connection: GrpcConnection) -> None:
+        """Nothing more is received or sent on a connection."""
+        ...
+
+    def free(self, block: Block) -> None:
+        """A message will not be asked."""
+        ...
+
+    def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
+        """The call as its handler sees it."""
+        ...
+
+    def deadline_s(self, opening: Opening) -> float:
+        """When a call that begins now is too late: the client's deadline, or the server's."""
+        ...
+
+    def answer_by_s(self) -> float:
+        """When the next answer of a streamed request is too late."""
+        ...
+
+    def too_late(self, opening: Opening) -> tuple[int, str]:
+        """What a call is told whose deadline has passed."""
+        ...
+
+    def no_answer(self) -> UnavailableError:
+        """What a request is told that no model has answered in time."""
+        ...
+
+    def hand_over(self, theirs: socket.socket, data: bytes) -> None:
+        """Give the road its end of a call."""
+        ...
+
+    def listen(self, listener: Listener) -> None:
+        """Serve it when it can be read."""
+        ...
+
+    def watch(self, fd: int, events: int) -> None:
+        """Wait for something else on a listener's socket."""
+        ...
+
+    def forget(self, listener: Listener) -> None:
+        """It is about to be closed."""
+        ...

@@ -1,0 +1,154 @@
+"""gRPC over HTTP/2: what its headers, trailers, prefixes, timeouts and encodings look like. Pure; front-end processes.
+
+Header blocks are made here as plain HPACK literals, which refer to the static table only: they mean the same on every
+connection, so most are made once. (gRPC's PROTOCOL-HTTP2.md.)
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from shoal.errors import UnsupportedError
+from shoal.frontend.v2.compression import inflate
+
+#: One byte: compressed or not; four: the message's length.
+_PREFIX = struct.Struct(">BI")
+PREFIX_BYTES = _PREFIX.size
+
+#: The encoding of what is not compressed.
+IDENTITY = "identity"
+#: What a request may be encoded in.
+ACCEPTED_ENCODINGS = "identity, deflate, gzip"
+_WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+#: A longer message is cut: gRPC clients refuse metadata of more than 8 KiB, and with them the status.
+_MAX_MESSAGE_BYTES = 6 * 1024
+
+_STATUS_200 = b"\x88"  # the static table's entry 8
+_CONTENT_TYPE = b"\x0f\x10\x10application/grpc"  # its name 31, and 16 bytes
+_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_NOT_PLAIN = re.compile(rb"[^ -$&-~]")
+
+
+def prefix(nbytes: int, *, is_compressed: bool = False) -> bytes:
+    """What stands before a message of so many bytes."""
+    return _PREFIX.pack(is_compressed, nbytes)
+
+
+def parse_prefix(data: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
+    """The flags of a message (1: compressed; more are nonsense) and its length."""
+    flags, nbytes = _PREFIX.unpack_from(data, offset)
+    return flags, nbytes
+
+
+# --- header blocks ---
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A field that enters no table (RFC 7541, 6.2.2)."""
+    return b"\0" + _length(name) + name + _length(value) + value
+
+
+def _length(text: bytes) -> bytes:
+    """RFC 7541, 5.1, with a prefix of seven bits."""
+    nbytes = len(text)
+    if nbytes < 127:
+        return bytes((nbytes,))
+    nbytes -= 127
+    length = bytearray((127,))
+    while nbytes > 127:
+        length.append(nbytes & 127 | 128)
+        nbytes >>= 7
+    length.append(nbytes)
+    return bytes(length)
+
+
+#: The head of every response that has messages.
+HEADERS = _STATUS_200 + _CONTENT_TYPE
+
+
+def headers(encoding: str) -> bytes:
+    """The same for a response whose messages may be compressed."""
+    return HEADERS if encoding == IDENTITY else HEADERS + _literal(b"grpc-encoding", encoding.encode())
+
+
+def trailers(status: int, message: str = "") -> bytes:
+    """The end of a response."""
+    return _trailers(status, message)
+
+
+@lru_cache(maxsize=64)
+def _trailers(status: int, message: str) -> bytes:
+    block = _literal(b"grpc-status", str(status).encode())
+    return block + _literal(b"grpc-message", percent_encode(message)) if message else block
+
+
+def only_trailers(status: int, message: str, *fields: tuple[str, str]) -> bytes:
+    """A response without messages, in one block."""
+    block = HEADERS + trailers(status, message)
+    return block + b"".join(_literal(name.encode(), value.encode()) for name, value in fields)
+
+
+def percent_encode(message: str) -> bytes:
+    """A status message as a header value."""
+    encoded = _NOT_PLAIN.sub(lambda match: b"%%%02X" % match[0][0], message.encode("utf-8", "replace"))
+    if len(encoded) > _MAX_MESSAGE_BYTES:
+        encoded = encoded[:_MAX_MESSAGE_BYTES]
+        cut = encoded.rfind(b"%", -2)  # not in the middle of an escape
+        encoded = encoded[:cut] if cut >= 0 else encoded
+    return encoded
+
+
+def refusal(request: Mapping[str, str]) -> bytes | None:
+    """The whole response to a request that is not gRPC, as one block; None to one that is.
+
+    `te: trailers` may be missing: some proxies drop it, and we send trailers anyway.
+    """
+    if request[":method"] != "POST":
+        return _literal(b":status", b"405") + _literal(b"allow", b"POST")
+    content_type = request.get("content-type", "")
+    if content_type != "application/grpc" and not content_type.startswith(("application/grpc+", "application/grpc;")):
+        return _literal(b":status", b"415")
+    return None
+
+
+def parse_timeout(value: str) -> float:
+    """`grpc-timeout` in seconds; ValueError for what is none."""
+    match = _TIMEOUT.fullmatch(value)
+    if match is None:
+        raise ValueError(f"no grpc-timeout: {value!r}")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+# --- encodings ---
+
+
+def decompress(encoding: str, message: bytes | memoryview, limit: int) -> bytes | memoryview:
+    """A compressed message as it was before.
+
+    Raises UnsupportedError for an encoding that is not of ACCEPTED_ENCODINGS, which the response then has to list as
+    `grpc-accept-encoding`; InvalidArgumentError for more than `limit` bytes or a damaged stream.
+    """
+    if encoding == IDENTITY:
+        return message
+    if encoding not in _WBITS:
+        raise UnsupportedError(f"Compression algorithm '{encoding}' is not supported.")
+    return inflate(message, limit)
+
+
+def response_encoding(level: str, accepted: str) -> str:
+    """The encoding that a compression level means to a client that accepts those, as gRPC core has it."""
+    supported = {name.strip() for name in accepted.split(",")}
+    ranked = [name for name in ("gzip", "deflate") if name in supported]
+    if level == "none" or not ranked:
+        return IDENTITY
+    return ranked[0] if level == "low" else ranked[-1]
+
+
+def compress(encoding: str, chunks: Sequence[bytes | memoryview]) -> bytes:
+    """A message, compressed."""
+    deflater = zlib.compressobj(wbits=_WBITS[encoding])
+    compressed = [deflater.compress(chunk) for chunk in chunks]
+    return b"".join((*compressed, deflater.flush()))

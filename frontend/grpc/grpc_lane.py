@@ -1,0 +1,373 @@
+"""gRPC on a lane: connections, their calls, and the answers that leave at the end of each pass of the loop.
+
+It answers whatever cannot block: inference, streams of it, health, metadata, configuration, statistics. What waits for
+the supervisor, for a model's word or for memory takes the road, call by call (road_call.py).
+"""
+
+import logging
+import select
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shoal.errors import UnavailableError
+from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.grpc import reflection
+from shoal.frontend.grpc.connection import Call, GrpcConnection
+from shoal.frontend.grpc.deadlines import Deadlines
+from shoal.frontend.grpc.desk import Listener
+from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
+from shoal.frontend.grpc.http2.landing import Landing
+from shoal.frontend.grpc.http2.limits import Limits
+from shoal.frontend.grpc.inbox import Harbour
+from shoal.frontend.grpc.inference import Inference
+from shoal.frontend.grpc.known_call import KnownCall, learn
+from shoal.frontend.grpc.opening import Opening, Refused, open_call
+from shoal.frontend.grpc.parking import Parking
+from shoal.frontend.grpc.reflection_call import ReflectionCall
+from shoal.frontend.grpc.service import MODEL_STREAM_INFER, GrpcCall
+from shoal.frontend.grpc.stream_call import StreamCall
+from shoal.frontend.grpc.unary import UnaryCall
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, Lane
+from shoal.frontend.outgoing import HOLD_S, MAX_KEPT_BYTES, SEND_S
+from shoal.frontend.response import no_answer
+from shoal.shm.slab import Block
+
+_log = logging.getLogger("shoal")
+
+_DEADLINE_EXCEEDED = 4
+#: Less is not received by itself: in a read with what follows it takes a tenth of the instructions.
+_DIRECT_BYTES = 32 * 1024
+#: Calls that are streams, by their paths; all others are unary.
+_KINDS: dict[str, type[StreamCall] | type[ReflectionCall]] = {
+    MODEL_STREAM_INFER: StreamCall,
+    **dict.fromkeys(reflection.PATHS, ReflectionCall),
+}
+_IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+
+
+class GrpcLane(Lane[GrpcConnection]):
+    """Every gRPC connection of one process."""
+
+    def __init__(
+        self,
+        front_end: FrontEnd,
+        listeners: list[Any],
+        wakeup_fd: int,
+        is_alive: Callable[[], bool],
+        notify: Callable[[], None],
+    ) -> None:
+        super().__init__(front_end, listeners, wakeup_fd, is_alive, notify)
+        self._settings = self._state.grpc
+        self._limits = Limits(
+            max_ping_strikes=self._settings.http2_max_ping_strikes,
+            min_recv_ping_interval_without_data_s=self._settings.http2_min_recv_ping_interval_without_data / 1000,
+            keepalive_permit_without_calls=self._settings.keepalive_permit_without_calls,
+        )
+        self.harbour = Harbour(self._port)
+        self.inference = Inference(self._state, self._port)
+        self.parking = Parking(self._port)
+        self._landing = Landing()
+        # Changed by every pass of the loop.
+        self._dirty: list[GrpcConnection] = []
+        self._listeners: dict[int, Listener] = {}  # sockets of calls, by their descriptors
+        self._deadlines = Deadlines()
+
+    # --- connections come and go ---
+
+    def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = GrpcConnection(accepted, self._limits, self.now_s, self.inference.release_token)
+        connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
+        age_s = self._settings.max_connection_age / 1000
+        connection.age_ends_s = self.now_s + age_s if age_s else 0.0
+        self._connections[connection.fd] = connection
+        self._poller.register(connection.fd, _IN)
+        if self._stops_at_s:
+            connection.go_away()
+        self.has_output(connection)
+
+    def close(self, connection: GrpcConnection) -> None:
+        """As Desk."""
+        if self._connections.get(connection.fd) is connection:
+            del self._connections[connection.fd]
+            self._poller.unregister(connection.fd)
+            connection.close()
+
+    def _give_up(self, connection: GrpcConnection) -> None:
+        _log.exception("a connection is closed, since serving it failed")
+        self.close(connection)
+
+    # --- bytes come in ---
+
+    def _serve(self, connection: GrpcConnection, event: int) -> None:
+        if event == _IN:
+            self._read(connection)
+            return
+        if event & _GONE:
+            self.close(connection)
+            return
+        if event & _OUT:
+            self.has_output(connection)
+        if event & _IN:
+            self._read(connection)
+
+    def _read(self, connection: GrpcConnection) -> None:
+        connection.begun_s = self.now_s
+        connection.silent_until_s = 0.0
+        if connection.is_landing and self._land(connection):
+            return
+        data = connection.read()
+        if data:
+            known = connection.known
+            if known is not None:
+                data = self._take_known(connection, known, data)
+            if data:
+                events = connection.http2.receive(data, self.now_s)
+                self._handle(connection, events)
+                if len(events) > 1 and isinstance(events[0], RequestStarted):
+                    self._learn(connection, data, events)
+        elif data is not None:
+            self.close(connection)
+
+    def _take_known(self, connection: GrpcConnection, known: KnownCall, data: bytes) -> bytes:
+        """Take the calls that are like one before, and return what follows them."""
+        position, nbytes = 0, known.nbytes
+        while len(data) - position >= nbytes:
+            read = known.read(data, position)
+            if read is None or known.form.num_changes != self._state.models.num_changes:
+                break
+            stream_id, id_, tensors = read
+            if not connection.http2.open_whole(stream_id, known.block, known.headers, known.num_data):
+                break
+            opening = known.opening
+            connection.calls[stream_id] = call = UnaryCall(self, connection, stream_id, opening)
+            if opening.timeout_s is not None:
+                self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
+            position += nbytes
+            if not call.infer_known(known.form, id_, tensors):  # the longer way knows what to do
+                call.take(data[position - known.num_data : position])
+        return data[position:] if position else data
+
+    def _learn(self, connection: GrpcConnection, data: bytes, events: Sequence[Event]) -> None:
+        """Know the next call, where this one was of the same form as the one before."""
+        call = connection.calls.get(connection.http2.streams.last_id)
+        form = call.form if isinstance(call, UnaryCall) else None
+        if form is not None and form is connection.form and isinstance(connection.opening, Opening):
+            connection.known = learn(data, events, connection.opening, form)
+        connection.form = form
+
+    def _land(self, connection: GrpcConnection) -> bool:
+        """Receive what comes next where its call wants it; False where that may be something else."""
+        landing, http2 = self._landing, connection.http2
+        expected = http2.expected
+        call = None if expected is None else connection.calls.get(expected[0])
+        target = None if call is None else call.target
+        if expected is None or call is None or target is None:
+            connection.is_landing = any(each.target is not None for each in connection.calls.values())
+            return False
+        if landing.spread(target, *expected) < _DIRECT_BYTES:
+            return False
+        nbytes = connection.read_into(landing.buffers)
+        if nbytes == 0:
+            self.close(connection)
+        elif nbytes > 0:
+            landed, num_alike, rest = landing.settle(nbytes)
+            events = http2.received_directly(landed, num_alike)
+            call.landed(landed)
+            self._handle(connection, events + http2.receive(rest, self.now_s) if rest else events)
+        return True
+
+    def _handle(self, connection: GrpcConnection, events: list[Event]) -> None:
+        calls = connection.calls
+        for event in events:
+            if isinstance(event, DataReceived):
+                stream_id, data, is_end = event
+                call = calls.get(stream_id)
+                if call is not None and data:
+                    call.take(data)
+                    call = calls.get(stream_id)  # it may be another by now, or none
+                if call is not None and is_end:
+                    call.end()
+            elif isinstance(event, RequestStarted):
+                call = self._begin(connection, event.stream_id, event.headers)
+                if call is not None and event.end_stream:
+                    call.end()
+            elif isinstance(event, StreamReset):
+                call = calls.pop(event.stream_id, None)
+                if call is not None:
+                    call.cancel()
+            elif isinstance(event, PingAcked):
+                connection.pinged_s = 0.0
+        http2 = connection.http2
+        if http2.is_failed:
+            connection.is_ending = True
+            connection.end_calls()
+        if http2.has_output:
+            self.has_output(connection)
+
+    def _begin(self, connection: GrpcConnection, stream_id: int, headers: Mapping[str, str]) -> Call | None:
+        """The call that a head begins; None where it is refused."""
+        if connection.headers is not headers:
+            connection.headers = headers
+            connection.opening = open_call(self._state, headers, connection.peer)
+        opening = connection.opening
+        if not isinstance(opening, Opening):
+            if isinstance(opening, Refused):
+                connection.refuse(stream_id, *opening)
+            else:
+                connection.refuse_http(stream_id, opening)
+            return None
+        call: Call = _KINDS.get(opening.method.path, UnaryCall)(self, connection, stream_id, opening)
+        connection.calls[stream_id] = call
+        if opening.timeout_s is not None:
+            self._deadlines.add(self.now_s + opening.timeout_s, connection, stream_id, call)
+        return call
+
+    # --- what calls ask of the lane ---
+
+    def has_output(self, connection: GrpcConnection) -> None:
+        """As Desk."""
+        if not connection.is_dirty:
+            connection.is_dirty = True
+            self._dirty.append(connection)
+
+    def deadline_s(self, opening: Opening) -> float:
+        """As Desk."""
+        timeout_s = self._place.request_timeout_s if opening.method.handler is None else self._place.answer_timeout_s
+        return self.now_s + (timeout_s if opening.timeout_s is None else min(timeout_s, opening.timeout_s))
+
+    def answer_by_s(self) -> float:
+        """As Desk."""
+        return self.now_s + self._place.request_timeout_s
+
+    def too_late(self, opening: Opening) -> tuple[int, str]:
+        """As Desk."""
+        if opening.timeout_s is not None and opening.timeout_s < self._place.request_timeout_s:
+            return _DEADLINE_EXCEEDED, "Deadline Exceeded"
+        error = self.no_answer()
+        return error.grpc_status, str(error)
+
+    def no_answer(self) -> UnavailableError:
+        """As Desk."""
+        return no_answer(self._place.request_timeout_s)
+
+    def service_call(self, opening: Opening, connection: GrpcConnection) -> GrpcCall:
+        """As Desk."""
+        return GrpcCall(self._state, None, opening.metadata, connection.peer)
+
+    def free(self, block: Block) -> None:
+        """As Desk."""
+        self._port.slab.free(block.ref)
+
+    def listen(self, listener: Listener) -> None:
+        """As Desk."""
+        self._listeners[listener.fd] = listener
+        self._poller.register(listener.fd, _IN)
+
+    def forget(self, listener: Listener) -> None:
+        """As Desk."""
+        del self._listeners[listener.fd]
+        self._poller.unregister(listener.fd)
+
+    def watch(self, fd: int, events: int) -> None:
+        """As Desk."""
+        self._poller.modify(fd, events)
+
+    def hand_over(self, theirs: socket.socket, data: bytes) -> None:
+        """As Desk."""
+        self._doors.leave(theirs, data)
+
+    # --- answers go out ---
+
+    def _deliver(self) -> None:
+        self.inference.deliver()
+        self.parking.resume()
+
+    def _on_other(self, fd: int, event: int) -> None:
+        listener = self._listeners.get(fd)
+        if listener is not None:
+            listener.serve(event)
+
+    def _finish_pass(self) -> None:
+        self._patience_s = self._deadlines.expire(self.now_s, TICK_S) if self._deadlines else TICK_S
+        dirty, self._dirty = self._dirty, []
+        for connection in dirty:
+            if self._connections.get(connection.fd) is not connection:
+                continue  # closed in this pass; its descriptor may be another's by now
+            try:
+                self._flush(connection)
+            except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
+                self._give_up(connection)
+
+    def _flush(self, connection: GrpcConnection) -> None:
+        if not connection.flush(self.now_s):
+            self.close(connection)
+            return
+        is_blocked = bool(connection.unsent)
+        if is_blocked != connection.is_blocked:
+            connection.is_blocked = is_blocked
+            self._poller.modify(connection.fd, _IN | _OUT if is_blocked else _IN)
+        if connection.is_ending and connection.is_over and not is_blocked and not connection.is_shut:
+            # What the client had sent by then is read: closing now would reset the connection, and lose our last words.
+            connection.ends_s = self.now_s + LINGER_S
+            connection.shut()
+
+    # --- time passes ---
+
+    def _tick(self) -> None:
+        now_s = self.now_s
+        self._deadlines.forget_ended()
+        for connection in list(self._connections.values()):
+            if 0.0 < connection.silent_until_s <= now_s or 0.0 < connection.ends_s <= now_s:
+                self.close(connection)
+                continue
+            for call in list(connection.calls.values()):
+                call.expire(now_s)
+                if self._stops_at_s:
+                    call.end_idle()
+                    self.has_output(connection)
+            if not self._is_read(connection):
+                self.close(connection)
+                continue
+            self._keep_alive(connection)
+            self._age(connection)
+
+    def _is_read(self, connection: GrpcConnection) -> bool:
+        """False where a client has read nothing for too long. One that reads slowly holds no worker's memory."""
+        if not connection.is_waited_for:
+            return True
+        waited_s = self.now_s - connection.progress_s
+        if waited_s >= HOLD_S and connection.holds_blocks:
+            connection.keep_unsent()
+            if sum(each.num_kept for each in self._connections.values()) > MAX_KEPT_BYTES:
+                return False
+        return waited_s < SEND_S or not connection.unsent
+
+    def _keep_alive(self, connection: GrpcConnection) -> None:
+        """Ask a client that is silent whether it is still there."""
+        settings, now_s = self._settings, self.now_s
+        if connection.pinged_s:
+            if now_s >= connection.pinged_s + settings.keepalive_timeout / 1000:
+                self.close(connection)
+        elif now_s >= connection.begun_s + settings.keepalive_time / 1000 and (
+            connection.calls or settings.keepalive_permit_without_calls
+        ):
+            connection.pinged_s = now_s
+            connection.http2.ping()
+            self.has_output(connection)
+
+    def _age(self, connection: GrpcConnection) -> None:
+        """An old connection is to be replaced, so that clients spread over the servers there are by now."""
+        if 0.0 < connection.age_ends_s <= self.now_s:
+            connection.go_away()
+            self.has_output(connection)
+            grace_s = self._settings.max_connection_age_grace / 1000
+            connection.age_ends_s = 0.0
+            connection.ends_s = self.now_s + grace_s if grace_s else 0.0
+
+    def _begin_to_stop(self) -> None:
+        for connection in self._connections.values():
+            connection.go_away()
+            self.has_output(connection)

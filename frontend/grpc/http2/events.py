@@ -1,0 +1,55 @@
+"""What a client did, as the HTTP/2 connection tells it, and the mark in its output."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+#: Makes one of them of its class and its fields, in a third of the time that calling the class takes.
+new = tuple.__new__
+
+
+class RequestStarted(NamedTuple):
+    """A stream was opened by a well-formed head."""
+
+    stream_id: int
+    headers: Mapping[
+        str, str
+    ]  # lower-case names, pseudo headers among them; shared between requests: not to be changed
+    end_stream: bool
+
+
+class DataReceived(NamedTuple):
+    """A piece of a body as it came, or, empty, its end alone. Trailers are such an end, too.
+
+    It may come after the server has responded, as long as the response waits for a window.
+    """
+
+    stream_id: int
+    data: bytes | memoryview
+    end_stream: bool
+
+
+class StreamReset(NamedTuple):
+    """A stream is no more: the client cancelled it, or it broke a rule and was reset for that."""
+
+    stream_id: int
+    error_code: int
+
+
+class PingAcked(NamedTuple):
+    """The client answered our last ping."""
+
+
+class GoneAway(NamedTuple):
+    """The client opens no more streams; those open go on."""
+
+    error_code: int
+    debug: bytes
+
+
+Event = RequestStarted | DataReceived | StreamReset | PingAcked | GoneAway
+
+
+class Sent(NamedTuple):
+    """A mark in a stream's queue: everything that was given with this token lies before it."""
+
+    token: Any

@@ -1,0 +1,118 @@
+"""Header blocks of requests: HPACK undone, the rules of RFC 9113 8.2 and 8.3 checked, known ones remembered. Pure.
+
+A client sends the same call again and again as the same few bytes, all of them references into the table that it and we
+keep. So a block that changed nothing in the table means the same headers until the table changes, and is looked up
+instead of decoded: 0.1 µs for 54 (measured).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from hpack import Decoder
+from hpack.exceptions import HPACKError, OversizedHeaderListError
+
+from shoal.frontend.grpc.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, BrokenError
+from shoal.frontend.grpc.http2.limits import Limits
+
+#: A list larger than allowed, up to so many times, costs its stream alone; beyond that decoding stops, and the
+#: connection with it.
+_TOLERANCE = 4
+#: What is remembered of one connection, and how long a block may be for that: 16 KiB altogether.
+_MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 256
+
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
+_PSEUDO_HEADERS = frozenset({b":method", b":scheme", b":path", b":authority"})
+_REQUIRED = frozenset({":method", ":scheme", ":path"})
+#: Fields about a connection, which HTTP/2 does not have (RFC 9113, 8.2.2).
+_CONNECTION_FIELDS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+
+
+class MalformedError(Exception):
+    """The header list breaks a rule: its stream's error."""
+
+
+class TooLargeError(Exception):
+    """The header list is larger than allowed."""
+
+
+class HeaderBlocks:
+    """The decoder of one connection and what it knows."""
+
+    __slots__ = ("_decoder", "_max_bytes", "known")
+
+    def __init__(self, limits: Limits) -> None:
+        self._max_bytes = limits.max_header_bytes
+        self._decoder = Decoder(max_header_list_size=limits.max_header_bytes * _TOLERANCE)
+        #: Requests' blocks that mean the same whenever they come, until the table changes. Changed by `_decode`.
+        self.known: dict[bytes, Mapping[str, str]] = {}
+
+    def request(self, block: bytes) -> Mapping[str, str]:
+        """The headers of a request; raises the errors above, and BrokenError for what cannot be undone."""
+        fields, changes_table = self._decode(block)
+        headers = _request_headers(fields)
+        if not changes_table and len(block) <= _MAX_KNOWN_BYTES:
+            if len(self.known) >= _MAX_KNOWN:
+                self.known.clear()
+            self.known[block] = headers
+        return headers
+
+    def trailers(self, block: bytes) -> None:
+        """Trailers: that they are well-formed is all that matters; raises as `request` does."""
+        joined: dict[str, str] = {}
+        for name, value in self._decode(block)[0]:
+            _add(joined, name, value)
+
+    def _decode(self, block: bytes) -> tuple[Sequence[tuple[bytes, bytes]], bool]:
+        """The fields, and whether the table is another now."""
+        table = self._decoder.header_table
+        entries = table.dynamic_entries
+        before = (len(entries), table.maxsize, entries[0] if entries else None)
+        try:
+            fields = list(self._decoder.decode(block, raw=True))
+        except OversizedHeaderListError:
+            raise BrokenError(ENHANCE_YOUR_CALM, "header list too large") from None
+        except HPACKError as error:
+            raise BrokenError(COMPRESSION_ERROR, str(error)) from None
+        changes_table = before[:2] != (len(entries), table.maxsize) or before[2] is not (
+            entries[0] if entries else None
+        )
+        if changes_table:
+            self.known.clear()
+        if sum(32 + len(name) + len(value) for name, value in fields) > self._max_bytes:
+            raise TooLargeError
+        return fields, changes_table
+
+
+def _request_headers(fields: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    num_pseudo = 0
+    for position, (name, value) in enumerate(fields):
+        if name in _PSEUDO_HEADERS:
+            text = name.decode("ascii")
+            if num_pseudo != position or text in headers or not _VALUE.fullmatch(value):
+                raise MalformedError
+            headers[text] = value.decode("latin-1")
+            num_pseudo += 1
+        else:
+            _add(headers, name, value)
+    if not headers.keys() >= _REQUIRED or not headers[":path"]:
+        raise MalformedError
+    return headers
+
+
+def _add(headers: dict[str, str], name: bytes, value: bytes) -> None:
+    """A field beside the pseudo headers, whose values of one name are joined."""
+    if not _NAME.fullmatch(name) or name in _CONNECTION_FIELDS or not _VALUE.fullmatch(value):
+        raise MalformedError
+    if name == b"te" and value != b"trailers":
+        raise MalformedError
+    key, text = name.decode("ascii"), value.decode("latin-1")
+    known = headers.get(key)
+    # RFC 9113, 8.2.3: a cookie may come in crumbs.
+    headers[key] = text if known is None else f"{known}{'; ' if key == 'cookie' else ','}{text}"
+
+
+def body_length(text: str) -> int:
+    """The number in a Content-Length; -1 for nonsense."""
+    return int(text) if text.isdigit() and text.isascii() and len(text) <= 18 else -1

@@ -1,0 +1,41 @@
+"""What a client may ask of one connection: sizes, numbers, and how often it may be a nuisance. Pure."""
+
+from typing import NamedTuple
+
+
+class Limits(NamedTuple):
+    """Bounds of one connection. The first five are announced to the client in SETTINGS."""
+
+    #: Of one header list: decoded as RFC 9113 10.5.1 counts (32 bytes beside each field) and encoded, with its
+    #: CONTINUATIONs. gRPC's own limit for metadata is 16 KiB, too.
+    max_header_bytes: int = 16 * 1024
+    #: Open at the same time. Ours: h2load's 100 per connection and perf_analyzer's concurrency with a margin.
+    max_streams: int = 1024
+    #: Bytes that a client may send on a stream beyond what was credited. Ours: a 4 MiB tensor without waiting.
+    stream_window: int = 4 * 1024 * 1024
+    #: The same for all streams together. Ours: four such.
+    connection_window: int = 16 * 1024 * 1024
+    #: Bytes of a frame's payload. Ours: a large tensor comes in few frames.
+    max_frame: int = 1024 * 1024
+    #: CONTINUATIONs of one header list; ours: an honest client fills its frames, so two are many already.
+    max_continuations: int = 16
+    #: Settings in one SETTINGS; RFC 9113 knows six, gRPC two more.
+    max_settings: int = 64
+    #: Bytes of the last words in a GOAWAY that are kept.
+    max_debug_bytes: int = 1024
+    #: Streams cancelled by the client: so many at once, so many per second, and one more for each call answered.
+    #: nghttp2's burst is 1000 at 33/s; ours is wider, since a client whose deadlines pass cancels all it has open.
+    reset_burst: int = 2000
+    resets_per_s: float = 200.0
+    #: Frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, empty DATA, unknown ones): so many at once,
+    #: per second, and for each frame that we sent. Ours: 2000/s cost 0.6 % of a core (3 µs each, measured).
+    nuisance_burst: int = 10_000
+    nuisances_per_s: float = 2000.0
+    nuisances_per_frame_sent: float = 4.0
+    #: Answers (acknowledgements, resets) that wait for the client to read; ours.
+    max_unsent_answers: int = 10_000
+    #: Pings that come too early, seconds between two of them, and whether that holds with no call open, too (else the
+    #: interval is two hours). Triton's flags and defaults, gRPC core's rules: forgiven when we send HEADERS or DATA.
+    max_ping_strikes: int = 2
+    min_recv_ping_interval_without_data_s: float = 300.0
+    keepalive_permit_without_calls: bool = False

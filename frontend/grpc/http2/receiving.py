@@ -1,0 +1,387 @@
+"""The receiving half of an HTTP/2 connection: a client's bytes taken apart into frames, and those into events. Pure.
+
+Frames that carry data are passed on as they come; of all others the largest that is kept is a header list. A broken
+rule of a stream resets the stream, one of the connection raises BrokenError (RFC 9113, 5.4).
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from struct import Struct
+
+from shoal.frontend.grpc.http2 import frames
+from shoal.frontend.grpc.http2.bodies import Bodies
+from shoal.frontend.grpc.http2.conduct import Conduct
+from shoal.frontend.grpc.http2.events import (
+    DataReceived,
+    Event,
+    GoneAway,
+    PingAcked,
+    RequestStarted,
+    StreamReset,
+    new,
+)
+from shoal.frontend.grpc.http2.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    HEAD_BYTES,
+    HEADERS,
+    MAX_STREAM_ID,
+    MAX_WINDOW,
+    PADDED,
+    PREFACE,
+    PRIORITISED,
+    PROTOCOL_ERROR,
+    REFUSED_STREAM,
+    SETTINGS,
+    STREAM_CLOSED,
+    BrokenError,
+    unpack_head,
+    word_of,
+)
+from shoal.frontend.grpc.http2.header_blocks import HeaderBlocks, MalformedError, TooLargeError, body_length
+from shoal.frontend.grpc.http2.limits import Limits
+from shoal.frontend.grpc.http2.sending import Sending
+from shoal.frontend.grpc.http2.streams import Stream
+
+#: By which an answer to a ping of ours is known.
+PING = b"shoal\0\0\0"
+_ANY = -1
+#: What SETTINGS cost, in frames that carry nothing: they may touch every stream.
+_SETTINGS_COST = 10.0
+
+_Handler = Callable[[int, int, bytes, list[Event]], None]
+
+
+class Receiving:
+    """What has come of a frame and of a header list; bodies are `bodies`."""
+
+    __slots__ = (
+        "_block",
+        "_block_flags",
+        "_block_stream_id",
+        "_blocks",
+        "_conduct",
+        "_expected",
+        "_has_begun",
+        "_kinds",
+        "_max_continuations",
+        "_max_frame",
+        "_max_header_bytes",
+        "_max_streams",
+        "_num_continuations",
+        "_partial",
+        "_sending",
+        "_stream_window",
+        "_streams",
+        "_wanted",
+        "bodies",
+        "is_between_frames",
+        "is_going_away",
+    )
+
+    def __init__(self, limits: Limits, sending: Sending, now_s: float) -> None:
+        self._max_frame = limits.max_frame
+        self._max_streams = limits.max_streams
+        self._stream_window = limits.stream_window
+        self._max_header_bytes = limits.max_header_bytes
+        self._max_continuations = limits.max_continuations
+        self._streams = sending.streams
+        self._sending = sending
+        self._conduct = Conduct(limits, sending, now_s)
+        self._blocks = HeaderBlocks(limits)
+        self.bodies = Bodies(limits, sending, self._conduct)
+        most = limits.max_header_bytes + 256 + 5  # with padding and priority
+        #: By kind: who handles it, and the least and the most its payload may have.
+        self._kinds: dict[int, tuple[_Handler, int, int]] = {
+            HEADERS: (self._headers, 0, most),
+            frames.PRIORITY: (self._priority, 5, 5),
+            frames.RST_STREAM: (self._rst_stream, 4, 4),
+            frames.SETTINGS: (self._settings, 0, limits.max_settings * 6),
+            frames.PUSH_PROMISE: (self._push_promise, 0, limits.max_frame),
+            frames.PING: (self._ping, 8, 8),
+            frames.GOAWAY: (self._go_away, 8, 8 + limits.max_debug_bytes),
+            frames.WINDOW_UPDATE: (self._window_update, 4, 4),
+            frames.CONTINUATION: (self._continuation, 0, most),
+        }
+        # Changed by `receive` and all it calls.
+        self._has_begun = False  # the preface has come
+        self._expected = SETTINGS  # the only kind of frame that may come next, or _ANY
+        self._partial = bytearray()  # the beginning of a frame, which means nothing before there are `_wanted` bytes
+        self._wanted = 0
+        #: And any frame may come. Changed by the connection, too.
+        self.is_between_frames = False
+        self._block = bytearray()  # a header list of which more is to come
+        self._block_stream_id = self._block_flags = self._num_continuations = 0
+        #: New streams are refused. Changed by the connection.
+        self.is_going_away = False
+
+    def receive(self, data: bytes, now_s: float, events: list[Event]) -> None:
+        """Take what has come; raises BrokenError."""
+        self._conduct.now_s = now_s
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                return
+            data = bytes(self._partial)
+            self._partial.clear()
+        position = 0
+        if self.bodies.is_within_frame:
+            position = self.bodies.go_on(data, 0, events)
+        elif not self._has_begun:
+            position = self._begin(data)
+        position = self._frames(data, position, events)
+        if position < len(data):
+            self._partial += memoryview(data)[position:]
+        self._conduct.unread()
+        self.is_between_frames = not (self._partial or self.bodies.is_within_frame) and self._expected == _ANY
+
+    def _begin(self, data: bytes) -> int:
+        if not PREFACE.startswith(data[: len(PREFACE)]):
+            raise BrokenError(PROTOCOL_ERROR, "not an HTTP/2 preface")
+        if len(data) < len(PREFACE):
+            self._wanted = len(data) + 1
+            return 0
+        self._has_begun = True
+        return len(PREFACE)
+
+    def _frames(self, data: bytes, position: int, events: list[Event]) -> int:
+        """Take all frames that are there; where the first begins that is not."""
+        if not self._has_begun:
+            return 0
+        end = len(data)
+        while end - position >= HEAD_BYTES:
+            word, flags, number = unpack_head(data, position)
+            length, kind = word >> 8, word & 0xFF
+            number &= MAX_STREAM_ID
+            if length > self._max_frame:
+                raise BrokenError(FRAME_SIZE_ERROR, "frame larger than SETTINGS_MAX_FRAME_SIZE")
+            if kind != self._expected != _ANY:
+                raise BrokenError(PROTOCOL_ERROR, "SETTINGS or CONTINUATION expected")
+            if kind == DATA:
+                if flags & PADDED and end - position == HEAD_BYTES:
+                    self._wanted = HEAD_BYTES + 1
+                    return position
+                position = self.bodies.begin(data, position + HEAD_BYTES, length, flags, number, events)
+                continue
+            if kind > CONTINUATION:
+                self._conduct.nuisance()
+                self.bodies.skip(length)
+                position = self.bodies.go_on(data, position + HEAD_BYTES, events)
+                continue
+            handler, least, most = self._kinds[kind]
+            if not least <= length <= most:
+                # What is too small is against the RFC, what is too large may be against our bounds alone.
+                is_fixed = length < least or least == most
+                raise BrokenError(FRAME_SIZE_ERROR if is_fixed else ENHANCE_YOUR_CALM, "frame of an illegal size")
+            stop = position + HEAD_BYTES + length
+            if stop > end:
+                self._wanted = HEAD_BYTES + length
+                return position
+            handler(flags, number, data[position + HEAD_BYTES : stop], events)
+            position = stop
+        self._wanted = HEAD_BYTES
+        return position
+
+    def open_whole(self, number: int, block: bytes, headers: Mapping[str, str], nbytes: int) -> bool:
+        """As `receive`, for two whole frames that the caller has compared with those of an earlier call.
+
+        `block` is that of its HEADERS, which meant `headers` then; its DATA, which ends the stream, has `nbytes`.
+        False, and nothing happens, where only `receive` can tell what that means. Saves 35 of 41 thousand instructions.
+        """
+        bodies, streams = self.bodies, self._streams
+        if (
+            not self.is_between_frames
+            or self.is_going_away
+            or len(streams.open) >= self._max_streams
+            or self._blocks.known.get(block) is not headers
+            or not streams.last_id < number <= MAX_STREAM_ID
+            or not number & 1
+            or nbytes > bodies.spare
+        ):
+            return False
+        bodies.spare -= nbytes
+        streams.last_id = number
+        streams.open[number] = Stream(number, self._sending.initial_window, 0, True)
+        return True
+
+    # --- header lists ---
+
+    def _headers(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        if not number & 1:
+            raise BrokenError(PROTOCOL_ERROR, "HEADERS of a stream that is no client's")
+        if flags & (PADDED | PRIORITISED):
+            payload = frames.unpadded(payload, flags)
+        if flags & END_HEADERS:
+            self._header_list(flags, number, payload, events)
+        else:
+            self._block += payload
+            self._block_stream_id, self._block_flags, self._num_continuations = number, flags, 0
+            self._expected = CONTINUATION
+
+    def _continuation(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        if self._expected != CONTINUATION or number != self._block_stream_id:
+            raise BrokenError(PROTOCOL_ERROR, "CONTINUATION of nothing")
+        self._block += payload
+        self._num_continuations += 1
+        if self._num_continuations > self._max_continuations or len(self._block) > self._max_header_bytes:
+            raise BrokenError(ENHANCE_YOUR_CALM, "header list too large")
+        if flags & END_HEADERS:
+            self._expected = _ANY
+            block = bytes(self._block)
+            self._block.clear()
+            self._header_list(self._block_flags, number, block, events)
+
+    def _header_list(self, flags: int, number: int, block: bytes, events: list[Event]) -> None:
+        is_last = flags & END_STREAM != 0
+        if number <= self._streams.last_id:
+            self._trailers(number, block, is_last, events)
+            return
+        headers = self._blocks.known.get(block)
+        error_code = 0
+        if headers is None:
+            try:
+                headers = self._blocks.request(block)
+            except MalformedError:
+                error_code = PROTOCOL_ERROR
+            except TooLargeError:
+                error_code = ENHANCE_YOUR_CALM
+        self._streams.last_id = number
+        if self.is_going_away or len(self._streams.open) >= self._max_streams:
+            error_code = REFUSED_STREAM
+        if headers is None or error_code:
+            self._refuse(number, error_code, is_last)
+            return
+        body_left = -1
+        if "content-length" in headers:
+            body_left = body_length(headers["content-length"])
+            if body_left < 0 or (is_last and body_left):
+                self._refuse(number, PROTOCOL_ERROR, is_last)
+                return
+        stream = Stream(number, self._sending.initial_window, self._stream_window, is_last)
+        stream.body_left = body_left
+        self._streams.open[number] = stream
+        events.append(new(RequestStarted, (number, headers, is_last)))
+
+    def _refuse(self, number: int, error_code: int, is_last: bool) -> None:
+        """A stream that was never opened."""
+        self._conduct.nuisance()
+        self._sending.refuse(number, error_code, is_ended_by_peer=is_last)
+
+    def _trailers(self, number: int, block: bytes, is_last: bool, events: list[Event]) -> None:
+        error_code = 0
+        try:
+            self._blocks.trailers(block)
+        except MalformedError:
+            error_code = PROTOCOL_ERROR
+        except TooLargeError:
+            error_code = ENHANCE_YOUR_CALM
+        stream = self._streams.open.get(number)
+        if stream is None:
+            self._streams.pass_over(number, is_last)
+        elif stream.is_ended_by_peer:
+            self._conduct.fault(stream, STREAM_CLOSED, events)
+        elif error_code or not is_last or stream.body_left > 0:
+            self._conduct.fault(stream, error_code or PROTOCOL_ERROR, events)
+        else:
+            stream.is_ended_by_peer = True
+            events.append(DataReceived(number, b"", True))
+
+    # --- everything else ---
+
+    def _priority(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        """Obsolete (RFC 9113, 5.3)."""
+        del flags, payload, events
+        if number == 0:
+            raise BrokenError(PROTOCOL_ERROR, "PRIORITY of no stream")
+        self._conduct.nuisance()
+
+    def _rst_stream(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        del flags
+        if number == 0 or number > self._streams.last_id:
+            raise BrokenError(PROTOCOL_ERROR, "RST_STREAM of a stream that was never opened")
+        stream = self._streams.open.get(number)
+        self._streams.left.pop(number, None)
+        if stream is None:
+            self._conduct.nuisance()
+            return
+        self._conduct.cancellation()
+        self._sending.drop(stream)
+        events.append(StreamReset(number, word_of(payload)))
+
+    def _settings(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        del events
+        if number != 0 or (flags & ACK and self._expected == SETTINGS):
+            raise BrokenError(PROTOCOL_ERROR, "SETTINGS of a stream, or an answer before them")
+        if len(payload) % 6 or (flags & ACK and payload):
+            raise BrokenError(FRAME_SIZE_ERROR, "SETTINGS of an illegal size")
+        self._conduct.nuisance(_SETTINGS_COST)
+        self._expected = _ANY
+        if flags & ACK:
+            return
+        values = dict(frames.parse_settings(payload))  # of several for one setting the last holds
+        if values.get(frames.ENABLE_PUSH, 0) > 1:
+            raise BrokenError(PROTOCOL_ERROR, "illegal SETTINGS_ENABLE_PUSH")
+        max_frame = values.get(frames.MAX_FRAME_SIZE, frames.DEFAULT_MAX_FRAME)
+        if not frames.DEFAULT_MAX_FRAME <= max_frame <= frames.MAX_MAX_FRAME:
+            raise BrokenError(PROTOCOL_ERROR, "illegal SETTINGS_MAX_FRAME_SIZE")
+        window = values.get(frames.INITIAL_WINDOW_SIZE, 0)
+        if window > MAX_WINDOW:
+            raise BrokenError(FLOW_CONTROL_ERROR, "illegal SETTINGS_INITIAL_WINDOW_SIZE")
+        if not self._sending.apply(values):
+            raise BrokenError(FLOW_CONTROL_ERROR, "a stream's window beyond 2^31-1")
+
+    def _push_promise(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        del flags, number, payload, events
+        raise BrokenError(PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+
+    def _ping(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        if number != 0:
+            raise BrokenError(PROTOCOL_ERROR, "PING of a stream")
+        if not flags & ACK:
+            self._conduct.ping(len(self._streams.open))
+            self._sending.answer(frames.ping(payload, ACK))
+        elif payload == PING:
+            events.append(PingAcked())
+        else:
+            self._conduct.nuisance()
+
+    def _go_away(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        del flags
+        if number != 0:
+            raise BrokenError(PROTOCOL_ERROR, "GOAWAY of a stream")
+        self._conduct.nuisance()
+        events.append(GoneAway(word_of(payload[4:]), payload[8:]))
+
+    def _window_update(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        del flags
+        self._conduct.nuisance()
+        increment = word_of(payload) & MAX_WINDOW
+        sending = self._sending
+        if number == 0:
+            sending.window += increment
+            if not increment:
+                raise BrokenError(PROTOCOL_ERROR, "WINDOW_UPDATE by nothing")
+            if sending.window > MAX_WINDOW:
+                raise BrokenError(FLOW_CONTROL_ERROR, "the connection's window beyond 2^31-1")
+            return
+        if number > self._streams.last_id:
+            raise BrokenError(PROTOCOL_ERROR, "WINDOW_UPDATE of a stream that was never opened")
+        stream = self._streams.open.get(number)
+        if stream is None:
+            return
+        if not increment:
+            self._conduct.fault(stream, PROTOCOL_ERROR, events)
+        elif not sending.widen(stream, increment):
+            self._conduct.fault(stream, FLOW_CONTROL_ERROR, events)
+
+
+@lru_cache(maxsize=1024)
+def _call(block_nbytes: int) -> Struct:
+    """HEADERS with a block of so many bytes, and the head of the next frame."""
+    return Struct(f">IBI{block_nbytes}sIBI")

@@ -1,0 +1,386 @@
+"""The sending half of an HTTP/2 connection: responses framed as windows and frame size allow, fairly between streams.
+
+What is small and fits goes out at once. Everything else waits in its stream and is framed by `output`, one turn per
+stream. Memory that is large is never copied. What is done to a stream that is no more (its client may reset it any
+time) does nothing, but gives its token back. Pure.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from shoal.frontend.grpc.http2 import frames
+from shoal.frontend.grpc.http2.events import Sent
+from shoal.frontend.grpc.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_head
+from shoal.frontend.grpc.http2.limits import Limits
+from shoal.frontend.grpc.http2.streams import Queue, Stream, Streams
+
+Chunk = bytes | memoryview
+
+#: Pieces up to this are joined with their neighbours: a copy of 4 KiB costs less than another entry of a sendmsg.
+_JOINED_BYTES = 4096
+#: Bytes of DATA that one `output` takes from the streams, and that one stream has in its turn while others wait.
+_OUTPUT_BYTES, _TURN_BYTES = 1024 * 1024, 64 * 1024
+
+
+class Blocks(NamedTuple):
+    """The header blocks of a response and the heads of their frames, but for the stream's number."""
+
+    headers_head: bytes
+    headers: bytes
+    trailers_head: bytes
+    trailers: bytes
+
+    @classmethod
+    def of(cls, headers: bytes, trailers: bytes) -> "Blocks":
+        """Of small blocks: each fits into any frame."""
+        heads = [
+            (len(block) << 8 | HEADERS).to_bytes(4, "big") + bytes([flags])
+            for block, flags in ((headers, END_HEADERS), (trailers, END_HEADERS | END_STREAM))
+        ]
+        return cls(heads[0], headers, heads[1], trailers)
+
+
+class Sending:
+    """The output, the queues of the streams and both kinds of send window."""
+
+    __slots__ = (
+        "_block_prefix",
+        "_max_frame",
+        "_pieces",
+        "_ready",
+        "_small",
+        "_tokens",
+        "initial_window",
+        "num_answers",
+        "num_ended",
+        "num_sent",
+        "streams",
+        "window",
+    )
+
+    def __init__(self, limits: Limits) -> None:
+        self.streams = Streams()
+        # Changed by everything below.
+        #: What the connection may still send, and what a new stream may.
+        self.window = frames.DEFAULT_WINDOW
+        self.initial_window = frames.DEFAULT_WINDOW
+        self._max_frame = frames.DEFAULT_MAX_FRAME
+        self._block_prefix = b""  # of the next header block: an update of the table's size
+        self._ready: deque[Stream] = deque()  # who has data and a window for it, in the order of their turns
+        # The output, in this order; and the tokens of what lies in it or was dropped.
+        self._pieces: list[Chunk] = []
+        self._small: list[Chunk] = [*_greeting(limits)]
+        self._tokens: list[Any] = []
+        #: HEADERS and DATA framed, and streams ended, by us: since the beginning. Answers: since the last output.
+        self.num_sent = 0
+        self.num_ended = 0
+        self.num_answers = 0
+
+    # --- responses ---
+
+    def respond(
+        self, stream_id: int, headers_block: bytes, chunks: Sequence[Chunk], trailers_block: bytes, token: Any = None
+    ) -> None:
+        """A whole response. Blocks are HPACK that refers to the static table only; chunks are views of bytes.
+
+        `token` comes out of `output` with the end of it: until that is sent the chunks must stay as they are.
+        """
+        if sum(map(len, chunks)) + len(headers_block) + len(trailers_block) <= _JOINED_BYTES:
+            blocks = Blocks.of(headers_block, trailers_block)
+            if self.respond_at_once(stream_id, blocks, chunks, sum(map(len, chunks))):
+                if token is not None:
+                    self._tokens.append(token)
+                return
+        self.send_headers(stream_id, headers_block)
+        self.send_data(stream_id, chunks, token)
+        self.send_trailers(stream_id, trailers_block)
+
+    def respond_at_once(self, stream_id: int, blocks: Blocks, chunks: Sequence[Chunk], nbytes: int) -> bool:
+        """As `respond`, for so many bytes that fit in a frame and that nothing holds up: they are copied. False, and
+        nothing happens, for others.
+
+        What those three would do, in 3 µs for 11 (measured).
+        """
+        stream = self.streams.open.get(stream_id)
+        if (
+            stream is None
+            or nbytes > frames.DEFAULT_MAX_FRAME
+            or nbytes > stream.send_window
+            or nbytes > self.window
+            or stream.queue is not None
+            or self._ready  # others wait for their turns
+            or self._block_prefix
+        ):
+            return False
+        headers_head, headers, trailers_head, trailers = blocks
+        number, data_head = stream_id.to_bytes(4, "big"), pack_head(nbytes << 8 | DATA, 0, stream_id)
+        self._small.append(
+            b"".join((headers_head, number, headers, data_head, *chunks, trailers_head, number, trailers))
+        )
+        self.window -= nbytes
+        self.num_sent += 1
+        self._end(stream)
+        return True
+
+    def send_headers(self, stream_id: int, block: bytes, *, end_stream: bool = False) -> None:
+        """The beginning of a response, once and before any data; with `end_stream` it is the whole response."""
+        stream = self.streams.open.get(stream_id)
+        if stream is None:
+            return
+        if self._block_prefix:
+            block, self._block_prefix = self._block_prefix + block, b""
+        self._put(frames.headers(stream_id, block, END_STREAM if end_stream else 0, self._max_frame))
+        self.num_sent += 1
+        if end_stream:
+            self._end(stream)
+
+    def send_data(self, stream_id: int, chunks: Sequence[Chunk], token: Any = None) -> None:
+        """Data behind what is queued of the stream; `token` as above."""
+        stream = self.streams.open.get(stream_id)
+        if stream is None:
+            if token is not None:
+                self._tokens.append(token)
+            return
+        queue = stream.queue
+        if queue is None:
+            queue = stream.queue = Queue()
+        for chunk in chunks:
+            if len(chunk):
+                queue.pieces.append(chunk)
+                queue.nbytes += len(chunk)
+        if token is not None:
+            queue.pieces.append(Sent(token))
+        self._make_ready(stream)
+
+    def send_trailers(self, stream_id: int, block: bytes) -> None:
+        """The end of a response, behind all its data. A client that is still sending is told to stop."""
+        stream = self.streams.open.get(stream_id)
+        if stream is not None and stream.queue is not None and stream.queue.nbytes:
+            stream.queue.trailers = block
+        else:
+            self.send_headers(stream_id, block, end_stream=True)
+
+    def reset(self, stream_id: int, error_code: int) -> None:
+        """RST_STREAM; what is queued is dropped, its tokens come out of `output`."""
+        stream = self.streams.open.get(stream_id)
+        if stream is not None:
+            self.refuse(stream_id, error_code, is_ended_by_peer=stream.is_ended_by_peer)
+            self.drop(stream)
+
+    def unsent_nbytes(self, stream_id: int) -> int:
+        """Bytes of the stream's data that `output` has not given yet."""
+        stream = self.streams.open.get(stream_id)
+        return 0 if stream is None or stream.queue is None else stream.queue.nbytes
+
+    # --- what the receiving half asks for ---
+
+    def refuse(self, number: int, error_code: int, *, is_ended_by_peer: bool) -> None:
+        """RST_STREAM; what the client still sends of the stream will be passed over."""
+        self.answer(frames.rst_stream(number, error_code))
+        if not is_ended_by_peer:
+            self.streams.leave(number)
+
+    def drop(self, stream: Stream) -> None:
+        """Forget a stream and what is queued of it."""
+        queue, stream.queue = stream.queue, None
+        if queue is not None:
+            self._tokens.extend(piece.token for piece in queue.pieces if isinstance(piece, Sent))
+            if queue.is_ready:
+                self._ready.remove(stream)
+        del self.streams.open[stream.number]
+
+    def drop_all(self) -> None:
+        """Forget all streams."""
+        for stream in list(self.streams.open.values()):
+            self.drop(stream)
+
+    def answer(self, frame: bytes) -> None:
+        """A frame about the connection, or that a frame of the client's asks for."""
+        self._small.append(frame)
+        self.num_answers += 1
+
+    def update_window(self, number: int, increment: int) -> None:
+        """The client may send so many bytes more; 0 is the connection."""
+        self._small.append(frames.window_update(number, increment))
+
+    def keep(self) -> list[Any]:
+        """Copy what is queued, since its owner wants it back; its tokens. `output` tells of them no more."""
+        tokens = []
+        for stream in self.streams.open.values():
+            queue = stream.queue
+            if queue is not None:
+                tokens += [piece.token for piece in queue.pieces if isinstance(piece, Sent)]
+                queue.pieces = deque([bytes(piece) for piece in queue.pieces if not isinstance(piece, Sent)])
+        return tokens
+
+    def widen(self, stream: Stream, nbytes: int) -> bool:
+        """The client takes so many bytes more of the stream; False where that is beyond all bounds."""
+        stream.send_window += nbytes
+        self._make_ready(stream)
+        return stream.send_window <= frames.MAX_WINDOW
+
+    def apply(self, values: dict[int, int]) -> bool:
+        """The client's SETTINGS, which are within their bounds; False where a stream's window is beyond all."""
+        self._max_frame = values.get(frames.MAX_FRAME_SIZE, self._max_frame)
+        if values.get(frames.HEADER_TABLE_SIZE, frames.DEFAULT_HEADER_TABLE) < frames.DEFAULT_HEADER_TABLE:
+            # We use none of the client's table, which has to be said (RFC 7541, 4.2).
+            self._block_prefix = b"\x20"
+        initial_window = values.get(frames.INITIAL_WINDOW_SIZE, self.initial_window)
+        difference = initial_window - self.initial_window
+        self.initial_window = initial_window
+        # RFC 9113, 6.9.2: it changes the windows of open streams, too.
+        is_within_bounds = True
+        if difference:
+            for stream in list(self.streams.open.values()):
+                is_within_bounds &= self.widen(stream, difference)
+        self.answer(frames.SETTINGS_ACK)
+        return is_within_bounds
+
+    # --- what goes out ---
+
+    def output(self) -> tuple[list[Chunk], list[Any]]:
+        """What may go out now, in order, a bounded part of it; and the tokens of what is over once that is sent.
+
+        Call until there is nothing or the socket is full.
+
+        Not before what the last call gave is written: that is how a client that floods without reading is noticed.
+        Small pieces come joined, large memory as it is.
+        """
+        if self._ready:
+            self._take_turns()
+        self._join()
+        output = self._pieces, self._tokens
+        self._pieces, self._tokens, self.num_answers = [], [], 0
+        return output
+
+    def small_output(self) -> bytes:
+        """As `output`, where all there is makes one piece; otherwise empty, and nothing happens."""
+        small = self._small
+        if self._ready or self._pieces or self._tokens or not small:
+            return b""
+        self._small, self.num_answers = [], 0
+        return b"".join(small)
+
+    def _put(self, piece: Chunk) -> None:
+        if len(piece) <= _JOINED_BYTES:
+            self._small.append(piece)
+        else:
+            self._join()
+            self._pieces.append(piece)
+
+    def _join(self) -> None:
+        if self._small:
+            self._pieces.append(b"".join(self._small))
+            self._small.clear()
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `output` would give anything."""
+        return bool(self._small or self._pieces or self._tokens or (self._ready and self.window > 0))
+
+    def _make_ready(self, stream: Stream) -> None:
+        """Into the round, if it has data and a window for it. Marks alone need no turn."""
+        queue = stream.queue
+        if queue is None or queue.is_ready:
+            return
+        if not queue.nbytes:
+            self._pass_marks(queue)
+        elif stream.send_window > 0:
+            queue.is_ready = True
+            self._ready.append(stream)
+
+    def _take_turns(self) -> None:
+        ready = self._ready
+        left = _OUTPUT_BYTES
+        while ready and left > 0 and self.window > 0:
+            stream = ready.popleft()
+            queue = stream.queue
+            assert queue is not None
+            queue.is_ready = False
+            if stream.send_window > 0:  # it may have shrunk since
+                turn = min(left, _TURN_BYTES if ready else left, queue.nbytes, stream.send_window, self.window)
+                self._take_turn(stream, queue, turn)
+                left -= turn
+                self._make_ready(stream)
+
+    def _take_turn(self, stream: Stream, queue: Queue, nbytes: int) -> None:
+        """Frame so many bytes of a stream, and what needs no window behind them."""
+        stream.send_window -= nbytes
+        self.window -= nbytes
+        queue.nbytes -= nbytes
+        while nbytes > 0:
+            in_frame = min(nbytes, self._max_frame)
+            first = queue.pieces[0]
+            if in_frame == self._max_frame and not isinstance(first, Sent) and len(first) > in_frame:
+                passed = self._pass_frames(stream.number, memoryview(first), nbytes)
+                queue.pieces[0] = memoryview(first)[passed:]
+                nbytes -= passed
+                continue
+            nbytes -= in_frame
+            self._small.append(pack_head(in_frame << 8 | DATA, 0, stream.number))
+            self.num_sent += 1
+            self._pass_data(queue, in_frame)
+        self._pass_marks(queue)
+        if queue.trailers is not None and not queue.nbytes:
+            self.send_headers(stream.number, queue.trailers, end_stream=True)
+
+    def _pass_data(self, queue: Queue, nbytes: int) -> None:
+        """So many bytes from the queue into the output."""
+        waiting = queue.pieces
+        while nbytes:
+            piece = waiting.popleft()
+            if isinstance(piece, Sent):
+                self._tokens.append(piece.token)
+                continue
+            if len(piece) > nbytes:
+                rest = memoryview(piece)
+                waiting.appendleft(rest[nbytes:])
+                piece = rest[:nbytes]
+            self._put(piece)
+            nbytes -= len(piece)
+
+    def _pass_frames(self, number: int, piece: memoryview, nbytes: int) -> int:
+        """Frame as much of a piece, and of so many bytes, as whole frames take, one at least; how much that was.
+
+        What the loop around this would do, in a fifth of its time. The piece is not used up.
+        """
+        in_frame = self._max_frame
+        num_frames = min(len(piece) - 1, nbytes) // in_frame
+        head = pack_head(in_frame << 8 | DATA, 0, number)
+        framed: list[Chunk] = [head] * (2 * num_frames - 1)  # all but the first head, which is joined to what is there
+        framed[::2] = [piece[start : start + in_frame] for start in range(0, num_frames * in_frame, in_frame)]
+        self._small.append(head)
+        self._join()
+        self._pieces += framed
+        self.num_sent += num_frames
+        return num_frames * in_frame
+
+    def _pass_marks(self, queue: Queue) -> None:
+        """Marks at the head of the queue into the output: what they stand for is there."""
+        waiting = queue.pieces
+        while waiting and isinstance(first := waiting[0], Sent):
+            self._tokens.append(first.token)
+            waiting.popleft()
+
+    def _end(self, stream: Stream) -> None:
+        """We have said all."""
+        self.num_ended += 1
+        if not stream.is_ended_by_peer:
+            # RFC 9113, 8.1: the rest of the request is not wanted.
+            self.refuse(stream.number, frames.NO_ERROR, is_ended_by_peer=False)
+        del self.streams.open[stream.number]
+
+
+def _greeting(limits: Limits) -> list[bytes]:
+    """Our SETTINGS, which come first, and the connection's window, which they cannot set."""
+    values = {
+        frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
+        frames.INITIAL_WINDOW_SIZE: limits.stream_window,
+        frames.MAX_FRAME_SIZE: limits.max_frame,
+        frames.MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
+    }
+    greeting = [frames.settings(values)]
+    if limits.connection_window > frames.DEFAULT_WINDOW:
+        greeting.append(frames.window_update(0, limits.connection_window - frames.DEFAULT_WINDOW))
+    return greeting

@@ -1,0 +1,193 @@
+"""A call's messages on their way in: whole ones out of bytes as they come, large ones straight in shared memory.
+
+A client may stop half-way and hold its block for as long as its call may take. So the blocks of all unfinished messages
+together take at most half of the slab, as HTTP's do: the other half serves those who are done sending. One thread, the
+lane's.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from shoal.errors import UnavailableError
+from shoal.frontend.grpc.framing import PREFIX_BYTES
+from shoal.frontend.grpc.submission import message_offset
+from shoal.frontend.grpc.wire import first_raw_offset
+from shoal.frontend.submission import HEADER_BYTES
+from shoal.options import SLAB_PARTS
+from shoal.shm.port import Port
+from shoal.shm.slab import Block
+
+#: A message up to this is collected in private memory and copied into its block; a larger one is received there.
+SMALL_BYTES = 48 * 1024
+_ALIGNMENT = 64  # how much the message may be moved so that its first tensor is aligned
+
+
+class Received(NamedTuple):
+    """A whole message: in `block`, which is the caller's now, or in private memory where that is None."""
+
+    data: bytes | memoryview
+    block: Block | None
+    offset: int  # in the block
+    is_compressed: bool
+
+
+class Large(NamedTuple):
+    """A message that finds no place here. What follows `begun` is the caller's to take, or to `skip`."""
+
+    nbytes: int
+    begun: bytes
+    is_compressed: bool
+
+
+Arrival: TypeAlias = Received | Large
+
+
+def whole(data: bytes | memoryview) -> Received | None:
+    """The message that these bytes are, where they are one and nothing more."""
+    nbytes = len(data)
+    if nbytes >= PREFIX_BYTES and data[0] == 0 and int.from_bytes(data[1:PREFIX_BYTES], "big") == nbytes - PREFIX_BYTES:
+        return Received(data[PREFIX_BYTES:], None, 0, False)
+    return None
+
+
+class Berth:
+    """The block that a message is received into."""
+
+    __slots__ = ("block", "message", "offset", "received")
+
+    def __init__(self, block: Block, offset: int, nbytes: int) -> None:
+        self.block = block
+        self.offset = offset
+        self.message = block.memory[offset : offset + nbytes]
+        self.received = 0
+
+    @property
+    def rest(self) -> memoryview:
+        """The place of what has not come yet."""
+        return self.message[self.received :]
+
+    def take(self, data: bytes | memoryview) -> int:
+        """Copy what belongs here; returns how much that was."""
+        taken = min(len(data), len(self.message) - self.received)
+        self.message[self.received : self.received + taken] = data[:taken]
+        self.received += taken
+        return taken
+
+
+class Harbour:
+    """The blocks of all unfinished messages of a lane."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._max_nbytes = port.slab.largest_nbytes // 2
+        self._largest_nbytes = port.slab.largest_nbytes // SLAB_PARTS
+        # Changed by every method.
+        self._nbytes = 0
+
+    def is_too_large(self, nbytes: int) -> bool:
+        """Whether there never is a place for a message of so many bytes."""
+        return nbytes + _ALIGNMENT + HEADER_BYTES > self._largest_nbytes
+
+    def berth(self, nbytes: int, begun: bytes | memoryview) -> Berth | None:
+        """A place for a message of `nbytes` that starts with `begun`, its first tensor aligned; None where none is."""
+        needed = nbytes + _ALIGNMENT + HEADER_BYTES  # the request's header goes behind the message
+        if self.is_too_large(nbytes) or self._nbytes + needed > self._max_nbytes:
+            return None
+        try:
+            block = self._port.allocate(needed)
+        except UnavailableError:
+            return None
+        self._nbytes += len(block.memory)
+        return Berth(block, message_offset(first_raw_offset(begun)), nbytes)
+
+    def leave(self, berth: Berth) -> None:
+        """The message is complete: its block is the caller's."""
+        self._nbytes -= len(berth.block.memory)
+
+    def sink(self, berth: Berth) -> None:
+        """The rest of the message will not come."""
+        self.leave(berth)
+        self._port.slab.free(berth.block.ref)
+
+
+class Inbox:
+    """One call's messages. `close` it when no more is taken."""
+
+    __slots__ = ("_berth", "_buffer", "_harbour", "_is_open", "_num_skipped")
+
+    def __init__(self, harbour: Harbour) -> None:
+        self._harbour = harbour
+        # Changed by every method.
+        self._buffer: bytes | memoryview = b""
+        self._berth: Berth | None = None
+        self._num_skipped = 0
+        self._is_open = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message has begun that has not come whole."""
+        return not self._buffer and self._berth is None and not self._num_skipped
+
+    @property
+    def target(self) -> memoryview | None:
+        """Where the next bytes may be received directly; `landed` tells how many were."""
+        return None if self._berth is None else self._berth.rest
+
+    def landed(self, nbytes: int) -> Received | None:
+        """So many bytes lie in `target`. The message, where they complete it."""
+        assert self._berth is not None
+        self._berth.received += nbytes
+        return self._complete()
+
+    def feed(self, data: bytes | memoryview) -> list[Arrival]:
+        """What these bytes complete. After a Large message, nothing more is taken until its rest is skipped."""
+        arrivals: list[Arrival] = []
+        if self._num_skipped:
+            skipped = min(self._num_skipped, len(data))
+            self._num_skipped -= skipped
+            data = data[skipped:]
+        if self._berth is not None:
+            data = data[self._berth.take(data) :]
+            received = self._complete()
+            if received is not None:
+                arrivals.append(received)
+        buffer = b"".join((self._buffer, data)) if self._buffer else data
+        while self._is_open and len(buffer) >= PREFIX_BYTES:
+            length = int.from_bytes(buffer[1:PREFIX_BYTES], "big")
+            end = PREFIX_BYTES + length
+            if len(buffer) >= end:
+                arrivals.append(Received(buffer[PREFIX_BYTES:end], None, 0, buffer[0] != 0))
+                buffer = buffer[end:]
+                continue
+            if length > SMALL_BYTES:
+                arrivals += self._begin(length, buffer[PREFIX_BYTES:], is_compressed=buffer[0] != 0)
+                buffer = b""
+            break
+        self._buffer = bytes(buffer)
+        return arrivals
+
+    def _begin(self, length: int, begun: bytes | memoryview, *, is_compressed: bool) -> list[Large]:
+        self._berth = None if is_compressed else self._harbour.berth(length, begun)
+        if self._berth is None:
+            return [Large(length, bytes(begun), is_compressed)]
+        self._berth.take(begun)
+        return []
+
+    def _complete(self) -> Received | None:
+        berth = self._berth
+        if berth is None or berth.received < len(berth.message):
+            return None
+        self._berth = None
+        self._harbour.leave(berth)
+        return Received(berth.message, berth.block, berth.offset, is_compressed=False)
+
+    def skip(self, nbytes: int) -> None:
+        """Pass over what is still to come of a Large message."""
+        self._num_skipped = nbytes
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._is_open = False
+        self._buffer = b""
+        if self._berth is not None:
+            self._harbour.sink(self._berth)
+            self._berth = None

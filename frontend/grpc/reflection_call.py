@@ -1,0 +1,80 @@
+"""A call of server reflection: questions and answers in turn on one stream. One thread, the lane's."""
+
+from shoal.errors import ShoalError
+from shoal.frontend.grpc.connection import GrpcConnection, prefixed
+from shoal.frontend.grpc.desk import Desk
+from shoal.frontend.grpc.framing import HEADERS, decompress
+from shoal.frontend.grpc.inbox import Inbox, Large
+from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
+from shoal.frontend.grpc.opening import Opening
+from shoal.frontend.grpc.reflection import answer
+
+_DEADLINE_EXCEEDED, _INVALID_ARGUMENT = 4, 3
+#: Answers that a client has not read yet (kilobytes each, with all descriptors): it may ask again when it has.
+_MAX_UNSENT_BYTES = 1 << 20
+
+
+class ReflectionCall:
+    """A stream of questions."""
+
+    __slots__ = ("_connection", "_deadline_s", "_has_begun", "_inbox", "_opening", "_stream_id")
+
+    def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+        self._connection = connection
+        self._stream_id = stream_id
+        self._opening = opening
+        self._deadline_s = lane.deadline_s(opening)
+        # Changed as the call goes on.
+        self._inbox = Inbox(lane.harbour)
+        self._has_begun = False
+
+    #: No question is so long.
+    target = None
+
+    def landed(self, nbytes: int) -> None:
+        """As Call: never, there is no target."""
+
+    def take(self, data: bytes | memoryview) -> None:
+        """As Call."""
+        http2 = self._connection.http2
+        for arrival in self._inbox.feed(data):
+            if isinstance(arrival, Large) or http2.unsent_nbytes(self._stream_id) > _MAX_UNSENT_BYTES:
+                self._finish(_INVALID_ARGUMENT, "too long a question, or too many that wait for their answers")
+                return
+            question = arrival.data
+            try:
+                if arrival.is_compressed:
+                    question = decompress(self._opening.encoding, question, MAX_UNPACKED_BYTES)
+            except ShoalError as error:
+                self._finish(error.grpc_status, str(error))
+                return
+            self._begin()
+            http2.send_data(self._stream_id, prefixed([answer(question)]))
+        http2.credit(self._stream_id, len(data))
+
+    def end(self) -> None:
+        """As Call."""
+        self._finish()
+
+    def cancel(self) -> None:
+        """As Call."""
+        self._inbox.close()
+
+    def expire(self, now_s: float) -> None:
+        """As Call."""
+        if now_s >= self._deadline_s:
+            self._finish(_DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def end_idle(self) -> None:
+        """As Call."""
+        self._finish()
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._connection.http2.send_headers(self._stream_id, HEADERS)
+
+    def _finish(self, status: int = 0, message: str = "") -> None:
+        self._inbox.close()
+        self._begin()
+        self._connection.finish(self._stream_id, status, message)

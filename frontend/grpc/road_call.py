@@ -1,0 +1,185 @@
+"""A unary call that the road answers, since that waits: for the supervisor, for a model, or for memory.
+
+The call becomes a request of HTTP/1.1 on a socket pair, whose other end the road is handed as if it were a client's
+connection (tunnel.py). What comes is passed on as it comes: neither side keeps more than a window of it. One thread,
+the lane's, which never waits for it.
+"""
+
+import select
+import socket
+
+from shoal.frontend.grpc.connection import GrpcConnection
+from shoal.frontend.grpc.desk import Desk
+from shoal.frontend.grpc.framing import HEADERS, prefix
+from shoal.frontend.grpc.inbox import Large
+from shoal.frontend.grpc.inference import deadline_ns
+from shoal.frontend.grpc.opening import Opening
+from shoal.frontend.grpc.tunnel import pack_head, unpack_head
+
+_INTERNAL = 13
+_READ_BYTES = 256 * 1024
+#: What the client has not read yet of a response stops it being read from the road.
+_MAX_UNSENT_BYTES = 1 << 20
+_MAX_HEAD_BYTES = 64 * 1024
+_LOST = "the front end that answers this call has ended; the server's log says why"
+
+
+class RoadCall:
+    """A call that was handed over, until it has been answered."""
+
+    def __init__(
+        self,
+        lane: Desk,
+        connection: GrpcConnection,
+        stream_id: int,
+        opening: Opening,
+        message: Large,
+        deadline_s: float,
+    ) -> None:
+        self._lane = lane
+        self._connection = connection
+        self._stream_id = stream_id
+        self._opening = opening
+        self._deadline_s = deadline_s
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        self.fd = self._socket.fileno()
+        # Changed as the call goes on.
+        self._missing = message.nbytes  # of the message, and not taken yet
+        self._unsent = bytearray()
+        self._num_uncredited = 0  # of what came: until the road has taken it, the client may send no more than a window
+        self._answer = bytearray()  # its head, until that is whole
+        self._num_left = -1  # of its body; -1: its head is not whole
+        self._events = select.EPOLLIN
+        lane.listen(self)
+        lane.hand_over(theirs, _head(opening, connection.peer, message, deadline_ns(opening, deadline_s)))
+        self.take(message.begun)
+
+    # --- the message goes out ---
+
+    #: Its bytes are passed on, not kept.
+    target = None
+
+    def landed(self, nbytes: int) -> None:
+        """As Call: never, there is no target."""
+
+    def take(self, data: bytes | memoryview) -> None:
+        """As Call. What follows the message is passed over."""
+        data = data[: self._missing]
+        self._missing -= len(data)
+        self._unsent += data
+        self._num_uncredited += len(data)
+        self._send()
+
+    def end(self) -> None:
+        """As Call."""
+        if self._missing:
+            self._end()
+            self._connection.refuse(self._stream_id, _INTERNAL, "the call ended before its message was complete")
+
+    def _send(self) -> None:
+        if self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                sent = 0
+            except OSError:  # the answer, or its absence, says more
+                sent = len(self._unsent)
+            del self._unsent[:sent]
+        if not self._unsent and self._missing:
+            self._connection.http2.credit(self._stream_id, self._num_uncredited)
+            self._num_uncredited = 0
+        self._watch()
+
+    def _watch(self) -> None:
+        is_read = self._connection.http2.unsent_nbytes(self._stream_id) <= _MAX_UNSENT_BYTES
+        events = select.EPOLLIN * is_read | select.EPOLLOUT * bool(self._unsent)
+        if events != self._events:
+            self._events = events
+            self._lane.watch(self.fd, events)
+
+    # --- the answer comes in ---
+
+    def serve(self, event: int) -> None:
+        """Something has happened to the socket."""
+        if event & select.EPOLLOUT:
+            self._send()
+            self._lane.has_output(self._connection)
+        if event & ~select.EPOLLOUT:
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+        elif self._num_left < 0:
+            self._answer += data
+            self._read_head()
+        else:
+            self._pass_on(data)
+        self._lane.has_output(self._connection)
+
+    def _read_head(self) -> None:
+        head = unpack_head(self._answer)
+        if head is None:
+            if len(self._answer) > _MAX_HEAD_BYTES:
+                self._lost()
+        elif head.status:
+            self._refuse(head.status, head.message)
+        else:
+            self._num_left = head.response_nbytes
+            self._connection.http2.send_headers(self._stream_id, HEADERS)
+            self._connection.http2.send_data(self._stream_id, [prefix(self._num_left)])
+            self._pass_on(bytes(self._answer[head.nbytes :]))
+
+    def _pass_on(self, data: bytes) -> None:
+        self._num_left -= len(data)
+        if data:
+            self._connection.http2.send_data(self._stream_id, [data])
+        if self._num_left:
+            self._watch()
+            return
+        self._end()
+        self._connection.finish(self._stream_id)
+
+    # --- it ends otherwise ---
+
+    def cancel(self) -> None:
+        """As Call."""
+        self._end()
+
+    def expire(self, now_s: float) -> None:
+        """As Call."""
+        if now_s >= self._deadline_s:
+            self._refuse(*self._lane.too_late(self._opening))
+            self._lane.has_output(self._connection)
+        else:
+            self._watch()
+
+    def end_idle(self) -> None:
+        """As Call: the road knows when."""
+
+    def _lost(self) -> None:
+        self._refuse(_INTERNAL, _LOST)
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._end()
+        if self._num_left < 0:
+            self._connection.refuse(self._stream_id, status, message)
+        else:
+            self._connection.finish(self._stream_id, status, message)
+
+    def _end(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._lane.forget(self)
+            self._socket.close()
+
+
+def _head(opening: Opening, peer: str, message: Large, deadline_ns_: int) -> bytes:
+    encoding = opening.encoding if message.is_compressed else "identity"
+    return pack_head(opening.method.path, peer, opening.metadata, message.nbytes, encoding, deadline_ns_)

@@ -1,0 +1,41 @@
+"""ModelInfer as the road does it: parse, prepare, submit, wait, render. Lanes have their own way (submission.py)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.client.models import ModelEntry
+from shoal.frontend.grpc import infer, wire
+from shoal.frontend.grpc.service import GrpcCall, refuse_while_exiting
+from shoal.frontend.header_forwarding import forwarded_metadata
+from shoal.frontend.inference import with_model
+
+if TYPE_CHECKING:
+    from shoal.frontend.prepared import PreparedRequest
+    from shoal.frontend.transport import Answer
+
+
+class Rendered(NamedTuple):
+    """A ModelInferResponse in pieces, some of them views of a worker's block: `release` it when they have been sent."""
+
+    chunks: wire.Chunks
+    release: Callable[[], None]
+
+
+def model_infer(call: GrpcCall, message: bytes | memoryview, run: "Callable[[PreparedRequest], Answer]") -> Rendered:
+    """Answer a ModelInferRequest; `run` is the transport's infer. Raises ShoalError."""
+    refuse_while_exiting(call.state)
+    request, raws = infer.parse(message)
+    forwarded = forwarded_metadata(call.state.grpc.header_forward_pattern, call.metadata)
+
+    def attempt(entry: ModelEntry) -> Rendered:
+        prepared = infer.prepare(entry, request, raws, forwarded, call.state.regions)
+        prepared = replace(prepared, deadline_ns=call.deadline_ns)
+        answer = run(prepared)
+        try:
+            return Rendered(infer.render(prepared, answer.response, answer.block), answer.release)
+        except BaseException:
+            answer.release()
+            raise
+
+    return with_model(lambda: infer.find_model(call.state, request, is_stream=False), attempt)

@@ -1,0 +1,370 @@
+"""The rpcs of a Triton server: one table of who answers which, what each needs, and the handlers of all that are unary.
+
+What an rpc finds, and how it is refused, is what HTTP's handlers find and refuse: frontend/v2 has the rules, here are
+the messages. ModelInfer, ModelStreamInfer and reflection stand in the table without a handler: whoever serves them has
+a way of its own. Pure but for what a call asks the supervisor; front-end processes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from shoal.client.file_overrides import PREFIX
+from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
+from shoal.frontend.grpc import reflection
+from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
+from shoal.frontend.grpc.messages import service as pb
+from shoal.frontend.local_callers import REFUSAL, may_administer
+from shoal.frontend.model_name import check_name
+from shoal.frontend.restrictions import missing
+from shoal.frontend.state import ServerState
+from shoal.frontend.v2 import log_settings, shared_memory, trace_settings
+from shoal.frontend.v2.health import asks_model, is_live, is_model_ready, is_server_ready
+from shoal.frontend.v2.metadata import describe_model, describe_server
+from shoal.frontend.v2.model_repository import load_model, repository_name_unsupported, rows, unload_model
+from shoal.frontend.v2.statistics import collect
+from shoal.tracing.settings import read_changes
+
+if TYPE_CHECKING:
+    from shoal.frontend.transport import Transport
+
+SERVICE = "inference.GRPCInferenceService"
+MODEL_INFER, MODEL_STREAM_INFER = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
+_MAX_UINT32 = 2**32 - 1
+
+#: A message of tritonclient's: they are made when the module is loaded, and have no class that type checkers know.
+Message = Any
+
+
+class GrpcCall(NamedTuple):
+    """One call on its way to its handler. `peer` is the client's IP address, or "" where it has none."""
+
+    state: ServerState
+    transport: "Transport | None"  # None on the lane
+    metadata: Mapping[str, str]
+    peer: str
+    deadline_ns: int = 0  # after which its client does not wait, monotonic; 0 = it has not said; lanes have their own
+
+    @property
+    def road(self) -> "Transport":
+        """The transport, for handlers that wait."""
+        assert self.transport is not None, "a lane hands over what waits"
+        return self.transport
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """Ask the supervisor, see Transport. For handlers that wait."""
+        return self.road.ask(verb, arguments, timeout_s)
+
+
+Handler = Callable[[GrpcCall, Message], Message]
+#: Whether a call waits, from the server's state and the request's bytes.
+Waits = Callable[[ServerState, bytes | memoryview], bool]
+
+
+def _never(_state: ServerState, _request: bytes | memoryview) -> bool:
+    return False
+
+
+def _always(_state: ServerState, _request: bytes | memoryview) -> bool:
+    return True
+
+
+class Method(NamedTuple):
+    """An rpc. `group` is what access to it is restricted by; `handler` is None for those that are no unary call."""
+
+    path: str
+    request: type[Message]
+    handler: Handler | None
+    group: str  # "" = by nothing
+    waits: Waits = _never
+    is_administrative: bool = False  # it changes what is served
+
+
+class NotAllowedError(UnavailableError):
+    """This caller may not do that, whoever else may. Triton has no code for it, gRPC has PERMISSION_DENIED."""
+
+    grpc_status = 7
+
+
+def find(path: str) -> Method:
+    """The rpc that a call's `:path` means. Raises UnsupportedError."""
+    method = METHODS.get(path)
+    if method is None:
+        raise UnsupportedError(f"unknown method '{path[:200]}': this server has those of {SERVICE}")
+    return method
+
+
+def check_access(method: Method, state: ServerState, metadata: Mapping[str, str], peer: str) -> None:
+    """Raise UnavailableError for a caller who lacks the metadata that the method needs, or may not change what is
+    served. Keys are in lower case."""
+    restrictions = state.grpc.restricted_protocol
+    if restrictions and (key := missing(restrictions, method.group, metadata)):
+        raise UnavailableError(f"This protocol is restricted, expecting header '{key}'")
+    if method.is_administrative and not may_administer(state, peer, metadata):
+        raise NotAllowedError(REFUSAL)
+
+
+def refuse_while_exiting(state: ServerState) -> None:
+    """Raise UnavailableError where no more inference is accepted."""
+    if state.exiting:
+        raise shutting_down()
+
+
+def shutting_down() -> UnavailableError:
+    """Why not, in Triton's words."""
+    return UnavailableError("GRPC server is shutting down and has stopped accepting new requests.")
+
+
+def waits(method: Method, state: ServerState, request: bytes | memoryview) -> bool:
+    """Whether `run` would wait, for the supervisor or for a model: then only the road may. Raises InternalError."""
+    return method.waits(state, request)
+
+
+def run(method: Method, call: GrpcCall, request: bytes | memoryview) -> bytes:
+    """Answer a unary call to which `check_access` has nothing to say; both are messages' bytes. Raises ShoalError."""
+    assert method.handler is not None, "whoever serves it has a way of its own"
+    answer: bytes = method.handler(call, parse(method.request, request)).SerializeToString()
+    return answer
+
+
+def parse(message: type[Message], data: bytes | memoryview) -> Message:
+    """The message these bytes are. Raises InternalError, as gRPC's own servers do."""
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise InternalError(f"the request is no {message.DESCRIPTOR.full_name}: {error}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Health, metadata, statistics
+
+
+def _server_live(call: GrpcCall, _request: Message) -> Message:
+    return pb.ServerLiveResponse(live=is_live(call.state))
+
+
+def _server_ready(call: GrpcCall, _request: Message) -> Message:
+    return pb.ServerReadyResponse(ready=is_server_ready(call.state))
+
+
+def _model_ready(call: GrpcCall, request: Message) -> Message:
+    return pb.ModelReadyResponse(ready=is_model_ready(call.state, call.ask, request.name, request.version))
+
+
+def _model_ready_waits(state: ServerState, data: bytes | memoryview) -> bool:
+    request = parse(pb.ModelReadyRequest, data)
+    return asks_model(state, request.name, request.version)
+
+
+def _server_metadata(call: GrpcCall, _request: Message) -> Message:
+    return pb.ServerMetadataResponse(**describe_server(call.state))
+
+
+def _model_metadata(call: GrpcCall, request: Message) -> Message:
+    return pb.ModelMetadataResponse(**describe_model(call.state, request.name, request.version))
+
+
+def _model_config(call: GrpcCall, request: Message) -> Message:
+    return pb.ModelConfigResponse(config=call.state.models.lookup(request.name, request.version).config)
+
+
+def _model_statistics(call: GrpcCall, request: Message) -> Message:
+    return pb.ModelStatisticsResponse(**collect(call.state, request.name, request.version))
+
+
+def _health_check(call: GrpcCall, request: Message) -> Message:
+    """gRPC's own health protocol, which Kubernetes speaks. A service that is no model's name means the server: Triton
+    looks at none, and clients name whatever they like."""
+    name = request.service
+    if _is_known(call.state, name):
+        is_serving = bool(call.state.models.ready_entries(name)) and is_model_ready(call.state, call.ask, name, None)
+    else:
+        is_serving = is_server_ready(call.state)
+    return HealthCheckResponse(status=HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING)
+
+
+def _health_check_waits(state: ServerState, data: bytes | memoryview) -> bool:
+    name = parse(HealthCheckRequest, data).service
+    return _is_known(state, name) and asks_model(state, name, None)
+
+
+def _is_known(state: ServerState, model: str) -> bool:
+    return model != "" and any(entry.name == model for entry in state.models.entries())
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The model repository
+
+
+def _repository_index(call: GrpcCall, request: Message) -> Message:
+    _refuse_repository_name(request)
+    return pb.RepositoryIndexResponse(models=rows(call.state, call.ask, only_ready=request.ready))
+
+
+def _repository_model_load(call: GrpcCall, request: Message) -> Message:
+    _refuse_repository_name(request)
+    config, contents = None, {}
+    for key, parameter in request.parameters.items():
+        kind = "string_param" if key == "config" else "bytes_param"
+        if key != "config" and not key.startswith(PREFIX):
+            raise InvalidArgumentError(f"unrecognized load parameter '{key}'.")
+        if not parameter.HasField(kind):
+            raise InvalidArgumentError(f"invalid value type for load parameter '{key}', expected {kind}.")
+        if key == "config":
+            config = parameter.string_param
+        else:
+            contents[key] = parameter.bytes_param
+    request.ClearField("parameters")  # loading takes its time, and what was sent may be large
+    check_name(request.model_name)
+    load_model(call.state, call.ask, request.model_name, config, contents)
+    return pb.RepositoryModelLoadResponse()
+
+
+def _repository_model_unload(call: GrpcCall, request: Message) -> Message:
+    _refuse_repository_name(request)
+    unload_dependents = False
+    if "unload_dependents" in request.parameters:
+        parameter = request.parameters["unload_dependents"]
+        if not parameter.HasField("bool_param"):
+            raise InvalidArgumentError("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+        unload_dependents = parameter.bool_param
+    check_name(request.model_name)
+    unload_model(call.state, call.ask, request.model_name, unload_dependents=unload_dependents)
+    return pb.RepositoryModelUnloadResponse()
+
+
+def _refuse_repository_name(request: Message) -> None:
+    if request.repository_name:
+        raise repository_name_unsupported()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Shared memory
+
+
+def _system_regions(call: GrpcCall, request: Message) -> Message:
+    regions = {region["name"]: region for region in call.state.regions.status("system", request.name)}
+    return pb.SystemSharedMemoryStatusResponse(regions=regions)
+
+
+def _register_system(call: GrpcCall, request: Message) -> Message:
+    arguments = request.name, request.key, request.offset, request.byte_size
+    shared_memory.register_system(call.state, call.ask, *arguments)
+    return pb.SystemSharedMemoryRegisterResponse()
+
+
+def _unregister_system(call: GrpcCall, request: Message) -> Message:
+    shared_memory.unregister(call.state, call.ask, "system", request.name)
+    return pb.SystemSharedMemoryUnregisterResponse()
+
+
+def _cuda_regions(call: GrpcCall, request: Message) -> Message:
+    regions = {region["name"]: region for region in call.state.regions.status("cuda", request.name)}
+    return pb.CudaSharedMemoryStatusResponse(regions=regions)
+
+
+def _register_cuda(call: GrpcCall, request: Message) -> Message:
+    shared_memory.register_cuda(call.state, request.name)
+    return pb.CudaSharedMemoryRegisterResponse()
+
+
+def _unregister_cuda(call: GrpcCall, request: Message) -> Message:
+    shared_memory.unregister(call.state, call.ask, "cuda", request.name)
+    return pb.CudaSharedMemoryUnregisterResponse()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Settings of traces and of the log
+
+#: A value's type → its field in a message of log settings, and what Triton calls it.
+_LOG_FIELDS = {bool: ("bool_param", "boolean"), int: ("uint32_param", "int32"), str: ("string_param", "string")}
+
+
+def _trace_setting(call: GrpcCall, request: Message) -> Message:
+    trace_settings.check_model(call.state, request.model_name)
+    changes = read_changes(_trace_changes(request.settings)) if request.settings else None
+    told = trace_settings.ask(call.road, request.model_name, changes)
+    settings = {name: {"value": value if isinstance(value, list) else [value]} for name, value in told.items()}
+    return pb.TraceSettingResponse(settings=settings)
+
+
+def _trace_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
+    """The settings as HTTP's JSON would have them: no value is null."""
+    changes: dict[str, Any] = {}
+    for name, setting in settings.items():
+        values = list(setting.value)
+        if len(values) > 1 and name != "trace_level":
+            raise InvalidArgumentError(f"expect only 1 value for '{name}'")
+        changes[name] = None if not values else values if name == "trace_level" else values[0]
+    return changes
+
+
+def _log_settings(call: GrpcCall, request: Message) -> Message:
+    if request.settings:
+        told = log_settings.change(call.state, call.road, _log_changes(request.settings))
+    else:
+        told = log_settings.describe(call.state, call.state.log_settings)
+    settings = {}
+    for name, value in told.items():
+        settings[name] = {_LOG_FIELDS[type(value)][0]: min(value, _MAX_UINT32) if type(value) is int else value}
+    return pb.LogSettingsResponse(settings=settings)
+
+
+def _log_settings_waits(_state: ServerState, request: bytes | memoryview) -> bool:
+    return len(request) > 0  # a message without settings only asks
+
+
+def _log_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
+    """The settings as arguments of log.configure, in Triton's order of refusals; others are ignored. All or none."""
+    if "log_file" in settings:
+        raise UnsupportedError("log file location can not be updated through network protocol")
+    changes: dict[str, Any] = {}
+    for name, (argument, kind, _) in log_settings.SETTINGS.items():
+        if name not in settings:
+            continue
+        field, called = _LOG_FIELDS[kind]
+        if not settings[name].HasField(field):
+            raise InvalidArgumentError(f"expect {called} for '{name}'")
+        changes[argument] = getattr(settings[name], field)
+        if name == "log_format" and changes[argument] not in log_settings.FORMATS:
+            raise InvalidArgumentError(f"invalid argument for log_format, got: {changes[argument]}")
+    return changes
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The table
+
+
+def _method(name: str, handler: Handler | None, group: str, asks: Waits = _never, *, changes: bool = False) -> Method:
+    request = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name].input_type
+    return Method(f"/{SERVICE}/{name}", getattr(pb, request.name), handler, group, asks, changes)
+
+
+METHODS = {
+    method.path: method
+    for method in (
+        _method("ServerLive", _server_live, "health"),
+        _method("ServerReady", _server_ready, "health"),
+        _method("ModelReady", _model_ready, "health", _model_ready_waits),
+        _method("ServerMetadata", _server_metadata, "metadata"),
+        _method("ModelMetadata", _model_metadata, "metadata"),
+        _method("ModelInfer", None, "inference"),
+        _method("ModelStreamInfer", None, "inference"),
+        _method("ModelConfig", _model_config, "model-config"),
+        _method("ModelStatistics", _model_statistics, "statistics"),
+        _method("RepositoryIndex", _repository_index, "model-repository", _always),
+        _method("RepositoryModelLoad", _repository_model_load, "model-repository", _always, changes=True),
+        _method("RepositoryModelUnload", _repository_model_unload, "model-repository", _always, changes=True),
+        _method("SystemSharedMemoryStatus", _system_regions, "shared-memory"),
+        _method("SystemSharedMemoryRegister", _register_system, "shared-memory", _always),
+        _method("SystemSharedMemoryUnregister", _unregister_system, "shared-memory", _always),
+        _method("CudaSharedMemoryStatus", _cuda_regions, "shared-memory"),
+        _method("CudaSharedMemoryRegister", _register_cuda, "shared-memory"),
+        _method("CudaSharedMemoryUnregister", _unregister_cuda, "shared-memory"),
+        _method("TraceSetting", _trace_setting, "trace", _always),
+        _method("LogSettings", _log_settings, "logging", _log_settings_waits),
+        Method("/grpc.health.v1.Health/Check", HealthCheckRequest, _health_check, "health", _health_check_waits),
+        *[Method(path, reflection.Request, None, "") for path in reflection.PATHS],
+    )
+}

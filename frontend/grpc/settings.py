@@ -1,0 +1,33 @@
+"""What front ends are told of gRPC: its flags, by their names without "grpc-". Made by the supervisor."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from shoal.options import ServerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings:
+    """Fields and defaults are explained in ServerOptions, of which this is a part. Times are in milliseconds."""
+
+    header_forward_pattern: str = ""
+    restricted_protocol: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    infer_response_compression_level: str = "none"
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
+    keepalive_time: int = 7_200_000
+    keepalive_timeout: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data: int = 300_000
+    http2_max_ping_strikes: int = 2
+    max_connection_age: int = 0
+    max_connection_age_grace: int = 0
+
+    @classmethod
+    def of(cls, options: ServerOptions) -> "GrpcSettings":
+        """The part of a server's options that is told."""
+        return cls(**{each.name: getattr(options, f"grpc_{each.name}") for each in fields(cls)})

@@ -1,0 +1,299 @@
+"""A call of ModelStreamInfer: many requests and many more answers on one stream. One thread, the lane's.
+
+Answers of ordinary models leave in the order of their requests, those of decoupled ones as they come. What goes wrong
+with a request is an answer, too, and the stream goes on. Nothing grows without bound: so many requests are open at
+once, further messages are left to the stream's window; so many of a request's answers are on their way, further ones
+are left to its worker, which waits.
+"""
+
+import logging
+from collections import deque
+from math import inf
+from typing import NamedTuple
+
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
+from shoal.frontend.grpc.desk import Desk
+from shoal.frontend.grpc.framing import HEADERS, headers
+from shoal.frontend.grpc.inbox import Inbox, Large, Received
+from shoal.frontend.grpc.infer import empty_final, stream_error
+from shoal.frontend.grpc.opening import Opening
+from shoal.frontend.grpc.service import shutting_down
+from shoal.frontend.grpc.stream_order import StreamOrder
+from shoal.frontend.grpc.submission import Asked
+from shoal.frontend.grpc.wire import stream_error as streamed_refusal
+from shoal.shm.port import NoRoomError, Reply
+
+_log = logging.getLogger("shoal")
+
+_INTERNAL = 13
+#: Requests of one stream that wait for their answers at once (ours: a stream's client keeps tens in flight).
+MAX_OPEN = 256
+
+
+class Answer(NamedTuple):
+    """A message of the stream, and the reply whose block it lies in."""
+
+    chunks: list[bytes | memoryview]
+    token: Token | None
+
+
+class Waiting(NamedTuple):
+    """A request that a model has."""
+
+    ticket: int | None  # in the stream's order; None: a decoupled model's answers have none
+    deadline_s: float
+
+
+class StreamCall:
+    """A stream until both sides have ended it."""
+
+    __slots__ = (
+        "_backlog", "_connection", "_deadline_s", "_has_begun", "_has_ended", "_inbox", "_is_over",
+        "_is_parked", "_lane", "_num_uncredited", "_open", "_opening", "_order", "_stream_id",
+    )  # fmt: skip
+
+    def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+        self._lane = lane
+        self._connection = connection
+        self._stream_id = stream_id
+        self._opening = opening
+        self._deadline_s = inf if opening.timeout_s is None else lane.now_s + opening.timeout_s
+        # Changed as the stream goes on.
+        self._inbox = Inbox(lane.harbour)
+        self._order: StreamOrder[Answer | None] = StreamOrder()
+        self._open: dict[int, Waiting] = {}  # by the request's number
+        self._backlog: deque[Received | Large] = deque()  # whole messages that must wait
+        self._num_uncredited = 0
+        self._has_begun = False  # its head was sent
+        self._has_ended = False  # the client sends nothing more
+        self._is_over = False
+        self._is_parked = False  # it waits for room
+
+    # --- requests come in ---
+
+    @property
+    def target(self) -> memoryview | None:
+        """As Call."""
+        return self._inbox.target
+
+    def landed(self, nbytes: int) -> None:
+        """As Call."""
+        received = self._inbox.landed(nbytes)
+        self._arrive([] if received is None else [received], nbytes)
+
+    def take(self, data: bytes | memoryview) -> None:
+        """As Call."""
+        self._arrive(self._inbox.feed(data), len(data))
+
+    def end(self) -> None:
+        """As Call."""
+        self._has_ended = True
+        self._end_if_done()
+
+    def _arrive(self, arrivals: "list[Received | Large] | list[Received]", nbytes: int) -> None:
+        self._backlog.extend(arrivals)
+        if self._inbox.target is not None:
+            self._connection.is_landing = True
+        if arrivals and isinstance(arrivals[-1], Large):
+            self._inbox.skip(arrivals[-1].nbytes - len(arrivals[-1].begun))
+        self._num_uncredited += nbytes
+        self._work_off()
+
+    def _work_off(self) -> None:
+        """Ask what has come, as far as the bound and the room allow."""
+        if not self._is_parked and not self._ask_all(is_our_turn=False):
+            self._is_parked = True
+            self._lane.parking.park(self, 0)  # its messages are bounded by the stream's window
+
+    def resume(self) -> bool:
+        """As Parked: for one request it is our turn."""
+        num_waiting = len(self._backlog)
+        self._is_parked = not self._ask_all(is_our_turn=True)
+        if self._is_parked and len(self._backlog) == num_waiting:
+            return False
+        if self._is_parked:
+            self._lane.parking.park(self, 0)
+        self._end_if_done()
+        self._lane.has_output(self._connection)
+        return True
+
+    def _ask_all(self, *, is_our_turn: bool) -> bool:
+        """Ask what has come; then the client may send as much again. False where there is no room before a reply."""
+        backlog, parking = self._backlog, self._lane.parking
+        while backlog and len(self._open) + len(self._order) < MAX_OPEN and not self._is_over:
+            arrival = backlog[0]
+            if isinstance(arrival, Large):
+                error = _too_large(arrival) if self._lane.harbour.is_too_large(arrival.nbytes) else _no_room()
+                self._refuse(stream_error(str(error), arrival.begun), error, self._order.enter())
+            elif (not is_our_turn and parking.must_wait(0)) or not self._ask(arrival):
+                return False
+            is_our_turn = False
+            if backlog:  # a refusal may have ended it all
+                backlog.popleft()
+        if not backlog and self._num_uncredited and not self._has_ended:
+            self._connection.http2.credit(self._stream_id, self._num_uncredited)
+            self._num_uncredited = 0
+        return True
+
+    def _ask(self, received: Received) -> bool:
+        """False where there is no room before a reply has come."""
+        lane = self._lane
+        try:
+            number, asked = lane.inference.ask(
+                self, self._opening, received, self._connection.begun_s, self._deadline_s, is_stream=True
+            )
+        except ShoalError as error:
+            if isinstance(error, NoRoomError) and lane.parking.may_wait(received):
+                return False
+            self._refuse(stream_error(str(error), received.data), error, self._order.enter())
+            return True
+        ticket = None if asked.found.entry.is_decoupled else self._order.enter()
+        self._open[number] = Waiting(ticket, lane.answer_by_s())
+        return True
+
+    # --- answers go out ---
+
+    def replied(self, number: int, asked: Asked, reply: Reply) -> None:
+        """As Asker."""
+        waiting = self._open[number]
+        inference = self._lane.inference
+        if reply.is_final:
+            del self._open[number]
+        else:
+            self._open[number] = waiting._replace(deadline_s=self._lane.answer_by_s())
+        token = None if reply.block is None else (number, reply.part)
+        if reply.is_final and reply.is_empty:
+            last = Answer([empty_final(asked.prepared)], None) if asked.found.wants_empty_final else None
+            self._send_in_order(waiting.ticket, last)
+        else:
+            try:
+                chunks = inference.submission.response(asked, reply, stream=True, final=reply.is_final)
+            except ShoalError as error:
+                if token is not None:
+                    inference.release(*token)
+                entry = asked.found.entry
+                message = streamed_refusal(str(error), asked.id, entry.name, str(entry.version))
+                self._refuse(message, error, waiting.ticket)
+            else:
+                self._send_in_order(waiting.ticket, self._packed(chunks, token))
+        self._lane.has_output(self._connection)
+        self._work_off()
+        self._end_if_done()
+
+    def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> Answer:
+        """A small message is a copy; its block stays held only while earlier messages of the stream wait."""
+        if len(chunks) == 1 and token is not None and not self._connection.http2.unsent_nbytes(self._stream_id):
+            self._lane.inference.release(*token, prompt=False)
+            token = None
+        return Answer(chunks, token)
+
+    def _send_in_order(self, ticket: int | None, answer: Answer | None) -> None:
+        for ready in [answer] if ticket is None else self._order.answer(ticket, answer):
+            if ready is not None:
+                self._send(ready)
+
+    def _send(self, answer: Answer) -> None:
+        http2, encoding = self._connection.http2, self._opening.response_encoding
+        if not self._has_begun:
+            self._has_begun = True
+            http2.send_headers(self._stream_id, headers(encoding))
+        http2.send_data(self._stream_id, prefixed(answer.chunks, encoding), answer.token)
+
+    def _refuse(self, message: bytes, error: ShoalError, ticket: int | None) -> None:
+        """An answer that says what went wrong; with the client's leave, the whole stream's end."""
+        if self._opening.metadata.get("triton_grpc_error") == "true":
+            self._stop()
+            self._finish(error.grpc_status, str(error))
+            return
+        self._send_in_order(ticket, Answer([message], None))
+
+    def _end_if_done(self) -> None:
+        if not self._has_ended or self._is_over or self._open or self._backlog or len(self._order):
+            return
+        if self._inbox.is_empty:
+            self._stop()
+            self._finish()
+        else:
+            self._stop()
+            self._finish(_INTERNAL, "the stream ended before its last message was complete")
+
+    def _finish(self, status: int = 0, message: str = "") -> None:
+        connection = self._connection
+        if not self._has_begun:
+            if status:
+                connection.refuse(self._stream_id, status, message)
+                return
+            connection.http2.send_headers(self._stream_id, HEADERS)
+        connection.finish(self._stream_id, status, message)
+
+    # --- it ends otherwise ---
+
+    def end_idle(self) -> None:
+        """As Call."""
+        if not (self._open or self._backlog or len(self._order)):
+            self._stop()
+            error = shutting_down()
+            self._finish(error.grpc_status, str(error))
+
+    def cancel(self) -> None:
+        """As Call."""
+        self._stop()
+
+    def expire(self, now_s: float) -> None:
+        """As Call."""
+        if now_s >= self._deadline_s:
+            self._stop()
+            self._finish(*self._lane.too_late(self._opening))
+            self._lane.has_output(self._connection)
+            return
+        late = [number for number, each in self._open.items() if now_s >= each.deadline_s]
+        for number in late:
+            self._expire_request(number)
+        if late:
+            self._work_off()
+            self._end_if_done()
+            self._lane.has_output(self._connection)
+
+    def _expire_request(self, number: int) -> None:
+        """A request's answer is too late; the stream goes on."""
+        inference = self._lane.inference
+        waiting, asked = self._open.pop(number), inference.asked(number)
+        inference.forget(number)
+        if asked is not None:
+            entry, error = asked.found.entry, self._lane.no_answer()
+            message = streamed_refusal(str(error), asked.id, entry.name, str(entry.version))
+            self._refuse(message, error, waiting.ticket)
+
+    def give_up(self) -> None:
+        """As Asker."""
+        _log.exception("a connection is closed, since answering a stream on it failed")
+        self._lane.close(self._connection)
+
+    def _stop(self) -> None:
+        """Nothing is asked any more, and nobody waits."""
+        self._is_over = True
+        self._inbox.close()
+        inference = self._lane.inference
+        for number in self._open:
+            inference.forget(number)
+        self._open.clear()
+        for answer in self._order.drain():
+            if answer is not None and answer.token is not None:
+                inference.release(*answer.token)
+        for arrival in self._backlog:
+            if isinstance(arrival, Received) and arrival.block is not None:
+                self._lane.free(arrival.block)
+        self._backlog.clear()
+
+
+def _no_room() -> ShoalError:
+    return UnavailableError("Exceeds maximum queue size")
+
+
+def _too_large(message: Large) -> ShoalError:
+    return InvalidArgumentError(
+        f"a streamed request of {message.nbytes} bytes is too large for the shared memory of this front end"
+        f"{', compressed as it is' if message.is_compressed else ''}: send it with ModelInfer, send less at once, "
+        "or raise --shm-client-slab-mib"
+    )

@@ -1,0 +1,50 @@
+"""A stream's responses in order: those of ordinary models as their requests came, all others at once. Pure.
+
+Source: Triton's ModelStreamInfer. Requests that may have several answers take no part in the order.
+"""
+
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class StreamOrder(Generic[T]):
+    """The answers of a stream's ordinary requests, by their tickets."""
+
+    __slots__ = ("_answers", "_next_ticket", "_tickets")
+
+    def __init__(self) -> None:
+        # Changed by every method.
+        self._next_ticket = 0
+        self._tickets: deque[int] = deque()  # of requests whose answer has not gone out
+        self._answers: dict[int, T] = {}  # those that must wait for an earlier one
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def enter(self) -> int:
+        """A request has come; its answer will be told by this ticket."""
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._tickets.append(ticket)
+        return ticket
+
+    def answer(self, ticket: int, answer: T) -> list[T]:
+        """What may go out now that this answer is there, in order."""
+        tickets, answers = self._tickets, self._answers
+        if len(tickets) == 1:
+            tickets.clear()
+            return [answer]
+        answers[ticket] = answer
+        ready = []
+        while tickets and tickets[0] in answers:
+            ready.append(answers.pop(tickets.popleft()))
+        return ready
+
+    def drain(self) -> list[T]:
+        """The stream ends: what waited, for whoever must give it back."""
+        waiting = list(self._answers.values())
+        self._tickets.clear()
+        self._answers.clear()
+        return waiting

@@ -1,0 +1,332 @@
+"""ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. For the lane.
+
+gRPC's twin of frontend/submission.py. Clients ask the same again and again: but for the id and the tensors, the
+messages are equal, byte for byte. What parsing and validating that came to is kept (a Form) and used again where it,
+the models and the tensors' sizes are the same, as is what stands around the tensors of the response. The id, a new one
+each time where perf_analyzer asks, is put in between. BYTES tensors, typed contents and whatever else depends on the
+data take the long way.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from struct import Struct
+from typing import NamedTuple
+
+import msgpack
+
+from shoal.client.outgoing import aligned
+from shoal.client.refusal import answered
+from shoal.datatypes import BYTES
+from shoal.errors import ShoalError
+from shoal.frontend.grpc import infer, wire
+from shoal.frontend.grpc.http2.events import new
+from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
+from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy
+from shoal.frontend.state import ServerState
+from shoal.frontend.submission import HEADER_BYTES, JOIN_BYTES
+from shoal.request import InferResponse, TensorRef
+from shoal.shm.layout import pack_span
+from shoal.shm.port import Port, Reply
+from shoal.shm.slab import Block
+
+__all__ = ["HEADER_BYTES", "Asked", "GrpcSubmission", "message_offset"]
+
+#: A form is kept for at most this many bytes of a message, so a cache full of them takes a few megabytes.
+_MAX_FORM_NBYTES = 4096
+_MAX_FORMS = 512
+_MAX_RESPONSES = 256
+#: Of ids, of one form: clients count with them.
+_MAX_ID_LENGTHS = 32
+
+
+class KnownResponse(NamedTuple):
+    """A response but for its id and tensors, and where these lie in the worker's block."""
+
+    around: wire.Envelope
+    spans: tuple[tuple[int, int], ...]
+    end: int  # of the last tensor
+
+
+class InBlock(NamedTuple):
+    """How a request whose id has so many bytes is written into its block, at once."""
+
+    layout: Struct  # of the tensors, and of the packed InferRequest: in front of the id, the id, behind it
+    head: bytes
+    tail: bytes
+    span: int  # of the packed InferRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A request of which all is known but its id and the tensors' bytes."""
+
+    prepared: PreparedRequest  # without an id and the tensors' bytes
+    template: wire.Template | None
+    is_decoupled: bool
+    num_changes: int  # of the models until then: after another one the name may mean another version, or none
+    refs: tuple[TensorRef, ...]  # in a block that it is copied into
+    header_offset: int
+    header: tuple[bytes, bytes]  # the packed InferRequest, in front of the id and behind it
+    in_block: dict[int, InBlock]  # by the id's length
+    #: By the worker's packed InferResponse, whether it is streamed, and the last one.
+    responses: dict[tuple[bytes, bool, bool], KnownResponse]
+
+    def place(self, id_nbytes: int) -> InBlock:
+        """How such a request is written where its id has so many bytes."""
+        head, tail = self.header
+        packed = _packed(" " * id_nbytes)
+        head += packed[: len(packed) - id_nbytes]
+        spans = [(offset, nbytes) for _, _, _, offset, nbytes in self.refs]
+        spans.append((self.header_offset, len(head)))
+        end, fields = 0, "="
+        for offset, nbytes in spans:
+            fields += f"{offset - end}x{nbytes}s"
+            end = offset + nbytes
+        layout = Struct(f"{fields}{id_nbytes}s{len(tail)}s")
+        if len(self.in_block) >= _MAX_ID_LENGTHS:
+            self.in_block.clear()
+        placed = InBlock(layout, head, tail, pack_span(self.header_offset, layout.size - self.header_offset))
+        self.in_block[id_nbytes] = placed
+        return placed
+
+
+class Asked(NamedTuple):
+    """What is kept of a request until its last reply has come."""
+
+    id: str
+    form: Form | None
+    found: PreparedRequest  # the form's has no id
+
+    @property
+    def prepared(self) -> PreparedRequest:
+        """The request; where it was known, without its tensors."""
+        return self.found if self.form is None else replace(self.found, id=self.id, inputs=())
+
+
+class GrpcSubmission:
+    """One lane's requests on their way in and replies on their way out."""
+
+    def __init__(self, state: ServerState, port: Port, header_forward_pattern: str = "") -> None:
+        self._state = state
+        self._port = port
+        self._header_forward_pattern = header_forward_pattern
+        # Changed by submit: forms by what is known of a message and its tensors' sizes; the last one by its model.
+        self._forms: dict[tuple[bytes, tuple[int, ...]], Form] = {}
+        self._latest: dict[bytes, Form] = {}
+
+    def submit(
+        self,
+        message: bytes | memoryview,
+        metadata: Mapping[str, str],
+        block: Block | None = None,
+        offset: int = 0,
+        *,
+        is_stream: bool,
+        deadline_ns: int = 0,
+    ) -> tuple[int, Asked]:
+        """Put a ModelInferRequest into shared memory; visible to the batcher at the port's next flush.
+
+        Returns its number, and what is asked of `response` with its replies. `message` lies in `block` from `offset`
+        on (see `message_offset`), or in private memory where that is None; the block is used, or freed. Raises
+        ShoalError, and the block is free then.
+        """
+        start_ns = time.monotonic_ns()
+        try:
+            pattern = self._header_forward_pattern
+            if block is None and not pattern and type(message) is bytes:
+                submitted = self._submit_as_latest(message, start_ns, deadline_ns, is_stream=is_stream)
+                if submitted is not None:
+                    return submitted
+            split = wire.split(message)
+            checked_id(split.id)
+            fields = forwarded_metadata(pattern, metadata) if pattern else NOTHING
+            form = None if fields else self._known(split, is_stream=is_stream)
+            if form is not None and block is None:
+                self._remember(message, form)
+                places = zip(split.offsets, split.lengths, strict=True)
+                tensors = [bytes(message[start : start + nbytes]) for start, nbytes in places]
+                return self.submit_known(form, split.id.encode(), tensors, start_ns, deadline_ns)
+            if form is not None and block is not None:
+                prepared = replace(form.prepared, id=split.id) if split.id else form.prepared
+                span = _write_in_place(prepared, split, block, offset, len(message))
+                if span:
+                    number = submit_block(self._port, form.prepared, block, span, start_ns, deadline_ns)
+                    return number, Asked(split.id, form, form.prepared)
+            return self._submit_new(split, message, fields, block, offset, start_ns, deadline_ns, is_stream=is_stream)
+        except ShoalError:
+            if block is not None:
+                self._port.slab.free(block.ref)
+            raise
+
+    def _submit_as_latest(
+        self, message: bytes, start_ns: int, deadline_ns: int, *, is_stream: bool
+    ) -> tuple[int, Asked] | None:
+        """The shortest way: for a message that looks like the last one about the same model; None for others."""
+        form = self._latest.get(_model_field(message))
+        if form is None or form.template is None or not self._is_valid(form, is_stream=is_stream):
+            return None
+        found = wire.match(form.template, message)
+        if found is None or not found[0].isascii():
+            return None
+        return self.submit_known(form, *found, start_ns, deadline_ns)
+
+    def _known(self, split: wire.Split, *, is_stream: bool) -> Form | None:
+        form = self._forms.get((split.form, split.lengths))
+        return form if form is not None and self._is_valid(form, is_stream=is_stream) else None
+
+    def _is_valid(self, form: Form, *, is_stream: bool) -> bool:
+        return form.num_changes == self._state.models.num_changes and (is_stream or not form.is_decoupled)
+
+    def _remember(self, message: bytes | memoryview, form: Form) -> None:
+        if form.template is not None:
+            if len(self._latest) >= _MAX_FORMS:
+                self._latest.clear()
+            self._latest[_model_field(message)] = form
+
+    def submit_known(
+        self, form: Form, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
+    ) -> tuple[int, Asked]:
+        """As `submit`, for a message of this form."""
+        layout, head, tail, span = form.in_block.get(len(id_)) or form.place(len(id_))
+        block = self._port.allocate(layout.size)
+        layout.pack_into(block.memory, 0, *tensors, head, id_, tail)
+        number = submit_block(self._port, form.prepared, block, span, start_ns, deadline_ns)
+        return number, new(Asked, (id_.decode(), form, form.prepared))
+
+    def _submit_new(
+        self,
+        split: wire.Split,
+        message: bytes | memoryview,
+        fields: Forwarded,
+        block: Block | None,
+        offset: int,
+        start_ns: int,
+        deadline_ns: int,
+        *,
+        is_stream: bool,
+    ) -> tuple[int, Asked]:
+        """The long way."""
+        request = infer.parse_form(split)
+        entry = infer.find_model(self._state, request, is_stream=is_stream)
+        prepared = infer.prepare(entry, request, infer.raws_of(message, split), fields, self._state.regions)
+        form = None if fields else self._keep_form(split, message, prepared)
+        asked = Asked(split.id, form, prepared)
+        if block is not None:
+            span = _write_in_place(prepared, split, block, offset, len(message))
+            if span:
+                return submit_block(self._port, prepared, block, span, start_ns, deadline_ns), asked
+        number = submit_copy(self._port, prepared, start_ns, deadline_ns)
+        if block is not None:
+            self._port.slab.free(block.ref)
+        return number, asked
+
+    def _keep_form(self, split: wire.Split, message: bytes | memoryview, prepared: PreparedRequest) -> Form | None:
+        """Remember what this message came to, if its tensors are all raw and none has to be walked."""
+        if not split.offsets or len(split.form) > _MAX_FORM_NBYTES or prepared.has_regions:
+            return None
+        if any(each.datatype is BYTES for each in prepared.inputs):
+            return None
+        place, refs, inputs = 0, [], []
+        for each in prepared.inputs:
+            refs.append(TensorRef(each.name, each.datatype.wire, each.shape, place, len(each.data)))
+            place = aligned(place + len(each.data))
+            inputs.append(each._replace(data=_NO_DATA))  # it is a view of this one request's message
+        kept = replace(prepared, id="", inputs=tuple(inputs))
+        header = kept.pack_header(refs)
+        if len(self._forms) >= _MAX_FORMS:
+            self._forms.clear()
+        # One byte says how many members the header has, the next that the id, its first, is empty.
+        form = Form(
+            kept,
+            wire.make_template(message, split) if type(message) is bytes else None,
+            prepared.entry.is_decoupled,
+            self._state.models.num_changes,
+            tuple(refs),
+            place,
+            (header[:1], header[2:]),
+            {},
+            {},
+        )
+        self._forms[split.form, split.lengths] = form
+        self._remember(message, form)
+        return form
+
+    def response(self, asked: Asked, reply: Reply, *, stream: bool = False, final: bool = True) -> wire.Chunks:
+        """The ModelInferResponse in a reply, or the ModelStreamInferResponse with it; `final`: no other will follow.
+
+        One chunk is the lane's own; the chunks behind a first may be views of the worker's block until it is released.
+        Raises ShoalError where the reply is an error.
+        """
+        form, header, block = asked.form, reply.header, reply.block
+        if form is not None and header is not None and block is not None and not (reply.status or reply.reason):
+            known = form.responses.get((header, stream, final))
+            if known is not None and known.end <= len(block):  # a worker may say the same of a smaller block
+                around = known.around
+                if stream or around.nbytes > JOIN_BYTES or not known.spans:
+                    return _sent(around, asked.id, [block[start:end] for start, end in known.spans], stream=stream)
+                chunks: wire.Chunks = [around.model, wire.named(asked.id)]  # in a fifth of the instructions of `_sent`
+                for part, (start, end) in zip(around.parts, known.spans, strict=False):
+                    chunks += (part, block[start:end])
+                return chunks
+        prepared = asked.prepared
+        packed, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
+        around, raws = infer.render_envelope(prepared, response, block, final if stream else None)
+        if form is not None:
+            _keep_response(form, (packed, stream, final), response, around)
+        return _sent(around, asked.id, raws, stream=stream)
+
+
+_NO_DATA = memoryview(b"")
+
+
+def _packed(id_: str) -> bytes:
+    return msgpack.packb(id_)  # type: ignore[no-any-return]
+
+
+def _model_field(message: bytes | memoryview) -> bytes:
+    """The first field of a message, which is the model's name unless the message is unusual."""
+    return bytes(message[: 2 + message[1]]) if len(message) > 1 else b""
+
+
+def message_offset(first_raw: int | None) -> int:
+    """Where in its block a message is received, so that its first tensor lies on a cache line.
+
+    `first_raw` is where the tensor begins in the message. The block needs HEADER_BYTES more behind it.
+    """
+    return aligned(first_raw or 0) - (first_raw or 0)
+
+
+def _write_in_place(prepared: PreparedRequest, split: wire.Split, block: Block, offset: int, nbytes: int) -> int:
+    """Put the header behind a message that lies in the block already, from `offset` on. Its span.
+
+    0, and nothing happens, where it does not fit or the tensors are not raw.
+    """
+    if not split.offsets or prepared.has_regions:
+        return 0
+    refs = [
+        TensorRef(name, datatype.wire, shape, offset + start, length)
+        for (name, datatype, shape, _), start, length in zip(
+            prepared.inputs, split.offsets, split.lengths, strict=False
+        )
+    ]
+    header, place = prepared.pack_header(refs), aligned(offset + nbytes)
+    if place + len(header) > len(block.memory):
+        return 0
+    block.memory[place : place + len(header)] = header
+    return pack_span(place, len(header))
+
+
+def _keep_response(form: Form, key: tuple[bytes, bool, bool], response: InferResponse, around: wire.Envelope) -> None:
+    """Remember what a response of this form looks like, if only its tensors can change: classes may."""
+    requested = form.prepared.outputs
+    if len(form.responses) < _MAX_RESPONSES and not any(output.classification for output in requested):
+        wanted = {output.name for output in requested}
+        sent = [ref for ref in response.outputs if not wanted or ref.name in wanted]
+        spans = tuple([(ref.offset, ref.offset + ref.nbytes) for ref in sent])
+        form.responses[key] = KnownResponse(around, spans, max([end for _, end in spans], default=0))
+
+
+def _sent(around: wire.Envelope, id_: str, raws: list[memoryview], *, stream: bool) -> wire.Chunks:
+    chunks = wire.assemble(around, id_, raws, is_streamed=stream)
+    return [b"".join(chunks)] if around.nbytes <= JOIN_BYTES else chunks

@@ -1,0 +1,96 @@
+"""A unary call on its way from a lane to the road, where it may wait, and back: as an HTTP request. Pure.
+
+    POST /SERVICE/METHOD HTTP/1.1   Content-Length: N       the call's path
+    0   4 bytes     length of what follows, big-endian      lane → road
+    4   JSON        [peer, metadata, encoding, deadline in monotonic ns or 0]
+        the rest    the request message, in that encoding
+
+    HTTP/1.1 200 OK   grpc-status: N   grpc-message: %-encoded      where there is an error; else the response message
+
+The road takes a lane at its word about who the client is. So nothing a client sends stands in the HTTP head, and only a
+socket without an address leads here (app.py): a socketpair of the lane's, of which it hands over one end.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+import orjson
+
+from shoal.errors import InternalError, ShoalError
+from shoal.frontend.call import Call
+from shoal.frontend.grpc.framing import decompress
+from shoal.frontend.grpc.road_inference import model_infer
+from shoal.frontend.grpc.service import MODEL_INFER, GrpcCall, check_access, find, run
+from shoal.frontend.response import Response
+from shoal.frontend.router import Found
+from shoal.frontend.state import ServerState
+
+_LENGTH_BYTES = 4
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The lane's end
+
+
+def pack_head(
+    path: str,
+    peer: str,
+    metadata: Mapping[str, str],
+    message_nbytes: int,
+    encoding: str = "identity",
+    deadline_ns: int = 0,
+) -> bytes:
+    """What to send in front of the message; pseudo headers are left out of the metadata."""
+    told = {key: value for key, value in metadata.items() if not key.startswith(":")}
+    caller = orjson.dumps([peer, told, encoding, deadline_ns])
+    nbytes = _LENGTH_BYTES + len(caller) + message_nbytes
+    head = f"POST {path} HTTP/1.1\r\nHost: shoal\r\nConnection: close\r\nContent-Length: {nbytes}\r\n\r\n"
+    return head.encode("ascii") + len(caller).to_bytes(_LENGTH_BYTES, "big") + caller
+
+
+class ReplyHead(NamedTuple):
+    """What comes first: how long it is itself, gRPC's status and message, the length of the response that follows."""
+
+    nbytes: int
+    status: int
+    message: str
+    response_nbytes: int
+
+
+def unpack_head(data: bytes | bytearray) -> ReplyHead | None:
+    """The head of what the road has sent so far; None as long as it is not whole."""
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    first, *lines = data[:end].decode("latin-1").split("\r\n")
+    fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    status, message = int(fields.get("grpc-status", 0)), unquote(fields.get("grpc-message", ""))
+    if " 200 " not in first:  # refused before it was read
+        status, message = InternalError.grpc_status, f"the front end that answers this call says {first[9:]}"
+    return ReplyHead(end + 4, status, message, 0 if status else int(fields["content-length"]))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The road's end
+
+
+def admit(_state: ServerState, _method: str, target: str, _headers: Mapping[str, str]) -> Found:
+    """How a lane's request finds its handler, see router.Admit: whatever it is for, it is read first."""
+    return Found(_answer, target, None, "")
+
+
+def _answer(call: Call) -> Response:
+    length = int.from_bytes(call.body[:_LENGTH_BYTES], "big")
+    peer, metadata, encoding, deadline_ns = orjson.loads(call.body[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    grpc_call = GrpcCall(call.state, call.transport, metadata, peer, deadline_ns)
+    try:
+        method = find(call.name)
+        check_access(method, call.state, metadata, peer)
+        message = decompress(encoding, call.body[_LENGTH_BYTES + length :], call.state.max_request_bytes)
+        if method.path != MODEL_INFER:
+            return Response(200, (), (run(method, grpc_call, message),))
+        rendered = model_infer(grpc_call, message, grpc_call.road.infer)
+        return Response(200, (), tuple(rendered.chunks), rendered.release)
+    except ShoalError as error:
+        return Response(200, (("grpc-status", str(error.grpc_status)), ("grpc-message", quote(str(error), safe=" "))))

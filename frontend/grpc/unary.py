@@ -1,0 +1,231 @@
+"""A call with one message each way: ModelInfer, and what the lane answers by itself. One thread, the lane's."""
+
+import logging
+from collections.abc import Sequence
+
+from shoal.errors import ShoalError
+from shoal.frontend.grpc.connection import GrpcConnection
+from shoal.frontend.grpc.desk import Desk
+from shoal.frontend.grpc.framing import decompress
+from shoal.frontend.grpc.inbox import Inbox, Large, Received, whole
+from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
+from shoal.frontend.grpc.opening import Opening
+from shoal.frontend.grpc.road_call import RoadCall
+from shoal.frontend.grpc.service import run, shutting_down, waits
+from shoal.frontend.grpc.submission import Asked, Form
+from shoal.frontend.prepared import RoadOnlyError
+from shoal.shm.port import NoRoomError, Reply
+
+_log = logging.getLogger("shoal")
+
+_INTERNAL = 13
+
+
+class UnaryCall:
+    """A call until its message is whole and, if it is an inference, its model has answered."""
+
+    __slots__ = ("_connection", "_deadline_s", "_inbox", "_lane", "_number", "_opening", "_parked", "_stream_id")
+
+    def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
+        self._lane = lane
+        self._connection = connection
+        self._stream_id = stream_id
+        self._opening = opening
+        self._deadline_s = lane.deadline_s(opening)
+        # Changed as the call goes on.
+        self._inbox: Inbox | None = None  # a message that comes in one piece, as most do, needs none
+        self._number = 0  # of the request that is waited for
+        self._parked: Received | None = None  # the message, until there is room for the request
+
+    # --- the message comes in ---
+
+    @property
+    def target(self) -> memoryview | None:
+        """As Call."""
+        return None if self._inbox is None else self._inbox.target
+
+    def landed(self, nbytes: int) -> None:
+        """As Call."""
+        assert self._inbox is not None, "there was a target"
+        received = self._inbox.landed(nbytes)
+        if received is None:
+            self._connection.http2.credit(self._stream_id, nbytes)
+        else:
+            self._received(received)
+
+    def take(self, data: bytes | memoryview) -> None:
+        """As Call. What follows the message is passed over."""
+        if self._number or self._parked is not None:
+            return
+        inbox = self._inbox
+        if inbox is None:
+            received = whole(data)
+            if received is not None:
+                self._received(received)
+                return
+            inbox = self._inbox = Inbox(self._lane.harbour)
+        arrivals = inbox.feed(data)
+        if not arrivals:
+            self._connection.is_landing = inbox.target is not None
+            self._connection.http2.credit(self._stream_id, len(data))
+        elif isinstance(arrivals[0], Received):
+            self._received(arrivals[0])
+        else:
+            self._take_road(arrivals[0])
+
+    def end(self) -> None:
+        """As Call."""
+        if not self._number and self._parked is None:  # the message would have been answered by now
+            self._end()
+            self._connection.refuse(self._stream_id, _INTERNAL, "the call ended before its message was complete")
+
+    def _received(self, received: Received) -> None:
+        """The message is whole."""
+        opening = self._opening
+        if opening.method.handler is None:
+            self._infer(received)
+            return
+        data = received.data
+        if received.block is not None:  # nothing but an inference has so much to say
+            data = bytes(data)
+            self._lane.free(received.block)
+        try:
+            if received.is_compressed:
+                data = decompress(opening.encoding, data, MAX_UNPACKED_BYTES)
+            call = self._lane.service_call(opening, self._connection)
+            if waits(opening.method, call.state, data):
+                self._hand_over(data, is_compressed=False)
+                return
+            chunks: list[bytes | memoryview] = [run(opening.method, call, data)]
+        except ShoalError as error:
+            self._refuse(error)
+        else:
+            self._end()
+            self._connection.respond(self._stream_id, chunks, None)
+
+    def _infer(self, received: Received) -> None:
+        if self._lane.parking.must_wait(len(received.data)) or not self._ask(received):
+            self._parked = received
+            self._lane.parking.park(self, len(received.data))
+
+    def _ask(self, received: Received) -> bool:
+        """False where there is no room before a reply has come."""
+        try:
+            self._number, _ = self._lane.inference.ask(
+                self, self._opening, received, self._connection.begun_s, self._deadline_s, is_stream=False
+            )
+        except RoadOnlyError:  # the message's block is free by now, and as it was
+            self._hand_over(bytes(received.data), is_compressed=received.is_compressed)
+        except NoRoomError as error:
+            if self._lane.parking.may_wait(received):
+                return False
+            self._refuse(error)
+        except ShoalError as error:
+            self._refuse(error)
+        return True
+
+    def infer_known(self, form: Form, id_: bytes, tensors: Sequence[bytes]) -> bool:
+        """All of it has come, and it is like one before. False, and nothing happens, where there is no room."""
+        lane = self._lane
+        if lane.parking.is_occupied:  # others were there before
+            return False
+        try:
+            self._number = lane.inference.ask_known(
+                self, form, id_, tensors, self._opening, self._connection.begun_s, self._deadline_s
+            )
+        except NoRoomError:
+            return False
+        except ShoalError as error:
+            self._refuse(error)
+            lane.has_output(self._connection)
+        return True
+
+    def resume(self) -> bool:
+        """As Parked."""
+        received = self._parked
+        if received is not None:
+            if not self._ask(received):
+                return False
+            self._parked = None
+            self._lane.has_output(self._connection)
+        return True
+
+    @property
+    def form(self) -> Form | None:
+        """How the model's request was known, where it was."""
+        asked = self._lane.inference.asked(self._number)
+        return None if asked is None else asked.form
+
+    def _hand_over(self, data: bytes | memoryview, *, is_compressed: bool) -> None:
+        """The road answers a message that has come."""
+        road = self._take_road(Large(len(data), b"", is_compressed=is_compressed))
+        road.take(data)
+        road.end()
+
+    def _take_road(self, message: Large) -> RoadCall:
+        """The road answers: it may wait."""
+        self._close_inbox()
+        road = RoadCall(self._lane, self._connection, self._stream_id, self._opening, message, self._deadline_s)
+        self._connection.calls[self._stream_id] = road
+        return road
+
+    # --- the answer goes out ---
+
+    def replied(self, number: int, asked: Asked, reply: Reply) -> None:
+        """As Asker: the last reply is the answer."""
+        inference = self._lane.inference
+        if not reply.is_final:
+            inference.release(number, reply.part)
+            return
+        try:
+            chunks = inference.submission.response(asked, reply)
+        except ShoalError as error:
+            if reply.block is not None:
+                inference.release(number, 0)
+            self._refuse(error)
+            self._lane.has_output(self._connection)
+            return
+        connection = self._connection
+        if not connection.respond(self._stream_id, chunks, (number, 0), self._opening.response_encoding):
+            inference.release(number, 0, prompt=False)
+        self._lane.has_output(connection)
+
+    # --- it ends otherwise ---
+
+    def end_idle(self) -> None:
+        """As Call."""
+        if not self._number and self._parked is None:
+            self._refuse(shutting_down())
+
+    def cancel(self) -> None:
+        """As Call."""
+        self._end()
+
+    def expire(self, now_s: float) -> None:
+        """As Call."""
+        if now_s >= self._deadline_s:
+            self._end()
+            self._connection.refuse(self._stream_id, *self._lane.too_late(self._opening))
+            self._lane.has_output(self._connection)
+
+    def give_up(self) -> None:
+        """As Asker."""
+        _log.exception("a connection is closed, since answering a call on it failed")
+        self._lane.close(self._connection)
+
+    def _refuse(self, error: ShoalError) -> None:
+        self._end()
+        self._connection.refuse(self._stream_id, error.grpc_status, str(error))
+
+    def _close_inbox(self) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
+
+    def _end(self) -> None:
+        self._close_inbox()
+        if self._number:
+            self._lane.inference.forget(self._number)
+        if self._parked is not None:
+            if self._parked.block is not None:
+                self._lane.free(self._parked.block)
+            self._parked = None

@@ -1,0 +1,16 @@
+"""One version of a model as a front end knows it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from shoal.client.models import ModelEntry
+from tests.client.conftest import make_entry
+
+__all__ = ["make_entry"]
+
+
+@pytest.fixture(scope="session")
+def pair(make_entry: Callable[..., ModelEntry]) -> ModelEntry:
+    """Two inputs; BYTES and batches of up to four."""
+    return make_entry("m", 4, [("A", "TYPE_INT32", [2]), ("B", "TYPE_STRING", [1])])

@@ -1,0 +1,115 @@
+"""Messages out of pieces of any size: small ones in private memory, large ones in blocks, each whole and by itself."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.frontend.grpc.framing import prefix
+from shoal.frontend.grpc.inbox import SMALL_BYTES, Harbour, Inbox, Large, Received
+from tests.frontend.lane_star import Star
+
+LARGE = SMALL_BYTES + 1000
+
+
+@pytest.fixture(scope="module")
+def star() -> Star:
+    return Star()
+
+
+def framed(*messages: bytes) -> bytes:
+    return b"".join(prefix(len(each)) + each for each in messages)
+
+
+def taken(star: Star, arrivals: list[Received | Large]) -> list[bytes]:
+    """The messages' bytes; their blocks are given back."""
+    messages = []
+    for arrival in arrivals:
+        assert isinstance(arrival, Received)
+        assert not arrival.is_compressed
+        messages.append(bytes(arrival.data))
+        if arrival.block is not None:
+            star.port.slab.free(arrival.block.ref)
+    return messages
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 7, 300, 5000]), max_size=6),
+    st.lists(st.integers(0, 6000), max_size=8),
+)
+def test_messages_come_whole_however_they_are_cut(star: Star, sizes: list[int], cuts: list[int]) -> None:
+    messages = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
+    data = framed(*messages)
+    inbox = Inbox(Harbour(star.port))
+    found: list[bytes] = []
+    for start, end in pairwise(sorted({0, len(data), *[cut for cut in cuts if cut < len(data)]})):
+        found += taken(star, inbox.feed(data[start:end]))
+    assert found == messages
+    assert inbox.is_empty
+
+
+def test_a_large_message_is_received_into_a_block_and_what_follows_is_not(star: Star) -> None:
+    inbox = Inbox(Harbour(star.port))
+    message = bytes(range(256)) * (LARGE // 256)
+    data = framed(message, b"next")
+    assert inbox.feed(data[:1000]) == []
+    assert not inbox.is_empty
+    target = inbox.target
+    assert target is not None
+    assert len(target) == len(message) - (1000 - 5)
+    target[:500] = data[1000:1500]
+    assert inbox.landed(500) is None
+    whole, following = inbox.feed(data[1500:])
+    assert isinstance(whole, Received)
+    assert whole.block is not None
+    assert whole.block.memory[whole.offset : whole.offset + len(message)] == message
+    assert taken(star, [whole, following]) == [message, b"next"]
+    assert inbox.target is None
+
+
+def test_a_message_that_lands_directly_is_complete_with_its_last_byte(star: Star) -> None:
+    inbox = Inbox(Harbour(star.port))
+    assert inbox.feed(prefix(LARGE)) == []
+    target = inbox.target
+    assert target is not None
+    target[:] = b"x" * LARGE
+    received = inbox.landed(LARGE)
+    assert received is not None
+    assert taken(star, [received]) == [b"x" * LARGE]
+
+
+def test_unfinished_messages_take_at_most_half_of_the_slab(star: Star) -> None:
+    harbour = Harbour(star.port)
+    free = star.port.counts["blocks_acquired"] - star.port.counts["blocks_released"]
+    inboxes = [Inbox(harbour) for _ in range(20)]
+    refused = [inbox for inbox in inboxes if inbox.feed(prefix(LARGE) + b"begun")]
+    assert 0 < len(refused) < 20
+    for inbox in inboxes:
+        inbox.close()
+    assert star.port.counts["blocks_acquired"] - star.port.counts["blocks_released"] == free
+    again = Inbox(harbour)
+    assert again.feed(prefix(LARGE)) == []  # what they held is there again
+    again.close()
+
+
+def test_a_message_without_a_place_is_named_once_and_its_rest_passed_over(star: Star) -> None:
+    inbox = Inbox(Harbour(star.port))
+    nbytes = star.port.slab.largest_nbytes
+    (large,) = inbox.feed(prefix(nbytes) + b"begun")
+    assert large == Large(nbytes, b"begun", is_compressed=False)
+    inbox.skip(nbytes - 5)
+    left = nbytes - 5
+    while left > 30_000:
+        assert inbox.feed(bytes(30_000)) == []
+        left -= 30_000
+    assert taken(star, inbox.feed(bytes(left) + framed(b"next"))) == [b"next"]
+
+
+def test_a_compressed_message_says_so(star: Star) -> None:
+    inbox = Inbox(Harbour(star.port))
+    (received,) = inbox.feed(prefix(3, is_compressed=True) + b"abc")
+    assert isinstance(received, Received)
+    assert received.is_compressed
+    (large,) = inbox.feed(prefix(LARGE, is_compressed=True))
+    assert large == Large(LARGE, b"", is_compressed=True)

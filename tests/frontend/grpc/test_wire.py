@@ -1,0 +1,228 @@
+"""frontend/grpc/wire.py against upb: what is split is what upb parses, what is assembled is what upb serialises.
+
+Messages are made and damaged by seeded dice: 25 times as many in a second as hypothesis makes.
+"""
+
+from random import Random
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError
+from shoal.frontend.grpc import infer, wire
+from shoal.frontend.grpc.messages import service
+
+NAMES = ["", "m", "écho b", "A" * 130]
+IDS = ["", "7", "é", "x" * 31, "x" * 127, "x" * 128, "x" * 400]
+VALUES = [True, False, 0, -1, 127, 128, 2**63 - 1, -(2**63), 2**63, 2**64 - 1, 0.5, -0.0, float("inf"), "", "é" * 70]
+
+#: Fields that no ModelInferRequest has, each whole: of every wire type, and known numbers with another type.
+UNKNOWN = {
+    "varint": b"\x40\xac\x02", "fixed64": b"\x4112345678", "fixed32": b"\x451234", "bytes": b"\x42\x03abc",
+    "group": b"\x4b\x08\x05\x4c", "nested": b"\x4b\x53\x52\x01x\x54\x09abcdefgh\x4c",
+    "large number": b"\xf2\xff\xff\xff\x0f\x01z", "raw as varint": b"\x38\x07", "id as group": b"\x1b\x1c",
+}  # fmt: skip
+
+MALFORMED = {
+    "cut in a tag": b"\x0a", "cut in a length": b"\x0a\x80", "cut in a value": b"\x0a\x05ab", "number 0": b"\x02\x00",
+    "type 6": b"\x46\x00", "type 7": b"\x47\x00", "end of no group": b"\x4c", "other end": b"\x4b\x54",
+    "open group": b"\x4b\x08\x01", "endless number": b"\x40" + b"\xff" * 11, "endless tag": b"\xff" * 11 + b"\x01",
+    "id not UTF-8": b"\x1a\x01\xff\x1a\x017", "name not UTF-8": b"\x0a\x01\xff", "huge": b"\x3a\xff\xff\xff\xff\x0f",
+    "deep": b"\x4b" * 200 + b"\x4c" * 200,
+}  # fmt: skip
+FRAGMENTS = [*UNKNOWN.values(), *MALFORMED.values()]
+
+
+def set_parameters(message: Any, parameters: dict[str, Any]) -> None:
+    for key, value in parameters.items():
+        large = type(value) is int and value >= 2**63
+        kinds = {bool: "bool_param", int: "uint64_param" if large else "int64_param", float: "double_param"}
+        setattr(message.parameters[key], kinds.get(type(value), "string_param"), value)
+
+
+def parameters_of(dice: Random) -> dict[str, Any]:
+    return {key: dice.choice(VALUES) for key in dice.sample(NAMES, dice.choice([0, 0, 1, 2]))}
+
+
+def shape_of(dice: Random, lowest: int) -> list[int]:
+    return [dice.choice([lowest, 1, 127, 128, 2**40, 2**63 - 1]) for _ in range(dice.choice([0, 1, 2, 40]))]
+
+
+def request_of(dice: Random) -> Any:
+    request = service.ModelInferRequest(model_name=dice.choice(NAMES), model_version=dice.choice(["", "1"]))
+    request.id = dice.choice(IDS)
+    set_parameters(request, parameters_of(dice))
+    for _ in range(dice.randrange(3)):
+        tensor = request.inputs.add(name=dice.choice(NAMES), datatype="FP32", shape=shape_of(dice, -1))
+        if dice.random() < 0.2:
+            tensor.contents.fp32_contents.extend([1.5] * dice.randrange(5))
+        request.outputs.add(name=dice.choice(NAMES))
+    request.raw_input_contents.extend([dice.randbytes(dice.choice([0, 1, 64, 300])) for _ in range(dice.randrange(4))])
+    return request
+
+
+def damaged(dice: Random, message: bytes) -> bytes:
+    changed = bytearray(message)
+    for _ in range(dice.randrange(1, 4)):
+        place = dice.randrange(len(changed) + 1)
+        match dice.randrange(4):
+            case 0 if changed:
+                changed[place - 1] = dice.choice([0, 1, 0x0A, 0x1A, 0x3A, 0x3B, 0x3C, 0x7F, 0x80, 0xFF])
+            case 1:
+                del changed[place:]
+            case 2:
+                changed[place:place] = dice.choice(FRAGMENTS)
+            case _:
+                changed[place:place] = dice.randbytes(dice.randrange(6))
+    return bytes(changed)
+
+
+def check_split(message: bytes) -> Any:
+    """The request as upb parses it; None where upb and we refuse it."""
+    try:
+        whole = service.ModelInferRequest.FromString(message)
+    except DecodeError:
+        with pytest.raises(InternalError):
+            infer.parse(message)
+        return None
+    request, raws = infer.parse(message)
+    assert [bytes(raw) for raw in raws] == list(whole.raw_input_contents)
+    del whole.raw_input_contents[:]
+    assert request.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
+    return whole
+
+
+# --- split ---
+
+
+def test_a_message_splits_as_upb_parses_it() -> None:
+    dice = Random(1)
+    num_refused = 0
+    for _ in range(1000):
+        request = request_of(dice)
+        message = request.SerializeToString()
+        assert check_split(message) is not None
+        num_refused += check_split(damaged(dice, message)) is None
+        split = wire.split(message)
+        assert split == wire.split(memoryview(message))
+        first = split.offsets[0] if split.offsets else None
+        assert wire.first_raw_offset(message) == first
+        assert wire.first_raw_offset(message[:first]) == first
+        request.id = ""
+        del request.raw_input_contents[:]
+        assert service.ModelInferRequest.FromString(split.form) == request
+    assert 300 < num_refused < 900
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_a_field_of_a_newer_protocol_stays_with_the_form(kind: str) -> None:
+    plain = service.ModelInferRequest(model_name="m", id="7", raw_input_contents=[b"ab"]).SerializeToString()
+    for message in (plain + UNKNOWN[kind], UNKNOWN[kind] + plain):
+        assert check_split(message).id == "7"
+        split = wire.split(message)
+        assert UNKNOWN[kind] in split.form
+        assert message[split.offsets[0] :][:2] == b"ab"
+        for end in range(len(UNKNOWN[kind])):
+            check_split(plain + UNKNOWN[kind][:end])
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+@pytest.mark.parametrize("before", [b"", b"\x0a\x01m"])
+def test_what_is_no_message_is_refused_as_upb_does(kind: str, before: bytes) -> None:
+    assert check_split(before + MALFORMED[kind]) is None
+    assert wire.first_raw_offset(before + MALFORMED[kind]) is None
+
+
+def test_the_last_of_several_ids_counts() -> None:
+    assert check_split(b"\x1a\x01a\x0a\x01m\x1a\x01b").id == "b"
+
+
+def test_the_number_of_fields_is_bounded() -> None:
+    assert len(wire.split(b"\x32\x00" * 65536).form) == 2 * 65536
+    with pytest.raises(InvalidArgumentError, match=r"^the request has more than 65536 inputs, outputs and parameters$"):
+        wire.split(b"\x32\x00" * 65537)
+
+
+# --- templates ---
+
+
+def check_match(template: wire.Template, message: bytes) -> bool:
+    """Whether a message is of that template, and then found as a split finds it."""
+    found = wire.match(template, message)
+    if found is None:
+        return False
+    try:
+        split = wire.split(message)
+    except ShoalError:  # the id alone is not checked
+        assert not found[0].isascii()
+        return True
+    places = zip(split.offsets, split.lengths, strict=True)
+    assert found == (split.id.encode(), [message[start : start + nbytes] for start, nbytes in places])
+    return True
+
+
+def test_a_template_finds_what_a_split_finds() -> None:
+    dice = Random(2)
+    for _ in range(1000):
+        request = request_of(dice)
+        message = request.SerializeToString()
+        template = wire.make_template(message, wire.split(message))
+        assert (template is None) is (len(request.id.encode()) > 127)
+        if template is None:
+            continue
+        check_match(template, damaged(dice, message))
+        check_match(template, request_of(dice).SerializeToString())
+        request.id = dice.choice(IDS)
+        request.raw_input_contents[:] = [b"x" * len(raw) for raw in request.raw_input_contents]
+        again = request.SerializeToString()
+        assert check_match(template, again) is (len(request.id.encode()) <= 127)
+        assert not check_match(template, again[:-1])
+        assert not check_match(template, again + b"\x32\x00")
+
+
+def test_an_unusual_message_has_no_template() -> None:
+    for message in (b"\x0a\x01m\x1a\x01a\x1a\x01b", b"\x0a\x01m\x1a\x81\x00a"):
+        assert wire.make_template(message, wire.split(message)) is None
+
+
+# --- assemble ---
+
+
+def check_same(written: bytes, expected: Any) -> None:
+    """Byte for byte, but for the order of a map's entries, which is upb's own affair."""
+    serialized = expected.SerializeToString()
+    assert type(expected).FromString(written) == expected
+    assert sorted(written) == sorted(serialized)
+    response = getattr(expected, "infer_response", expected)
+    assert written == serialized or len(response.parameters) > 1
+
+
+def test_a_response_is_what_upb_would_write() -> None:
+    dice = Random(3)
+    for _ in range(1000):
+        name, id_, parameters = dice.choice(NAMES), dice.choice(IDS), parameters_of(dice)
+        outputs = [
+            (dice.choice(NAMES), "BYTES", shape_of(dice, 0), dice.randbytes(dice.choice([0, 1, 64, 300])))
+            for _ in range(dice.randrange(4))
+        ]
+        expected = service.ModelInferResponse(model_name=name, model_version="12", id=id_)
+        set_parameters(expected, parameters)
+        for output, datatype, shape, data in outputs:
+            expected.outputs.add(name=output, datatype=datatype, shape=shape)
+            expected.raw_output_contents.append(data)
+        around = wire.envelope(name, "12", parameters, [wire.OutputTensor(*output) for output in outputs])
+        raws = [memoryview(data) for _, _, _, data in outputs]
+        chunks = wire.assemble(around, id_, raws)
+        check_same(b"".join(chunks), expected)
+        assert all(sent is raw for sent, raw in zip(chunks[1::2], raws, strict=True)), "a copy"
+        streamed = service.ModelStreamInferResponse(infer_response=expected)
+        check_same(b"".join(wire.assemble(around, id_, raws, is_streamed=True)), streamed)
+
+
+@pytest.mark.parametrize("texts", [("", "", ""), ("no", "", "m"), ("x" * 200, "é", "")])
+def test_an_error_of_a_stream_is_what_upb_would_write(texts: tuple[str, str, str]) -> None:
+    sentence, id_, name = texts
+    response = service.ModelInferResponse(model_name=name, model_version="3", id=id_)
+    expected = service.ModelStreamInferResponse(error_message=sentence, infer_response=response)
+    assert wire.stream_error(sentence, id_, name, "3") == expected.SerializeToString()
