@@ -19,7 +19,7 @@ from shoal.frontend.header_forwarding import forwarded
 from shoal.frontend.local_callers import REFUSAL, may_administer
 from shoal.frontend.metrics.listener import MetricsListener
 from shoal.frontend.response import CLOSE, Response, body_cut_short, error_json, error_response
-from shoal.frontend.router import HTTP, Admit, answer, path_of
+from shoal.frontend.router import HTTP, Admit, Found, answer, path_of
 from shoal.frontend.sagemaker import SAGEMAKER
 from shoal.frontend.state import ServerState
 from shoal.frontend.traced_transport import TracedTransport
@@ -32,6 +32,8 @@ _log = logging.getLogger("shoal")
 
 #: A variable of the server's for the head as it came: WSGI's have lost how the names were spelled.
 HEAD_VARIABLE = "shoal.head"
+#: And for a transport that knows when this client hangs up.
+TRANSPORT_VARIABLE = "shoal.transport"
 #: WSGI wants bytes, so a view of a worker's block is copied; a piece at a time bounds what a slow reader costs.
 _PIECE_BYTES = 1 << 20
 _NO_BODY = memoryview(b"")
@@ -60,7 +62,8 @@ def create_app(state: ServerState, transport: "Transport", body_errors: tuple[ty
     def serve() -> WsgiResponse:
         environ = request.environ
         try:
-            return _to_wsgi(_serve(state, transport, admit, environ, unreadable))
+            watched = environ.get(TRANSPORT_VARIABLE, transport)
+            return _to_wsgi(_serve(state, watched, admit, environ, unreadable))
         except Exception as error:  # noqa: BLE001  the rim: a fault of ours is logged and told as JSON
             _log.exception("no answer to %s %r", environ["REQUEST_METHOD"], path_of(_target(environ)))
             sentence = f"the front end failed with {type(error).__name__}; the server's log has the details"
@@ -78,6 +81,7 @@ def _endpoints(metrics: MetricsListener) -> dict[str, Admit]:
     return {
         "http": HTTP.admit,
         "metrics": admit_metrics,
+        "grpc": _admit_grpc,
         "sagemaker": SAGEMAKER.admit,
         "vertex-ai": partial(admit_vertex_ai, metrics=admit_metrics),
     }
@@ -95,9 +99,7 @@ def _serve(
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and "HTTP_HOST" not in environ:
         return error_json(400, "the request has no Host header, which HTTP/1.1 requires", CLOSE)
     headers = _headers(environ)
-    # Unknown is where a lane's connection came in: http may listen on every address, and this is one of them.
-    endpoint = state.endpoints.get(f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}", "http")
-    found = admit[endpoint](state, method, target, headers)
+    found = admit[_endpoint_of(state, environ)](state, method, target, headers)
     if not isinstance(found, Response) and found.is_administrative:
         found = found if may_administer(state, environ.get("REMOTE_ADDR", ""), headers) else error_json(403, REFUSAL)
     if isinstance(found, Response):
@@ -113,6 +115,21 @@ def _serve(
         return answer(found, state, transport, headers, body, fields)
     traced = TracedTransport(transport, state.tracing, headers, begun_ns)
     return traced.see_off(answer(found, state, traced, headers, body, fields))
+
+
+def _endpoint_of(state: ServerState, environ: Environ) -> str:
+    """Where a request came in."""
+    if environ.get("REMOTE_ADDR") == "":  # only a socketpair has no address, and only gRPC's lanes make such
+        return "grpc"
+    # Unknown is where a lane's connection came in: http may listen on every address, and this is one of them.
+    return state.endpoints.get(f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}", "http")
+
+
+def _admit_grpc(state: ServerState, method: str, target: str, headers: Mapping[str, str]) -> Response | Found:
+    # Where there is no gRPC, protobuf is not imported.
+    from shoal.frontend.grpc.tunnel import admit
+
+    return admit(state, method, target, headers)
 
 
 def _target(environ: Environ) -> str:

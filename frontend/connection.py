@@ -80,15 +80,15 @@ class Connection:
         except OSError:
             return 0
 
-    def send(self, chunks: Chunks) -> bool:
-        """Send, and keep in `unsent` what the socket does not take. False where the client is gone."""
+    def send(self, chunks: Chunks, nbytes: int) -> bool:
+        """Send, all of `nbytes`, and keep in `unsent` what the socket does not take. False where the client is gone."""
         try:
             sent = self.socket.sendmsg(chunks[:MAX_CHUNKS]) if len(chunks) > 1 else self.socket.send(chunks[0])
         except BlockingIOError:
             sent = 0
         except OSError:
             return False
-        if len(chunks) == 1 and sent == len(chunks[0]):
+        if sent == nbytes:
             self.unsent = []
             return True
         for index, chunk in enumerate(chunks):
@@ -96,7 +96,6 @@ class Connection:
                 self.unsent = [chunk[sent:], *chunks[index + 1 :]]
                 return True
             sent -= len(chunk)
-        self.unsent = []
         return True
 
     @property

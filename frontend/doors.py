@@ -21,7 +21,8 @@ class Doors:
         self._poller = poller
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._road = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
-        self._returns = socket.socket(fileno=int(os.environ["SHOAL_RECEIVE_FD"]))
+        returns = os.environ.get("SHOAL_RECEIVE_FD")  # not every protocol's connections can change hands
+        self._returns = None if returns is None else socket.socket(fileno=int(returns))
         # Changed by every method.
         self._is_open = False
         self._is_road_watched = False
@@ -32,14 +33,17 @@ class Doors:
         for listener in self._listeners.values():
             listener.setblocking(False)
             self._poller.register(listener.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
-        self._poller.register(self._returns.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
+        if self._returns is not None:
+            self._poller.register(self._returns.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     def shut(self) -> None:
         """Let none in for now; they wait in the kernel."""
         if self._is_open and self._listeners:
             self._is_open = False
-            for fd in (*self._listeners, self._returns.fileno()):
-                self._poller.unregister(fd)
+            for listener in self._listeners.values():
+                self._poller.unregister(listener.fileno())
+            if self._returns is not None:
+                self._poller.unregister(self._returns.fileno())
 
     def reopen(self) -> None:
         """After `shut`; not after `close`."""
@@ -65,7 +69,12 @@ class Doors:
     def end(self) -> None:
         """After `close`: nothing comes back from the road any more, nor goes there."""
         self._road.close()
-        self._returns.close()
+        if self._returns is not None:
+            self._returns.close()
+
+    def has(self, fd: int) -> bool:
+        """Whether this descriptor is one of them."""
+        return fd in self._listeners or fd in (each.fileno() for each in (self._road, self._returns) if each)
 
     def leads_outside(self, fd: int) -> bool:
         """Whether this descriptor is a listening socket's."""
@@ -74,7 +83,7 @@ class Doors:
     def enter(self, fd: int) -> list[Arrival]:
         """The connections that have come through the door with this descriptor; none where it is no door."""
         arrivals: list[Arrival] = []
-        if fd == self._returns.fileno():
+        if self._returns is not None and fd == self._returns.fileno():
             while (received := handover.receive(self._returns)) is not None:
                 arrivals.append(received)
         elif fd == self._road.fileno():

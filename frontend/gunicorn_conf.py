@@ -1,8 +1,8 @@
 """How gunicorn is run: settings and hooks, read by its arbiters. The supervisor passes what varies by the environment.
 
-Two arbiters read this, the lanes' ("http") and the road's. Each imports its workers' modules and waits for the
-supervisor's word before it touches the sockets: while models load, connections are refused, as Triton's clients expect.
-It is clean and threadless, so forking it is safe.
+Its arbiters read this: those of the lanes ("http", "grpc") and the road's. Each imports its workers' modules and waits
+for the supervisor's word before it touches the sockets: while models load, connections are refused, as Triton's clients
+expect. It is clean and threadless, so forking it is safe.
 """
 
 import gc
@@ -14,11 +14,15 @@ from typing import Any
 from shoal.process import die_with_parent, set_title
 
 _ROLE = os.environ["SHOAL_FRONT_END"]
-_MODULE = {"http": "shoal.frontend.lane", "road": "shoal.frontend.road"}[_ROLE]
+_WORKER_CLASSES = {
+    "http": "shoal.frontend.lane.LaneWorker",
+    "grpc": "shoal.frontend.grpc.lane.GrpcLaneWorker",
+    "road": "shoal.frontend.road.RoadWorker",
+}
 _GO_FD = int(os.environ["SHOAL_GO_FD"])
 
-worker_class = {"http": "shoal.frontend.lane.LaneWorker", "road": "shoal.frontend.road.RoadWorker"}[_ROLE]
-wsgi_app = "shoal.frontend.road:create()"  # the lane has none and does not load it
+worker_class = _WORKER_CLASSES[_ROLE]
+wsgi_app = "shoal.frontend.road:create()"  # a lane has none and does not load it
 bind = [f"fd://{fd}" for fd in os.environ["SHOAL_LISTENER_FDS"].split(",")]
 workers = int(os.environ["SHOAL_PROCESSES"])
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
@@ -48,7 +52,7 @@ def on_starting(_arbiter: Any) -> None:
     """In the arbiter, before any socket is touched: import everything, then wait until the models are ready."""
     die_with_parent(int(os.environ["SHOAL_SUPERVISOR_PID"]))
     set_title(f"{_ROLE} (gunicorn)")
-    importlib.import_module(_MODULE)
+    importlib.import_module(worker_class.rpartition(".")[0])
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     if not os.read(_GO_FD, 1):
         sys.exit(0)  # the supervisor gave up before there was anything to serve

@@ -14,6 +14,9 @@ RESERVED = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
 )
 
+#: What no gRPC server shows its handlers.
+_OF_GRPC = re.compile(r":|grpc-|(?:te|content-type)$")
+
 #: Names as they were spelled → values; those of one name are joined by a comma.
 Forwarded = Mapping[str, str]
 NOTHING: Forwarded = {}
@@ -34,6 +37,16 @@ def forwarded(pattern: str, head: bytes) -> Forwarded:
             value = rest.strip(" \t")
             found[field] = f"{found[field]},{value}" if field in found else value
     return found
+
+
+def forwarded_metadata(pattern: str, metadata: Mapping[str, str]) -> Forwarded:
+    """As `forwarded`, of a gRPC call: its own keys, not those of HTTP/2 and of gRPC.
+
+    Their case matters, as in Triton; metadata has lower case.
+    """
+    if not pattern:
+        return NOTHING
+    return {key: value for key, value in metadata.items() if re.search(pattern, key) and not _OF_GRPC.match(key)}
 
 
 def check_forwarded(fields: Forwarded) -> None:

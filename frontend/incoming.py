@@ -9,12 +9,13 @@ from typing import NamedTuple
 from shoal.errors import UnavailableError
 from shoal.frontend.connection import READING, RECEIVING, Connection
 from shoal.frontend.http_head import Head
+from shoal.frontend.lane_loop import HEAD_S
 from shoal.frontend.submission import HEADER_BYTES, body_offset
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
 
-#: How long a head may take from its first byte, and a body per MiB beside that.
-HEAD_S, BODY_S_PER_MIB = 10.0, 1.0
+#: How long a body may take per MiB, beside the time for its head.
+BODY_S_PER_MIB = 1.0
 
 
 class Received(NamedTuple):

@@ -4,19 +4,22 @@ A request whose model is reloaded while it is being parsed is prepared again for
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shoal.client.models import ModelEntry
 from shoal.errors import UnsupportedError
 from shoal.frontend.call import Call, Handler, blocking
+from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response
 from shoal.frontend.v2 import generate as flat
 from shoal.frontend.v2.compression import compress, decompress
-from shoal.frontend.v2.infer import PreparedRequest, prepare, render
+from shoal.frontend.v2.infer import prepare, render
 from shoal.reasons import ModelGoneError
 
 if TYPE_CHECKING:
     from shoal.frontend.transport import Transport
+
+T = TypeVar("T")
 
 #: Reloads of a model that one request may meet while it is parsed; after one more it is refused.
 _MAX_RELOADS = 3
@@ -24,15 +27,20 @@ _MAX_RELOADS = 3
 
 def infer(call: Call) -> Response:
     """POST …/infer."""
-    entry = call.state.models.lookup(call.name, call.version)
-    if entry.is_decoupled:
-        raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
+
+    def look_up() -> ModelEntry:
+        entry = call.state.models.lookup(call.name, call.version)
+        if entry.is_decoupled:
+            raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
+        return entry
+
+    return with_model(look_up, lambda entry: _infer_with(entry, call))
+
+
+def _infer_with(entry: ModelEntry, call: Call) -> Response:
     body = decompress(call.headers, call.body, call.state.http_max_input_size)
-    return _with_model(entry, call, lambda current: _infer_with(current, call, body))
-
-
-def _infer_with(entry: ModelEntry, call: Call, body: memoryview) -> Response:
-    prepared = prepare(entry, call.headers, body, call.state.http_max_input_size, call.forwarded)
+    limit, regions = call.state.http_max_input_size, call.state.regions
+    prepared = prepare(entry, call.headers, body, limit, call.forwarded, regions)
     reply = _transport(call).infer(prepared)
     try:
         response = render(prepared, reply.response, reply.block)
@@ -48,8 +56,7 @@ def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> H
         return answer(flat.prepare(entry, call.headers, call.body, limit, call.forwarded), _transport(call))
 
     def handle(call: Call) -> Response:
-        entry = call.state.models.lookup(call.name, call.version)
-        return _with_model(entry, call, lambda current: attempt(current, call))
+        return with_model(lambda: call.state.models.lookup(call.name, call.version), lambda entry: attempt(entry, call))
 
     return blocking(handle)
 
@@ -58,13 +65,14 @@ def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> H
 generate, generate_stream = _generating(flat.generate), _generating(flat.generate_stream)
 
 
-def _with_model(entry: ModelEntry, call: Call, attempt: Callable[[ModelEntry], Response]) -> Response:
+def with_model(look_up: Callable[[], ModelEntry], attempt: Callable[[ModelEntry], T]) -> T:
     """`attempt` with the model as it was looked up, and again with what has taken its place since."""
+    entry = look_up()
     for _ in range(_MAX_RELOADS):
         try:
             return attempt(entry)
         except ModelGoneError:
-            gone, entry = entry, call.state.models.lookup(call.name, call.version)
+            gone, entry = entry, look_up()
             if entry.model_id == gone.model_id:
                 raise
     return attempt(entry)

@@ -16,7 +16,7 @@ import orjson
 
 from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import ShoalError
-from shoal.frontend.v2.infer import PreparedRequest
+from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.v2.json_tensors import decode_data, encode_text, flat_array
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import pack_span
@@ -72,7 +72,7 @@ def split(body: bytes) -> tuple[Skeleton, list[bytes]]:
 
 def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]) -> JsonForm | None:
     """The form of a request that has been prepared the long way; None where it must go there again."""
-    if len(arrays) != len(prepared.inputs) or sum(map(len, skeleton)) > _MAX_SKELETON_BYTES:
+    if prepared.has_regions or len(arrays) != len(prepared.inputs) or sum(map(len, skeleton)) > _MAX_SKELETON_BYTES:
         return None
     # No array may stand under another key that only looks like it, and none of the tensors be anywhere else.
     if any(b"\\" in part or b'"data"' in part for part in skeleton):

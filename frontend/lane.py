@@ -1,27 +1,32 @@
-"""The lane as gunicorn runs it: a worker class whose processes answer HTTP in one thread, without WSGI."""
+"""A lane as gunicorn runs it: a worker class whose processes answer in one thread, without WSGI."""
 
 import os
+from typing import Any, ClassVar
 
 from gunicorn.workers.base import Worker
 
 from shoal.control import GONE
 from shoal.frontend.front_end import join
+from shoal.frontend.http_lane import HttpLane
 from shoal.frontend.lane_loop import Lane
 from shoal.process import set_title
 
 
 class LaneWorker(Worker):  # type: ignore[misc]  # gunicorn has no type hints
-    """gunicorn's side of a lane: forked, signalled and watched by the arbiter."""
+    """gunicorn's side of a lane: forked, signalled and watched by the arbiter. This one speaks HTTP."""
+
+    protocol: ClassVar[str] = "http"
+    lane: ClassVar[type[Lane[Any]]] = HttpLane
 
     def load_wsgi(self) -> None:
         """There is no WSGI application here."""
 
     def run(self) -> None:
         """Serve until gunicorn says stop, then answer what was accepted."""
-        set_title("http")
+        set_title(self.protocol)
         try:
-            front_end = join("http")
-            lane = Lane(front_end, self.sockets, self.PIPE[0], lambda: self.alive, self.notify)
+            front_end = join(self.protocol)
+            lane = self.lane(front_end, self.sockets, self.PIPE[0], lambda: self.alive, self.notify)
             lane.run(self.cfg.graceful_timeout)
             front_end.close()
         except GONE:

@@ -45,15 +45,16 @@ class Outgoing:
             chunks[0] = bytes(chunks[0]).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
         if connection.trace is not None:
             connection.trace.sending()
-        if len(chunks) > 1 and sum(map(len, chunks)) <= JOIN_BYTES:
+        nbytes = sum(map(len, chunks))
+        if len(chunks) > 1 and nbytes <= JOIN_BYTES:
             chunks = [b"".join(chunks)]
-        if connection.release and len(chunks) == 1:
-            self._port.release(connection.release, prompt=False)
-            connection.release = 0
-        if not connection.send(chunks):
+        if len(chunks) == 1:
+            self._give_back(connection, prompt=False)
+        if not connection.send(chunks, nbytes):
             self._close(connection)
             return False
         if not connection.unsent:
+            self._give_back(connection, prompt=False)
             return self._sent(connection, now_s)
         self._kept_bytes += 0 if connection.release else connection.num_unsent
         connection.stage = SENDING
@@ -65,7 +66,7 @@ class Outgoing:
     def send_rest(self, connection: Connection, now_s: float) -> bool:
         """The socket takes more. True where the response has left and the connection goes on."""
         before = connection.num_unsent
-        if not connection.send(connection.unsent):
+        if not connection.send(connection.unsent, before):
             self._close(connection)
             return False
         if not connection.release:
@@ -78,8 +79,7 @@ class Outgoing:
         if not connection.release:
             return False
         connection.keep_unsent()
-        self._port.release(connection.release)
-        connection.release = 0
+        self._give_back(connection)
         self._kept_bytes += connection.num_unsent
         connection.deadline_s = now_s + SEND_S
         return self._kept_bytes <= MAX_KEPT_BYTES
@@ -92,6 +92,12 @@ class Outgoing:
         else:
             self._kept_bytes -= connection.num_unsent
         connection.unsent = []
+
+    def _give_back(self, connection: Connection, *, prompt: bool = True) -> None:
+        """The worker's block is not needed any more. What was held for a moment only wakes nobody."""
+        if connection.release:
+            self._port.release(connection.release, prompt=prompt)
+            connection.release = 0
 
     def _sent(self, connection: Connection, now_s: float) -> bool:
         if connection.trace is not None:

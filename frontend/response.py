@@ -16,6 +16,8 @@ Headers = tuple[tuple[str, str], ...]
 JSON_CONTENT: Headers = (("Content-Type", "application/json"),)
 #: The head of a response of nothing but JSON, but for its length.
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+#: The one interim answer that every client expects.
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: Sent where the rest of a request is unread or unreadable: the next request on the connection cannot be found.
 CLOSE: Headers = (("Connection", "close"),)
 
@@ -40,6 +42,8 @@ def json_response(status: int, value: Any, headers: Headers = ()) -> Response:
 
 def error_response(error: ShoalError, headers: Headers = ()) -> Response:
     """The body is exactly `{"error":"TEXT"}`; the status is the one of the error's class."""
+    if error.retry_after_s:
+        headers = (*headers, ("Retry-After", str(error.retry_after_s)))
     return error_json(error.http_status, str(error), headers)
 
 

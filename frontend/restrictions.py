@@ -14,16 +14,22 @@ Restrictions = Mapping[str, Sequence[str]]
 
 
 def refusal(restrictions: Restrictions, group: str, headers: Mapping[str, str]) -> Response | None:
-    """403 where the group is restricted and the header is not there, or has another value; else None.
+    """403 where the group is restricted and the header is not there, or has another value; else None."""
+    name = missing(restrictions, group, headers)
+    return error_json(403, f"This API is restricted, expecting header '{name}'") if name else None
+
+
+def missing(restrictions: Restrictions, group: str, headers: Mapping[str, str]) -> str:
+    """The name of the header that the group needs, and that is not there or has another value; else "".
 
     `headers` have names in lower case. How long it takes tells nothing about the value but its length.
     """
     restriction = restrictions.get(group)
     if restriction is None:
-        return None
+        return ""
     name, value = restriction
     sent = headers.get(name.lower())
     # Servers hand over values as latin-1, so this gives back the bytes that were sent.
     if sent is not None and compare_digest(sent.encode("latin-1", "replace"), value.encode()):
-        return None
-    return error_json(403, f"This API is restricted, expecting header '{name}'")
+        return ""
+    return name

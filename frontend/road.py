@@ -14,6 +14,8 @@ import os
 import select
 import selectors
 import socket
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gunicorn.util
@@ -23,14 +25,17 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from shoal.errors import InvalidArgumentError
 from shoal.frontend import handover
-from shoal.frontend.app import HEAD_VARIABLE, create_app
+from shoal.frontend.app import HEAD_VARIABLE, TRANSPORT_VARIABLE, create_app
 from shoal.frontend.front_end import join
+from shoal.frontend.hang_ups import Caller, HangUps
 from shoal.frontend.response import error_json
-from shoal.frontend.transport import PortTransport
+from shoal.frontend.transport import PortTransport, WatchedTransport
 from shoal.process import set_title
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from shoal.frontend.transport import Transport
 
 #: The road yields to lanes, batcher and workers where cores are short: it parses large JSON for seconds (ours; measured
 #: with 60 MB of JSON on two cores, it takes a third off the lane's p99).
@@ -159,24 +164,33 @@ def create() -> "WSGIApplication":
     front_end = join("road")
     transport = PortTransport(front_end)
     transport.shared.start("shoal-port")
+    hang_ups = HangUps()
+    hang_ups.start()
     application = create_app(front_end.state, transport, body_errors=(ParseException,))
-    return mend(application, front_end.state.max_request_bytes)
+    return mend(application, front_end.state.max_request_bytes, partial(WatchedTransport, transport, hang_ups))
 
 
-def mend(application: "WSGIApplication", max_request_bytes: int) -> "WSGIApplication":
-    """The application on gunicorn: connections close where it says so, chunked bodies are bounded while they arrive."""
+def mend(
+    application: "WSGIApplication", max_request_bytes: int, watched: "Callable[[Caller], Transport]"
+) -> "WSGIApplication":
+    """The application on gunicorn: connections close where it says so, chunked bodies are bounded while they arrive,
+    who hangs up is not answered."""
 
     def mended(environ: "WSGIEnvironment", start_response: "StartResponse") -> Any:
         if "HTTP_TRANSFER_ENCODING" in environ:
             bound_chunks(environ["wsgi.input"].reader, max_request_bytes)
-        # gunicorn's own object for the response knows its request.
-        environ[HEAD_VARIABLE] = getattr(start_response.__self__.req, "head", b"")  # type: ignore[attr-defined]
+        # gunicorn's own object for the response knows its request, and whether it has begun.
+        answer = start_response.__self__  # type: ignore[attr-defined]
+        environ[HEAD_VARIABLE] = getattr(answer.req, "head", b"")
+        can_be_asked = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
+        caller = Caller(environ["gunicorn.socket"], lambda: can_be_asked and not answer.headers_sent)
+        environ[TRANSPORT_VARIABLE] = watched(caller)
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             if ("Connection", "close") in headers:
                 # gunicorn drops the header, for it is hop by hop, and keeps the connection; its own object knows
                 # better.
-                start_response.__self__.force_close()  # type: ignore[attr-defined]
+                answer.force_close()
             return start_response(status, headers, exc_info)
 
         return application(environ, start)

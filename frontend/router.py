@@ -8,12 +8,12 @@ slash never splits a name.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote_to_bytes
 
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.call import ADMINISTRATIVE, BLOCKING, Call, Handler, Route
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
 from shoal.frontend.inference import infer
+from shoal.frontend.model_name import decode_name
 from shoal.frontend.response import Response, error_json, error_response
 from shoal.frontend.restrictions import refusal
 from shoal.frontend.routes import ROUTES, model_is_ready
@@ -23,10 +23,6 @@ from shoal.frontend.v2.health import asks_model
 
 if TYPE_CHECKING:
     from shoal.frontend.transport import Transport
-
-#: A model is a directory, and that is as long as a file name can be.
-MAX_NAME_BYTES = 255
-_CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 class Found(NamedTuple):
@@ -143,24 +139,6 @@ def path_of(target: str) -> str:
     if path.startswith(("http://", "https://")):
         path = "/" + path.split("/", 3)[3] if path.count("/") > 2 else "/"
     return path
-
-
-def decode_name(raw: str) -> str:
-    """A name in a path, percent-decoded once. Raises InvalidArgumentError for what can be no model's directory."""
-    if raw.isalnum() and raw.isascii() and len(raw) <= MAX_NAME_BYTES:
-        return raw
-    decoded = unquote_to_bytes(raw.encode("latin-1", "replace"))  # servers hand over the path as latin-1
-    name = decoded.decode("utf-8", "replace")
-    if name in {".", ".."} or "/" in name:
-        raise InvalidArgumentError(
-            f"invalid model name '{name}', model name must not contain path traversal characters"
-        )
-    if len(decoded) > MAX_NAME_BYTES or "\ufffd" in name or _CONTROL.search(name):
-        raise InvalidArgumentError(
-            f"invalid model name '{raw[:80]}' in the path ({len(decoded)} bytes): expected at most {MAX_NAME_BYTES} "
-            "bytes of percent-encoded UTF-8 without control characters. Ask for the model by its directory's name"
-        )
-    return name
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

@@ -8,9 +8,9 @@ from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.frontend.v2.log_settings import change_log_settings, log_settings
 from shoal.frontend.v2.metadata import model_metadata, server_metadata
 from shoal.frontend.v2.model_configuration import model_config
-from shoal.frontend.v2.model_instances import instances, scale
+from shoal.frontend.v2.model_instances import batches, instances, scale
 from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
-from shoal.frontend.v2.shared_memory import refuse_client_shm, regions
+from shoal.frontend.v2.shared_memory import regions, register, register_cuda, unregister
 from shoal.frontend.v2.statistics import all_statistics, model_statistics
 from shoal.frontend.v2.trace_settings import change_trace_settings, trace_settings
 
@@ -49,9 +49,12 @@ _INSTANCES = {
     "GET": blocking(lambda call: instances(call.ask, call.name, call.version)),
     "POST": administrative(lambda call: scale(call.state, call.ask, call.name, call.version, call.body)),
 }
+_BATCHES = {"GET": blocking(lambda call: batches(call.ask, call.name, call.version))}
 _WORKERS = {"PUT": administrative(lambda call: scale_workers(call.ask, call.name, call.version, call.query))}
-_SYSTEM_REGIONS = {"GET": lambda call: regions("system", call.name)}
-_CUDA_REGIONS = {"GET": lambda call: regions("cuda", call.name)}
+_SYSTEM = f"/v2/systemsharedmemory{_REGION}"
+_CUDA = f"/v2/cudasharedmemory{_REGION}"
+_REGISTER = {"POST": blocking(lambda call: register(call.state, call.ask, call.name, call.body))}
+_UNREGISTER = {"POST": blocking(lambda call: unregister(call.state, call.ask, "system", call.name))}
 _TRACE = {"GET": _trace_settings, "POST": _change_trace_settings}
 
 #: In the order they are tried: the path that is asked for most stands first, `/v2/models/stats` before any model.
@@ -76,8 +79,16 @@ ROUTES = (
     Route(_REPOSITORY_MODEL + "/unload", _UNLOAD, "model-repository"),
     Route("/v2/repository/[^/]+/models/[^/]+/(?:un)?load", {"POST": refuse_repository_name}, "model-repository"),
     Route(_REPOSITORY_MODEL + _VERSION + "/instances", _INSTANCES, "model-repository"),  # ours
+    Route(_REPOSITORY_MODEL + _VERSION + "/batches", _BATCHES, "model-repository"),  # ours
     Route("/models/(?P<name>[^/]+)(?:/(?P<version>[^/]+))?", _WORKERS, "model-repository"),  # TorchServe's
-    Route(f"/v2/systemsharedmemory{_REGION}/status", _SYSTEM_REGIONS, "shared-memory"),
-    Route(f"/v2/cudasharedmemory{_REGION}/status", _CUDA_REGIONS, "shared-memory"),
-    Route(f"/v2/(?:system|cuda)sharedmemory{_REGION}/(?:un)?register", {"POST": refuse_client_shm}, "shared-memory"),
+    Route(f"{_SYSTEM}/status", {"GET": lambda call: regions(call.state, "system", call.name)}, "shared-memory"),
+    Route(f"{_SYSTEM}/register", _REGISTER, "shared-memory"),
+    Route(f"{_SYSTEM}/unregister", _UNREGISTER, "shared-memory"),
+    Route(f"{_CUDA}/status", {"GET": lambda call: regions(call.state, "cuda", call.name)}, "shared-memory"),
+    Route(f"{_CUDA}/register", {"POST": lambda call: register_cuda(call.state, call.name)}, "shared-memory"),
+    Route(
+        f"{_CUDA}/unregister",
+        {"POST": lambda call: unregister(call.state, call.ask, "cuda", call.name)},
+        "shared-memory",
+    ),
 )

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.client.models import ModelEntry, ModelTable
 from shoal.errors import UnavailableError
+from shoal.frontend.grpc.settings import GrpcSettings
+from shoal.frontend.regions import Regions
 from shoal.frontend.restrictions import Restrictions
 from shoal.options import MetricsConfig
-from shoal.shm.counters import ZERO_ROW, RowView
+from shoal.shm.counters import CACHE_FIGURES, ZERO_ROW, RowView
 
 if TYPE_CHECKING:
     from shoal.frontend.tracing import Tracing
@@ -33,6 +35,7 @@ class ServerState:
     endpoints: Mapping[str, str] = field(default_factory=dict)  # address:port → which of shoal/options.py's it is
     header_forward_pattern: str = ""  # "" = none is forwarded
     restrictions: Restrictions = field(default_factory=dict)
+    grpc: GrpcSettings = field(default_factory=GrpcSettings)
     log_file: str = ""
     log_settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of log.configure
     model_control_mode: str = "none"  # Triton's default
@@ -52,6 +55,7 @@ class ServerState:
     tracing: "Tracing | None" = None  # None = nothing is traced
     counters: "CounterTableView | None" = None
     models: ModelTable = field(default_factory=ModelTable)
+    regions: Regions = field(default_factory=Regions)
 
     def require_ready(self) -> None:
         """Raise UnavailableError where Triton asks for a server that has started and is not stopping."""
@@ -63,6 +67,14 @@ class ServerState:
         if self.counters is None or entry.row < 0:
             return ZERO_ROW
         return self.counters.read(entry.row)
+
+    def read_cache_figures(self) -> dict[str, float]:
+        """What the response cache does; zeros where there is none."""
+        found: dict[str, float] = dict.fromkeys(CACHE_FIGURES, 0)
+        if self.counters is not None:
+            found.update(self.counters.cache_figures())
+        found["utilization"] = found["used_bytes"] / found["total_bytes"] if found["total_bytes"] else 0
+        return found
 
     def read_windows(self, entry: ModelEntry, now_ns: int) -> dict[str, list[int]] | None:
         """How long a version's requests took in the last minute; None where nobody asked for summaries."""

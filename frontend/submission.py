@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass, replace
 from http.client import responses
 
-from shoal import errors
 from shoal.client.models import ModelEntry
-from shoal.client.refusal import refusal
+from shoal.client.refusal import answered
+from shoal.client.validation import PreparedInput
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
 from shoal.frontend import json_form
@@ -22,11 +22,12 @@ from shoal.frontend.connection import Chunks
 from shoal.frontend.header_forwarding import NOTHING, forwarded
 from shoal.frontend.http_head import Head
 from shoal.frontend.json_form import JsonForm
+from shoal.frontend.prepared import PreparedRequest, submit_block, submit_copy
 from shoal.frontend.response import JSON_HEAD, Response, error_response
 from shoal.frontend.router import Found
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, prepare, render, write_block
-from shoal.request import InferResponse, TensorRef, unpack_response
+from shoal.frontend.v2.infer import prepare, render
+from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
@@ -114,7 +115,7 @@ class Submission:
         memory = block.memory
         memory[form.tail_offset : form.tail_end] = rest
         memory[form.header_offset : form.nbytes] = form.header
-        return self._push(form.prepared, block, form.span, start_ns), form
+        return submit_block(self._port, form.prepared, block, form.span, start_ns), form
 
     def _remember(self, raw: bytes, head: Head, entry: ModelEntry, form: Form | None) -> None:
         if not raw or len(raw) > _MAX_PREFIX:
@@ -140,10 +141,11 @@ class Submission:
             submitted = None if fields else self._submit_as_known(entry, head, body, block, raw, start_ns)
             if submitted is not None:
                 return submitted
-            prepared = prepare(entry, head.headers, body, self._state.http_max_input_size, fields)
+            limit, regions = self._state.http_max_input_size, self._state.regions
+            prepared = prepare(entry, head.headers, body, limit, fields, regions)
             if not fields:  # forms are by the JSON alone: the next client's headers are others
                 self._keep_form(entry, head, body, prepared)
-            number = self._submit_prepared(prepared, start_ns)
+            number = submit_copy(self._port, prepared, start_ns)
         except ShoalError:
             if block is not None:
                 self._port.slab.free(block.ref)
@@ -175,19 +177,19 @@ class Submission:
         limit = self._state.http_max_input_size
         tensors = None if form is None else json_form.decode(form, arrays, limit)
         if form is None or tensors is None:
-            prepared = prepare(entry, head.headers, memoryview(body), limit)
+            prepared = prepare(entry, head.headers, memoryview(body), limit, regions=self._state.regions)
             made = json_form.make_form(prepared, skeleton, arrays) if form is None else None
             if made is not None:
                 if len(self._json_forms) >= _MAX_FORMS:
                     self._json_forms.clear()
                 self._json_forms[key] = made
-            return self._submit_prepared(prepared, start_ns), prepared
+            return submit_copy(self._port, prepared, start_ns), prepared
         block = self._port.allocate(form.header_offset + len(form.header))
         memory = block.memory
         for each, data in zip(form.inputs, tensors, strict=True):
             memory[each.offset : each.offset + len(data)] = data
         memory[form.header_offset : form.header_offset + len(form.header)] = form.header
-        return self._push(form.prepared, block, form.span, start_ns), form
+        return submit_block(self._port, form.prepared, block, form.span, start_ns), form
 
     def _entry(self, head: Head) -> ModelEntry:
         found = head.found
@@ -202,30 +204,14 @@ class Submission:
             block = self._port.allocate(form.nbytes)
             block.memory[form.tail_offset : form.tail_end] = body[head.json_length :]
         block.memory[form.header_offset : form.nbytes] = form.header
-        return self._push(form.prepared, block, form.span, start_ns)
-
-    def _submit_prepared(self, prepared: PreparedRequest, start_ns: int) -> int:
-        block = self._port.allocate(block_nbytes(prepared))
-        return self._push(prepared, block, write_block(prepared, block.memory), start_ns)
-
-    def _push(self, prepared: PreparedRequest, block: Block, span: int, start_ns: int) -> int:
-        return self._port.submit(
-            prepared.entry.model_id,
-            block,
-            span,
-            prepared.rows,
-            prepared.shape_key,
-            start_ns,
-            prepared.priority,
-            prepared.timeout_us,
-        )
+        return submit_block(self._port, form.prepared, block, form.span, start_ns)
 
     def _keep_form(self, entry: ModelEntry, head: Head, body: memoryview, prepared: PreparedRequest) -> None:
         """Remember what this request's JSON came to, if its tensors are all binary and none has to be walked."""
         json_length = head.json_length
-        if not json_length or json_length > _MAX_FORM_JSON:
+        if not json_length or json_length > _MAX_FORM_JSON or prepared.has_regions:
             return
-        if any(each.data.obj is not body.obj or each.datatype is BYTES for each in prepared.inputs):
+        if any(_is_apart(each, body) or each.datatype is BYTES for each in prepared.inputs):
             return
         offset = tail_offset = aligned(json_length)
         refs = []
@@ -274,15 +260,11 @@ class Submission:
     def _response(self, asked: Asked, reply: Reply) -> Response:
         prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
         try:
-            if reply.reason or reply.block is None or reply.header is None:
-                raise refusal(prepared.entry, prepared.id, reply)
-            if reply.status:
-                raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))
-            response = unpack_response(reply.header, len(reply.block))
-            rendered = render(prepared, response, reply.block)
+            answer = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
+            rendered = render(prepared, answer.response, answer.block)
         except ShoalError as error:
             return error_response(error)
-        self._keep_response(asked, reply.header, response, rendered)
+        self._keep_response(asked, answer.header, answer.response, rendered)
         return rendered
 
     def _keep_response(self, form: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:
@@ -304,6 +286,11 @@ class Submission:
                 is_small = sum([end - start for start, end in spans], len(head)) <= JOIN_BYTES
                 end = max([end for _, end in spans], default=0)
                 form.response_heads[packed] = ResponseHead(head, spans, end, is_small)
+
+
+def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
+    """Whether an input lies elsewhere than in the body."""
+    return not isinstance(tensor.data, memoryview) or tensor.data.obj is not body.obj
 
 
 def aligned(offset: int) -> int:

@@ -8,8 +8,8 @@ from shoal.frontend.response import Response
 from shoal.frontend.tracing import TracedRequest, Tracing
 
 if TYPE_CHECKING:
+    from shoal.frontend.prepared import PreparedRequest
     from shoal.frontend.transport import Answer, Part, Transport
-    from shoal.frontend.v2.infer import PreparedRequest
 
 
 class TracedTransport:

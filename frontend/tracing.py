@@ -39,7 +39,7 @@ from shoal.tracing.trace import (
 )
 
 if TYPE_CHECKING:
-    from shoal.frontend.v2.infer import PreparedRequest
+    from shoal.frontend.prepared import PreparedRequest
 
 #: Of a trace's tensors together; a tensor beyond is named without its elements (ours: they are copied, then made text).
 MAX_TENSOR_BYTES = 1 << 20

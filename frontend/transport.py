@@ -8,17 +8,19 @@ import queue
 import time
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from shoal import errors
-from shoal.client.refusal import refusal
+from shoal.client.refusal import answered
 from shoal.client.shared_port import SharedPort
-from shoal.errors import ShoalError
+from shoal.errors import CancelledError, ShoalError
 from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.hang_ups import Caller, HangUps
+from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
+from shoal.frontend.request_digest import request_digest
 from shoal.frontend.response import no_answer
 from shoal.frontend.tracing import TracedRequest
-from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
-from shoal.request import InferResponse, unpack_response
+from shoal.request import InferResponse
+from shoal.shm.layout import NO_DIGEST
 from shoal.shm.port import Reply
 
 
@@ -38,6 +40,14 @@ class Part(NamedTuple):
     is_final: bool
 
 
+class Replies(Protocol):
+    """Where the replies to a request come in, or to several: they are told apart by their numbers."""
+
+    def put(self, item: Reply, /) -> None:
+        """Called by the listening thread, which must not wait."""
+        ...
+
+
 class Transport(Protocol):
     """What the router needs of shared memory."""
 
@@ -55,34 +65,44 @@ class Transport(Protocol):
         ...
 
 
+#: The replies to one request. A None that anybody puts there cancels it, its caller says that this may have hung up.
+Waiter: TypeAlias = queue.SimpleQueue["Reply | Caller | None"]
+
+
 class PortTransport:
     """A Transport over this process's port."""
 
     def __init__(self, front_end: FrontEnd) -> None:
         self._port = front_end.place.port
-        self._request_timeout_s = front_end.place.request_timeout_s
+        self.request_timeout_s = front_end.place.request_timeout_s
         #: Its thread must be started.
         self.shared = SharedPort(front_end.place, self._take, front_end.apply)
         self._lock = self.shared.lock
         # Changed under the lock: who waits for which reply.
-        self._waiting: dict[int, queue.SimpleQueue[Reply]] = {}
+        self._waiting: dict[int, Replies] = {}
 
     # --- request threads ---
 
-    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
+    def infer(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
+    ) -> Answer:
         """Run a prepared request. Raises ShoalError: no memory, a deadline, or what the batcher or the model said."""
-        number, waiter = self._submit(prepared, trace)
+        waiter = queue.SimpleQueue() if waiter is None else waiter
+        number = self.submit(prepared, waiter, trace)
         reply = self._wait(number, waiter)
         while not reply.is_final:  # of one that answers once only the last is one
-            self._release(reply)
+            self.drop(reply)
             reply = self._wait(number, waiter)
         if trace is not None:
             trace.replied(reply)
         return self._answer(prepared, reply)
 
-    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+    def stream(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
+    ) -> Generator[Part, None, None]:
         """As the Transport. The deadline of a request is that of each of its answers."""
-        number, waiter = self._submit(prepared, trace)
+        waiter = queue.SimpleQueue() if waiter is None else waiter
+        number = self.submit(prepared, waiter, trace)
         is_final = False
         try:
             while not is_final:
@@ -90,21 +110,21 @@ class PortTransport:
                 is_final = reply.is_final
                 if is_final and trace is not None:
                     trace.replied(reply)
-                yield self._part(prepared, reply)
+                yield self.part(prepared, reply)
         finally:
             if not is_final:
                 self._abandon(number, waiter)
 
-    def _submit(self, prepared: PreparedRequest, trace: TracedRequest | None) -> tuple[int, "queue.SimpleQueue[Reply]"]:
-        """Hand a request to the batcher. Returns its number and where its replies come in."""
+    def submit(self, prepared: PreparedRequest, replies: Replies, trace: TracedRequest | None = None) -> int:
+        """Hand a request to the batcher. Returns its number; whoever asks for it makes its replies a `part` each."""
         start_ns = time.monotonic_ns()
-        waiter: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         block = self.shared.allocate(block_nbytes(prepared), prepared.entry.model_id)
         try:
             header = write_block(prepared, block.memory)
         except BaseException:
             self.shared.free(block.ref)
             raise
+        digest = request_digest(block.memory, header) if prepared.entry.is_cached else NO_DIGEST
         if trace is not None:
             trace.submitted(block.memory, header)
         with self._lock:
@@ -117,39 +137,64 @@ class PortTransport:
                 start_ns,
                 prepared.priority,
                 prepared.timeout_us,
+                digest,
+                prepared.deadline_ns,
+                prepared.correlation_id,
+                prepared.flags,
             )
-            self._waiting[number] = waiter
+            self._waiting[number] = replies
             if trace is not None:
                 self._port.trace(number)
             self._port.flush()
-        return number, waiter
+        return number
 
-    def _wait(self, number: int, waiter: "queue.SimpleQueue[Reply]") -> Reply:
+    def _wait(self, number: int, waiter: Waiter) -> Reply:
         try:
-            return waiter.get(timeout=self._request_timeout_s)
+            while isinstance(reply := waiter.get(timeout=self.request_timeout_s), Caller):
+                self._doubt(number)
+                reply.ask()
         except queue.Empty:
             return self._give_up(number, waiter)
+        if reply is None:
+            self._abandon(number, waiter)
+            raise CancelledError("Request was cancelled")
+        return reply
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """As the shared port."""
         return self.shared.ask(verb, arguments, timeout_s)
 
-    def _give_up(self, number: int, waiter: "queue.SimpleQueue[Reply]") -> Reply:
+    def _give_up(self, number: int, waiter: Waiter) -> Reply:
         """The deadline has passed: take the reply if it came this instant, else leave it to be dropped when it
         comes."""
         with self._lock:
-            if not waiter.empty():
-                return waiter.get_nowait()
-            self._cancel(number)
-        raise no_answer(self._request_timeout_s)
+            reply = _left(waiter)
+            if reply is None:
+                self._cancel(number)
+        if reply is None:
+            raise no_answer(self.request_timeout_s)
+        return reply
 
-    def _abandon(self, number: int, waiter: "queue.SimpleQueue[Reply]") -> None:
-        """Nobody takes any more of its replies, neither those that are here nor those that come."""
+    def _abandon(self, number: int, waiter: Waiter) -> None:
+        self.cancel(number)
+        while (reply := _left(waiter)) is not None:
+            self.drop(reply)
+
+    def cancel(self, number: int) -> None:
+        """Nobody takes any more of its replies; those that came are the caller's to `drop`."""
         with self._lock:
             self._cancel(number)
-            while not waiter.empty():
-                self._drop(waiter.get_nowait())
+
+    def _doubt(self, number: int) -> None:
+        """Its client may be gone: whoever is at work on it is told."""
+        with self._lock:
+            self._port.cancel(number, is_sure=False)
             self._port.flush()
+
+    def drop(self, reply: Reply | None) -> None:
+        """Give back a reply that nobody looks at."""
+        if reply is not None and reply.block is not None:
+            self._release_number(reply.number, reply.part)
 
     def _cancel(self, number: int) -> None:
         """Under the lock: what comes from now on is dropped."""
@@ -157,11 +202,8 @@ class PortTransport:
             self._port.cancel(number)
             self._port.flush()
 
-    def _drop(self, reply: Reply) -> None:
-        if reply.block is not None:
-            self._port.release(reply.number, reply.part)
-
-    def _part(self, prepared: PreparedRequest, reply: Reply) -> Part:
+    def part(self, prepared: PreparedRequest, reply: Reply) -> Part:
+        """What a reply to this request says."""
         if reply.is_final and reply.is_empty:
             return Part(None, None, is_final=True)
         try:
@@ -171,21 +213,13 @@ class PortTransport:
             return Part(None, error.with_traceback(None), reply.is_final)
 
     def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
-        if reply.reason or reply.block is None or reply.header is None:
-            raise refusal(prepared.entry, prepared.id, reply)
         try:
-            if reply.status:
-                raise errors.from_wire(reply.status, str(reply.header, "utf-8", "replace"))
-            response = unpack_response(reply.header, len(reply.block))
+            _, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
         except ShoalError:
-            self._release(reply)
+            self.drop(reply)
             raise
         # By number: whoever keeps the function for a while after the response must not keep the memory.
-        return Answer(response, reply.block, partial(self._release_number, reply.number, reply.part))
-
-    def _release(self, reply: Reply) -> None:
-        if reply.block is not None:
-            self._release_number(reply.number, reply.part)
+        return Answer(response, block, partial(self._release_number, reply.number, reply.part))
 
     def _release_number(self, number: int, part: int) -> None:
         with self._lock:
@@ -201,5 +235,38 @@ class PortTransport:
             self._waiting.pop(reply.number, None)
         if waiter is not None:
             waiter.put(reply)
-        else:
-            self._drop(reply)
+        elif reply.block is not None:
+            self._port.release(reply.number, reply.part)
+
+
+class WatchedTransport:
+    """The road's transport for the requests of one caller."""
+
+    def __init__(self, transport: PortTransport, hang_ups: HangUps, caller: Caller) -> None:
+        self._transport = transport
+        self._hang_ups = hang_ups
+        self._caller = caller
+
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
+        """As the transport's own."""
+        waiter: Waiter = queue.SimpleQueue()
+        with self._hang_ups.watch(self._caller, waiter.put):
+            return self._transport.infer(prepared, trace, waiter)
+
+    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+        """As the transport's own."""
+        waiter: Waiter = queue.SimpleQueue()
+        with self._hang_ups.watch(self._caller, waiter.put):
+            yield from self._transport.stream(prepared, trace, waiter)
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """As the transport's own."""
+        return self._transport.ask(verb, arguments, timeout_s)
+
+
+def _left(waiter: Waiter) -> Reply | None:
+    """A reply that has come, if there is one."""
+    while not waiter.empty():
+        if isinstance(reply := waiter.get_nowait(), Reply):
+            return reply
+    return None

@@ -51,7 +51,7 @@ def exposition(state: ServerState, surroundings: Surroundings, now_ns: int) -> s
     versions = [_Version(entry, _labels(entry), state.read_counters(entry)) for entry in state.models.ready_entries()]
     lines = [
         *_triton(state, versions, now_ns),
-        *_machine(surroundings),
+        *_machine(state, surroundings),
         *_shoal(versions, surroundings.gauges, now_ns),
         *_custom(surroundings.gauges),
     ]
@@ -70,7 +70,7 @@ def _triton(state: ServerState, versions: Sequence[_Version], now_ns: int) -> It
             yield _sample(families.FAILURES.name, (*version.labels, ("reason", reason)), version.row.cells[cell])
     if config.counter_latencies:
         yield from _cells(families.DURATIONS, versions)
-        yield from _cells(families.MODEL_CACHE, [version for version in versions if _has_cache(version.entry)])
+        yield from _cells(families.MODEL_CACHE, [version for version in versions if version.entry.is_cached])
     if config.summary_latencies:
         windows = [(version, state.read_windows(version.entry, now_ns)) for version in versions]
         for latency in families.SUMMARIES:
@@ -110,15 +110,14 @@ def _first_responses(version: _Version) -> Iterator[str]:
     return _histogram(families.FIRST_RESPONSES.name, version.labels, bounds, counts, sum_ms)
 
 
-def _has_cache(entry: ModelEntry) -> bool:
-    return bool(entry.config.get("response_cache", {}).get("enable"))
-
-
 # --- the machine's ---
 
 
-def _machine(surroundings: Surroundings) -> Iterator[str]:
-    for family in (*families.CACHE, *families.PINNED_MEMORY):
+def _machine(state: ServerState, surroundings: Surroundings) -> Iterator[str]:
+    cache = state.read_cache_figures()
+    for figure in families.CACHE:
+        yield from _figures(figure, [((), cache)])
+    for family in families.PINNED_MEMORY:
         yield from _plain(family, [((), 0)])
     for figure in families.GPU_FAMILIES:
         yield from _figures(figure, [((("gpu_uuid", gpu["uuid"]),), gpu) for gpu in surroundings.gpus])

@@ -180,16 +180,24 @@ PINNED_MEMORY = (
     _gauge("nv_pinned_memory_pool_total_bytes", (), "Pinned memory pool total memory size, in bytes"),
     _gauge("nv_pinned_memory_pool_used_bytes", (), "Pinned memory pool used memory size, in bytes"),
 )
-#: Always 0 as long as there is no response cache.
+#: Figures of the response cache; always 0 where there is none.
 CACHE = (
-    _gauge("nv_cache_num_entries", (), "Number of responses stored in response cache"),
-    _gauge("nv_cache_num_lookups", (), "Number of cache lookups in response cache"),
-    _gauge("nv_cache_num_hits", (), "Number of cache hits in response cache"),
-    _gauge("nv_cache_num_misses", (), "Number of cache misses in response cache"),
-    _gauge("nv_cache_num_evictions", (), "Number of cache evictions in response cache"),
-    _gauge("nv_cache_lookup_duration", (), "Total cache lookup duration (hit and miss), in microseconds"),
-    _gauge("nv_cache_insertion_duration", (), "Total cache insertion duration, in microseconds"),
-    _gauge("nv_cache_util", (), "Cache utilization [0.0 - 1.0]"),
+    Figure(_gauge("nv_cache_num_entries", (), "Number of responses stored in response cache"), "num_entries"),
+    Figure(_gauge("nv_cache_num_lookups", (), "Number of cache lookups in response cache"), "num_lookups"),
+    Figure(_gauge("nv_cache_num_hits", (), "Number of cache hits in response cache"), "num_hits"),
+    Figure(_gauge("nv_cache_num_misses", (), "Number of cache misses in response cache"), "num_misses"),
+    Figure(_gauge("nv_cache_num_evictions", (), "Number of cache evictions in response cache"), "num_evictions"),
+    Figure(
+        _gauge("nv_cache_lookup_duration", (), "Total cache lookup duration (hit and miss), in microseconds"),
+        "lookup_ns",
+        _NS_PER_US,
+    ),
+    Figure(
+        _gauge("nv_cache_insertion_duration", (), "Total cache insertion duration, in microseconds"),
+        "insertion_ns",
+        _NS_PER_US,
+    ),
+    Figure(_gauge("nv_cache_util", (), "Cache utilization [0.0 - 1.0]"), "utilization"),
 )
 #: Figures of cpu.py.
 CPU_FAMILIES = (
@@ -275,7 +283,7 @@ INSTANCE_FAMILIES = (
         "ring_used_ratio",
     ),
 )
-#: Figures of the front-end processes, together by title: http (the lanes) and road.
+#: Figures of the front-end processes, together by title: http and grpc (the lanes), road, grpc road.
 FRONT_ENDS = _gauge("shoal_front_ends", PROCESS, "Front-end processes that have joined")
 FRONT_END_FAMILIES = (
     Figure(_gauge("shoal_front_end_slab_used_bytes", PROCESS, "Requests in front ends' slabs"), "slab_used_bytes"),
@@ -302,7 +310,7 @@ ALL = (
     PENDING.family,
     LOAD_DURATION,
     *(each.family for each in MODEL_CACHE),
-    *CACHE,
+    *(each.family for each in CACHE),
     *PINNED_MEMORY,
     *(each.family for each in GPU_FAMILIES),
     *(each.family for each in CPU_FAMILIES),

@@ -30,10 +30,11 @@ def decompress(headers: Mapping[str, str], body: memoryview, limit: int) -> memo
         return body
     if encoding not in _WBITS:
         raise UnsupportedEncodingError("Unsupported compression type")
-    return memoryview(_inflate(body, limit))
+    return memoryview(inflate(body, limit, " Use --http-max-input-size to increase the limit."))
 
 
-def _inflate(body: memoryview, limit: int) -> bytes:
+def inflate(body: bytes | memoryview, limit: int, advice: str = "") -> bytes:
+    """What one stream of gzip or zlib holds; raises InvalidArgumentError, with `advice` where it is too much."""
     inflater = zlib.decompressobj(_AUTO_WBITS)
     try:
         # One byte past the limit tells a body that is too large from one that just fits.
@@ -42,8 +43,8 @@ def _inflate(body: memoryview, limit: int) -> bytes:
         raise InvalidArgumentError(f"failed to decompress the request body: {error}") from None
     if len(inflated) > limit:
         raise InvalidArgumentError(
-            f"decompressed request body has a byte_size that exceeds the maximum allowed value of {limit} bytes. "
-            "Use --http-max-input-size to increase the limit."
+            "decompressed request body has a byte_size that exceeds the maximum allowed value of "
+            f"{limit} bytes.{advice}"
         )
     if not inflater.eof:
         raise InvalidArgumentError("failed to decompress the request body: the compressed stream is incomplete")

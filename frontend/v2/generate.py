@@ -21,8 +21,9 @@ from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.frontend import read_json as door
 from shoal.frontend.header_forwarding import Forwarded, check_forwarded
+from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import JSON_CONTENT, Response, error_response
-from shoal.frontend.v2.infer import PreparedRequest, parse_id, parse_parameter
+from shoal.frontend.v2.infer import parse_id, parse_parameter
 from shoal.frontend.v2.json_tensors import decode_data, encode_text
 from shoal.model_config.signature import TensorSpec
 from shoal.request import InferResponse, Parameters

@@ -20,14 +20,12 @@ _NO = Response(400)
 
 def live(state: ServerState) -> Response:
     """200 once the server has started."""
-    _refuse_while_exiting(state)
-    return _YES if state.started else _NO
+    return _YES if is_live(state) else _NO
 
 
 def ready(state: ServerState) -> Response:
     """200 once the server has started; under strict readiness only while every model can answer."""
-    _refuse_while_exiting(state)
-    return _YES if _is_ready(state) else _NO
+    return _YES if is_server_ready(state) else _NO
 
 
 def reasons(state: ServerState) -> Response:
@@ -36,32 +34,41 @@ def reasons(state: ServerState) -> Response:
     A row begins as one of Triton's repository index. What ended an instance stands in the log, not here: this address
     is as public as the models.
     """
-    _refuse_while_exiting(state)
-    is_ready = _is_ready(state)
+    is_ready = is_server_ready(state)
     rows = [_row(entry) for entry in state.models.entries() if not _is_whole(entry)]
     return json_response(200 if is_ready else 503, {"ready": is_ready, "reasons": rows})
 
 
 def model_ready(state: ServerState, ask: Ask, name: str, version: str | None) -> Response:
     """200 if this version, or the one that answers for the model, has a live instance and says nothing else itself."""
-    state.require_ready()
-    if not is_ready(state.models.lookup(name, version), ask):
+    if not is_model_ready(state, ask, name, version):
         raise InvalidArgumentError("Model version not ready")
     return _YES
 
 
+def is_live(state: ServerState) -> bool:
+    """Whether the server has started. Raises UnavailableError while it stops, as `is_server_ready`."""
+    _refuse_while_exiting(state)
+    return state.started
+
+
+def is_server_ready(state: ServerState) -> bool:
+    """Whether the server has started and, under strict readiness, every model can answer."""
+    return is_live(state) and (not state.strict_readiness or all(_is_settled(each) for each in state.models.entries()))
+
+
+def is_model_ready(state: ServerState, ask: Ask, name: str, version: str | None) -> bool:
+    """Whether this version, or the one that answers for the model, is. Raises ShoalError."""
+    state.require_ready()
+    return is_ready(state.models.lookup(name, version), ask)
+
+
 def asks_model(state: ServerState, name: str, version: str | None) -> bool:
-    """Whether `model_ready` asks."""
+    """Whether `is_model_ready` asks."""
     try:
         return state.models.lookup(name, version).has_ready_check
     except ShoalError:
         return False
-
-
-def _is_ready(state: ServerState) -> bool:
-    if not state.started:
-        return False
-    return not state.strict_readiness or all(_is_settled(entry) for entry in state.models.entries())
 
 
 def _is_whole(entry: ModelEntry) -> bool:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 #: How long the supervisor may take: every front end and the batcher must have acknowledged by then.
 ANSWER_S = 10.0
-_FORMATS = ("default", "ISO8601")
+FORMATS = ("default", "ISO8601")
 
 #: The protocol's names → log.configure's, type, what Triton calls it; in the order in which Triton looks at them.
-_SETTINGS: dict[str, tuple[str, Any, str]] = {
+SETTINGS: dict[str, tuple[str, Any, str]] = {
     "log_info": ("log_info", bool, "boolean"),
     "log_warning": ("log_warning", bool, "boolean"),
     "log_error": ("log_error", bool, "boolean"),
@@ -31,13 +31,17 @@ _SETTINGS: dict[str, tuple[str, Any, str]] = {
 
 def log_settings(state: ServerState) -> Response:
     """All settings."""
-    return _told(state, state.log_settings)
+    return json_response(200, describe(state, state.log_settings))
 
 
 def change_log_settings(state: ServerState, transport: "Transport", body: memoryview) -> Response:
     """Change those that the body names; the answer has all of them."""
-    changes = parse_changes(door.read_json(body, state.http_max_input_size))
-    return _told(state, transport.ask("log_settings", {"changes": changes}, ANSWER_S))
+    return json_response(200, change(state, transport, parse_changes(door.read_json(body, state.http_max_input_size))))
+
+
+def change(state: ServerState, transport: "Transport", changes: dict[str, Any]) -> dict[str, Any]:
+    """Have settings changed, which are named as log.configure names them; returns all of them, as `describe`."""
+    return describe(state, transport.ask("log_settings", {"changes": changes}, ANSWER_S))
 
 
 def parse_changes(request: Any) -> dict[str, Any]:
@@ -48,18 +52,18 @@ def parse_changes(request: Any) -> dict[str, Any]:
     if door.find(request, "log_file") is not None:
         raise UnsupportedError("log file location can not be updated through network protocol")
     changes: dict[str, Any] = {}
-    for name, (argument, kind, called) in _SETTINGS.items():
+    for name, (argument, kind, called) in SETTINGS.items():
         value = door.find(request, name)
         if value is None:
             continue
         if type(value) is not kind or (kind is int and not 0 <= value <= door.MAX_UINT64):
             raise InternalError(door.wrong_type(called))
-        if name == "log_format" and value not in _FORMATS:
+        if name == "log_format" and value not in FORMATS:
             raise UnavailableError(f"invalid argument for --log_format, got: {value}")
         changes[argument] = value
     return changes
 
 
-def _told(state: ServerState, settings: Mapping[str, Any]) -> Response:
-    told = {name: settings[argument] for name, (argument, _, _) in _SETTINGS.items()}
-    return json_response(200, {"log_file": state.log_file, **told})
+def describe(state: ServerState, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings, as either protocol names them."""
+    return {"log_file": state.log_file, **{name: settings[argument] for name, (argument, _, _) in SETTINGS.items()}}

@@ -12,6 +12,7 @@ EXTENSIONS = (
     "model_repository",
     "model_repository(unload_dependents)",
     "model_configuration",
+    "system_shared_memory",  # where it is allowed
     "binary_tensor_data",
     "parameters",
     "statistics",
@@ -22,24 +23,34 @@ EXTENSIONS = (
 
 def server_metadata(state: ServerState) -> Response:
     """Name, protocol version and extensions."""
-    return json_response(200, {"name": state.server_id, "version": state.version, "extensions": EXTENSIONS})
+    return json_response(200, describe_server(state))
 
 
 def model_metadata(state: ServerState, name: str, version: str | None) -> Response:
-    """A model's tensors. `versions` has every READY version, or only the one that was asked for."""
+    """A model's tensors."""
+    return json_response(200, describe_model(state, name, version))
+
+
+def describe_server(state: ServerState) -> dict[str, Any]:
+    """The members of the server's metadata, by their names in either protocol."""
+    extensions = [name for name in EXTENSIONS if name != "system_shared_memory" or state.regions.are_allowed]
+    return {"name": state.server_id, "version": state.version, "extensions": extensions}
+
+
+def describe_model(state: ServerState, name: str, version: str | None) -> dict[str, Any]:
+    """The members of a model's. `versions` has every READY version, or only the one that was asked for."""
     if not version:
         state.require_ready()  # Triton lists versions only for a server that is not stopping
     entry = state.models.lookup(name, version)
     versions = [entry] if version else state.models.ready_entries(name)
     batched = entry.signature.max_batch_size > 0
-    body = {
+    return {
         "name": entry.name,
         "versions": [str(each.version) for each in versions],
         "platform": entry.config.get("platform") or entry.config.get("backend", ""),
         "inputs": [_tensor(spec, batched) for spec in entry.signature.inputs.values()],
         "outputs": [_tensor(spec, batched) for spec in entry.signature.outputs.values()],
     }
-    return json_response(200, body)
 
 
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:

@@ -24,6 +24,11 @@ def instances(ask: Ask, name: str, version: str | None) -> Response:
     return json_response(200, ask("instances", {"model": name, "version": number_of(version)}))
 
 
+def batches(ask: Ask, name: str, version: str | None) -> Response:
+    """Why the last batches of each version had their size, and what was learned and measured of larger ones."""
+    return json_response(200, ask("explain", {"model": name, "version": number_of(version)}))
+
+
 def scale(state: ServerState, ask: Ask, name: str, version: str | None, body: memoryview) -> Response:
     """As `instances`, after starting instances or retiring some."""
     number = number_of(version)

@@ -24,17 +24,26 @@ def index(state: ServerState, ask: Ask, body: memoryview) -> Response:
     only_ready = request["ready"] if door.has(request, "ready") else False
     if type(only_ready) is not bool:
         raise InvalidArgumentError("Invalid value for 'ready': expected a boolean")
+    return json_response(200, rows(state, ask, only_ready=only_ready))
+
+
+def rows(state: ServerState, ask: Ask, *, only_ready: bool) -> list[dict[str, Any]]:
+    """The rows of the index."""
     state.require_ready()
-    rows = ask("index", {})
-    return json_response(200, [row for row in rows if not only_ready or row.get("state") == "READY"])
+    return [row for row in ask("index", {}) if not only_ready or row.get("state") == "READY"]
 
 
 def load(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
     """Load a model, or the newest of it; answers once it serves. `body` may bring a configuration and files."""
-    config, contents = _parse_load(read_json(body, state.max_request_bytes) if body else {})
+    load_model(state, ask, name, *_parse_load(read_json(body, state.max_request_bytes) if body else {}))
+    return _DONE
+
+
+def load_model(state: ServerState, ask: Ask, name: str, config: str | None, contents: dict[str, Any]) -> None:
+    """What `load` does, with the configuration and the files by parameter (model_control.py)."""
+    model_control.check_config(config)
     _require_control(state)
     model_control.load(ask, name, config, contents)
-    return _DONE
 
 
 def _parse_load(request: Any) -> tuple[str | None, dict[str, str]]:
@@ -53,7 +62,6 @@ def _parse_load(request: Any) -> tuple[str | None, dict[str, str]]:
             contents[key] = value
         else:
             raise InternalError("unexpected error on creating Triton parameter")
-    model_control.check_config(config)
     return config, contents
 
 
@@ -64,9 +72,14 @@ def unload(state: ServerState, ask: Ask, name: str, body: memoryview) -> Respons
     unload_dependents = door.has(parameters, "unload_dependents") and door.as_bool(
         parameters["unload_dependents"], "unload_dependents"
     )
+    unload_model(state, ask, name, unload_dependents=unload_dependents)
+    return _DONE
+
+
+def unload_model(state: ServerState, ask: Ask, name: str, *, unload_dependents: bool) -> None:
+    """What `unload` does."""
     _require_control(state)
     ask("unload", {"model": name, "unload_dependents": unload_dependents})
-    return _DONE
 
 
 def _require_control(state: ServerState) -> None:
@@ -78,4 +91,9 @@ def _require_control(state: ServerState) -> None:
 
 def refuse_repository_name(_call: object) -> Response:
     """Loading from, and unloading of, one of several repositories."""
-    raise UnsupportedError("'repository_name' specification is not supported")
+    raise repository_name_unsupported()
+
+
+def repository_name_unsupported() -> UnsupportedError:
+    """The refusal of whatever names a repository."""
+    return UnsupportedError("'repository_name' specification is not supported")

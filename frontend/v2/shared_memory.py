@@ -1,26 +1,77 @@
-"""The shared memory extensions, as they are where clients' shared memory is disabled. Pure, run in front-end processes.
+"""The shared memory extensions: clients' regions registered, unregistered and told. Asks the supervisor, so the road's.
 
-No region can be registered then, so there is none, and Triton says so in a sentence of its own.
+System regions are objects in /dev/shm (shm/client_regions.py). CUDA regions are refused, in the words of a Triton that
+was built without GPUs.
 """
 
-from shoal.errors import NotFoundError, UnsupportedError
-from shoal.frontend.response import Response, json_response
+from collections.abc import Callable
+from typing import Any
+
+from shoal.errors import InternalError, InvalidArgumentError
+from shoal.frontend import read_json as door
+from shoal.frontend.response import JSON_CONTENT, Response, json_response
+from shoal.frontend.state import ServerState
+
+#: A verb, its arguments and how long the answer may take (s).
+Ask = Callable[[str, dict[str, Any], float], Any]
+
+#: A change takes every front end a moment; whoever takes longer hangs (ours).
+ANSWER_S = 10.0
+_DONE = Response(200, JSON_CONTENT)
 
 
-def client_shm_disabled() -> UnsupportedError:
-    """The refusal of whatever needs a client's region."""
-    return UnsupportedError(
-        "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-    )
+def regions(state: ServerState, kind: str, name: str) -> Response:
+    """The registered regions of a kind ("system" or "cuda"); `name` is "" where all are meant."""
+    return json_response(200, state.regions.status(kind, name))
 
 
-def refuse_client_shm(_call: object) -> Response:
-    """Registering and unregistering, with or without a region."""
-    raise client_shm_disabled()
+def register(state: ServerState, ask: Ask, name: str, body: memoryview) -> Response:
+    """Make a part of an object in /dev/shm known by a name."""
+    state.regions.require_allowed()
+    _check_name("system", name)
+    request = door.read_json(body, state.http_max_input_size)
+    key = _required(request, "key")
+    if type(key) is not str:
+        raise InternalError(door.wrong_type("string"))
+    offset = _uint(request["offset"]) if door.has(request, "offset") else 0
+    register_system(state, ask, name, key, offset, _uint(_required(request, "byte_size")))
+    return _DONE
 
 
-def regions(kind: str, region: str) -> Response:
-    """The registered regions of a kind ("system" or "cuda"), which are none; `region` is "" where all are meant."""
-    if region:
-        raise NotFoundError(f"Unable to find {kind} shared memory region: '{region}'")
-    return json_response(200, [])
+def register_system(state: ServerState, ask: Ask, name: str, key: str, offset: int, byte_size: int) -> None:
+    """What `register` does; every front end knows the region then."""
+    state.regions.require_allowed()
+    _check_name("system", name)
+    ask("register_region", {"name": name, "key": key, "offset": offset, "byte_size": byte_size}, ANSWER_S)
+
+
+def register_cuda(state: ServerState, name: str) -> Response:
+    """Memory of a GPU is not taken."""
+    state.regions.require_allowed()
+    _check_name("cuda", name)
+    raise InvalidArgumentError(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+
+
+def unregister(state: ServerState, ask: Ask, kind: str, name: str) -> Response:
+    """Forget a region, or all of a kind where `name` is "". What is not there is forgotten already."""
+    state.regions.require_allowed()
+    if kind == "system":
+        ask("unregister_region", {"name": name}, ANSWER_S)
+    return _DONE
+
+
+def _check_name(kind: str, name: str) -> None:
+    if not name:
+        raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
+
+
+def _required(request: Any, field: str) -> Any:
+    if not door.has(request, field):
+        raise InvalidArgumentError(f"Shared memory register request has no '{field}' field")
+    return door.find(request, field)
+
+
+def _uint(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= door.MAX_UINT64:
+        raise InternalError(door.wrong_type("unsigned-integer"))
+    return value

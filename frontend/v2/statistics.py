@@ -14,27 +14,29 @@ from shoal.shm.counters import BatchStatistics, RowView
 
 def all_statistics(state: ServerState) -> Response:
     """The figures of every READY model version."""
-    state.require_ready()
-    return _reply(state, state.models.ready_entries())
+    return json_response(200, collect(state, "", None))
 
 
 def model_statistics(state: ServerState, name: str, version: str | None) -> Response:
-    """The figures of a model's READY versions, or of one of them; the refusals have words of their own."""
+    """The figures of a model's READY versions, or of one of them."""
+    return json_response(200, collect(state, name, version))
+
+
+def collect(state: ServerState, name: str, version: str | None) -> dict[str, Any]:
+    """The members of the answer, by their names in either protocol; a name of "" means all models, in all versions.
+
+    The refusals have words of their own.
+    """
     number = parse_version(version) if version else None
     state.require_ready()
-    entries = state.models.ready_entries(name)
-    if not entries:
+    entries = state.models.ready_entries(name or None)
+    if name and not entries:
         raise InvalidArgumentError(f"requested model '{name}' is not available")
-    if number is not None:
+    if name and number is not None:
         entries = [entry for entry in entries if entry.version == number]
         if not entries:
             raise InvalidArgumentError(f"requested model version is not available for model '{name}'")
-    return _reply(state, entries)
-
-
-def _reply(state: ServerState, entries: list[ModelEntry]) -> Response:
-    rows = [_model(entry, state.read_counters(entry)) for entry in entries]
-    return json_response(200, {"model_stats": rows})
+    return {"model_stats": [_model(entry, state.read_counters(entry)) for entry in entries]}
 
 
 def _model(entry: ModelEntry, row: RowView) -> dict[str, Any]:

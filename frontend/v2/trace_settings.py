@@ -3,7 +3,7 @@
 Front-end processes; waits for the supervisor, so the road only.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.read_json import read_json
@@ -20,20 +20,24 @@ ANSWER_S = 10.0
 
 def trace_settings(state: ServerState, transport: "Transport", model: str) -> Response:
     """What holds for a model, or for all where `model` is ""."""
-    _check_model(state, model)
-    return _ask(transport, model, None)
+    check_model(state, model)
+    return json_response(200, ask(transport, model, None))
 
 
 def change_trace_settings(state: ServerState, transport: "Transport", model: str, body: memoryview) -> Response:
     """The same after a change. It is in force in every process before the answer leaves."""
-    _check_model(state, model)
-    return _ask(transport, model, read_changes(read_json(body, state.http_max_input_size)) if body else {})
+    check_model(state, model)
+    changes = read_changes(read_json(body, state.http_max_input_size)) if body else {}
+    return json_response(200, ask(transport, model, changes))
 
 
-def _check_model(state: ServerState, model: str) -> None:
+def check_model(state: ServerState, model: str) -> None:
+    """Raise InvalidArgumentError for one that is not READY; before anything is read, as in Triton."""
     if model and not state.models.ready_entries(model):
         raise InvalidArgumentError(f"Request for unknown model : {model}")
 
 
-def _ask(transport: "Transport", model: str, changes: Changes | None) -> Response:
-    return json_response(200, transport.ask("trace_settings", {"model": model, "changes": changes}, ANSWER_S))
+def ask(transport: "Transport", model: str, changes: Changes | None) -> dict[str, Any]:
+    """What holds for a model after changes, or as it is where there are none to make."""
+    answer: dict[str, Any] = transport.ask("trace_settings", {"model": model, "changes": changes}, ANSWER_S)
+    return answer

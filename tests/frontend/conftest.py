@@ -7,11 +7,11 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.frontend.app import create_app
+from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.router import dispatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
 from shoal.frontend.transport import Answer, Part
-from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.request import InferResponse, unpack_request
 from shoal.shm import segment
 from shoal.shm.counters import GEOMETRY, CounterTable, CounterTableView
@@ -63,6 +63,7 @@ def model_message(name: str, version: int, model: int, config: dict[str, Any] | 
         "config": config,
         "load_seconds": 0.25,
         "has_ready_check": False,
+        "is_cached": False,
         "labels": {},
         **more,
     }

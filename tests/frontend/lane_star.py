@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.frontend.http_head import Head, parse_head
+from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.state import ServerState
 from shoal.frontend.submission import Asked, Submission, body_offset
-from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, prepare, write_block
+from shoal.frontend.v2.infer import prepare
 from shoal.request import InferRequest, InferResponse, pack_response, unpack_request
 from shoal.shm import segment
 from shoal.shm.doorbell import Doorbell
@@ -34,7 +35,8 @@ def message(model_id: int, configuration: dict[str, Any], **more: Any) -> dict[s
     return {
         "op": "model", "name": configuration["name"], "namespace": "", "version": 1, "model": model_id, "row": -1,
         "state": "READY", "reason": "", "failed": False, "num_instances": 1, "num_instances_up": 1,
-        "config": configuration, "load_seconds": 0.0, "has_ready_check": False, "labels": {}, **more,
+        "config": configuration, "load_seconds": 0.0, "has_ready_check": False, "is_cached": False, "labels": {},
+        **more,
     }  # fmt: skip
 
 
@@ -85,13 +87,13 @@ class Pending(NamedTuple):
 class Star:
     """A lane's port (client 5) and the batcher's and worker 9's ends of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, slab_nbytes: int = 64 * 4096) -> None:
         state = ServerState(started=True)
         for number, each in enumerate(CONFIGS):
             state.models.apply(message(number, each))
-        client, client_view = make_segment(CLIENT, 5, Geometry(64, 64 * 4096))
+        client, client_view = make_segment(CLIENT, 5, Geometry(64, slab_nbytes))
         link, link_view = make_segment(LINK, 1, Geometry(64, 0))
-        worker, worker_view = make_segment(WORKER, 9, Geometry(0, 64 * 4096))
+        worker, worker_view = make_segment(WORKER, 9, Geometry(0, slab_nbytes))
         self.bell = Doorbell.create()
         self.state = state
         self.port = Port(client, link_view, self.bell, max_in_flight=16)

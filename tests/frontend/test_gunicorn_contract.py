@@ -1,11 +1,12 @@
 """What Shoal uses of gunicorn beside its documented interface; gunicorn is pinned to one major version."""
 
 # The type hints that pyright brings for gunicorn are of an older version.
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 import inspect
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ import gunicorn.util
 import pytest
 from gunicorn.arbiter import Arbiter
 from gunicorn.config import KNOWN_SETTINGS, Config
-from gunicorn.http import errors
+from gunicorn.http import errors, wsgi
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
 from gunicorn.http.parser import RequestParser
 from gunicorn.http.unreader import SocketUnreader
+from gunicorn.http.wsgi import Response
 from gunicorn.workers.base import Worker
 from gunicorn.workers.gthread import TConn, ThreadWorker
+
+from shoal.frontend.gunicorn_main import Application
 
 ROOT = Path(__file__).parents[2]
 #: The names that frontend/gunicorn_conf.py sets; it cannot be imported outside an arbiter.
@@ -79,6 +83,13 @@ def test_a_parser_s_requests_are_of_the_class_it_names() -> None:
     assert "self.mesg_class(" in inspect.getsource(RequestParser.__next__)
 
 
+def test_the_application_can_see_the_connection_and_whether_its_answer_has_begun() -> None:
+    assert '"gunicorn.socket": sock' in inspect.getsource(wsgi.default_environ)
+    left, right = socket.socketpair()
+    with left, right:
+        assert Response(None, left, Config()).headers_sent is False
+
+
 def test_broken_bodies_raise_one_family_of_errors() -> None:
     assert issubclass(errors.InvalidChunkSize, ParseException)
     assert issubclass(errors.ChunkMissingTerminator, ParseException)
@@ -94,3 +105,13 @@ def test_hooks_run_before_the_sockets_and_after_the_fork() -> None:
     start, spawn = inspect.getsource(Arbiter.start), inspect.getsource(Arbiter.spawn_worker)
     assert start.index("on_starting") < start.index("create_sockets")
     assert spawn.index("os.fork()") < spawn.index("post_fork") < spawn.index("init_process")
+
+
+def test_no_file_of_the_working_directory_stands_in_for_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gunicorn", "application:create()"])
+    path = list(sys.path)
+    assert Application(prog="gunicorn").app_uri == "application:create()"
+    assert sys.path == path

@@ -25,3 +25,9 @@ def test_further_headers_follow_the_content_type() -> None:
 
 def test_a_sentence_that_has_no_utf8_is_escaped() -> None:
     assert error_json(400, "name \udcff").chunks == (b'{"error":"name \\\\udcff"}',)
+
+
+def test_who_may_try_again_is_told_when() -> None:
+    error = UnavailableError("no")
+    error.retry_after_s = 3
+    assert error_response(error, CLOSE).headers[1:] == (*CLOSE, ("Retry-After", "3"))

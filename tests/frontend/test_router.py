@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import InvalidArgumentError
 from shoal.frontend.response import Response
-from shoal.frontend.router import HTTP, Found, decode_name, path_of
+from shoal.frontend.router import HTTP, Found, path_of
 from shoal.frontend.routes import ROUTES
 from shoal.frontend.state import ServerState
 from shoal.options import RESTRICTED_APIS
@@ -246,27 +245,6 @@ def test_while_exiting(client: Any, state: ServerState) -> None:
 )
 def test_the_path_of_a_target(target: str, path: str) -> None:
     assert path_of(target) == path
-
-
-@pytest.mark.parametrize(
-    ("raw", "name"),
-    [
-        ("simple", "simple"),
-        ("a_b-1.0", "a_b-1.0"),
-        ("a%20b", "a b"),
-        ("\xc3\xa9", "é"),
-        ("a%zz", "a%zz"),
-        ("...", "..."),
-    ],
-)
-def test_a_name_is_decoded_once(raw: str, name: str) -> None:
-    assert decode_name(raw) == name
-
-
-def test_a_long_name_is_measured_in_bytes() -> None:
-    assert decode_name("%C3%A9" * 127) == "é" * 127
-    with pytest.raises(InvalidArgumentError, match=r"\(256 bytes\)"):
-        decode_name("%C3%A9" * 128)
 
 
 M = "/v2/repository/models/m"

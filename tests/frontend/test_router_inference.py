@@ -4,9 +4,9 @@ import gzip
 from typing import Any
 
 from shoal.errors import UnavailableError
+from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.state import ServerState
 from shoal.frontend.transport import Answer
-from shoal.frontend.v2.infer import PreparedRequest
 from shoal.reasons import ModelGoneError
 
 JSON = [("Content-Type", "application/json")]

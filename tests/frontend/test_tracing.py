@@ -10,9 +10,9 @@ import pytest
 from shoal.client.validation import PreparedInput
 from shoal.control import Channel, Message
 from shoal.datatypes import BY_NAME
+from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import MAX_TENSOR_BYTES, TracedRequest, Tracing, changed
-from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, write_block
 from shoal.request import InferResponse, TensorRef, pack_response
 from shoal.shm.port import Reply
 from shoal.tracing.settings import GLOBAL, TENSORS, TIMESTAMPS, TraceSetting

@@ -1,106 +1,28 @@
-"""The road's transport over a real port: which memory a request gets; the test plays the batcher and the supervisor."""
+"""frontend/transport.py over a real port: which memory a request gets, and whose answers come where."""
 
 import os
-import socket
+import queue
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from shoal import log
-from shoal.client.place import Place
-from shoal.client.validation import PreparedInput
-from shoal.control import Channel
-from shoal.datatypes import BY_NAME
-from shoal.errors import UnavailableError
-from shoal.frontend.front_end import FrontEnd
+from shoal.errors import CancelledError, UnavailableError
 from shoal.frontend.state import ServerState
-from shoal.frontend.transport import Answer, PortTransport
-from shoal.frontend.v2.infer import PreparedRequest
+from shoal.frontend.transport import Answer, Waiter
 from shoal.shm import segment
-from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import CLIENT, LINK, OVERSIZE, WORKER, Geometry
-from shoal.shm.port import Port
-from shoal.shm.ring import RingReader, RingWriter
-from shoal.shm.segment import Segment, SegmentView
-from shoal.shm.slab import Slab
+from shoal.shm.layout import OVERSIZE, Geometry
+from shoal.shm.port import Reply
+from tests.frontend.surroundings import Surroundings, rung, surroundings
 
-
-def pair(kind: int, owner: int, geometry: Geometry) -> tuple[Segment, SegmentView]:
-    fd = segment.create(kind, owner, 1, geometry, sealed=True)
-    view = SegmentView.attach(segment.read_only(fd))
-    return Segment.attach(fd), view
-
-
-class Surroundings:
-    """Client 5 with a slab of 16 units, a batcher that is the test, a supervisor that is the test."""
-
-    def __init__(self, state: ServerState, channels: tuple[Channel, Channel], bells: tuple[Doorbell, Doorbell]) -> None:
-        self._state = state
-        own, own_view = pair(CLIENT, 5, Geometry(16, 16 * 4096))
-        link, link_view = pair(LINK, 1, Geometry(16, 0))
-        self.reader, self.writer = RingReader(link, own_view), RingWriter(link, own_view)
-        self.supervisor, channel = channels
-        self.batcher_bell, bell = bells
-        self.port = Port(own, link_view, self.batcher_bell, max_in_flight=2)
-        worker, worker_view = pair(WORKER, 9, Geometry(0, 16 * 4096))
-        self.results = Slab(worker)
-        self.port.add_segment(9, worker_view)
-        place = Place(self.port, bell, channel, state.models, request_timeout_s=10, answer_timeout_s=10)
-        self.transport = PortTransport(FrontEnd(state, place))
-
-    def prepared(self, nbytes: int) -> PreparedRequest:
-        tensor = PreparedInput("INPUT0", BY_NAME["UINT8"], (nbytes,), memoryview(bytes(nbytes)))
-        return PreparedRequest(self._state.models.lookup("simple", None), "", (tensor,), (), True, {}, 1, 0, 0, 0)
-
-    def submitted(self) -> tuple[int, int]:
-        """(number, block) of the one request that the batcher finds."""
-        ((_, number, _, block, *_),) = self.reader.drain()
-        return number, block
-
-    def say(self, number: int, text: bytes = b"", *, more: bool, status: int = 0) -> None:
-        """A reply of worker 9; without a text it says only that there are no more."""
-        ref = 0
-        if text:
-            block = self.results.allocate(len(text))
-            assert block is not None
-            block.memory[: len(text)] = text
-            ref = block.ref
-        self.writer.push((4, number, status, ref, len(text), 0, 0, 0, 0, 0, 0, 0, int(more), 0, 0, 0))
-        self.writer.publish()
-        self.transport.shared.deliver()
-
-    def records(self) -> list[tuple[int, ...]]:
-        """What the batcher finds: kind, number, and the block in the fourth word."""
-        return [(record[0], record[1], record[3]) for record in self.reader.drain()]
-
-    def refuse(self, number: int) -> None:
-        """The batcher's reply: 503, the queue is full."""
-        self.writer.push((4, number, 5, 0, 0, 1, *[0] * 10))
-        self.writer.publish()
-        self.transport.shared.deliver()
-
-
-@pytest.fixture
-def surroundings(state: ServerState) -> Iterator[Surroundings]:
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    here.settimeout(10)
-    bells = Doorbell.create(), Doorbell.create()
-    with here, there:
-        yield Surroundings(state, (Channel(here), Channel(there)), bells)
-    for bell in bells:
-        bell.close()
+__all__ = ["surroundings"]
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as threads:
         yield threads
-
-
-def rung(surroundings: Surroundings) -> None:
-    os.set_blocking(surroundings.batcher_bell.fd, True)
-    os.eventfd_read(surroundings.batcher_bell.fd)
 
 
 def test_up_to_a_quarter_of_the_slab_is_shared(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
@@ -205,10 +127,42 @@ def test_a_stream_that_is_closed_is_cancelled_and_what_still_comes_is_given_back
 
 
 def test_a_stream_whose_client_gives_up_while_nothing_comes(surroundings: Surroundings) -> None:
-    surroundings.transport._request_timeout_s = 0.01
+    surroundings.transport.request_timeout_s = 0.01
     with pytest.raises(UnavailableError, match=r"^Request timeout expired: no answer within 0\.01 s"):
         next(surroundings.transport.stream(surroundings.prepared(10)))
     assert [record[0] for record in surroundings.records()] == [1, 2]
+
+
+def test_whoever_waits_for_an_answer_can_be_called_off(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
+    waiter: Waiter = queue.SimpleQueue()
+    future = pool.submit(surroundings.transport.infer, surroundings.prepared(10), None, waiter)
+    rung(surroundings)
+    number, _ = surroundings.submitted()
+    waiter.put(None)
+    with pytest.raises(CancelledError, match=r"^Request was cancelled$"):
+        future.result(timeout=10)
+    assert [record[:2] for record in surroundings.records()] == [(2, number)]  # CANCEL
+    surroundings.say(number, EMPTY, more=False)  # comes all the same
+    assert surroundings.port.counts["replies_held"] == surroundings.port.num_in_flight == 0
+
+
+def test_the_replies_to_several_requests_can_come_in_at_one_place(surroundings: Surroundings) -> None:
+    replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+    prepared = surroundings.prepared(10)
+    first, second = [surroundings.transport.submit(prepared, replies) for _ in range(2)]
+    surroundings.say(second, NAMED, more=False)
+    surroundings.say(first, EMPTY, more=True)
+    (reply, other) = replies.get_nowait(), replies.get_nowait()
+    assert (reply.number, other.number) == (second, first)
+    part = surroundings.transport.part(prepared, reply)
+    assert part.answer is not None
+    assert (part.answer.response.parameters, part.is_final) == ({"n": 1}, True)
+    part.answer.release()
+    surroundings.transport.drop(other)
+    surroundings.transport.cancel(first)
+    surroundings.say(first, EMPTY, more=False)
+    assert replies.empty()
+    assert surroundings.port.counts["replies_held"] == surroundings.port.num_in_flight == 0
 
 
 def test_infer_takes_the_last_of_several_replies(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:

@@ -61,7 +61,7 @@ def test_every_family_that_is_on_is_there_without_a_model() -> None:
     assert told == sorted([family.name, family.help] for family in always)
     kinds = sorted(line.split(" ", 3)[2:] for line in found if line.startswith("# TYPE"))
     assert kinds == sorted([family.name, family.kind] for family in always)
-    zeros = {family.name for family in (*families.CACHE, *families.PINNED_MEMORY)}
+    zeros = {family.name for family in (*[each.family for each in families.CACHE], *families.PINNED_MEMORY)}
     assert {line for line in found if not line.startswith("#")} == {f"{name} 0" for name in zeros}
 
 
@@ -193,11 +193,23 @@ def test_counters_of_latencies_can_be_turned_off_and_the_others_go_on(
 
 
 def test_only_models_with_the_cache_have_its_counters(state: ServerState, make_message: Any) -> None:
-    config = {"name": "cached", "max_batch_size": 0, "input": [], "output": [], "response_cache": {"enable": True}}
-    state.models.apply(make_message("cached", 1, 2, config))
+    config = {"name": "cached", "max_batch_size": 0, "input": [], "output": []}
+    state.models.apply(make_message("cached", 1, 2, config, is_cached=True))
     assert of("nv_cache_num_hits_per_model", lines(state)) == [
         'nv_cache_num_hits_per_model{model="cached",version="1"} 0'
     ]
+
+
+def test_the_whole_cache_has_its_figures(state: ServerState, counters: CounterTable) -> None:
+    figures = counters.cache_figures(total_bytes=4096)
+    figures.update(num_lookups=7, num_hits=4, num_misses=3, lookup_ns=5_999, num_entries=2, used_bytes=1024)
+    figures.publish()
+    told = {"num_entries": 2, "num_lookups": 7, "num_hits": 4, "num_misses": 3, "num_evictions": 0}
+    found = lines(state)
+    for line in (*[f"nv_cache_{name} {number}" for name, number in told.items()], "nv_cache_util 0.25"):
+        assert line in found
+    assert of("nv_cache_lookup_duration", found) == ["nv_cache_lookup_duration 5.999"]
+    assert dict(counters.cache_figures(8192)) == dict(figures, num_entries=0, used_bytes=0, total_bytes=8192)
 
 
 def test_what_the_supervisor_tells_is_printed(state: ServerState) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from shoal.client.models import ModelEntry
 from shoal.datatypes import BY_NAME, decode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
+from shoal.frontend.prepared import RequestedOutput
 from shoal.frontend.v2.classification import classify
-from shoal.frontend.v2.infer import RequestedOutput, prepare, render
+from shoal.frontend.v2.infer import prepare, render
 from shoal.request import InferResponse, TensorRef
 
 Make = Callable[..., ModelEntry]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from shoal.client.models import ModelEntry
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response
 from shoal.frontend.transport import Answer, Part
 from shoal.frontend.v2.generate import fitted, flatten, generate, generate_stream, prepare
-from shoal.frontend.v2.infer import PreparedRequest
 from shoal.request import InferResponse, TensorRef
 
 UNKNOWN = "[request id: <id_unknown>] "

@@ -14,8 +14,9 @@ from tritonclient.utils import np_to_triton_dtype
 
 from shoal.client.models import ModelEntry
 from shoal.errors import InternalError, ShoalError
+from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.response import Response
-from shoal.frontend.v2.infer import PreparedRequest, block_nbytes, prepare, render, write_block
+from shoal.frontend.v2.infer import prepare, render
 from shoal.request import InferResponse, TensorRef, unpack_request
 
 Make = Callable[..., ModelEntry]
@@ -99,7 +100,9 @@ def test_a_binary_input_is_not_copied_before_the_block(pair: ModelEntry) -> None
     head = json.dumps(request(binary_input(8))).encode()
     body = head + b"\1\0\0\0\2\0\0\0"
     prepared = prepare(pair, {"inference-header-content-length": str(len(head))}, memoryview(body), LIMIT)
-    assert prepared.inputs[0].data.obj is body
+    (given,) = prepared.inputs
+    assert isinstance(given.data, memoryview)
+    assert given.data.obj is body
 
 
 @settings(max_examples=60, deadline=None)

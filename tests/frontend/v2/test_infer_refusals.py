@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shoal.client.models import ModelEntry
 from shoal.errors import ShoalError
-from shoal.frontend.v2.infer import block_nbytes, prepare, write_block
+from shoal.frontend.prepared import block_nbytes, write_block
+from shoal.frontend.v2.infer import prepare
 
 LIMIT = 1 << 20
 UNKNOWN = "[request id: <id_unknown>] "

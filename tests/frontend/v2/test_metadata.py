@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.errors import UnavailableError
+from shoal.frontend.regions import Regions
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.metadata import model_metadata, server_metadata
@@ -18,6 +19,11 @@ def test_the_server_names_itself_its_protocol_and_what_works() -> None:
         b'"extensions":["classification","model_repository","model_repository(unload_dependents)",'
         b'"model_configuration","binary_tensor_data","parameters","statistics","trace","logging"]}'
     )
+
+
+def test_clients_shared_memory_is_an_extension_where_it_is_allowed() -> None:
+    state = ServerState(regions=Regions(are_allowed=True))
+    assert b'"model_configuration","system_shared_memory","binary_tensor_data"' in body(server_metadata(state))
 
 
 def test_a_batching_model_has_a_free_first_dimension(state: ServerState) -> None:

@@ -27,6 +27,7 @@ def test_deduces_the_shape(
     view = memoryview(body)
     parsed = parse_raw_request(make_entry("m", max_batch_size, [spec]).signature, view, 100)
     assert (parsed.name, parsed.shape, parsed.data) == ("IN", shape, view)
+    assert isinstance(parsed.data, memoryview)
     assert parsed.data.obj is body
 
 

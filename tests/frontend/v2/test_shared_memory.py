@@ -1,19 +1,101 @@
-"""frontend/v2/shared_memory.py: no region is there, and none can be made."""
+"""frontend/v2/shared_memory.py: what is asked of the supervisor, and what is refused before, in Triton's order."""
+
+import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from shoal.errors import NotFoundError, UnsupportedError
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnsupportedError
+from shoal.frontend.regions import Regions
 from shoal.frontend.response import Response
-from shoal.frontend.v2.shared_memory import refuse_client_shm, regions
+from shoal.frontend.state import ServerState
+from shoal.frontend.v2.shared_memory import regions, register, register_cuda, unregister
+
+DONE = Response(200, (("Content-Type", "application/json"),))
 
 
-@pytest.mark.parametrize("kind", ["system", "cuda"])
-def test_there_are_no_regions(kind: str) -> None:
-    assert regions(kind, "") == Response(200, (("Content-Type", "application/json"),), (b"[]",))
-    with pytest.raises(NotFoundError, match=rf"^Unable to find {kind} shared memory region: 'r'$"):
-        regions(kind, "r")
+class Supervisor:
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float) -> None:
+        assert timeout_s < 60
+        self.asked.append((verb, arguments))
 
 
-def test_none_can_be_registered() -> None:
-    with pytest.raises(UnsupportedError, match=r"^Client shared memory is disabled\. Start the server with "):
-        refuse_client_shm(None)
+@pytest.fixture
+def supervisor() -> Supervisor:
+    return Supervisor()
+
+
+@pytest.fixture
+def state() -> ServerState:
+    return ServerState(regions=Regions(are_allowed=True))
+
+
+def test_a_region_is_registered(state: ServerState, supervisor: Supervisor) -> None:
+    for more in ({}, {"offset": 2**64 - 1}):
+        body = memoryview(json.dumps({"key": "/k", "byte_size": 8, **more}).encode())
+        assert register(state, supervisor.ask, "r", body) == DONE
+    arguments = {"name": "r", "key": "/k", "offset": 0, "byte_size": 8}
+    wanted = [arguments, {**arguments, "offset": 2**64 - 1}]
+    assert supervisor.asked == [("register_region", each) for each in wanted]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "kind", "sentence"),
+    [
+        ("", "{", InvalidArgumentError, "'region name' is necessary to register system shared memory region"),
+        ("r", "", InternalError, "failed to parse the request JSON buffer: The document is empty. at 0"),
+        ("r", "{}", InvalidArgumentError, "Shared memory register request has no 'key' field"),
+        ("r", "[]", InvalidArgumentError, "Shared memory register request has no 'key' field"),
+        ("r", '{"key": 1}', InternalError, "attempt to access JSON non-string as string"),
+        ("r", '{"key": "k"}', InvalidArgumentError, "Shared memory register request has no 'byte_size' field"),
+        ("r", '{"key": "k", "offset": -1}', InternalError,
+         "attempt to access JSON non-unsigned-integer as unsigned-integer"),
+        ("r", '{"key": "k", "byte_size": "8"}', InternalError,
+         "attempt to access JSON non-unsigned-integer as unsigned-integer"),
+    ],
+)  # fmt: skip
+def test_what_is_no_registration(
+    state: ServerState, supervisor: Supervisor, name: str, body: str, kind: type[ShoalError], sentence: str
+) -> None:
+    with pytest.raises(ShoalError) as refused:
+        register(state, supervisor.ask, name, memoryview(body.encode()))
+    assert (type(refused.value), str(refused.value)) == (kind, sentence)
+    assert supervisor.asked == []
+
+
+def test_memory_of_gpus_is_refused(state: ServerState, supervisor: Supervisor) -> None:
+    for name, sentence in (
+        ("", "'region name' is necessary to register cuda shared memory region"),
+        ("r", "failed to register CUDA shared memory region: 'r', GPUs not supported"),
+    ):
+        with pytest.raises(InvalidArgumentError) as refused:
+            register_cuda(state, name)
+        assert str(refused.value) == sentence
+    assert unregister(state, supervisor.ask, "cuda", "r") == DONE
+    assert supervisor.asked == []
+
+
+@pytest.mark.parametrize("name", ["r", ""])
+def test_a_region_or_all_are_unregistered(state: ServerState, supervisor: Supervisor, name: str) -> None:
+    assert unregister(state, supervisor.ask, "system", name) == DONE
+    assert supervisor.asked == [("unregister_region", {"name": name})]
+
+
+def test_without_the_flag_there_are_no_regions(supervisor: Supervisor) -> None:
+    state = ServerState()
+    calls: list[Callable[[], Response]] = [
+        lambda: register(state, supervisor.ask, "", memoryview(b"{")),
+        lambda: register_cuda(state, ""),
+        lambda: unregister(state, supervisor.ask, "system", ""),
+        lambda: unregister(state, supervisor.ask, "cuda", "r"),
+    ]
+    for call in calls:
+        with pytest.raises(UnsupportedError, match=r"^Client shared memory is disabled\. Start the server with "):
+            call()
+    assert regions(state, "system", "") == regions(state, "cuda", "") == DONE._replace(chunks=(b"[]",))

@@ -1,0 +1,243 @@
+"""A request as every protocol of a front end leaves it: parsed, validated, ready for shared memory; and its answer.
+
+What HTTP and gRPC have in common stands here once: the request's rules beyond the core's, its block, and what of a
+model's response goes to the client. Pure. Front-end processes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from shoal.client import outgoing
+from shoal.client.models import ModelEntry, client_shape
+from shoal.client.validation import ParsedInput, PreparedInput, log_prefix, validate
+from shoal.datatypes import BY_WIRE, BYTES, Datatype
+from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
+from shoal.frontend.header_forwarding import Forwarded, check_forwarded
+from shoal.frontend.request_digest import request_digest
+from shoal.frontend.v2.classification import classify
+from shoal.options import SLAB_PARTS
+from shoal.request import InferRequest, InferResponse, Parameters, TensorRef, pack_request
+from shoal.shm.client_regions import RegionSlice
+from shoal.shm.layout import NO_DIGEST, pack_span
+from shoal.shm.port import Port
+from shoal.shm.slab import Block
+
+_MAX_ID_LENGTH = 1024  # ours: it stands in every sentence and log line about the request
+SEQUENCE_START, SEQUENCE_END = 1, 2  # Triton's request flags
+
+
+class RequestedOutput(NamedTuple):
+    """One entry of the request's `outputs`."""
+
+    name: str
+    binary: bool  # over HTTP; gRPC's always are
+    classification: int  # how many classes are wanted in place of the values; 0 = the values
+    region: RegionSlice | None = None  # where the client wants the values; it is told where they are, and no more
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that may be queued. `outputs` is empty where all are wanted, all as `binary_data_output` says."""
+
+    entry: ModelEntry
+    id: str
+    inputs: tuple[PreparedInput, ...]
+    outputs: tuple[RequestedOutput, ...]
+    binary_data_output: bool
+    parameters: Parameters
+    rows: int
+    shape_key: int
+    priority: int
+    timeout_us: int
+    correlation_id: int | str = 0  # 0 and "" = no sequence
+    flags: int = 0  # SEQUENCE_START | SEQUENCE_END
+    wants_empty_final: bool = False  # a stream's client is told of the end where no response says it
+    deadline_ns: int = 0  # after which its client does not wait, monotonic; 0 = none is known; lanes have their own
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether some of its tensors lie in shared memory of the client: then it may be used for no other request."""
+        return any(isinstance(each.data, RegionSlice) for each in self.inputs) or any(
+            output.region is not None for output in self.outputs
+        )
+
+    def pack_header(self, inputs: Iterable[TensorRef]) -> bytes:
+        """The header of its block, in which the inputs lie so."""
+        requested = tuple([output.name for output in self.outputs])
+        sequence = self.correlation_id, self.flags
+        return pack_request(InferRequest(self.id, tuple(inputs), requested, self.parameters, sequence))
+
+
+class RoadOnlyError(UnavailableError):
+    """A lane has no block for what a short request has named in a client's region; the road makes one."""
+
+
+class Settings(NamedTuple):
+    """What the request's parameters come to; `parameters` are those for the model."""
+
+    parameters: Parameters
+    binary_data_output: bool = False
+    priority: int = 0
+    timeout_us: int = 0
+    correlation_id: int | str = 0
+    flags: int = 0
+    wants_empty_final: bool = False
+
+
+def checked_id(id_: str) -> str:
+    """The request's id. Raises InvalidArgumentError for one that is too long."""
+    if len(id_) > _MAX_ID_LENGTH:
+        raise InvalidArgumentError(
+            f"the request's 'id' has {len(id_)} characters, more than the maximum of {_MAX_ID_LENGTH}; "
+            "send what is longer as a request parameter"
+        )
+    return id_
+
+
+def named_twice(id_: str, kind: str, name: str) -> InvalidArgumentError:
+    """The refusal of a second "input" or "output" of one name."""
+    return InvalidArgumentError(f"{log_prefix(id_)}{kind} '{name}' already exists in request")
+
+
+def validated(
+    entry: ModelEntry,
+    id_: str,
+    inputs: Sequence[ParsedInput],
+    outputs: tuple[RequestedOutput, ...],
+    settings: Settings,
+    forwarded: Forwarded,
+) -> PreparedRequest:
+    """The request, if it is one for this model. Raises InvalidArgumentError with Triton's sentences."""
+    check_forwarded(forwarded)
+    own, bdo, priority, timeout_us, correlation_id, flags, empty_final = settings
+    names = [output.name for output in outputs]
+    valid, rows, shape_key = validate(entry.signature, id_, inputs, names, correlation_id)
+    return PreparedRequest(
+        entry, id_, valid, outputs, bdo, {**own, **forwarded}, rows, shape_key, priority, timeout_us, correlation_id,
+        flags, empty_final,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Shared memory
+
+
+def block_nbytes(prepared: PreparedRequest) -> int:
+    """How large a block `write_block` needs; at most a few hundred bytes more than it will use."""
+    tensors = [(name, len(shape), len(data)) for name, _, shape, data in prepared.inputs]
+    outputs = [output.name for output in prepared.outputs]
+    return outgoing.block_nbytes(prepared.id, prepared.correlation_id, tensors, outputs, prepared.parameters)
+
+
+def write_block(prepared: PreparedRequest, memory: memoryview) -> int:
+    """Places the tensors and, after them, the header into `memory`; returns the word that says where the header is.
+
+    Raises InvalidArgumentError where a client's region is not as long any more as it was.
+    """
+    offset = 0
+    refs = []
+    for name, datatype, shape, data in prepared.inputs:
+        nbytes = len(data)
+        if isinstance(data, RegionSlice):
+            data.read_into(memory[offset : offset + nbytes])
+        else:
+            memory[offset : offset + nbytes] = data
+        refs.append(TensorRef(name, datatype.wire, shape, offset, nbytes))
+        offset += outgoing.aligned(nbytes)
+    header = prepared.pack_header(refs)
+    memory[offset : offset + len(header)] = header
+    return pack_span(offset, len(header))
+
+
+def submit_block(
+    port: Port, prepared: PreparedRequest, block: Block, span: int, start_ns: int, deadline_ns: int = 0
+) -> int:
+    """Hand a filled block to the batcher, its header at `span`. Returns the request's number."""
+    digest = request_digest(block.memory, span) if prepared.entry.is_cached else NO_DIGEST
+    return port.submit(
+        prepared.entry.model_id,
+        block,
+        span,
+        prepared.rows,
+        prepared.shape_key,
+        start_ns,
+        prepared.priority,
+        prepared.timeout_us,
+        digest,
+        deadline_ns,
+        prepared.correlation_id,
+        prepared.flags,
+    )
+
+
+def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_ns: int = 0) -> int:
+    """Copy a request into a block of its own and hand that to the batcher. Returns the request's number.
+
+    Raises ShoalError, and there is no block then; RoadOnlyError where the road must make one.
+    """
+    nbytes = block_nbytes(prepared)
+    if nbytes > port.slab.largest_nbytes // SLAB_PARTS and prepared.has_regions:
+        raise RoadOnlyError(
+            f"a streamed request of {nbytes} bytes finds no room in the shared memory of this front end: send it with "
+            "ModelInfer, or raise --shm-client-slab-mib"
+        )
+    block = port.allocate(nbytes)
+    try:
+        span = write_block(prepared, block.memory)
+    except BaseException:
+        port.slab.free(block.ref)
+        raise
+    return submit_block(port, prepared, block, span, start_ns, deadline_ns)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The response
+
+
+class AnsweredOutput(NamedTuple):
+    """An output as the client asked for it."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    data: memoryview | None  # in its wire form, of the worker's block, or the classes' strings; None: in the region
+    binary: bool
+
+
+def answered(prepared: PreparedRequest, response: InferResponse, block: memoryview) -> Iterator[AnsweredOutput]:
+    """The outputs that the client asked for, in the model's order; those that it wants in a region are put there.
+
+    Raises InternalError for one whose size does not fit its shape or its place, and what `classify` raises.
+    """
+    requested = {output.name: output for output in prepared.outputs}
+    for ref in response.outputs:
+        name = ref.name
+        binary, num_classes, region = prepared.binary_data_output, 0, None
+        if requested:
+            if name not in requested:
+                continue
+            _, binary, num_classes, region = requested[name]
+        datatype = BY_WIRE[ref.datatype]
+        shape = client_shape(prepared.entry, ref)
+        view = block[ref.offset : ref.offset + ref.nbytes]
+        if num_classes:
+            has_batch = prepared.entry.signature.max_batch_size > 0
+            labels = prepared.entry.labels.get(name, ())
+            shape, data = classify(name, datatype, shape, view, num_classes, labels, has_batch=has_batch)
+            datatype, view = BYTES, memoryview(data)
+        elif binary and datatype is not BYTES and prod(shape) * datatype.itemsize != len(view):
+            raise InternalError(f"output tensor shape does not match size of output for '{name}'")
+        if region is not None:
+            _put(name, view, region)
+        yield AnsweredOutput(name, datatype, shape, view if region is None else None, binary)
+
+
+def _put(name: str, data: memoryview, region: RegionSlice) -> None:
+    if len(data) > region.nbytes:
+        raise InternalError(
+            f"shared memory size specified with the request for output '{name}' ({region.nbytes} bytes) should be at "
+            f"least {len(data)} bytes to hold the results"
+        )
+    region.write(data)

@@ -1,0 +1,85 @@
+"""The regions of clients' shared memory that this front end knows: all that are registered, as every other one knows.
+
+The supervisor opens a region once and hands every front end its descriptor before the client hears that it is
+registered; so it is with what is unregistered. A request keeps the regions it names until it has been answered:
+unregistered, they can no longer be found, and nothing else.
+"""
+
+from typing import Any
+
+from shoal.control import Message
+from shoal.datatypes import BYTES, Datatype
+from shoal.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from shoal.shm.client_regions import ClientRegion, RegionSlice
+
+
+class Regions:
+    """Changed by the supervisor's messages, in one thread; any thread may ask."""
+
+    def __init__(self, *, are_allowed: bool = False, max_string_bytes: int = 0) -> None:
+        self.are_allowed = are_allowed
+        self._max_string_bytes = max_string_bytes
+        # Changed by add and remove.
+        self._regions: dict[str, ClientRegion] = {}
+
+    def add(self, message: Message, fd: int) -> None:
+        """A region has been registered; the descriptor is ours."""
+        name = message["name"]
+        self._regions[name] = ClientRegion(name, message["key"], message["offset"], message["byte_size"], fd)
+
+    def remove(self, name: str) -> None:
+        """A region has been unregistered; all of them where `name` is ""."""
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
+
+    def require_allowed(self) -> None:
+        """Raise UnsupportedError where the server was not told to take clients' shared memory."""
+        if not self.are_allowed:
+            raise UnsupportedError(
+                "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+            )
+
+    def slice(self, name: str, offset: int, nbytes: int) -> RegionSlice:
+        """A part of a region, for one tensor. Raises ShoalErrors with Triton's sentences."""
+        self.require_allowed()
+        region = self._regions.get(name)
+        if region is None:
+            raise NotFoundError(f"Unable to find shared memory region: '{name}'")
+        return region.slice(offset, nbytes)
+
+    def tensor(self, datatype: Datatype | None, name: str, offset: int, nbytes: int) -> memoryview | RegionSlice:
+        """The data of an input. Strings are read at once: they are walked, and must not change any more."""
+        found = self.slice(name, offset, nbytes)
+        if datatype is not BYTES:
+            return found
+        if nbytes > self._max_string_bytes:  # the object may have a length alone, and no memory
+            raise InvalidArgumentError(
+                f"{nbytes} bytes of strings in shared memory region '{name}' exceed the maximum allowed input size of "
+                f"{self._max_string_bytes} bytes. Use --http-max-input-size to increase the limit."
+            )
+        return memoryview(bytes(found))
+
+    def status(self, kind: str, name: str) -> list[dict[str, Any]]:
+        """The regions of a kind ("system" or "cuda"), of which there are none of the latter; of one where it is named.
+
+        Raises NotFoundError for one that is not there.
+        """
+        region = self._regions.get(name)
+        if kind == "cuda" and region is not None:
+            raise NotFoundError(
+                f"The region named '{name}' is registered as system shared memory, not CUDA shared memory"
+            )
+        if name and region is None:
+            raise NotFoundError(f"Unable to find {kind} shared memory region: '{name}'")
+        if kind == "cuda":
+            return []
+        found = sorted(self._regions.items()) if region is None else [(name, region)]
+        return [
+            {"name": name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for name, each in found
+        ]
+
+
+#: Of a server that does not take clients' shared memory.
+NO_REGIONS = Regions()
