@@ -5,4 +5,23 @@ the control plane. The processes and the medium between them are folders at the 
 `batcher/`, `workers/`, `shm/`), imported as `shoal.frontend` and so on. Importing this package runs nothing.
 """
 
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+__all__ = ["AsyncClient", "Client", "__version__"]
+
+_PUBLIC = {"Client": "shoal.client.sync", "AsyncClient": "shoal.client.aio"}
+
+if TYPE_CHECKING:
+    from shoal.client.aio import AsyncClient
+    from shoal.client.sync import Client
+
+
+def __getattr__(name: str) -> object:
+    """What users import from here, when they do: no process of the server needs it."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -25,7 +25,7 @@ from shoal.client.refusal import refusal
 from shoal.client.shared_port import SharedPort
 from shoal.errors import ShoalError, UnavailableError
 from shoal.request import InferResponse, unpack_response
-from shoal.shm.layout import P
+from shoal.shm.pieces import whole
 from shoal.shm.port import Reply
 from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
     response: InferResponse
     block: HeldBlock
-    ref: int
+    ref: int  # 0 where the block is a copy of several
 
 
 #: Called once per response: that, or why there is none, or None for an end without one; and whether it is the last.
@@ -119,6 +119,9 @@ class Client:
                     time.monotonic_ns(),
                     ask.priority,
                     ask.timeout_us,
+                    deadline_ns=ask.answer_by_ns,
+                    correlation_id=ask.correlation_id,
+                    flags=ask.flags,
                 )
             except RingFullError:
                 raise UnavailableError("Exceeds maximum queue size") from None
@@ -218,13 +221,14 @@ class Client:
         if block is None or header is None:
             if reply.is_empty:
                 return None
-            return refusal(request.outgoing.entry, request.outgoing.ask.id, reply)
-        held = HeldBlock((len(block),), np.uint8, block)
+            ask = request.outgoing.ask
+            return refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
+        held = HeldBlock((len(block),), np.uint8, whole(block))
         weakref.finalize(held, self._let_go, reply.number, reply.part).atexit = False
         if reply.status:
             return errors.from_wire(reply.status, str(header, "utf-8", "replace"))
         try:
-            return Answer(unpack_response(header, len(block)), held, reply.record[P.BLOCK])
+            return Answer(unpack_response(header, len(block)), held, reply.tensors_ref)
         except ShoalError as error:
             return error
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
-from shoal.model_config.signature import Signature, reshaped
+from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from shoal.model_config.signature import Signature, client_dims
 from shoal.reasons import ALL_FAILED
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.request import TensorRef
@@ -42,6 +42,7 @@ class ModelEntry:
     labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
     namespace: str = ""  # its repository, with --model-namespacing
     has_ready_check: bool = False  # the model says by itself if it is ready (readiness.py)
+    is_cached: bool = False  # equal requests have equal answers, and the server keeps them
 
     @property
     def ready(self) -> bool:
@@ -155,17 +156,7 @@ class ModelTable:
 
 def client_shape(entry: ModelEntry, ref: TensorRef) -> tuple[int, ...]:
     """The shape clients see: an output's `reshape` is undone."""
-    spec = entry.signature.outputs.get(ref.name)
-    if spec is None or spec.reshape is None:
-        return ref.shape
-    has_batch = entry.signature.max_batch_size > 0
-    inner = ref.shape[has_batch:]
-    if len(inner) != len(spec.reshape):
-        raise InternalError(
-            f"output '{ref.name}' of model '{entry.name}' has shape {list(ref.shape)}, "
-            f"which does not fit the reshape {list(spec.reshape)} of its configuration"
-        )
-    return ref.shape[:has_batch] + reshaped(inner, spec.reshape, spec.dims)
+    return client_dims(entry.signature, ref.name, ref.shape)
 
 
 def parse_version(text: str) -> int:
@@ -218,6 +209,7 @@ def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntr
         labels={output: tuple(lines) for output, lines in labels.items()},
         namespace=message["namespace"],
         has_ready_check=message["has_ready_check"],
+        is_cached=message["is_cached"],
     )
 
 

@@ -43,6 +43,7 @@ class Ask(NamedTuple):
     timeout_us: int = 0
     correlation_id: int | str = 0
     flags: int = 0
+    answer_by_ns: int = 0  # monotonic; 0 = whenever
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def check(entry: ModelEntry, ask: Ask) -> Outgoing:
         names.add(name)
         # Strings were counted by who packed them.
         parsed.append(ParsedInput(name, datatype, shape, data, prod(shape)))
-    valid, rows, shape_key = validate(entry.signature, ask.id, parsed, ask.outputs)
+    valid, rows, shape_key = validate(entry.signature, ask.id, parsed, ask.outputs, ask.correlation_id)
     return Outgoing(entry, ask, [each.shape for each in valid], rows, shape_key)
 
 

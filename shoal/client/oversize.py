@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from shoal import errors
 from shoal.control import Message
-from shoal.errors import UnavailableError
-from shoal.shm.layout import ref_owner
+from shoal.errors import ShoalError, UnavailableError
 from shoal.shm.segment import Segment
-from shoal.shm.slab import Block, whole_slab
+from shoal.shm.slab import Block
+from shoal.shm.whole_slabs import WholeSlabs
 
 
 class Heard(NamedTuple):
@@ -33,6 +33,7 @@ class OversizeBlocks:
         self._send = send
         self._wait_s = wait_s
         self._lock = threading.Lock()
+        self._slabs = WholeSlabs()
         # Changed under the lock: who waits for news of which request for a segment, and of which segment.
         self._request = 0
         self._waiting: dict[int, queue.SimpleQueue[Heard]] = {}
@@ -44,6 +45,8 @@ class OversizeBlocks:
         Raises InvalidArgumentError where there never is room, UnavailableError where there is none now, or too late:
         a worker maps it between two batches.
         """
+        if (kept := self._slabs.allocate(nbytes, model_id)) is not None:
+            return kept
         deadline = time.monotonic() + self._wait_s
         news: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         with self._lock:
@@ -57,7 +60,8 @@ class OversizeBlocks:
         if not fds:
             raise errors.from_wire(message["wire"], message["sentence"])
         owner = message["owner"]
-        block = whole_slab(Segment.attach(fds[0], populate=False))
+        segment = Segment.attach(fds[0], populate=False)
+        block = self._slabs.add(segment, model_id, may_be_kept="keep" in message)
         with self._lock:
             self._mapped[owner] = news
         self._send({"op": "oversize_mapped", "owner": owner})
@@ -100,6 +104,26 @@ class OversizeBlocks:
             os.close(fds[0])
             self._send({"op": "oversize_gone", "owner": message["owner"]})
 
-    def free(self, ref: int) -> None:
-        """The block's request has been answered, or was never submitted."""
-        self._send({"op": "oversize_gone", "owner": ref_owner(ref)})
+    def lose(self, why: ShoalError) -> None:
+        """The supervisor is gone: whoever waits for a segment has waited in vain."""
+        with self._lock:
+            waiting = [*self._waiting.values(), *self._mapped.values()]
+            self._waiting.clear()
+            self._mapped.clear()
+        for waiter in waiting:
+            waiter.put(Heard({"wire": why.wire, "sentence": str(why)}, []))
+
+    def free(self, ref: int, *, keep: bool = False) -> None:
+        """The block's request has been answered, or was never submitted. To `keep` it for the next one is for whoever
+        will `look`."""
+        if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
+            self._send({"op": "oversize_gone", "owner": owner})
+
+    def look(self) -> float | None:
+        """Let go of what was kept for nobody; returns for how long the next look may wait (s; None for ever)."""
+        if not self._slabs.kept:
+            return None
+        idle, left_s = self._slabs.expire(time.monotonic())
+        for owner in idle:
+            self._send({"op": "oversize_gone", "owner": owner})
+        return left_s

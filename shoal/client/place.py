@@ -1,7 +1,7 @@
 """A client's place in the star: its port, its bell, the models it may ask, and the supervisor's messages about them.
 
-Every front end has one, and every worker whose model calls others. One thread uses it, or several under a lock
-(shared_port.py).
+Every front end has one, every worker whose model calls others, and every guest. One thread uses it, or several under a
+lock (shared_port.py).
 """
 
 import os
@@ -13,7 +13,7 @@ from shoal import control, errors
 from shoal.client.models import ModelTable
 from shoal.control import Channel, Message
 from shoal.ledger import connections, ledger_message
-from shoal.shm.doorbell import Doorbell
+from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.port import Port
 from shoal.shm.segment import Segment, SegmentView
 
@@ -36,7 +36,7 @@ class Place:
     """What a client has after it joined."""
 
     port: Port
-    bell: Doorbell
+    bell: Doorbell | GuestBell
     channel: Channel
     models: ModelTable
     request_timeout_s: float
@@ -75,12 +75,53 @@ def take_place(kind: str, **facts: Any) -> tuple[Place, Message, int]:
     Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
     """
     channel = control.join(kind, **facts)
+    welcome, fds = _receive_welcome(channel)
+    own, link, bell, batcher_bell, counters = fds
+    port = Port(
+        Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), welcome["max_in_flight"],
+        welcome["correlation_key"],
+    )  # fmt: skip
+    return _place(port, Doorbell(bell), channel, welcome), welcome, counters
+
+
+def visit(path: str) -> Place:
+    """Join the server that listens there as a guest, a process that is not of it; returns when all models are known.
+
+    Raises ShoalError where there is no room for one, OSError or EOFError where there is no server of this user's.
+    """
+    channel = control.visit(path)
+    try:
+        welcome, (own, link, bell_fd) = _receive_welcome(channel)
+        bell = GuestBell(bell_fd)
+        # Pages come as they are used: most guests use few.
+        port = Port(
+            Segment.attach(own, populate=False),
+            SegmentView.attach(link),
+            bell,
+            welcome["max_in_flight"],
+            welcome["correlation_key"],
+            asks_for_segments=True,
+        )
+        place = _place(port, bell, channel, welcome)
+        channel.acknowledge(welcome)
+        message = welcome
+        while message["op"] != "started":
+            message, fds = channel.receive()
+            place.apply(message, fds)
+    except BaseException:
+        channel.close()
+        raise
+    return place
+
+
+def _receive_welcome(channel: Channel) -> tuple[Message, list[int]]:
     welcome, fds = channel.receive()
     if welcome["op"] == "failed":
         channel.close()
         raise errors.from_wire(welcome["wire"], welcome["sentence"])
-    own, link, bell, batcher_bell, counters = fds
-    port = Port(Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), welcome["max_in_flight"])
+    return welcome, fds
+
+
+def _place(port: Port, bell: Doorbell | GuestBell, channel: Channel, welcome: Message) -> Place:
     models = ModelTable(namespacing=welcome["model_namespacing"])
-    timeouts = welcome["request_timeout_s"], welcome["answer_timeout_s"]
-    return Place(port, Doorbell(bell), channel, models, *timeouts), welcome, counters
+    return Place(port, bell, channel, models, welcome["request_timeout_s"], welcome["answer_timeout_s"])

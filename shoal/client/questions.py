@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal import errors
 from shoal.control import Message
-from shoal.errors import UnavailableError
+from shoal.errors import ShoalError, UnavailableError
 
 #: How handlers ask: a verb and its arguments, of what msgpack can carry, become the answer.
 Ask = Callable[[str, dict[str, Any]], Any]
@@ -52,6 +52,13 @@ class Questions:
         if answer["wire"]:
             raise errors.from_wire(answer["wire"], answer["sentence"])
         return answer["result"]
+
+    def lose(self, why: ShoalError) -> None:
+        """There will be no answers: that is the answer to all that are waited for."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for waiter in waiting.values():
+            waiter.put({"wire": why.wire, "sentence": str(why)})
 
     def hear(self, answer: Message) -> None:
         """Pass on an answer; one that nobody waits for any more is dropped."""

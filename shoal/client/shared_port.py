@@ -16,10 +16,14 @@ from shoal.client.oversize import OversizeBlocks
 from shoal.client.place import REPLIES_FIRST, Apply, Place
 from shoal.client.questions import Questions
 from shoal.control import GONE, Message
-from shoal.errors import UnavailableError
+from shoal.errors import ShoalError, UnavailableError
 from shoal.options import SLAB_PARTS
+from shoal.shm.doorbell import GuestBell
 from shoal.shm.port import Reply
 from shoal.shm.slab import Block
+
+#: After which what could not be opened can, or never will.
+SEGMENT_NEWS = frozenset({"segment", "segment_gone"})
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +37,9 @@ class SharedPort:
 
     Of the listening thread's calls, `take` gets each reply and `apply` each message, both under the lock; `look` is
     called without it before each sleep, and says how long that may be (s; None for ever).
+
+    Where those who ask wait for the bell themselves, they call `hand_out`, and `receive` is all that is left to listen
+    for: that is how guests have it (connection.py).
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class SharedPort:
         self._channel_lock = threading.Lock()
         self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
         self._questions = Questions(self._send)
+        self._asks_for_segments = isinstance(place.bell, GuestBell)
         self._largest_shared_nbytes = place.port.slab.largest_nbytes // SLAB_PARTS
 
     # --- threads that ask ---
@@ -79,6 +87,23 @@ class SharedPort:
         with self._channel_lock:
             self._place.channel.send(message)
 
+    def allocate_beside(self, nbytes: int) -> Block:
+        """A block for a tensor of several requests, in the same places. `free` it when the last of them is answered.
+
+        Raises ShoalError.
+        """
+        if nbytes <= self._largest_shared_nbytes:
+            with self.lock:
+                block = self._port.slab.allocate(nbytes)
+            if block is not None:
+                return block
+        return self._oversize.allocate(nbytes, 0)
+
+    def lose(self, why: ShoalError) -> None:
+        """The supervisor is gone: nobody waits for its word any more."""
+        self._questions.lose(why)
+        self._oversize.lose(why)
+
     # --- the listening thread ---
 
     def start(self, name: str) -> None:
@@ -92,7 +117,7 @@ class SharedPort:
         poller.register(channel, select.EPOLLIN)
         try:
             while True:
-                events = dict(poller.poll(self._look()))
+                events = dict(poller.poll(self._pause_s()))
                 if bell in events:
                     self.deliver()
                 if channel in events:
@@ -103,16 +128,29 @@ class SharedPort:
             _log.exception("this process cannot go on without its place in the star")
             os._exit(1)  # as after any exception that nobody catches
 
+    def _pause_s(self) -> float | None:
+        pauses = [each for each in (self._look(), self._oversize.look()) if each is not None]
+        return min(pauses, default=None)
+
     def deliver(self) -> None:
         """Hand out every reply that has come."""
         self._place.bell.clear()
+        self.hand_out()
+
+    def hand_out(self) -> None:
+        """The same, after the bell was cleared."""
+        port = self._port
         with self.lock:
-            for reply in self._port.poll():
+            was_wanted = port.wanted
+            for reply in port.poll():
                 self._take(reply)
-            self._port.flush()
-            spent, self._port.spent = self._port.spent, []
+            port.flush()
+            spent, port.spent = port.spent, []
+            wanted = port.wanted if port.wanted != was_wanted else 0
+        if wanted:
+            self._send({"op": "segment_wanted", "owner": wanted})
         for ref in spent:
-            self._oversize.free(ref)
+            self._oversize.free(ref, keep=True)
 
     def receive(self) -> None:
         """Take one message of the supervisor into force and acknowledge it."""
@@ -127,3 +165,5 @@ class SharedPort:
                 self.deliver()
             with self.lock, self._channel_lock:
                 self._apply(message, fds)
+            if op in SEGMENT_NEWS and self._asks_for_segments:
+                self.hand_out()  # what lies there could not be read before

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from shoal.datatypes import BYTES, Datatype, format_shape
 from shoal.errors import InvalidArgumentError
-from shoal.model_config.signature import Signature, TensorSpec, reshaped
+from shoal.model_config.signature import SequenceSpec, Signature, TensorSpec, reshaped
+from shoal.shm.client_regions import RegionSlice
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -30,7 +31,7 @@ class ParsedInput(NamedTuple):
     name: str
     datatype: Datatype | None
     shape: tuple[int, ...]
-    data: memoryview
+    data: memoryview | RegionSlice  # BYTES are never left in a client's region: they are walked
     num_strings: int  # elements of a BYTES tensor that was JSON; -1 = still to be counted
 
 
@@ -40,7 +41,7 @@ class PreparedInput(NamedTuple):
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    data: memoryview
+    data: memoryview | RegionSlice
 
 
 class Validated(NamedTuple):
@@ -56,7 +57,13 @@ def log_prefix(request_id: str) -> str:
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
-def validate(signature: Signature, request_id: str, inputs: Sequence[ParsedInput], outputs: Iterable[str]) -> Validated:
+def validate(
+    signature: Signature,
+    request_id: str,
+    inputs: Sequence[ParsedInput],
+    outputs: Iterable[str],
+    correlation_id: int | str = 0,
+) -> Validated:
     """Checks a request against a model; the names of `inputs` are distinct. Raises InvalidArgumentError.
 
     The shape key is 0 where every input is there and of fixed size, else a hash, the same in every process, of the
@@ -88,7 +95,27 @@ def validate(signature: Signature, request_id: str, inputs: Sequence[ParsedInput
         _check_nbytes(model, request_id, each, spec.datatype)
         seen = each.shape if spec.reshape is None else each.shape[:has_batch] + reshaped(shape, spec.dims, spec.reshape)
         prepared.append(PreparedInput(each.name, spec.datatype, seen, each.data))
+    if signature.sequences is not None:
+        _check_sequence(signature.sequences, model, request_id, rows, correlation_id)
     return Validated(tuple(prepared), max(1, rows), _shape_key(signature, inputs, variable))
+
+
+def _check_sequence(spec: SequenceSpec, model: str, request_id: str, rows: int, correlation_id: int | str) -> None:
+    """What a sequence batcher asks of a request by itself; whether its sequence has begun only the batcher knows."""
+    is_string = isinstance(correlation_id, str)
+    if correlation_id and spec.correlation is not None and is_string != (spec.correlation is BYTES):
+        raise InvalidArgumentError(
+            f"{log_prefix(request_id)}sequence batching control '{spec.control}' data-type is "
+            f"'{'BYTES' if is_string else 'UINT64'}', but model '{model}' expects '{spec.correlation.name}'"
+        )
+    if rows > 1:
+        raise InvalidArgumentError(
+            f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
+        )
+    if not (correlation_id or spec.is_iterative):
+        raise InvalidArgumentError(
+            f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+        )
 
 
 def _spec(signature: Signature, name: str) -> TensorSpec:
@@ -171,6 +198,7 @@ def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Data
             )
     elif each.num_strings != num_elements:
         # What was JSON has been counted; walking it again finds the sentence.
+        assert isinstance(each.data, memoryview)
         problem = check_bytes_elements(each.data, num_elements, each.name, model)
         if problem is not None:
             raise InvalidArgumentError(log_prefix(request_id) + problem)

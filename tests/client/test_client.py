@@ -29,8 +29,6 @@ from tests.batcher.star import CLIENT, WORKER, Star
 MODEL_ID = 7  # of make_entry
 CONFIG = {"name": "m", "max_batch_size": 0}
 FAR = 1 << 62
-#: A client whose supervisor hangs up ends its process: these stay open.
-_SUPERVISORS: list[Channel] = []
 WAIT_S = 10.0
 
 
@@ -62,7 +60,7 @@ class Surroundings:
         self.slab = Slab(self.worker.own)
         self.batcher_bell = Doorbell.create()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _SUPERVISORS.append(Channel(ours))
+        ours.detach()  # a client whose supervisor hangs up ends its process: it stays open
         self.port = Port(self.end.own, self.end.link_view, self.batcher_bell, 8)
         self.port.add_segment(WORKER, self.worker.own_view)
         self.client = Client(Place(self.port, self.end.bell, Channel(theirs), ModelTable(), WAIT_S, WAIT_S))

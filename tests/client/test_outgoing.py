@@ -11,7 +11,8 @@ from shoal.client.models import ModelEntry
 from shoal.client.outgoing import Ask, Input, check
 from shoal.datatypes import FP32, INT32
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.v2.infer import block_nbytes, prepare
+from shoal.frontend.prepared import block_nbytes
+from shoal.frontend.v2.infer import prepare
 
 Make = Callable[..., ModelEntry]
 BOTH = [("A", "TYPE_FP32", [-1]), ("B", "TYPE_INT32", [2])]

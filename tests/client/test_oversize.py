@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -14,6 +15,7 @@ from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import Block, SlabView
+from shoal.shm.whole_slabs import KEEP_S
 
 
 class Surroundings:
@@ -37,10 +39,10 @@ class Surroundings:
         self.supervisor.send(message, fds)
         self.blocks.hear(*self.channel.receive())
 
-    def grant(self, request: int, owner: int) -> SegmentView:
+    def grant(self, request: int, owner: int, **more: bool) -> SegmentView:
         fd = segment.create(OVERSIZE, owner, 1, Geometry(0, 3 * 4096), sealed=True)
         view = SegmentView.attach(segment.read_only(fd))
-        self.say({"op": "oversize", "request": request, "owner": owner}, (fd,))
+        self.say({"op": "oversize", "request": request, "owner": owner, **more}, (fd,))
         os.close(fd)
         return view
 
@@ -77,6 +79,28 @@ def test_a_block_is_there_once_its_readers_have_it(channels: tuple[Channel, Chan
     assert star.heard() == {"op": "oversize_gone", "owner": 80}
 
 
+def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
+    channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    star = Surroundings(channels, pool)
+    assert star.blocks.look() is None
+    asked = star.allocate(9000)
+    star.heard()
+    star.grant(1, 80, keep=True)
+    star.heard()
+    star.say({"op": "oversize_ready", "owner": 80})
+    first = asked.result()
+    star.blocks.free(first.ref, keep=True)
+    second = star.blocks.allocate(9000, 3)  # nobody is asked
+    assert (first.ref, second.ref) == (0x000050_00000_00001, 0x000050_00000_00003)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    star.blocks.free(second.ref, keep=True)
+    assert star.blocks.look() == KEEP_S
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0 + KEEP_S)
+    assert star.blocks.look() is None
+    assert star.heard() == {"op": "oversize_gone", "owner": 80}
+
+
 def test_each_thread_hears_what_is_meant_for_it(channels: tuple[Channel, Channel], pool: ThreadPoolExecutor) -> None:
     star = Surroundings(channels, pool)
     first, second = star.allocate(5000), star.allocate(6000)
@@ -101,9 +125,11 @@ def test_a_refusal_is_raised(
         refused.result()
 
 
-def test_what_comes_too_late_is_given_back(channels: tuple[Channel, Channel], pool: ThreadPoolExecutor) -> None:
+def test_what_comes_too_late_is_given_back(
+    channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, num_descriptors: Callable[[], int]
+) -> None:
     star = Surroundings(channels, pool, wait_s=0.01)
-    num_descriptors = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     sentence = r"^Request timeout expired: no shared memory for 9000 bytes within 0\.01 s \(--request-timeout-secs\)$"
     with pytest.raises(UnavailableError, match=sentence):
         star.blocks.allocate(9000, 3)
@@ -112,7 +138,7 @@ def test_what_comes_too_late_is_given_back(channels: tuple[Channel, Channel], po
     assert star.heard() == {"op": "oversize_gone", "owner": 80}
     star.say({"op": "oversize_ready", "owner": 80})
     star.say({"op": "oversize", "request": 1, "wire": 5, "sentence": "no"})
-    assert len(os.listdir("/proc/self/fd")) == num_descriptors
+    assert num_descriptors() == before
 
 
 def test_a_block_that_no_reader_maps_in_time_is_given_back(

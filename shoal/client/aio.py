@@ -1,0 +1,266 @@
+"""`shoal.AsyncClient`: the calls of `shoal.Client` on asyncio.
+
+The event loop waits for the bell and for the control connection; there is no thread. What may wait for the supervisor,
+a connection or memory for a large tensor, does so in the loop's executor.
+"""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from shoal.client.asked import Asked, takes
+from shoal.client.call import MAX_RELOADS, Call
+from shoal.client.connection import Connection
+from shoal.client.result import Result
+from shoal.client.session import Session
+from shoal.client.sync import connect
+from shoal.errors import ConnectionLostError, InvalidArgumentError, UnavailableError
+from shoal.reasons import ModelGoneError
+
+_T = TypeVar("_T")
+
+
+class AsyncClient:
+    """A client of the server that listens at `place`, for coroutines of one event loop; see `shoal.Client`.
+
+    Many requests may be open at once: they are batched as those of many connections are.
+    """
+
+    def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
+        self._place = None if place is None else os.fspath(place)
+        if self._place is not None and "://" in self._place:
+            raise InvalidArgumentError(f"'{place}' is a URL; with asyncio, use tritonclient's own clients for those")
+        # Changed by coroutines, between two of which nothing else runs: who connects, the others wait for.
+        self._session: Session | None = None
+        self._connecting: asyncio.Future[Session] | None = None
+        self._is_closed = False
+
+    # --- inference ---
+
+    @takes(Asked)
+    async def infer(self, asked: Asked) -> Result:
+        """As `Client.infer`. A coroutine that is cancelled cancels its request."""
+        num_reloads = 0
+        while True:
+            call, news = await self._submit(asked)
+            try:
+                with call:
+                    await _await(call, news)
+                    return call.result()
+            except ModelGoneError:
+                num_reloads += 1
+                if num_reloads > MAX_RELOADS:
+                    raise
+                await _in_executor(call.connection.catch_up)
+
+    @takes(Asked)
+    async def stream(self, asked: Asked) -> AsyncIterator[Result]:
+        """As `Client.stream`: `async for result in client.stream(…)`."""
+        call, news = await self._submit(asked, is_stream=True)
+        with call:
+            while not call.is_done:
+                await _await(call, news)
+                if (result := call.next_result()) is not None:
+                    yield result
+
+    async def _submit(self, asked: Asked, *, is_stream: bool = False) -> tuple[Call, "_News"]:
+        session = await self._connected()
+        news = _News(asyncio.get_running_loop())
+
+        def submit() -> Call:
+            return session.submit(asked, news.tell, is_stream=is_stream)
+
+        return await _in_executor(submit) if session.needs_time(asked) else submit(), news
+
+    async def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
+        """As `Client.empty`."""
+        session = await self._connected()
+        return await _in_executor(lambda: session.empty(model, name, tuple(shape), version))
+
+    # --- the server ---
+
+    async def is_live(self) -> bool:
+        """Whether the server is there."""
+        try:
+            await self._connected()
+        except UnavailableError:
+            return False
+        return True
+
+    async def is_ready(self, model: str = "", *, version: str = "") -> bool:
+        """Whether the server can answer for all its models, or for one of them."""
+        if not model:
+            return await self.is_live() and bool(await self._ask("ready"))
+        return bool(await self._ask("is_ready", model, version))
+
+    async def server_metadata(self) -> dict[str, Any]:
+        """As `Client.server_metadata`."""
+        metadata: dict[str, Any] = await self._ask("server_metadata")
+        return metadata
+
+    async def model_metadata(self, model: str, *, version: str = "") -> dict[str, Any]:
+        """As `Client.model_metadata`."""
+        metadata: dict[str, Any] = await self._ask("model_metadata", model, version)
+        return metadata
+
+    async def model_config(self, model: str, *, version: str = "") -> dict[str, Any]:
+        """As `Client.model_config`."""
+        connection = (await self._connected()).connection
+        await _in_executor(connection.catch_up)
+        return connection.models.lookup(model, version or None).config
+
+    async def statistics(self, model: str = "", *, version: str = "") -> list[dict[str, Any]]:
+        """As `Client.statistics`."""
+        rows: list[dict[str, Any]] = (await self._ask("statistics", model, version))["model_stats"]
+        return rows
+
+    async def _ask(self, verb: str, model: str = "", version: str = "") -> Any:
+        shared = (await self._connected()).connection.shared
+        try:
+            return await _in_executor(lambda: shared.ask(verb, {"model": model, "version": version}))
+        except OSError as error:
+            raise ConnectionLostError(f"the server is gone: {error}") from error
+
+    # --- the connection ---
+
+    async def _connected(self) -> Session:
+        while True:
+            session = self._session
+            if session is not None and not (session.connection.is_lost or session.connection.is_exiting):
+                return session
+            if self._is_closed:
+                raise ConnectionLostError("the client is closed")
+            if self._connecting is None:
+                return await self._connect()
+            with suppress(UnavailableError):  # who connects is told; we try ourselves
+                await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> Session:
+        loop = asyncio.get_running_loop()
+        self._connecting = connecting = loop.create_future()
+        try:
+            connection = await _in_executor(lambda: connect(self._place))
+            self._session = session = Session(connection)
+            _listen(loop, connection)
+            _flush_together(loop, connection)
+            return session
+        finally:
+            self._connecting = None
+            connecting.set_result(None)
+
+    async def close(self) -> None:
+        """Hang up; requests that are open end with ConnectionLostError. Arrays stay readable."""
+        self._is_closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            _hang_up(asyncio.get_running_loop(), session.connection)
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def _await(call: Call, news: "_News") -> None:
+    deadline_s = news.loop.time() + call.limit_s
+    while not call.has_news:
+        if not await news.wait(deadline_s):
+            raise call.late()
+
+
+class _News:
+    """What a coroutine waits for; told in the loop's thread, mostly, or in the executor's."""
+
+    __slots__ = ("_future", "_thread", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._thread = threading.get_ident()
+        self._future: asyncio.Future[bool] = loop.create_future()
+
+    def tell(self) -> None:
+        """Something has come."""
+        if threading.get_ident() == self._thread:
+            self._settle(True)
+        else:
+            self.loop.call_soon_threadsafe(self._settle, True)
+
+    def _settle(self, came: bool) -> None:
+        if not self._future.done():
+            self._future.set_result(came)
+
+    async def wait(self, deadline_s: float) -> bool:
+        """Until something has come since the last call; False where it is too late."""
+        timer = self.loop.call_at(deadline_s, self._settle, False)
+        try:
+            came = await self._future
+        finally:
+            timer.cancel()
+        self._future = self.loop.create_future()
+        return came
+
+
+def _listen(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+    """Have the loop hand out what comes, for as long as somebody uses the connection."""
+    weakly = weakref.ref(connection)
+    bell_fd, channel_fd = connection.bell.fd, connection.channel.fileno()
+
+    def ring() -> None:
+        alive = weakly()
+        if alive is None:
+            loop.remove_reader(bell_fd)
+            return
+        alive.shared.deliver()
+        if alive.is_lost:
+            loop.remove_reader(bell_fd)
+        elif alive.is_exiting and not alive.num_open:
+            _hang_up(loop, alive)
+
+    def receive() -> None:
+        alive = weakly()
+        if alive is None or not alive.receive():
+            loop.remove_reader(channel_fd)
+            loop.remove_reader(bell_fd)
+
+    loop.add_reader(bell_fd, ring)
+    loop.add_reader(channel_fd, receive)
+
+
+def _flush_together(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+    """Ring once for all that the coroutines of one pass of the loop ask: those requests then share batches."""
+    thread, flush = threading.get_ident(), connection.flush
+    is_due = False
+
+    def flush_all() -> None:
+        nonlocal is_due
+        with connection.shared.lock:
+            is_due = False
+            flush()
+
+    def flush_soon() -> None:
+        nonlocal is_due
+        if threading.get_ident() != thread:
+            flush()
+        elif not is_due:
+            is_due = True
+            loop.call_soon(flush_all)
+
+    connection.flush = flush_soon
+
+
+def _hang_up(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+    loop.remove_reader(connection.bell.fd)
+    loop.remove_reader(connection.channel.fileno())
+    connection.close()
+    connection.channel.close()
+
+
+async def _in_executor(call: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(None, call)

@@ -1,0 +1,127 @@
+"""A request that was submitted over a connection, until nobody wants more of it: replies in, Results out.
+
+Whoever waits, a thread or a coroutine, does so in its own way, and then takes what has come:
+
+    with session.submit(asked, notify) as call:
+        while not call.is_done:
+            …wait until call.has_news…
+            result = call.next_result()
+"""
+
+from types import TracebackType
+
+from shoal import errors
+from shoal.client.arrays import MAX_FORMS, Array, Opened, copied, open_response, viewed
+from shoal.client.asked import Asked
+from shoal.client.connection import Connection, Waiter
+from shoal.client.models import ModelEntry
+from shoal.client.refusal import refusal
+from shoal.client.result import Result
+from shoal.errors import TimedOutError
+from shoal.reasons import Reason
+from shoal.shm.port import Reply
+
+#: Reloads of its model that one request may meet, each after it was looked up; after one more it is refused (ours).
+MAX_RELOADS = 3
+_NOTHING = Opened((), {})
+
+
+class Responses:
+    """Those of one connection. What a header says is kept, since it comes again and again."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        # Changed by open and forget; each entry is one object, and a thread that misses another's loses nothing.
+        self._opened: dict[tuple[int, bytes], Opened] = {}
+
+    def open(self, entry: ModelEntry, reply: Reply, header: bytes, block_nbytes: int) -> Opened:
+        """What a response's header says. Raises ShoalError: the failure that it tells of, or that it cannot be."""
+        if reply.status:
+            raise errors.from_wire(reply.status, str(header, "utf-8", "replace"))
+        key = entry.model_id, header
+        opened = self._opened.get(key)
+        if opened is not None and all(offset + nbytes <= block_nbytes for *_, offset, nbytes in opened.tensors):
+            return opened
+        opened = open_response(entry, header, block_nbytes)
+        if len(self._opened) >= MAX_FORMS:
+            self._opened.clear()
+        self._opened[key] = opened
+        return opened
+
+    def forget(self) -> None:
+        """The models have changed."""
+        self._opened.clear()
+
+
+class Call:
+    """Leaving its `with` before it is done cancels the request."""
+
+    __slots__ = ("_asked", "_entry", "_responses", "connection", "limit_s", "waiter")
+
+    def __init__(self, responses: Responses, asked: Asked, entry: ModelEntry, waiter: Waiter) -> None:
+        self.connection = responses.connection
+        self.waiter = waiter
+        self._responses = responses
+        self._asked = asked
+        self._entry = entry
+        #: How long an answer may take.
+        self.limit_s = self.connection.request_timeout_s if asked.timeout is None else asked.timeout
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self.waiter.replies) or self.waiter.is_over
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that will come was taken."""
+        waiter = self.waiter
+        return waiter.is_over and not waiter.replies and waiter.error is None
+
+    def result(self) -> Result:
+        """The response of a model that answers once."""
+        result = self.next_result()
+        return result if result is not None else self._made({}, _NOTHING)
+
+    def next_result(self) -> Result | None:
+        """The next response, of what has come; None where the request ended without another.
+
+        Raises ShoalError: why there is none.
+        """
+        waiter, entry = self.waiter, self._entry
+        if not waiter.replies:
+            if waiter.error is not None:
+                raise waiter.error
+            return None
+        reply = waiter.replies.popleft()
+        block, header = reply.block, reply.header
+        if block is None or header is None:
+            if reply.is_empty:
+                return None
+            error = refusal(entry, self._asked.request_id, reply, self._asked.sequence_id)
+            raise TimedOutError(str(error)) if reply.reason == Reason.TIMED_OUT else error
+        if self._asked.copy or reply.status:
+            try:
+                opened = self._responses.open(entry, reply, header, len(block))
+                return self._made(copied(opened, block), opened)
+            finally:
+                self.connection.release(reply)
+        held = self.connection.hold(reply)
+        opened = self._responses.open(entry, reply, header, len(block))
+        return self._made(viewed(opened, held), opened)
+
+    def _made(self, arrays: dict[str, Array], opened: Opened) -> Result:
+        return Result(self._entry.name, str(self._entry.version), arrays, opened.parameters)
+
+    def late(self) -> TimedOutError:
+        """What to raise where nothing came for `limit_s`."""
+        return TimedOutError(
+            f"Request timeout expired: no answer from model '{self._entry.name}' within {self.limit_s:g} s"
+        )
+
+    def __enter__(self) -> "Call":
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if error is not None or not self.is_done:
+            self.connection.cancel(self.waiter)

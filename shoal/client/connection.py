@@ -1,0 +1,326 @@
+"""A guest's connection to the server, for many threads: its place in the star, and who waits for which answer.
+
+Whoever asks waits for the bell himself: of several, one leads, hands out what comes, and wakes whom it is for; the next
+one leads when he has what he came for. A thread that did nothing but listen would cost each answer two more switches of
+threads, 30 of 90 µs. Only the control connection has a thread of its own (with asyncio it has none: aio.py).
+
+The server's end, or ours, ends all that is open with ConnectionLostError. A copy of this process that a fork makes
+shares the memory and nobody is told of it: so there the connection is let go of, and nothing is written any more.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from shoal.client.client import HeldBlock
+from shoal.client.place import Place, visit
+from shoal.client.shared_port import SharedPort
+from shoal.control import GONE, Message
+from shoal.errors import ConnectionLostError, ShoalError, UnavailableError
+from shoal.shm.doorbell import WAIT_S, GuestBell
+from shoal.shm.pieces import whole
+from shoal.shm.port import Reply
+from shoal.shm.ring import RingFullError
+from shoal.shm.slab import Block
+
+
+class Waiter:
+    """One request that is open: what has come for it, and how whoever asked is told.
+
+    `notify` is called under the connection's lock, after `replies` has grown or `error` was set.
+    """
+
+    __slots__ = ("error", "is_over", "is_wanted", "keep", "notify", "number", "replies")
+
+    def __init__(self, notify: Callable[[], None], keep: object) -> None:
+        self.number = 0
+        self.replies: deque[Reply] = deque()
+        self.error: ShoalError | None = None
+        self.is_over = False  # its last reply has come, or will never
+        self.is_wanted = True
+        self.notify = notify
+        self.keep = keep  # what must stay until then
+
+
+_living: "weakref.WeakSet[Connection]" = weakref.WeakSet()
+
+
+class Connection:
+    """One, from `start` until it is lost."""
+
+    def __init__(self, place: Place, on_exiting: Callable[[], None] = lambda: None) -> None:
+        assert isinstance(place.bell, GuestBell)
+        self.models = place.models
+        self.request_timeout_s = place.request_timeout_s
+        self.shared = SharedPort(place, self._take, self._apply)
+        self.bell = place.bell
+        self.channel = place.channel
+        self._place = place
+        self._port = place.port
+        self._lock = self.shared.lock
+        #: Shows the batcher what was pushed; called under the lock. With asyncio it does so once per pass of the loop.
+        self.flush = place.port.flush
+        self._leading = threading.Lock()
+        self._news = threading.Event()  # of a segment that an answer lies in
+        # Changed under the lock: number → request; who sleeps until woken; whether the server takes no more.
+        self._open: dict[int, Waiter] = {}
+        self._sleeping: dict[int, threading.Lock] = {}
+        self.is_lost = self.is_exiting = False
+        # Changed by finalizers, which may run anywhere, even under the lock: requests to cancel, replies to release,
+        # blocks to free.
+        self._unwanted: deque[Waiter] = deque()
+        self._unused: deque[tuple[int, int]] = deque()
+        self._unused_blocks: deque[int] = deque()
+        _living.add(self)
+
+    @classmethod
+    def to(cls, path: str) -> "Connection":
+        """A fresh one. Raises ShoalError where the server takes no more, OSError or EOFError where there is none."""
+        return cls(visit(path))
+
+    def start(self) -> None:
+        """Listen to the supervisor in a daemon thread."""
+        threading.Thread(target=self._listen, name="shoal-client", daemon=True).start()
+
+    def close(self) -> None:
+        """Hang up: what is open ends with ConnectionLostError."""
+        self.channel.shutdown()
+        self.lose("the client was closed")
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose last reply has not come."""
+        return len(self._open)
+
+    # --- asking ---
+
+    def submit(
+        self, waiter: Waiter, model_id: int, block: Block, header: int, rows: int, shape_key: int,
+        start_ns: int, priority: int = 0, timeout_us: int = 0, deadline_ns: int = 0, correlation_id: int | str = 0,
+        flags: int = 0,
+    ) -> None:  # fmt: skip
+        """Hand a filled block over; it is freed here if that fails. Raises ShoalError."""
+        with self._lock:
+            try:
+                self._refuse_if_lost()
+                waiter.number = number = self._port.submit(
+                    model_id, block, header, rows, shape_key, start_ns, priority, timeout_us,
+                    deadline_ns=deadline_ns, correlation_id=correlation_id, flags=flags,
+                )  # fmt: skip
+            except RingFullError:
+                self._port.slab.free(block.ref)
+                raise UnavailableError("Exceeds maximum queue size") from None
+            except BaseException:
+                self._port.slab.free(block.ref)
+                raise
+            self._open[number] = waiter
+            self.flush()
+
+    def allocate(self, nbytes: int) -> Block:
+        """A block of the slab for a request. Raises ShoalError."""
+        self.tidy_if_needed()
+        with self._lock:
+            self._refuse_if_lost()
+            return self._port.allocate(nbytes)
+
+    def _refuse_if_lost(self) -> None:
+        if self.is_lost:
+            raise ConnectionLostError("the connection to the server was lost")
+
+    def cancel(self, waiter: Waiter) -> None:
+        """Nobody waits any more. Its replies are let go as they come."""
+        with self._lock:
+            waiter.is_wanted = False
+            replies, waiter.replies = waiter.replies, deque()
+            if waiter.number in self._open and not self.is_lost:
+                with suppress(RingFullError):  # unasked to end, it is answered in vain
+                    self._port.cancel(waiter.number)
+            for reply in replies:
+                self._release(reply.number, reply.part, reply)
+            self.flush()
+
+    def release(self, reply: Reply) -> None:
+        """A reply's block was read."""
+        with self._lock:
+            self._release(reply.number, reply.part, reply)
+            self.flush()
+
+    def _release(self, number: int, part: int, reply: Reply) -> None:
+        if reply.block is not None and not self.is_lost:
+            try:
+                self._port.release(number, part, prompt=False)
+            except RingFullError:  # thousands at once: it is tried again when the batcher has read
+                self._unused.append((number, part))
+
+    # --- waiting, in the threads that ask ---
+
+    def wait(self, waiter: Waiter, sleeper: threading.Lock, deadline_s: float) -> bool:
+        """Until something has come for `waiter`, whose `notify` releases the locked `sleeper`; False if it is late."""
+        leading = self._leading
+        while not (waiter.replies or waiter.is_over):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            if leading.acquire(blocking=False):
+                try:
+                    self._lead(waiter, deadline_s)
+                finally:
+                    leading.release()
+                    self._appoint()
+                continue
+            with self._lock:
+                self._sleeping[waiter.number] = sleeper
+            # Whoever led may have gone before we were in the list, and have woken nobody.
+            if leading.locked():
+                sleeper.acquire(timeout=left_s)
+            with self._lock:
+                self._sleeping.pop(waiter.number, None)
+        # Whoever was woken to lead and had got his answer meanwhile passes it on.
+        if self._sleeping and not leading.locked():
+            self._appoint()
+        if self.is_exiting and not self._open:
+            self.close()
+        return True
+
+    def _lead(self, waiter: Waiter, deadline_s: float) -> None:
+        # Whoever silenced the bell before has handed out what it had rung for.
+        hand_out, bell, port = self.shared.hand_out, self.bell, self._port
+        while not (waiter.replies or waiter.is_over):
+            if port.wanted:
+                self._news.wait(WAIT_S)
+                self._news.clear()
+            elif not bell.wait():
+                self._news.wait(WAIT_S)  # hung up: whoever listens to the supervisor says so
+            hand_out()
+            if time.monotonic() >= deadline_s:
+                return
+
+    def _appoint(self) -> None:
+        """Wake somebody who sleeps, to lead."""
+        if self._sleeping:
+            with self._lock:
+                for sleeper in self._sleeping.values():
+                    if sleeper.locked():
+                        sleeper.release()
+                        return
+
+    # --- what comes: under the lock, in whichever thread ---
+
+    def _take(self, reply: Reply) -> None:
+        waiter = self._open.get(reply.number)
+        if reply.is_final:
+            self._open.pop(reply.number, None)
+        if waiter is None or not waiter.is_wanted:
+            self._release(reply.number, reply.part, reply)
+            return
+        waiter.replies.append(reply)
+        if reply.is_final:
+            waiter.is_over = True
+        waiter.notify()
+
+    def _apply(self, message: Message, fds: list[int]) -> None:
+        if message["op"] == "exiting":
+            self.is_exiting = True
+        self._place.apply(message, fds)
+
+    def lose(self, why: str) -> None:
+        """Everything that is open ends here, once."""
+        with self._lock:
+            if self.is_lost:
+                return
+            self.is_lost = True
+            waiters = list(self._open.values())
+            self._open.clear()
+            for waiter in waiters:
+                waiter.error = ConnectionLostError(why)
+                waiter.is_over = True
+                waiter.notify()
+        self._news.set()
+        self.shared.lose(ConnectionLostError(why))
+        self.bell.hang_up()
+
+    # --- memory that nobody looks at any more ---
+
+    def hold(self, reply: Reply) -> HeldBlock:
+        """A reply's block as an array, which is released when nothing looks into it any more."""
+        assert reply.block is not None
+        held = HeldBlock((len(reply.block),), np.uint8, whole(reply.block))
+        weakref.finalize(held, self._unused.append, (reply.number, reply.part)).atexit = False
+        return held
+
+    def let_go_of_block(self, ref: int) -> None:
+        """A block of `shared.allocate_beside` is of no more use. From finalizers, which may run anywhere."""
+        self._unused_blocks.append(ref)
+
+    def let_go_of(self, waiter: Waiter) -> None:
+        """Nobody waits for a request any more, if it is open at all. From finalizers, which may run anywhere."""
+        if waiter.is_wanted and not (waiter.is_over and not waiter.replies):
+            self._unwanted.append(waiter)
+
+    def tidy_if_needed(self) -> None:
+        """The same as `tidy`, at little cost where there is nothing."""
+        if self._unused or self._unused_blocks or self._unwanted:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Give back what finalizers have found of no more use."""
+        while self._unwanted:
+            self.cancel(self._unwanted.popleft())
+        while self._unused_blocks and not self.is_lost:
+            self.shared.free(self._unused_blocks.popleft())
+        with self._lock:
+            while self._unused and not self.is_lost and not self._port.is_crowded:
+                self._port.release(*self._unused.popleft(), prompt=False)
+            self.flush()
+
+    # --- the control connection ---
+
+    def _listen(self) -> None:
+        while self.receive():
+            pass
+
+    def receive(self) -> bool:
+        """Take the supervisor's next message into force; False where there will be none."""
+        try:
+            self.shared.receive()
+        except (*GONE, OSError):
+            self.lose("the server is gone, or has hung up")
+            self.channel.close()
+            return False
+        self._news.set()
+        self.tidy_if_needed()
+        if self.is_exiting and not self._open:
+            self.lose("the server is stopping")
+            self.channel.close()
+            return False
+        return True
+
+    def catch_up(self) -> None:
+        """Wait until all that the supervisor has said is in force: what else was asked of the server may have changed
+        its models. Not in the thread that listens. Raises ShoalError."""
+        try:
+            self.shared.ask("ping", {})
+        except OSError as error:
+            raise ConnectionLostError(f"the server is gone: {error}") from error
+
+    def abandon(self) -> None:
+        """In a copy of the process: close the copy's descriptors, so that the server sees the end of the original, and
+        touch nothing that is shared."""
+        self.is_lost = True
+        self._open.clear()
+        self.channel.close()
+        self.bell.close()
+
+
+def _after_fork() -> None:
+    for connection in list(_living):
+        connection.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,233 @@
+"""The calls of `shoal.Client` over the network, with tritonclient, which must be installed for that.
+
+Nothing is shared there: `empty` gives an ordinary array, every output is the caller's own, and `copy` changes nothing.
+What the protocols have in common; what not is in remote_http.py and remote_grpc.py.
+"""
+
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal import reasons
+from shoal.client.asked import Asked, takes
+from shoal.client.result import Result
+from shoal.client.sync import Client
+from shoal.datatypes import BF16, BY_NAME, BYTES
+from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, TimedOutError, UnavailableError
+from shoal.request import Parameters
+
+#: How tritonclient's get_… end, by the verbs of Client.
+_SUBJECTS = {
+    "server_metadata": "server_metadata",
+    "model_metadata": "model_metadata",
+    "model_config": "model_config",
+    "statistics": "inference_statistics",
+}
+
+
+class Response(NamedTuple):
+    """One, read: `outputs` are names and datatypes."""
+
+    model_version: str
+    outputs: Iterable[tuple[str, str]]
+    parameters: Parameters
+
+
+def remote_kind(url: str) -> "type[RemoteClient]":
+    """Whose the URL is. Raises InvalidArgumentError."""
+    from shoal.client.remote_grpc import GrpcClient
+    from shoal.client.remote_http import HttpClient
+
+    scheme, _, address = url.partition("://")
+    kinds: dict[str, type[RemoteClient]] = {each.scheme: each for each in (HttpClient, GrpcClient)}
+    if scheme not in kinds or not address:
+        raise InvalidArgumentError(f"a server's URL is http://host:port or grpc://host:port, not '{url}'")
+    return kinds[scheme]
+
+
+class RemoteClient(Client):
+    """`Client("http://host:port")` and `Client("grpc://host:port")`."""
+
+    scheme: ClassVar[str]
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self._address = place.partition("://")[2].rstrip("/")
+        try:
+            self._triton = import_module(f"tritonclient.{self.scheme}")
+        except ImportError as error:
+            raise ConnectionLostError(
+                f"{place} needs pip install 'tritonclient[{self.scheme}]', which is not there: {error}"
+            ) from error
+        # Changed by _client and close; each thread's own, and each process's: nobody else writes to the socket.
+        self._local = threading.local()
+
+    # --- what the protocols have of their own ---
+
+    @abstractmethod
+    def _connect(self, timeout: float | None) -> Any:
+        """A client of tritonclient's for calls with this timeout."""
+
+    @abstractmethod
+    def _limits(self, asked: Asked) -> dict[str, Any]:
+        """Arguments of tritonclient's `infer` that are for itself, not for the server."""
+
+    @abstractmethod
+    def _read(self, answer: Any) -> Response:
+        """What an InferResult says."""
+
+    @abstractmethod
+    def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
+        """What tritonclient's get_… answers, in HTTP's form."""
+
+    @abstractmethod
+    def _error(self, status: str, sentence: str, details: str) -> ShoalError:
+        """What tritonclient's exception stands for."""
+
+    # --- inference ---
+
+    @takes(Asked)
+    def infer(self, asked: Asked) -> Result:
+        """As `Client.infer`; `copy` changes nothing here."""
+        inputs, arguments = self._inputs(asked), self._arguments(asked)
+        arguments |= self._limits(asked)
+        answer = self._call(lambda client: client.infer(asked.model, inputs, **arguments), asked.timeout)
+        return self._result(asked.model, answer)
+
+    def _arguments(self, asked: Asked) -> dict[str, Any]:
+        """Of tritonclient's calls, beside model and inputs."""
+        outputs = [self._triton.InferRequestedOutput(each) for each in asked.outputs or ()]
+        return {
+            "model_version": asked.version,
+            "outputs": outputs or None,
+            "request_id": asked.request_id,
+            "sequence_id": asked.sequence_id,
+            "sequence_start": asked.sequence_start,
+            "sequence_end": asked.sequence_end,
+            "priority": asked.priority,
+            "timeout": asked.timeout_us or None,
+            "parameters": dict(asked.parameters or {}),
+        }
+
+    def _inputs(self, asked: Asked) -> list[Any]:
+        known = self.model_metadata(asked.model, version=asked.version) if _needs_metadata(asked.inputs) else None
+        datatypes = {each["name"]: each["datatype"] for each in known["inputs"]} if known else {}
+        given = []
+        for name, value in asked.inputs.items():
+            wanted = BY_NAME.get(datatypes.get(name, ""))
+            try:
+                array = value if isinstance(value, np.ndarray) else np.asarray(value, wanted and wanted.dtype)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise InvalidArgumentError(f"input '{name}' cannot be made an array: {error}") from error
+            if wanted is BF16 and array.dtype == BF16.dtype:
+                word, array = BF16.name, _as_bf16(array)
+            else:
+                word = _word_of(name, array)
+            tensor = self._triton.InferInput(name, list(array.shape), word)
+            tensor.set_data_from_numpy(array.astype(np.object_) if word == BYTES.name else array)
+            given.append(tensor)
+        return given
+
+    def _result(self, model: str, answer: Any) -> Result:
+        response = self._read(answer)
+        arrays = {name: _own(answer.as_numpy(name), datatype) for name, datatype in response.outputs}
+        return Result(model, response.model_version, arrays, response.parameters)
+
+    def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
+        """An ordinary array of the input's datatype."""
+        for tensor in self.model_metadata(model, version=version)["inputs"]:
+            if tensor["name"] == name:
+                return np.empty(tuple(shape), BY_NAME[tensor["datatype"]].dtype)
+        raise InvalidArgumentError(f"unexpected inference input '{name}' for model '{model}'")
+
+    # --- the server ---
+
+    def is_live(self) -> bool:
+        """Whether the server is there."""
+        try:
+            return bool(self._call(lambda client: client.is_server_live()))
+        except ShoalError:
+            return False
+
+    def is_ready(self, model: str = "", *, version: str = "") -> bool:
+        """Whether the server can answer for all its models, or for one of them."""
+        if not model:
+            return bool(self._call(lambda client: client.is_server_ready()))
+        return bool(self._call(lambda client: client.is_model_ready(model, version)))
+
+    def model_config(self, model: str, *, version: str = "") -> dict[str, Any]:
+        """As `Client.model_config`."""
+        config: dict[str, Any] = self._ask("model_config", model, version)
+        return config
+
+    def _ask(self, verb: str, model: str = "", version: str = "") -> Any:
+        return self._get(_SUBJECTS[verb], (model, version) if verb != "server_metadata" else ())
+
+    # --- the connection ---
+
+    def _call(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            return call(self._client(timeout))
+        except InferenceServerException as error:
+            raise self._known(error) from error
+        except TimeoutError as error:
+            raise TimedOutError(f"Request timeout expired: no answer from {self._address}") from error
+        except OSError as error:
+            raise ConnectionLostError(f"no server is found at {self._address}: {error}") from error
+
+    def _known(self, error: Any) -> ShoalError:
+        known = self._error(str(error.status() or ""), str(error.message()), str(error.debug_details()))
+        is_late = isinstance(known, UnavailableError) and str(known) == reasons.TIMED_OUT
+        return TimedOutError(str(known)) if is_late else known
+
+    def _client(self, timeout: float | None) -> Any:
+        if self._is_closed:
+            raise ConnectionLostError("the client is closed")
+        clients: dict[tuple[int, float | None], Any] = self._local.__dict__.setdefault("clients", {})
+        key = os.getpid(), timeout
+        if key not in clients:
+            clients[key] = self._connect(timeout)
+        return clients[key]
+
+    def close(self) -> None:
+        """Close this thread's connections; there will be no others."""
+        self._is_closed = True
+        for client in self._local.__dict__.pop("clients", {}).values():
+            client.close()
+
+
+def _needs_metadata(inputs: Mapping[str, Any]) -> bool:
+    """Whether the datatype of an input does not follow from what was given: lists, and what may be BF16."""
+    return any(not isinstance(each, np.ndarray) or each.dtype == BF16.dtype for each in inputs.values())
+
+
+def _word_of(name: str, array: NDArray[Any]) -> str:
+    from tritonclient.utils import np_to_triton_dtype
+
+    word = BYTES.name if array.dtype.kind in "OSU" else np_to_triton_dtype(array.dtype)
+    if word is None:
+        raise InvalidArgumentError(f"input '{name}' is an array of {array.dtype}, which is no datatype")
+    return str(word)
+
+
+def _as_bf16(words: NDArray[Any]) -> NDArray[Any]:
+    """What tritonclient takes for BF16: ml_dtypes' arrays, or, older ones, float32."""
+    from tritonclient.utils import triton_to_np_dtype
+
+    wanted = np.dtype(triton_to_np_dtype(BF16.name))
+    return words.view(wanted) if wanted.itemsize == 2 else (words.astype(np.uint32) << 16).view(np.float32)
+
+
+def _own(array: NDArray[Any], datatype: str) -> NDArray[Any]:
+    """What tritonclient gives, as the caller's own."""
+    if datatype == BF16.name and array.dtype != BF16.dtype:
+        array = array.view(np.uint16) if array.itemsize == 2 else (array.view(np.uint32) >> 16).astype(np.uint16)
+    return array if array.flags.writeable else array.copy()

@@ -1,0 +1,115 @@
+"""`Client("grpc://host:port")`. Answers that HTTP has as JSON are messages here, and take its form."""
+
+import queue
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from shoal import errors
+from shoal.client.asked import Asked, takes
+from shoal.client.remote import RemoteClient, Response
+from shoal.client.result import Result
+from shoal.errors import ConnectionLostError, InternalError, ShoalError, TimedOutError
+
+_BY_STATUS = {
+    "UNKNOWN": errors.UnknownError,
+    "INVALID_ARGUMENT": errors.InvalidArgumentError,
+    "NOT_FOUND": errors.NotFoundError,
+    "UNAVAILABLE": errors.UnavailableError,
+    "UNIMPLEMENTED": errors.UnsupportedError,
+    "ALREADY_EXISTS": errors.AlreadyExistsError,
+    "CANCELLED": errors.CancelledError,
+    "DEADLINE_EXCEEDED": TimedOutError,
+}
+_FINAL = "triton_final_response"
+#: tritonclient's answers to a stream: a result, or an error.
+_Answers: TypeAlias = "queue.SimpleQueue[tuple[Any, Any]]"
+
+
+class GrpcClient(RemoteClient):
+    """Of tritonclient.grpc."""
+
+    scheme = "grpc"
+
+    @takes(Asked)
+    def stream(self, asked: Asked) -> Iterator[Result]:
+        """As `Client.stream`."""
+        inputs, arguments = self._inputs(asked), self._arguments(asked)
+        answers: _Answers = queue.SimpleQueue()
+        client = self._connect(None)  # a client has one stream at a time
+        # Errors with a status, not sentences alone.
+        client.start_stream(lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"})
+        client.async_stream_infer(asked.model, inputs, **arguments, enable_empty_final_response=True)
+        results = self._answers(asked, client, answers)
+        # One that is dropped before its first answer was asked for ends without a word.
+        weakref.finalize(results, client.stop_stream, cancel_requests=True)
+        return results
+
+    def _answers(self, asked: Asked, client: Any, answers: _Answers) -> Iterator[Result]:
+        try:
+            while True:
+                try:
+                    answer, error = answers.get(timeout=asked.timeout)
+                except queue.Empty:
+                    raise TimedOutError(f"Request timeout expired: no answer from model '{asked.model}'") from None
+                if error is not None:
+                    raise self._known(error)
+                response = answer.get_response()
+                is_final = response.parameters[_FINAL].bool_param
+                if response.outputs or not is_final:
+                    yield self._result(asked.model, answer)
+                if is_final:
+                    return
+        finally:
+            client.stop_stream(cancel_requests=True)
+            client.close()
+
+    def _connect(self, timeout: float | None) -> Any:
+        del timeout  # a call's own
+        return self._triton.InferenceServerClient(self._address)
+
+    def _read(self, answer: Any) -> Response:
+        response = answer.get_response()
+        outputs = [(each.name, each.datatype) for each in response.outputs]
+        parameters = {
+            name: getattr(value, value.WhichOneof("parameter_choice"))
+            for name, value in response.parameters.items()
+            if name != _FINAL
+        }
+        return Response(response.model_version, outputs, parameters)
+
+    def _limits(self, asked: Asked) -> dict[str, Any]:
+        return {"client_timeout": asked.timeout}
+
+    def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
+        message = self._call(lambda client: getattr(client, f"get_{subject}")(*arguments))
+        return plain(message.config if subject == "model_config" else message)
+
+    def _error(self, status: str, sentence: str, details: str) -> ShoalError:
+        word = status.rpartition(".")[2]
+        if word == "UNAVAILABLE" and "received from peer" not in details:
+            return ConnectionLostError(f"no server is found at {self._address}: {sentence}")
+        return _BY_STATUS.get(word, InternalError)(sentence)
+
+
+def plain(message: Any) -> dict[str, Any]:
+    """A message as HTTP's JSON has it: every field but messages that are not there, numbers as numbers."""
+    known = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if hasattr(value, "items"):
+            value = {key: _plain_value(value[key], field) for key in value}
+        elif hasattr(value, "extend"):
+            value = [_plain_value(each, field) for each in value]
+        elif field.message_type is not None and not message.HasField(field.name):
+            continue
+        else:
+            value = _plain_value(value, field)
+        known[field.name] = value
+    return known
+
+
+def _plain_value(value: Any, field: Any) -> Any:
+    if hasattr(value, "DESCRIPTOR"):
+        return plain(value)
+    return field.enum_type.values_by_number[value].name if field.enum_type is not None else value

@@ -1,0 +1,57 @@
+"""`Client("http://host:port")`. Its errors are known by their HTTP status alone."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shoal import errors
+from shoal.client.asked import Asked, takes
+from shoal.client.remote import RemoteClient, Response
+from shoal.client.result import Result
+from shoal.errors import InvalidArgumentError, ShoalError, TimedOutError, UnsupportedError
+
+_BY_STATUS = {str(each.http_status): each for each in errors.BY_WIRE.values() if each.http_status != 400}
+
+
+class HttpClient(RemoteClient):
+    """Of tritonclient.http, whose client is one thread's, and whose timeout is the connection's."""
+
+    scheme = "http"
+
+    @takes(Asked)
+    def stream(self, asked: Asked) -> Iterator[Result]:
+        """HTTP has no stream of tensors."""
+        raise UnsupportedError(
+            f"HTTP has no stream of tensors: ask model '{asked.model}' at a grpc:// URL, or at the server's socket"
+        )
+
+    def is_ready(self, model: str = "", *, version: str = "") -> bool:
+        """As `Client.is_ready`."""
+        if super().is_ready(model, version=version):
+            return True
+        if model:  # the answer has no reason; of a model that nobody knows this raises it
+            try:
+                self.model_metadata(model, version=version)
+            except errors.UnavailableError:
+                return False
+        return False
+
+    def _connect(self, timeout: float | None) -> Any:
+        limits = {} if timeout is None else {"network_timeout": timeout}
+        return self._triton.InferenceServerClient(self._address, **limits)
+
+    def _read(self, answer: Any) -> Response:
+        response = answer.get_response()
+        outputs = [(each["name"], each["datatype"]) for each in response.get("outputs", ())]
+        return Response(str(response.get("model_version", "")), outputs, response.get("parameters", {}))
+
+    def _limits(self, asked: Asked) -> dict[str, Any]:
+        return {}
+
+    def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
+        return dict(self._call(lambda client: getattr(client, f"get_{subject}")(*arguments)))
+
+    def _error(self, status: str, sentence: str, details: str) -> ShoalError:
+        del details
+        if "timed out" in sentence:
+            return TimedOutError(sentence)
+        return _BY_STATUS.get(status, InvalidArgumentError)(sentence)  # 400 is most often a wrong argument

@@ -1,0 +1,110 @@
+"""Arrays that are the memory of requests: filled in place, named by requests, never copied.
+
+By their addresses, so that a view or a slice of one is as good. A block goes back when no array over it is left.
+"""
+
+import threading
+import weakref
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from shoal.client.arrays import Array, Lent
+from shoal.client.client import HeldBlock
+from shoal.datatypes import Datatype
+from shoal.options import MIB
+from shoal.shm.layout import UNIT
+from shoal.shm.slab import Block
+
+#: Smaller tensors are copied: to read a header that names another's block costs as much as to copy this (ours).
+LEND_NBYTES = 32 * 1024
+#: What a copy of an array lay in is kept for the next one, up to so much: 64 connections, the default for
+#: --client-count, then keep no more than the half of --shm-oversize-mib that clients may have (ours).
+MAX_SPARE_NBYTES = 16 * MIB
+
+
+class RequestMemory:
+    """Of one connection. `let_go` gets blocks from finalizers, which may run anywhere."""
+
+    def __init__(self, let_go: Callable[[int], None]) -> None:
+        self._let_go = let_go
+        self._lock = threading.Lock()
+        # Changed under the lock: (first address, end, block) of each, in order. Read without it, as one object.
+        self._spans: list[tuple[int, int, int]] = []
+        # Changed by finalizers, which may run while this very thread has the lock: those that are no more.
+        self._gone: deque[tuple[int, int, int]] = deque()
+        # Changed by finalizers, and by who takes it: the memory of the last copy.
+        self._spare: deque[HeldBlock] = deque(maxlen=1)
+
+    def array(self, block: Block, shape: tuple[int, ...], datatype: Datatype) -> Array:
+        """An array over a block, which goes back when the last array that looks into it is gone."""
+        return np.ndarray(shape, datatype.dtype, self._held(block))
+
+    def copy(self, array: Array, datatype: Datatype, allocate: Callable[[int], Block]) -> Array:
+        """A copy of a large array that requests can name.
+
+        It lies where the last one lay, if it fits there and that one is gone: to make the memory takes four times as
+        long as to fill it.
+        """
+        held = self._take_spare()
+        if held is None or held.nbytes < array.nbytes:
+            held = None  # goes back before there is another
+            held = self._held(allocate(array.nbytes))
+        copy = np.ndarray(array.shape, datatype.dtype, held)
+        if held.nbytes <= MAX_SPARE_NBYTES + UNIT:
+            weakref.finalize(copy, self._spare.append, held).atexit = False
+        copy[...] = array
+        return copy
+
+    def _take_spare(self) -> HeldBlock | None:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return None
+
+    def drop_spare(self) -> bool:
+        """Give the memory of the last copy back; False where there is none."""
+        return self._take_spare() is not None
+
+    def _held(self, block: Block) -> HeldBlock:
+        held = HeldBlock((len(block.memory),), np.uint8, block.memory)
+        address = address_of(held)
+        span = (address, address + held.nbytes, block.ref)
+        self._forget()
+        with self._lock:
+            spans = self._spans.copy()
+            insort(spans, span)
+            self._spans = spans
+        weakref.finalize(held, self._end, span).atexit = False
+        return held
+
+    def find(self, array: Array) -> Lent | None:
+        """Where an array lies that need not be copied."""
+        if self._gone:
+            self._forget()
+        spans = self._spans
+        if not spans or array.nbytes < LEND_NBYTES or not array.flags.c_contiguous:
+            return None
+        address = address_of(array)
+        index = bisect_right(spans, (address, 1 << 64, 0)) - 1
+        if index < 0:
+            return None
+        start, end, ref = spans[index]
+        return Lent(ref, address - start) if address + array.nbytes <= end else None
+
+    def _end(self, span: tuple[int, int, int]) -> None:
+        self._gone.append(span)
+        self._let_go(span[2])
+
+    def _forget(self) -> None:
+        with self._lock:
+            gone = {self._gone.popleft() for _ in range(len(self._gone))}
+            self._spans = [each for each in self._spans if each not in gone]
+
+
+def address_of(array: Array) -> int:
+    """Of its first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address

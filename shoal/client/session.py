@@ -1,0 +1,165 @@
+"""Requests over one connection: what is asked in, a Call out. What Client and AsyncClient share."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal import errors
+from shoal.client import arrays as forms
+from shoal.client.arrays import Form, Lent
+from shoal.client.asked import Asked
+from shoal.client.call import Call, Responses
+from shoal.client.connection import Connection, Waiter
+from shoal.client.models import ModelEntry
+from shoal.client.outgoing import Outgoing
+from shoal.client.request_memory import LEND_NBYTES, RequestMemory
+from shoal.datatypes import BYTES, checked_nbytes
+from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.options import MIB
+from shoal.shm.layout import unpack_span
+from shoal.shm.slab import Block
+
+#: Larger tensors get blocks of their own, in the slab or beside it: a request's own block is then always in the slab.
+BESIDE_NBYTES = 1 * MIB
+#: The largest header that the server reads (batcher/guests.py).
+MAX_HEADER_BYTES = 1 << 20
+
+
+class Session:
+    """One connection's."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._memory = RequestMemory(connection.let_go_of_block)
+        self._responses = Responses(connection)
+        # Changed by submit; each entry is one object, and a thread that misses another's loses nothing.
+        self._num_changes = -1
+        self._forms: dict[Any, Form] = {}
+
+    def empty(self, model: str, name: str, shape: tuple[int, ...], version: str = "") -> NDArray[Any]:
+        """An array in memory that requests can name. May wait for the supervisor. Raises ShoalError."""
+        entry = self.find(model, version)
+        spec = entry.signature.inputs.get(name)
+        if spec is None:
+            raise InvalidArgumentError(f"unexpected inference input '{name}' for model '{model}'")
+        if spec.datatype is BYTES:
+            raise InvalidArgumentError(f"input '{name}' of model '{model}' holds strings, which take no fixed place")
+        nbytes = checked_nbytes(shape, spec.datatype.itemsize)
+        return self._memory.array(self._allocate_beside(nbytes), shape, spec.datatype)
+
+    def _allocate_beside(self, nbytes: int) -> Block:
+        connection = self.connection
+        connection.tidy()
+        try:
+            try:
+                return connection.shared.allocate_beside(max(1, nbytes))
+            except UnavailableError:
+                if not self._memory.drop_spare():
+                    raise
+                connection.tidy()
+                return connection.shared.allocate_beside(max(1, nbytes))
+        except OSError as error:
+            raise ConnectionLostError(f"the server is gone: {error}") from error
+
+    def find(self, model: str, version: str) -> ModelEntry:
+        """The version that is meant, if it can answer; may wait for the supervisor. Raises ShoalError."""
+        try:
+            return self._find(model, version)
+        except ShoalError:
+            self.connection.catch_up()  # it may have been loaded since
+            return self._find(model, version)
+
+    def _find(self, model: str, version: str) -> ModelEntry:
+        entry = self.connection.models.lookup(model, version or None)
+        if not entry.ready:
+            raise UnavailableError(f"Request for unknown model: '{model}' is not ready")
+        return entry
+
+    def needs_time(self, asked: Asked) -> bool:
+        """Whether `submit` may wait for the supervisor, which it does for models that cannot answer as far as we know,
+        and for large arrays that are not in our memory."""
+        try:
+            self._find(asked.model, asked.version)
+        except ShoalError:
+            return True
+        return any(
+            isinstance(array, np.ndarray) and array.nbytes > BESIDE_NBYTES and self._memory.find(array) is None
+            for array in asked.inputs.values()
+        )
+
+    def submit(self, asked: Asked, notify: Callable[[], None], *, is_stream: bool = False) -> Call:
+        """Check a request and hand it over. Raises ShoalError."""
+        connection = self.connection
+        if connection.models.num_changes != self._num_changes:
+            self._num_changes = connection.models.num_changes
+            self._forms.clear()
+            self._responses.forget()
+        key = self._key(asked)
+        form = self._forms.get(key) if key is not None else None
+        if form is None:
+            return self._submit_checked(key, asked, notify, is_stream=is_stream)
+        _check_kind(form.entry, is_stream=is_stream)
+        block = connection.allocate(form.nbytes)
+        arrays = tuple(asked.inputs.values())
+        span = form.write(block.memory, arrays)
+        return self._hand_over(asked, form, block, span, Waiter(notify, arrays if form.lends else None))
+
+    def _key(self, asked: Asked) -> Any:
+        """What requests that look alike have in common; None where they are looked at one by one."""
+        if not asked.is_plain:
+            return None
+        key: list[Any] = [asked.model, asked.version, tuple(asked.outputs or ())]
+        for name, array in asked.inputs.items():
+            if type(array) is not np.ndarray:
+                return None
+            key += (name, array.dtype, array.shape)
+            if array.nbytes >= LEND_NBYTES:
+                where = self._memory.find(array)
+                if where is None and array.nbytes > BESIDE_NBYTES:
+                    return None
+                key.append(where)
+        return tuple(key)
+
+    def _submit_checked(self, key: Any, asked: Asked, notify: Callable[[], None], *, is_stream: bool) -> Call:
+        connection = self.connection
+        entry = self.find(asked.model, asked.version)
+        _check_kind(entry, is_stream=is_stream)
+        arrays = forms.as_arrays(entry, asked.inputs)
+        lent = {name: where for name, array in arrays.items() if (where := self._memory.find(array)) is not None}
+        outgoing = forms.prepare(entry, arrays, asked, lent)
+        for name, array in arrays.items():
+            if array.nbytes > BESIDE_NBYTES and name not in lent and array.dtype.kind not in "OSU":
+                datatype = entry.signature.inputs[name].datatype
+                arrays[name] = copy = self._memory.copy(array, datatype, self._allocate_beside)
+                lent[name] = self._memory.find(copy) or Lent(0, 0)
+                outgoing = forms.prepare(entry, arrays, asked, lent)
+        block = connection.allocate(outgoing.nbytes)
+        span = outgoing.write(block.memory)
+        if unpack_span(span)[1] > MAX_HEADER_BYTES:
+            connection.shared.free(block.ref)
+            raise InvalidArgumentError(f"names and parameters of a request may have at most {MAX_HEADER_BYTES} bytes")
+        if key is not None and (form := forms.form_of(outgoing, arrays, block.memory, span)) is not None:
+            if len(self._forms) >= forms.MAX_FORMS:
+                self._forms.clear()
+            self._forms[key] = form
+        return self._hand_over(asked, outgoing, block, span, Waiter(notify, arrays if lent else None))
+
+    def _hand_over(self, asked: Asked, checked: Form | Outgoing, block: Block, span: int, waiter: Waiter) -> Call:
+        entry, start_ns = checked.entry, time.monotonic_ns()
+        # A stream's timeout is each answer's, and how long a decoupled model executes says nothing of those.
+        deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
+        self.connection.submit(
+            waiter, entry.model_id, block, span, checked.rows, checked.shape_key, start_ns, asked.priority,
+            asked.timeout_us, deadline_ns, asked.sequence_id, asked.flags,
+        )  # fmt: skip
+        return Call(self._responses, asked, entry, waiter)
+
+
+def _check_kind(entry: ModelEntry, *, is_stream: bool) -> None:
+    if entry.is_decoupled and not is_stream:
+        raise errors.UnsupportedError(
+            f"model '{entry.name}' may answer a request any number of times; ask it with stream()"
+        )
