@@ -1,7 +1,8 @@
 """One gunicorn arbiter as the supervisor sees it: started early, opened when the models are ready, started again.
 
-Two run: the lanes' and the road's. Each imports what its workers need while models load, and waits for one byte before
-it touches its sockets.
+One runs for each kind of front end: the lanes of HTTP, those of gRPC, the road. Each imports what its workers need
+while models load, and waits for one byte before it touches its sockets. grpcio's server, which forks nothing, does the
+same.
 """
 
 import logging
@@ -19,23 +20,29 @@ _log = logging.getLogger(__name__)
 #: gunicorn looks at these and would take over what is not meant for it. (systemd's are gone already: notify.py.)
 FOREIGN_VARIABLES = ("GUNICORN_CMD_ARGS", "GUNICORN_FD", "GUNICORN_PID", "WEB_CONCURRENCY")
 
+_GUNICORN = ("shoal.frontend.gunicorn_main", "--config", "python:shoal.frontend.gunicorn_conf")
+
 
 class Arbiter:
-    """A gunicorn process. `on_ended` is called when it has ended after `stop`."""
+    """A process of `num_processes` front ends. `on_ended` is called when it has ended after `stop`."""
 
     def __init__(
         self,
         loop: EventLoop,
         role: str,
+        num_processes: int,
         environment: Mapping[str, str],
         fds: Sequence[int],
         on_ended: Callable[[], None],
+        module: Sequence[str] = _GUNICORN,
     ) -> None:
         self.role = role
+        self.num_processes = num_processes
         self._loop = loop
         self._environment = environment
         self._fds = fds
         self._on_ended = on_ended
+        self._module = module
         # Changed as the process starts, dies and stops.
         self._child: Child | None = None
         self._go_fd = -1
@@ -44,25 +51,25 @@ class Arbiter:
         self._num_deaths = 0
 
     def start(self) -> None:
-        """Exec gunicorn; it imports what it needs and waits for `open`."""
+        """Exec it; it imports what it needs and waits for `open`."""
         for name in FOREIGN_VARIABLES:
             os.environ.pop(name, None)
         read_fd, self._go_fd = os.pipe()
         environment = {
             **self._environment,
             "SHOAL_FRONT_END": self.role,
+            "SHOAL_PROCESSES": str(self.num_processes),
             "SHOAL_GO_FD": str(read_fd),
             "SHOAL_SUPERVISOR_PID": str(os.getpid()),
             # numpy's BLAS would start threads at import, and the arbiter must fork without any.
             "OPENBLAS_NUM_THREADS": "1",
         }
-        command = ["gunicorn", "--config", "python:shoal.frontend.gunicorn_conf"]
-        self._child = spawn(self._loop, self.role, command, environment, pass_fds=[*self._fds, read_fd])
+        self._child = spawn(self._loop, self.role, self._module, environment, pass_fds=[*self._fds, read_fd])
         self._child.watch(self._on_exit)
         os.close(read_fd)
 
     def open(self) -> None:
-        """The sockets listen: let gunicorn fork its workers."""
+        """The sockets listen: let it serve."""
         self._is_open = True
         if self._child is not None:
             os.write(self._go_fd, b"g")

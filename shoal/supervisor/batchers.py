@@ -17,6 +17,7 @@ from shoal.supervisor.children import Child, Program
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Acknowledgements, Member
 from shoal.supervisor.restarts import backoff_s
+from shoal.supervisor.silence import Silence, observe
 from shoal.supervisor.zygotes import Zygotes
 
 _log = logging.getLogger(__name__)
@@ -24,8 +25,9 @@ _log = logging.getLogger(__name__)
 #: Batchers that may end by a fault of their own, one after the other, each within FAULT_S of becoming active: the fault
 #: is in what they are told then, and only a clean start rids the server of it (ours).
 MAX_FAULTS, FAULT_S = 3, 10.0
-#: An active batcher is asked for a sign of life so often, and ended when it has given none for so long: nobody is
-#: served meanwhile, and no request fails for it (ours; requests are delayed by 1.5 s at most).
+#: An active batcher is asked for a sign of life so often, and ended when it has given none for so long though it could
+#: (silence.py): nobody is served meanwhile, and no request fails for it (ours; requests are delayed by 1.5 s at most
+#: where there are cores enough).
 PING_S, SILENCE_S = 0.5, 1.0
 
 
@@ -61,7 +63,7 @@ class Batchers:
         #: How many have been active so far; each but the first took a dead one's place.
         self.num_active = 0
         self._active_since_s = 0.0
-        self._heard_s = 0.0
+        self._silence = Silence(0.0)
         self._children: set[Child] = set()
         self.is_stopping = False
 
@@ -93,26 +95,26 @@ class Batchers:
     def _activate(self, member: Member) -> None:
         self.active = member
         self.num_active += 1
-        self._active_since_s = self._heard_s = self._loop.now_s()
+        self._active_since_s = self._loop.now_s()
+        self._silence = Silence(self._active_since_s)
         self._on_active(member)
 
     def watch(self) -> None:
         """From now on, end an active batcher that does not turn its loop."""
-        self._heard_s = self._loop.now_s()
-        self._look(self._heard_s)
+        self._hear()
+        self._look(self._loop.now_s())
 
     def _look(self, due_s: float) -> None:
         now_s = self._loop.now_s()
         if now_s - due_s > PING_S:
-            self._heard_s = (
-                now_s  # this process itself was held up, and with it perhaps the machine: nobody is to blame
-            )
-        if self.active is not None and now_s - self._heard_s >= SILENCE_S:
-            _log.error("the batcher (pid %d) has not moved for %g s; it is killed", self.active.pid, SILENCE_S)
-            self._heard_s = now_s
-            self._kill(self.active.pid)
-        elif self.active is not None:
-            self._acknowledgements.announce([(self.active, {"op": "ping"}, ())], self._hear)
+            self._hear()  # this process itself was held up, and with it perhaps the machine: nobody is to blame
+        if self.active is not None:
+            if self._silence.look(now_s, observe(self.active.pid)) >= SILENCE_S:
+                _log.error("the batcher (pid %d) has not moved for %g s; it is killed", self.active.pid, SILENCE_S)
+                self._hear()
+                self._kill(self.active.pid)
+            else:
+                self._acknowledgements.announce([(self.active, {"op": "ping"}, ())], self._hear)
         if not self.is_stopping:
             self._loop.call_after(PING_S, lambda: self._look(now_s + PING_S))
 
@@ -122,7 +124,7 @@ class Batchers:
                 child.signal(signal.SIGKILL)
 
     def _hear(self) -> None:
-        self._heard_s = self._loop.now_s()
+        self._silence.hear(self._loop.now_s())
 
     def _exited(self, child: Child, code: int) -> None:
         self._children.discard(child)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from shoal.supervisor import niceness
 from shoal.supervisor.event_loop import EventLoop
 
 #: Pids of those that run and have not been waited for. One set, as the kernel's list of a process's children is one.
@@ -26,6 +27,7 @@ class Program:
     module: Sequence[str]
     environment: Mapping[str, str]
     pass_fds: Sequence[int] = ()
+    gives_way: bool = False  # to those who serve (niceness.py), until somebody lets it join in
 
 
 class Child:
@@ -81,6 +83,10 @@ class Child:
         """It runs, as our child, under this pid. Raises ProcessLookupError where it is no more."""
         self._pidfd = os.pidfd_open(pid)
         self.pid = pid
+        if self.program.gives_way:
+            niceness.give_way(pid)
+        else:
+            niceness.join_in(pid)  # its zygote may give way
         _RUNNING.add(pid)
         self._loop.on_readable(self._pidfd, self._ended)
         for fd in self.output_fds:
@@ -116,9 +122,10 @@ def spawn(
     *,
     pass_fds: Sequence[int] = (),
     captured: bool = False,
+    gives_way: bool = False,
 ) -> Child:
     """Exec `python -m module…` with `environment` added to ours. Raises OSError where the system refuses."""
-    child = prepare(loop, Program(role, module, environment, pass_fds), captured=captured)
+    child = prepare(loop, Program(role, module, environment, pass_fds, gives_way), captured=captured)
     child.execute()
     return child
 

@@ -10,6 +10,7 @@ from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.gpu_memory import GpuMemory
 from shoal.supervisor.oom_kills import OomKills
+from shoal.supervisor.rate_limits import RateLimits
 from shoal.supervisor.readiness import Readiness
 from shoal.supervisor.star import Star
 from shoal.supervisor.zygotes import Zygotes
@@ -46,3 +47,4 @@ class Host:
     readiness: Readiness
     oom_kills: OomKills = field(default_factory=OomKills)
     gpu_memory: GpuMemory = field(default_factory=GpuMemory)
+    rate_limits: RateLimits = field(default_factory=RateLimits)

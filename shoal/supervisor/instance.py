@@ -22,6 +22,7 @@ from shoal.placement import Placement
 from shoal.process import pin_threads
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor import niceness
 from shoal.supervisor.children import Child
 from shoal.supervisor.death import Death, last_words
 from shoal.supervisor.hangs import Execution
@@ -168,10 +169,9 @@ class Instance:
         """Start the worker. It has --model-load-timeout-secs to come up."""
         self.state = InstanceState.STARTING
         self.num_starts += 1
-        self._error = None
-        self._is_over_limit = False
-        self._num_oom_kills = self._host.oom_kills.count()
-        kind, program = worker_program(self.number, self.version, self.placement, self._host)
+        self._error, self._is_over_limit, self._num_oom_kills = None, False, self._host.oom_kills.count()
+        gives_way = not self._has_been_up  # who comes back after a death is missed
+        kind, program = worker_program(self.number, self.version, self.placement, self._host, gives_way=gives_way)
         self._child = self._host.zygotes.spawn(kind, program, captured=True)
         self._child.watch(self._exited)
         self._output = Output(self._host.loop, self.name, self._child)
@@ -201,6 +201,7 @@ class Instance:
         self._host.gpu_memory.leaving(self.number, self.placement)
         if was is InstanceState.UP and self._member is not None:
             self._member.send({"op": "stop"})
+            niceness.give_way(self.pid)
             limit_s = max(1, self._host.options.exit_timeout_secs)  # at 0, models are unloaded, too
             self._unless_over(limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
         else:
@@ -277,7 +278,7 @@ class Instance:
 
     def _on_mapped(self, _message: Message) -> None:
         if self._participant is not None and self.state is InstanceState.MAPPING:
-            self._host.star.announce_worker(self._participant, self.version.model_id, self._announced)
+            self._host.star.announce_worker(self._participant, self.version.model_id, self._announced, self.placement)
 
     def _announced(self) -> None:
         if self._participant is None or self.state is not InstanceState.MAPPING:
@@ -287,6 +288,7 @@ class Instance:
         self._up_since_s = self._host.loop.now_s()
         self.rss_when_up_bytes = rss_bytes(self.pid)
         self._progress = Progress(self._participant.read_only_fd, self._participant.link_fd)
+        niceness.join_in(self.pid)
         self._host.star.admit_worker(self._participant)
         self._listener.on_up(self)
 
@@ -302,7 +304,7 @@ class Instance:
 
     def _on_oversize(self, message: Message) -> None:
         if self._participant is not None:
-            self._host.star.on_oversize(self._participant, message)
+            self._host.star.payloads.hear(self._participant, message)
 
     def _on_segment_wanted(self, message: Message) -> None:
         if self._participant is not None:
@@ -330,6 +332,8 @@ class Instance:
         if self._member is not None:
             self._member.drain()
         was, self.state = self.state, InstanceState.DOWN
+        if was is InstanceState.UP and not self._is_leaving:
+            self._listener.on_down(self)  # clients first: who is told of the death asks next whether it is ready again
         self._host.metrics.leave(self.number)
         self._host.gpu_memory.left(self.number, self.placement)
         death = self._account(child, code, was)
@@ -360,7 +364,7 @@ class Instance:
             now_s - self._up_since_s if was is InstanceState.UP else 0.0,
             has_completed=progress is not None and progress.has_completed,
         )
-        self._restart_later(error, was, verdict)
+        self._restart_later(error, verdict)
 
     def _account(self, child: Child, code: int, was: InstanceState) -> Death:
         """What is known of a worker's end."""
@@ -378,7 +382,7 @@ class Instance:
             self.placement.kind != "KIND_CPU",
         )
 
-    def _restart_later(self, error: ShoalError, was: InstanceState, verdict: Verdict) -> None:
+    def _restart_later(self, error: ShoalError, verdict: Verdict) -> None:
         if verdict.is_failed:
             self.state, self._is_failed = InstanceState.FAILED, True
             _log.error(
@@ -387,8 +391,6 @@ class Instance:
             )  # fmt: skip
         else:
             _log.error("%s; it is started again in %g s", error, verdict.pause_s)
-        if was is InstanceState.UP:
-            self._listener.on_down(self)
         if verdict.is_failed:
             self._listener.on_failed(self, str(error))
         self._host.loop.call_after(verdict.pause_s, self._restart)

@@ -74,7 +74,7 @@ class Ledger:
             "descriptors": descriptors(),
             "children": num_children(),
             "shared_bytes": shared_bytes(),
-            **self._star.oversize_counts,
+            **self._star.payloads.counts,
         }
 
 

@@ -1,7 +1,8 @@
-"""Which workers have been told of which segments because a request named them: of callers, other workers, payloads.
+"""Who has been told of which segments because a record named them: of callers, guests, workers, single payloads.
 
-What a model passes on to another by reference lies in memory that the other's workers may not know. They ask when they
-meet it, and are told when its owner is gone. Runs in the supervisor.
+What a model passes on to another by reference lies in memory that the other's workers may not know, and a guest knows
+no worker's before it has an answer of it. They ask when they meet it, and are told when its owner is gone. Runs in the
+supervisor.
 """
 
 from collections.abc import Iterable
@@ -16,19 +17,20 @@ class Loans:
         # Changed by every method.
         self._borrowers: dict[int, set[Member]] = {}
 
-    def lend(self, worker: Member, owner: int, fd: int | None) -> None:
-        """Answer a worker that asked for a segment; without a descriptor, that there is none."""
+    def lend(self, borrower: Member, owner: int, fd: int | None, guest: int = 0) -> None:
+        """Answer whoever asked for a segment; without a descriptor, that there is none. `guest` is whose it is."""
         if fd is None:
-            worker.send({"op": "segment_gone", "owner": owner})
+            borrower.send({"op": "segment_gone", "owner": owner})
             return
-        self._borrowers.setdefault(owner, set()).add(worker)
-        worker.send({"op": "segment", "owner": owner}, [fd])
+        self._borrowers.setdefault(owner, set()).add(borrower)
+        whose = {"guest": guest} if guest else {}
+        borrower.send({"op": "segment", "owner": owner, **whose}, [fd])
 
     def end(self, owner: int) -> Iterable[Member]:
         """The segment is gone; returns who must be told."""
         return self._borrowers.pop(owner, ())
 
-    def forget(self, worker: Member) -> None:
-        """A worker is dead."""
+    def forget(self, borrower: Member) -> None:
+        """It is dead."""
         for borrowers in self._borrowers.values():
-            borrowers.discard(worker)
+            borrowers.discard(borrower)

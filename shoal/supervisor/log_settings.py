@@ -5,31 +5,40 @@ so who joins later, or is sent its memory later, has what is in force then. Whet
 judged by the front end that asks.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 from shoal import log
 from shoal.supervisor.questions import Question
-from shoal.supervisor.repository import Repository
 from shoal.supervisor.star import Star
+
+
+class Logging(Protocol):
+    """Whoever has a process that is not in the star."""
+
+    def configure_log(self) -> None:
+        """The settings of the log have changed."""
+        ...
 
 
 class LogSettings:
     """`settings` are the arguments of log.configure."""
 
-    def __init__(self, settings: dict[str, Any], star: Star, repository: Repository) -> None:
+    def __init__(self, settings: dict[str, Any], star: Star, *others: Logging) -> None:
         self._settings = settings
         self._star = star
-        self._repository = repository
+        self._others = others
 
     def change(self, question: Question) -> None:
         """Put `changes` in force, then answer with all settings.
 
-        Front ends and batcher acknowledge it. Workers, which may execute for a minute, and the reader of repositories,
-        which may download for an hour, are told and not waited for: they hear it before what they do next.
+        Front ends and batcher acknowledge it. Workers, which may execute for a minute, the reader of repositories,
+        which may download for an hour, and the tracer are told and not waited for: they hear it before what they do
+        next.
         """
         self._settings.update(question.arguments["changes"])
         log.configure(**self._settings)
-        self._repository.configure_log()
+        for each in self._others:
+            each.configure_log()
         now = dict(self._settings)
         message = {"op": "log", "log": now}
         star = self._star

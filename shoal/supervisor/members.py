@@ -18,8 +18,9 @@ MAX_OUTBOX = 8192
 class Member:
     """A joined process. `on_message` gets what it says, `on_gone` is called once when it hangs up."""
 
-    def __init__(self, loop: EventLoop, channel: Channel, pid: int) -> None:
+    def __init__(self, loop: EventLoop, channel: Channel, pid: int, max_outbox: int = MAX_OUTBOX) -> None:
         self.pid = pid
+        self._max_outbox = max_outbox
         self._loop = loop
         self._channel = channel
         # Changed by send and by the loop's callbacks.
@@ -51,7 +52,7 @@ class Member:
                 self._loop.on_writable(self._channel.fileno(), self._flush)
             except OSError:
                 return  # it is gone; its end of file is already on the way
-        if len(self._outbox) >= MAX_OUTBOX:
+        if len(self._outbox) >= self._max_outbox:
             self.hang_up()
             return
         self._outbox.append((message, [os.dup(fd) for fd in fds]))
@@ -72,6 +73,11 @@ class Member:
             _close_all(fds)
         self._outbox.clear()
         self.on_gone()
+
+    def close(self) -> None:
+        """Hang up, and tell nobody: the supervisor ends."""
+        self.on_gone = lambda: None
+        self.hang_up()
 
     def _flush(self) -> None:
         while self._outbox:
@@ -102,7 +108,7 @@ class Member:
             self.hang_up()
             return False
         if message["op"] == "ledger":
-            self.counts = message["counts"]
+            self.counts = message.get("counts")
         else:
             self.on_message(message, fds)
         _close_all(fds)
@@ -128,6 +134,10 @@ class Acknowledgements:
         self._pending[seq] = (Counter(member for member, _, _ in recipients), then)
         for member, message, fds in recipients:
             member.send({**message, "seq": seq}, fds)
+
+    def is_waiting_for(self, member: Member) -> bool:
+        """Whether any of its acknowledgements is missing."""
+        return any(member in missing for missing, _ in self._pending.values())
 
     def received(self, member: Member, seq: int) -> None:
         """A member has acknowledged one message."""

@@ -41,6 +41,18 @@ def caller_geometry(options: ServerOptions) -> Geometry:
     return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, nbytes)
 
 
+def guest_geometry(options: ServerOptions) -> Geometry:
+    """The same of a client that is no process of ours."""
+    return Geometry(options.max_in_flight * RECORDS_PER_REQUEST, options.client_slab_mib * MIB)
+
+
+def batcher_geometry(options: ServerOptions) -> Geometry:
+    """The batcher's own segment, where there are ensembles: a block for the headers of each request that is on its way,
+    and for each response that a client holds. The response cache has its blocks there, too."""
+    steps = min(options.shm_client_slab_mib, MAX_CALLER_SLAB_MIB) * MIB
+    return Geometry(0, steps + (options.cache_bytes + UNIT - 1) // UNIT * UNIT)
+
+
 def client_link_geometry(options: ServerOptions) -> Geometry:
     """The batcher's segment towards a front end: one reply per request in flight."""
     return Geometry(options.max_in_flight + SPARE_RECORDS, 0)

@@ -52,7 +52,7 @@ class Registry(Protocol):
         ...
 
     def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
-        """Front ends hear of it; `then` when all act upon it."""
+        """Front ends hear of it; `then` when all act upon it, and the batcher upon what it was told before."""
         ...
 
 
@@ -118,8 +118,7 @@ class Model:
         """
         self.refuse_while_loading()
         if found.error is not None:
-            self._refuse(found, found.error)
-            outcome(found.error)
+            self._refuse(found, found.error, outcome)
             return
         todo = plan({number: each.source for number, each in self.serving.items()}, found)
         self._loading = loading = Loading(found, todo, outcome)
@@ -138,27 +137,23 @@ class Model:
                 f"a related model '{self.identifier}' to a load/unload request is currently loading or unloading"
             )
 
-    def _refuse(self, found: FoundModel, error: ShoalError) -> None:
+    def _refuse(self, found: FoundModel, error: ShoalError, outcome: Outcome) -> None:
         """What lies on disk cannot be loaded at all."""
         _log.error("failed to load '%s': %s", self.identifier, error)
-        serving = self.serving
-        if serving:
+        if self.serving:
             self._note(error)
-            return
-        if self.problem is not None or not found.versions:
+        elif self.problem is not None or not found.versions:
             self.problem = self._registry.create_problem(self.identifier, error)
-            self._tell([self.problem])
-            return
-        for number in found.versions:
-            self._replace(number, self._registry.create(found, number, self))
-            self.versions[number].refuse(error)
-        self._tell(self.rows)
+        else:
+            for number in found.versions:
+                self._replace(number, self._registry.create(found, number, self))
+                self.versions[number].refuse(error)
+        self._tell(self.rows, lambda: outcome(error))
 
     def _note(self, error: ShoalError) -> None:
         """The versions that go on serving say why nothing newer does."""
         for served in self.serving.values():
             served.version.reason = f"serving what was loaded before: {errors.index_reason(error)}"
-        self._tell(self.rows)
 
     def _begin(self, loading: Loading, number: int) -> None:
         loading.num_tries[number] += 1
@@ -223,9 +218,7 @@ class Model:
         error = InvalidArgumentError(f"load failed for model '{self.identifier}': {reasons}")
         if self.serving:
             self._note(next(iter(loading.errors.values())))
-        else:
-            self._tell(self.rows)
-        loading.outcome(error)
+        self._tell(self.rows, lambda: loading.outcome(error))
 
     def _switch(self, loading: Loading) -> None:
         """The one moment at which clients go from the old versions to the new ones."""
@@ -321,9 +314,5 @@ class Model:
         self.on_changed(served)
         self._tell_waiting()
 
-    def _tell(self, versions: Sequence[ModelVersion]) -> None:
-        self._registry.tell([version.message() for version in versions], _nothing)
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""
+    def _tell(self, versions: Sequence[ModelVersion], then: Callable[[], None] = lambda: None) -> None:
+        self._registry.tell([version.message() for version in versions], then)

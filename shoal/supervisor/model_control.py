@@ -24,6 +24,7 @@ from shoal.options import ServerOptions
 from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, ModelVersion
+from shoal.supervisor.ensembles import Dependencies
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.models import Models
 from shoal.supervisor.questions import Handler, Question
@@ -45,6 +46,7 @@ class ModelControl:
         self._mode = options.model_control_mode
         self._repository = repository
         self._models = models
+        self._dependencies = Dependencies(repository, models)
         # Changed by questions: model → its repository, for those that no repository of the server's has.
         self._registered: dict[str, str] = {}
 
@@ -77,7 +79,10 @@ class ModelControl:
             if self._mode == "poll":
                 self._loop.call_after(self._options.repository_poll_secs, self._look_again)
 
-        self._repository.poll(wanted, polled, failed)
+        if wanted is None:
+            self._repository.poll(None, polled, failed)
+        else:
+            self._dependencies.poll(wanted, polled, failed)
 
     @property
     def _loads_all(self) -> bool:
@@ -154,19 +159,28 @@ class ModelControl:
             if model.error is not None and config is not None:
                 outcome(model.error)  # the request's fault, of which the model itself knows nothing
                 return
+            self._dependencies.load(model, lambda: load(model))
+
+        def load(model: FoundModel) -> None:
             try:
                 self._models.load(model, lambda error: outcome(error and _in_words(model, error)))
             except ShoalError as error:
                 outcome(error)
 
+        self._dependencies.asked_for(name)
         self._repository.look(name, found, outcome, config=config, directory=directory, repository=repository)
 
     def _unload(self, question: Question) -> None:
-        """Answered as soon as nothing more is accepted. A model that nobody knows is unloaded already."""
+        """Answered as soon as nothing more is accepted. A model that nobody knows is unloaded already.
+
+        With `unload_dependents` the models that were loaded along with an ensemble go, too.
+        """
         self._refuse_unless_explicit()
         model = self._models.find(question.arguments["model"])
         if model is None:
             question.answer()
+        elif question.arguments.get("unload_dependents"):
+            model.unload(lambda: self._dependencies.unload(model, question.answer))
         else:
             model.unload(question.answer)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from shoal import errors
 from shoal.control import Message
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
+from shoal.model_config.ensemble import is_ensemble
 from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
@@ -20,6 +21,7 @@ from shoal.shm.counters import MAX_ROWS
 from shoal.supervisor.host import Host
 from shoal.supervisor.model import Model
 from shoal.supervisor.served import Outcome, Owner, Served
+from shoal.supervisor.served_ensemble import ServedEnsemble
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +112,11 @@ class Models:
         version = ModelVersion(
             found.name, number, next(self._ids), row, directory, found.config, found.labels, found.namespace
         )
-        served = Served(version, source_of(found, number), self._host, owner)
+        source = source_of(found, number)
+        if is_ensemble(found.config):
+            served: Served = ServedEnsemble(version, source, self._host, owner, self.find_composing)
+        else:
+            served = Served(version, source, self._host, owner)
         self._served[version.model_id] = served
         if directory.parent in self._borrowed:
             self._borrowed[directory.parent] += 1
@@ -124,9 +130,12 @@ class Models:
         return version
 
     def queue(self, served: Served) -> None:
-        """Load it as soon as it is its turn."""
-        self._waiting.append(served)
-        self._load_next()
+        """Load it as soon as it is its turn. An ensemble waits for others, so it must not keep them waiting."""
+        if isinstance(served, ServedEnsemble):
+            served.load()
+        else:
+            self._waiting.append(served)
+            self._load_next()
 
     def settled(self, served: Served) -> None:
         """Its load is over, for better or worse: it is another's turn."""
@@ -144,6 +153,7 @@ class Models:
         version = served.version
         self._served.pop(version.model_id, None)
         self._host.metrics.forget(version.model_id)
+        self._host.star.payloads.ensembles.discard(version.model_id)
         self._free_rows.append(version.row)
         self._give_back(version.version_dir.parent)
         self._forget([each.version.version_dir for each in self._served.values()])
@@ -159,9 +169,27 @@ class Models:
                 self._discard(directory)
 
     def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
-        """Front ends hear of it; `then` when all act upon it."""
+        """Front ends hear of it; `then` when all act upon it, and the batcher upon what it was told before."""
+        for served in tuple(self._served.values()):
+            if isinstance(served, ServedEnsemble):
+                served.look()  # first: `then` may be the end of a version that one of them has steps of
         self._host.star.announce_to_clients(messages, then)
         self._on_changed()
+
+    def settle(self, then: Callable[[], None]) -> None:
+        """`then` when clients and batcher act upon all that they were told."""
+        self._host.star.announce_to_clients([{"op": "ping"}], then)
+
+    def find_composing(self, identifier: ModelIdentifier) -> Model | None:
+        """What an ensemble means by a name: the model of its own repository, or the only one; None: there is none, or
+        several."""
+        model = self.models.get(identifier)
+        if model is not None and model.is_wanted:
+            return model
+        try:
+            return self.find(identifier.name)
+        except ShoalError:
+            return None
 
     # --- what others ask ---
 
@@ -169,6 +197,13 @@ class Models:
         """The model that a request means by a name. Raises InvalidArgumentError where it could be several."""
         bearers = [model for identifier, model in self.models.items() if identifier.name == name]
         return meant_by(name, [model for model in bearers if model.is_wanted] or bearers)
+
+    def get(self, name: str) -> Model:
+        """The same, of those that have a version. Raises NotFoundError where there is none, too."""
+        model = self.find(name)
+        if model is None or not model.versions:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        return model
 
     @property
     def versions(self) -> list[ModelVersion]:

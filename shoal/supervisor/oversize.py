@@ -1,6 +1,8 @@
-"""Segments for single payloads that no slab takes: made when they are asked for, bounded together, gone when used.
+"""Segments for single payloads that no slab takes: made when they are asked for, bounded together, gone after use.
 
     asked ─► made ─► mapped by its writer ─► sealed, announced to its readers ─► used ─► gone ─► let go by all, closed
+
+Its writer may keep one that was used for its next payload (shm/whole_slabs.py): until then it counts.
 
 Runs in the supervisor. This is the table and the bound; who hears of a segment is the star's business.
 """
@@ -16,6 +18,9 @@ from shoal.supervisor.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometr
 
 #: In the place of a model, whose workers read a request: clients read it; whoever asks for it does (loans.py).
 RESULT, ASKED_FOR = 0, -1
+#: What writers keep for their next payloads is at most such a part of what all may take together: whoever was granted
+#: while there was more does not keep it (ours).
+KEPT_PART = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +33,8 @@ class OversizeSegment:
     nbytes: int
     segment_fd: int
     read_only_fd: int
+    is_guests: bool = False  # its writer is no process of ours
+    may_be_kept: bool = False  # by its writer, for a while, once it is of no use to its readers
     is_mapped: bool = False  # by its writer, so that others may hear of it
 
 
@@ -51,7 +58,9 @@ class OversizeSegments:
         """For the ledger: how many there have been, and how many of them everybody has let go of."""
         return {"oversize_acquired": self._num_made, "oversize_released": self._num_made - self._num_open}
 
-    def create(self, owner: int, asker: int, model_id: int, payload_nbytes: int) -> OversizeSegment:
+    def create(
+        self, owner: int, asker: int, model_id: int, payload_nbytes: int, *, is_guests: bool = False
+    ) -> OversizeSegment:
         """A new segment; takes as long as clearing its memory does (30 ms for 100 MiB).
 
         Raises InvalidArgumentError where there never is room for the payload, UnavailableError where there is none now.
@@ -59,16 +68,25 @@ class OversizeSegments:
         geometry = oversize_geometry(min(payload_nbytes, MAX_OVERSIZE_BYTES))
         nbytes = geometry.nbytes
         self._check_room(payload_nbytes, nbytes)
+        if is_guests:
+            self._check_guests_share(payload_nbytes, nbytes)
         try:
-            segment_fd = segment.create(layout.OVERSIZE, owner, 1, geometry, sealed=True)
+            segment_fd = segment.create(layout.OVERSIZE, owner, 1, geometry, sealed=True, for_guest=is_guests)
         except (OSError, segment.OutOfSharedMemoryError) as error:
             raise UnavailableError(f"no shared memory for a payload of {payload_nbytes} bytes: {error}") from error
-        made = OversizeSegment(owner, asker, model_id, nbytes, segment_fd, segment.read_only(segment_fd))
+        may_be_kept = not is_guests and self._would_be_little(nbytes)
+        read_only_fd = segment.read_only(segment_fd)
+        made = OversizeSegment(owner, asker, model_id, nbytes, segment_fd, read_only_fd, is_guests, may_be_kept)
         self._segments[owner] = made
         self._num_made += 1
         self._num_open += 1
         self._nbytes += nbytes
         return made
+
+    def _would_be_little(self, nbytes: int) -> bool:
+        """Whether all that there is, with so much more, could be kept and be no more than a part of the room."""
+        num_most, most_nbytes = MAX_OVERSIZE_SEGMENTS // KEPT_PART, self._limit_nbytes // KEPT_PART
+        return self._num_open < num_most and self._nbytes + nbytes <= most_nbytes
 
     def _check_room(self, payload_nbytes: int, nbytes: int) -> None:
         what = f"a payload of {payload_nbytes} bytes, its tensors' padding and header included,"
@@ -97,6 +115,21 @@ class OversizeSegments:
             raise UnavailableError(
                 f"{what} finds {available} bytes of memory available. Try again, send smaller batches, or give the "
                 "server more memory; --shm-oversize-mib allows more than there is"
+            )
+
+    def _check_guests_share(self, payload_nbytes: int, nbytes: int) -> None:
+        """Clients that keep what they were given leave half of it to everybody else."""
+        guests = [each.nbytes for each in self._segments.values() if each.is_guests]
+        what = f"a tensor of {payload_nbytes} bytes is too large for a client's slab, and"
+        if nbytes > self._limit_nbytes // 2:
+            raise InvalidArgumentError(
+                f"{what} those of all clients together may take {self._limit_nbytes // 2} bytes. Send smaller batches, "
+                "or raise --shm-oversize-mib"
+            )
+        if sum(guests) + nbytes > self._limit_nbytes // 2 or len(guests) >= MAX_OVERSIZE_SEGMENTS // 2:
+            raise UnavailableError(
+                f"{what} {len(guests)} like it hold {sum(guests)} of the {self._limit_nbytes // 2} bytes that those of "
+                "all clients may take together. Try again, let go of arrays, or raise --shm-oversize-mib"
             )
 
     def find(self, owner: int, asker: int) -> OversizeSegment | None:

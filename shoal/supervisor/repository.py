@@ -126,14 +126,16 @@ class Repository:
         config: str | None = None,
         directory: str | None = None,
         repository: str | None = None,
+        preferred: str = "",
     ) -> None:
-        """One model, perhaps by what a request brings along (poll.py's Override); `then` gets None for none."""
+        """One model, perhaps by what a request brings along (poll.py's Override), of several that of the `preferred`
+        namespace; `then` gets None for none."""
 
         def looked(answer: Message, _found: list[FoundModel]) -> None:
             then(None if answer["model"] is None else FoundModel.from_message(answer["model"]))
 
         override = {"config": config, "directory": directory, "repository": repository}
-        self._order("look", {"name": name, **override}, looked, failed)
+        self._order("look", {"name": name, "preferred": preferred, **override}, looked, failed)
 
     def discard(self, directory: Path) -> None:
         """Have a directory removed that was made for one load."""

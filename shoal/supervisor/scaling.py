@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config import scaling
 from shoal.model_config.messages import Config
 from shoal.shm.counters import RowView
@@ -49,19 +49,19 @@ class Scaling:
     # --- what clients ask ---
 
     def _instances(self, question: Question) -> None:
-        model = self._find(question.arguments["model"])
+        model = self._models.get(question.arguments["model"])
         question.answer(self._describe(model, question.arguments["version"]))
 
     def _scale(self, question: Question) -> None:
-        """Answered when the wanted number is up, or at once where nobody waits."""
-        model, number = self._find(question.arguments["model"]), question.arguments["version"]
+        """Answered when the wanted number is up and everybody knows, or at once where nobody waits."""
+        model, number = self._models.get(question.arguments["model"]), question.arguments["version"]
         served = _serving(model, number)
 
         def scaled(error: ShoalError | None) -> None:
             if not question.arguments["wait"]:
                 return
             if error is None:
-                question.answer(self._describe(model, number))
+                self._models.settle(lambda: question.answer(self._describe(model, number)))
             else:
                 question.refuse(error)
 
@@ -71,12 +71,6 @@ class Scaling:
             autoscaler.wanted = question.arguments["count"]
         if not question.arguments["wait"]:
             question.answer(self._describe(model, number))
-
-    def _find(self, name: str) -> Model:
-        model = self._models.find(name)
-        if model is None or not model.versions:
-            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-        return model
 
     def _describe(self, model: Model, number: int | None) -> dict[str, Any]:
         wanted = [each for each in model.versions if number in (None, each)]

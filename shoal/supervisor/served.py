@@ -20,9 +20,11 @@ from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.messages import Config
 from shoal.model_config.normalise import place as place_groups
+from shoal.model_config.rate_limiter import Demand
+from shoal.model_config.response_cache import enables_response_cache
 from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
-from shoal.repository.plan import Source
+from shoal.repository.plan import Source, revision
 from shoal.supervisor.host import Host
 from shoal.supervisor.instance import Instance, InstanceState
 
@@ -65,7 +67,7 @@ class Served:
         self._leaving: list[Instance] = []
         self._fresh: dict[Instance, Instance] = {}  # one that is to come up → the one whose place it takes
         self._started_s = 0.0
-        self._has_come_up = self._is_retiring = self._is_ending = False
+        self._has_come_up = self._is_retiring = self._is_ending = self._is_over = False
         self._resizes: list[Outcome] = []
         self._previous_groups: list[Config] = []
 
@@ -74,8 +76,7 @@ class Served:
     def load(self) -> None:
         """Start the instances; the owner hears whether all of them come up."""
         version = self.version
-        _log.info("loading: %s:%d", version.identifier, version.version)
-        self._started_s = self._host.loop.now_s()
+        self._begin_load()
         look_into_file = self._needs_autocomplete
         try:
             if look_into_file:
@@ -92,6 +93,19 @@ class Served:
         for instance in self.instances[:1] if look_into_file else self.instances:
             instance.start()
 
+    def _begin_load(self) -> None:
+        version = self.version
+        _log.info("loading: %s:%d", version.identifier, version.version)
+        if enables_response_cache(version.config):
+            version.is_cached = self._host.options.cache_bytes > 0
+            if not version.is_cached:
+                _log.warning(
+                    "model '%s' enables the response cache, but the server has none: its requests are executed; "
+                    "give --cache-config",
+                    version.name,
+                )
+        self._started_s = self._host.loop.now_s()
+
     @property
     def _needs_autocomplete(self) -> bool:
         return needs_autocomplete(self.version.config) and not self._host.options.disable_auto_complete_config
@@ -101,7 +115,9 @@ class Served:
         return self._host.machine.gpu_ids(self.version.config["backend"])
 
     def _placements(self, config: Config) -> tuple[Placement, ...]:
-        return place(config, self._host.machine)
+        placements = place(config, self._host.machine)
+        self._host.rate_limits.admit(self.version.model_id, placements)
+        return placements
 
     def _enrol(self, placement: Placement) -> Instance:
         return self._host.roster.enrol(self.version, placement, self._host, self)
@@ -314,7 +330,7 @@ class Served:
         self._host.loop.call_after(self._host.options.request_timeout_secs, self._check_drained)
 
     def _check_drained(self) -> None:
-        if self._is_retiring and not self._is_ending and (self.instances or self._leaving):
+        if self._is_retiring and not (self._is_ending or self._is_over):
             version, limit_s = self.version, self._host.options.request_timeout_secs
             _log.error(
                 "'%s' version %d keeps requests open, %g s after the last was accepted; it is ended",
@@ -341,7 +357,8 @@ class Served:
 
     def _check_over(self) -> None:
         if self._is_ending and not (self.instances or self._leaving or self._fresh):
-            self._is_ending = False
+            self._is_ending, self._is_over = False, True
+            self._host.rate_limits.dismiss(self.version.model_id)
             if self.version.is_config_final:
                 self._host.star.tell_batcher(self._message("model_gone"))
             self._owner.on_over(self)
@@ -364,14 +381,20 @@ class Served:
         return {"op": op, "model": self.version.model_id}
 
     def _batcher_message(self) -> dict[str, Any]:
-        config = self.version.config
         return {
             **self._message("model"),
             "row": self.version.row,
-            "config": config,
-            "may_run_again": may_run_again(config),
+            "config": self.version.config,
+            "version": self.version.version,
+            "may_run_again": may_run_again(self.version.config),
+            "revision": self.revision,
         }
 
+    @property
+    def revision(self) -> str:
+        """What it is called wherever it is served."""
+        return revision(self.version.name, self.version.version, self.source)
 
-def _identity(placement: Placement) -> tuple[str, str, int]:
-    return placement.instance_name, placement.kind, placement.device_id
+
+def _identity(placement: Placement) -> tuple[str, str, int, Demand]:
+    return placement.instance_name, placement.kind, placement.device_id, placement.demand

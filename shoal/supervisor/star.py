@@ -8,35 +8,41 @@ writer may name it after its readers have it.
 
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.cache_settings import redis_settings
 from shoal.control import Message
-from shoal.errors import ShoalError
-from shoal.options import MIB, ServerOptions
+from shoal.options import ServerOptions
+from shoal.placement import Placement
 from shoal.reasons import Reason
 from shoal.shm import counters, layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
-from shoal.supervisor.available_memory import available_nbytes
+from shoal.supervisor.batcher_memory import BatcherMemory
 from shoal.supervisor.loans import Loans
 from shoal.supervisor.members import Acknowledgements, Member
 from shoal.supervisor.memory_plan import (
+    batcher_geometry,
     caller_geometry,
     client_geometry,
     client_link_geometry,
     worker_geometry,
     worker_link_geometry,
 )
-from shoal.supervisor.oversize import ASKED_FOR, RESULT, OversizeSegment, OversizeSegments
-from shoal.supervisor.participant import Participant, client_message, worker_message
+from shoal.supervisor.oversize import RESULT
+from shoal.supervisor.participant import (
+    Participant,
+    client_message,
+    create_segment,
+    make_participant,
+    worker_message,
+)
+from shoal.supervisor.payloads import Payloads, Recipient
 
 _log = logging.getLogger(__name__)
-
-
-Recipient = tuple[Member, Message, Sequence[int]]
 
 
 @dataclass(slots=True)
@@ -52,14 +58,17 @@ class Star:
     workers: dict[int, Participant] = field(default_factory=dict)
     nbytes: int = 0
     next_owner: int = 1
+    batcher_memory: BatcherMemory = field(default_factory=BatcherMemory)
     _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
+    #: Of strings that name sequences: all clients make the same number of one (shoal/sequences.py).
+    correlation_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     _counters_fd: int = -1
     _counters: counters.CounterTableView | None = None
-    _oversize: OversizeSegments = field(init=False)
-    _loans: Loans = field(default_factory=Loans)
+    payloads: Payloads = field(init=False)
+    loans: Loans = field(default_factory=Loans)
 
     def __post_init__(self) -> None:
-        self._oversize = OversizeSegments(self.options.shm_oversize_mib * MIB, available_nbytes)
+        self.payloads = Payloads(self)
 
     # --- the batcher ---
 
@@ -75,21 +84,48 @@ class Star:
         if not is_successor:
             has_windows = self.options.metrics_config.summary_latencies
             geometry = counters.GEOMETRY_WITH_WINDOWS if has_windows else counters.GEOMETRY
-            self._counters_fd = self._create(layout.COUNTERS, self.take_owner(), geometry, sealed=False)
+            self._counters_fd = create_segment(layout.COUNTERS, self.take_owner(), geometry, sealed=False)
+            self.nbytes += geometry.nbytes
         welcome = {
             "op": "joined",
             "log": self.log_settings,
             "max_queue_size": self.options.default_max_queue_size,
+            "max_in_flight": self.options.max_in_flight,
+            "cache_bytes": self.options.cache_bytes,
+            "redis": redis_settings(self.options.cache_config, os.environ),
+            "deadline_ns": self.options.request_deadline_ms * 1_000_000,
             "counts_first_responses": self.options.metrics_config.histogram_latencies,
             "is_successor": is_successor,
+            "rate_limits": self.options.rate_limits,
+            "latency_target_ms": self.options.latency_target,
         }
         member.send(welcome, [self._batcher_bell.fd, self._counters_fd])
+        if self.batcher_memory.owner:
+            self._renew_batcher_memory(member)
+        elif self.options.cache_bytes:
+            self.give_batcher_memory()
 
-    def read_counters(self, row: int) -> counters.RowView:
-        """What the batcher has counted in a row."""
+    def give_batcher_memory(self) -> None:
+        """An ensemble or the cache needs memory of the batcher's own. Clients hear of it before they hear of that."""
+        if not self.batcher_memory.owner and self.batcher is not None:
+            geometry = batcher_geometry(self.options)
+            self.batcher_memory.make(self.batcher, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
+            self.nbytes += geometry.nbytes
+            self.tell_clients(*self.batcher_memory.message)
+
+    def _renew_batcher_memory(self, successor: Member) -> None:
+        gone = {"op": "segment_gone", "owner": self.batcher_memory.owner}
+        for borrower in self.loans.end(self.batcher_memory.owner):
+            borrower.send(gone)
+        self.tell_clients(gone)
+        geometry, lazy = batcher_geometry(self.options), self.options.cache_bytes > 0
+        self.batcher_memory.make(successor, self.take_owner(), geometry, lazy=lazy)
+
+    def read_counters(self) -> counters.CounterTableView:
+        """What the batcher has counted."""
         if self._counters is None:
             self._counters = counters.CounterTableView(segment.SegmentView.attach(os.dup(self._counters_fd)))
-        return self._counters.read(row)
+        return self._counters
 
     def leave_batcher(self, member: Member) -> None:
         """The batcher is dead. What it was asked to acknowledge is void; a successor hears how things stand then."""
@@ -112,8 +148,8 @@ class Star:
                 told.append(({"op": "worker_ready", "owner": worker.owner}, []))
             if worker.is_retiring:
                 told.append(({"op": "worker_retire", "owner": worker.owner}, []))
-            results = [result.owner for result in self._oversize.written_by(worker.owner) if result.is_mapped]
-            told += [({"op": "segment", "owner": result, "worker": worker.owner}, []) for result in results]
+            told += self.payloads.results_of(worker)
+        told += self.payloads.requests_to_ensembles()
         recipients = [(successor, message, fds) for message, fds in told]
         self.acknowledgements.announce(recipients, lambda: self._reopen(successor))
 
@@ -121,7 +157,11 @@ class Star:
         if self.batcher is not successor:
             return  # dead already; the next one is introduced by itself
         news = {"op": "batcher"}
-        clients = [(client.member, news, ()) for client in self.clients.values() if client.is_joined]
+        clients: list[Recipient] = []
+        for client in self.joined:
+            if self.batcher_memory.owner and not client.is_guest:
+                clients.append((client.member, *self.batcher_memory.message))
+            clients.append((client.member, news, ()))
         self.acknowledgements.announce(clients, lambda: successor.send({"op": "resume"}))
         for worker in self.workers.values():
             worker.member.send(news)
@@ -131,7 +171,7 @@ class Star:
     def join_client(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
         """A front end wants to submit requests; `then` when everybody has its segment and it has everything."""
         client = self._client(member, client_geometry(self.options), sealed=False)
-        recipients = self._to_batcher(*client_message(client))
+        recipients = self.to_batcher(*client_message(client))
         recipients += [
             (worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd])
             for worker in self.workers.values()
@@ -152,7 +192,7 @@ class Star:
             segment.seal_writes(caller.segment_fd)
             then(caller)
 
-        recipients = self._to_batcher(*client_message(caller))
+        recipients = self.to_batcher(*client_message(caller))
         self.acknowledgements.announce(recipients, lambda: self._welcome_client(caller, welcome, mapped))
         return caller
 
@@ -165,26 +205,32 @@ class Star:
         link_fd = segment.read_only(client.link_fd)
         counters_fd = segment.read_only(self._counters_fd)
         fds = [client.segment_fd, link_fd, client.bell.fd, self._batcher_bell.fd, counters_fd]
-        self.acknowledgements.announce([(client.member, {"op": "joined", **welcome}, fds)], lambda: then(client))
+        message = {"op": "joined", "correlation_key": self.correlation_key, **welcome}
+        self.acknowledgements.announce([(client.member, message, fds)], lambda: then(client))
         os.close(link_fd)
         os.close(counters_fd)
         client.is_joined = True
+        if self.batcher_memory.owner:
+            client.member.send(*self.batcher_memory.message)
         for worker in self.workers.values():
             if worker.is_joined:
                 client.member.send({"op": "segment", "owner": worker.owner}, [worker.read_only_fd])
+        for result in self.payloads.segments.read_by(RESULT):  # kept by its worker, it may hold an answer to this one
+            client.member.send({"op": "segment", "owner": result.owner}, [result.read_only_fd])
 
     def leave_client(self, client: Participant) -> None:
-        """A front end is dead. Workers unmap its segments once the batcher has forgotten its requests."""
+        """A client is dead. Workers unmap its segments once the batcher has forgotten its requests."""
         self.clients.pop(client.owner, None)
+        self.loans.forget(client.member)
 
         def forgotten() -> None:
             told = [worker.member for worker in self.workers.values()]
-            for worker in self._loans.end(client.owner) if client.is_caller else told:
+            for worker in told if client.is_front_end else self.loans.end(client.owner):
                 worker.send({"op": "segment_gone", "owner": client.owner})
-            self._release_all(client)
+            self.payloads.release_all(client)
             client.close()
 
-        self.acknowledgements.announce(self._to_batcher({"op": "client_gone", "owner": client.owner}), forgotten)
+        self.acknowledgements.announce(self.to_batcher({"op": "client_gone", "owner": client.owner}), forgotten)
 
     # --- workers ---
 
@@ -205,21 +251,24 @@ class Star:
         os.close(link_fd)
         return worker
 
-    def announce_worker(self, worker: Participant, model_id: int, then: Callable[[], None]) -> None:
+    def announce_worker(
+        self, worker: Participant, model_id: int, then: Callable[[], None], placement: Placement
+    ) -> None:
         """A worker has mapped its memory: nobody maps it writable again, everybody maps it. `then` batches may go to
         it."""
         segment.seal_writes(worker.segment_fd)
         worker.is_joined = True
         worker.model_id = model_id
-        recipients = self._to_batcher(*worker_message(worker))
+        worker.demand = placement.demand if self.options.rate_limits is not None else None
+        recipients = self.to_batcher(*worker_message(worker))
         for client in self.clients.values():
-            if client.is_joined:
+            if client.is_joined and not client.is_guest:
                 recipients.append((client.member, {"op": "segment", "owner": worker.owner}, [worker.read_only_fd]))
-            if not client.is_caller:
+            if client.is_front_end:
                 recipients.append((worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd]))
         recipients += [
             (worker.member, {"op": "segment", "owner": request.owner}, [request.read_only_fd])
-            for request in self._oversize.read_by(model_id)
+            for request in self.payloads.segments.read_by(model_id)
         ]
         self.acknowledgements.announce(recipients, then)
 
@@ -239,140 +288,100 @@ class Star:
         Clients unmap its segments once the batcher has passed on its last answers.
         """
         self.workers.pop(worker.owner, None)
-        self._loans.forget(worker.member)
+        self.loans.forget(worker.member)
 
         def passed_on() -> None:
-            for member in (*self._loans.end(worker.owner), *[client.member for client in self.clients.values()]):
+            told = [client.member for client in self.clients.values() if not client.is_guest]
+            for member in (*self.loans.end(worker.owner), *told):
                 member.send({"op": "segment_gone", "owner": worker.owner})
-            self._release_all(worker)
+            self.payloads.release_all(worker)
             worker.close()
 
         gone = {"op": "worker_gone", "owner": worker.owner, "reason": int(reason), "detail": detail}
-        self.acknowledgements.announce(self._to_batcher(gone), passed_on)
+        self.acknowledgements.announce(self.to_batcher(gone), passed_on)
 
-    # --- payloads that no slab takes ---
-
-    def on_oversize(self, asker: Participant, message: Message) -> None:
-        """A client or a worker wants a segment for one payload, has mapped it, or is done with it."""
-        if message["op"] == "oversize":
-            self._make_oversize(asker, message)
-            return
-        found = self._oversize.find(message["owner"], asker.owner)
-        if found is None:
-            return
-        if message["op"] == "oversize_gone":
-            self._release(found)
-        elif message["op"] == "oversize_mapped" and not found.is_mapped:
-            segment.seal_writes(found.segment_fd)
-            found.is_mapped = True
-            ready = {"op": "oversize_ready", "owner": found.owner}
-            announcement = {"op": "segment", "owner": found.owner}
-            readers = self._readers(found, announcement, [found.read_only_fd])
-            self.acknowledgements.announce(readers, lambda: asker.member.send(ready))
-
-    @property
-    def oversize_counts(self) -> dict[str, int]:
-        """How many such segments there have been, how many are gone."""
-        return self._oversize.counts
+    # --- segments that somebody asks for ---
 
     def lend(self, worker: Participant, owner: int) -> None:
         """A request in that worker's hands names a segment of which it was not told."""
         lender = self.clients.get(owner) or self.workers.get(owner)
         if lender is not None and lender.is_joined:
-            self._loans.lend(worker.member, owner, lender.read_only_fd)
-        else:
-            payload = self._oversize.lendable(owner)
-            self._loans.lend(worker.member, owner, None if payload is None else payload.read_only_fd)
-
-    def _make_oversize(self, asker: Participant, message: Message) -> None:
-        answer = {"op": "oversize", "request": message["request"]}
-        if asker.owner in self.workers:
-            model_id = RESULT
-        else:
-            model_id = ASKED_FOR if asker.is_caller else message["model"]
-        try:
-            made = self._oversize.create(self.take_owner(), asker.owner, model_id, message["nbytes"])
-        except ShoalError as refusal:
-            asker.member.send({**answer, "wire": refusal.wire, "sentence": str(refusal)})
+            self.loans.lend(worker.member, owner, lender.read_only_fd, owner if lender.is_guest else 0)
             return
-        asker.member.send({**answer, "owner": made.owner}, [made.segment_fd])
+        if owner == self.batcher_memory.owner:
+            self.loans.lend(worker.member, owner, self.batcher_memory.read_only_fd)
+            return
+        payload = self.payloads.segments.lendable(owner)
+        fd = None if payload is None else payload.read_only_fd
+        self.loans.lend(worker.member, owner, fd, payload.asker if payload is not None and payload.is_guests else 0)
 
-    def _readers(self, told: OversizeSegment, message: Message, fds: Sequence[int]) -> list[Recipient]:
-        """A request is read by its model's workers; a result by clients, and the batcher must know whose it is."""
-        if told.model_id == RESULT:
-            clients = [client for client in self.clients.values() if client.is_joined]
-            recipients: list[Recipient] = [(client.member, message, fds) for client in clients]
-            return recipients + self._to_batcher({**message, "worker": told.asker})
-        workers = [worker for worker in self.workers.values() if worker.model_id == told.model_id]
-        return [(worker.member, message, fds) for worker in workers]
-
-    def _release(self, gone: OversizeSegment) -> None:
-        self._oversize.remove(gone)
-        message = {"op": "segment_gone", "owner": gone.owner}
-        recipients = self._readers(gone, message, ())
-        recipients += [(borrower, message, ()) for borrower in self._loans.end(gone.owner)]
-        self.acknowledgements.announce(recipients, lambda: self._oversize.close(gone))
-
-    def _release_all(self, dead: Participant) -> None:
-        for each in self._oversize.written_by(dead.owner):
-            self._release(each)
+    def lend_to_guest(self, guest: Participant, owner: int) -> None:
+        """An answer to that guest names a segment of which it was not told: a worker's, the batcher's, or a single
+        result."""
+        worker, payload = self.workers.get(owner), self.payloads.segments.lendable(owner)
+        fd = None
+        if worker is not None and worker.is_joined:
+            fd = worker.read_only_fd
+        elif owner == self.batcher_memory.owner:
+            fd = self.batcher_memory.read_only_fd
+        elif payload is not None and payload.model_id == RESULT:
+            fd = payload.read_only_fd
+        self.loans.lend(guest.member, owner, fd)
 
     # --- both ---
 
     def members(self) -> Iterator[list[Member]]:
         """Everybody who has joined, in the order in which memory goes back: front ends, the batcher, workers."""
-        yield [client.member for client in self.clients.values() if client.is_joined]
+        yield [client.member for client in self.joined if not client.is_guest]
         yield [] if self.batcher is None else [self.batcher]
         yield [worker.member for worker in self.workers.values() if worker.is_joined]
 
     @property
+    def joined(self) -> list[Participant]:
+        """Clients that have everything."""
+        return [client for client in self.clients.values() if client.is_joined]
+
+    @property
     def front_ends(self) -> list[Participant]:
         """Those that have joined."""
-        return [client for client in self.clients.values() if client.is_joined and not client.is_caller]
+        return [client for client in self.joined if client.is_front_end]
 
-    def tell_clients(self, message: Message) -> None:
-        """Every front end that has joined hears of something."""
-        for client in self.clients.values():
-            if client.is_joined:
-                client.member.send(message)
+    def tell_clients(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Every client that has joined hears of something; guests ask for segments themselves."""
+        for client in self.joined:
+            if not (fds and client.is_guest):
+                client.member.send(message, fds)
 
     def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
-        """Every front end that has joined hears of something; `then` when all act upon it."""
-        joined = [client.member for client in self.clients.values() if client.is_joined]
-        self.acknowledgements.announce([(member, each, ()) for member in joined for each in messages], then)
+        """Every client that has joined hears of something; `then` when all but guests act upon it, and the batcher upon
+        what it was told before: it may read a request that comes after that sooner than it hears of it."""
+        recipients = self.to_batcher({"op": "ping"})
+        for client in self.joined:
+            if client.is_guest:
+                for each in messages:
+                    client.member.send(each)
+            else:
+                recipients += [(client.member, each, ()) for each in messages]
+        self.acknowledgements.announce(recipients, then)
 
     def tell_batcher(self, message: Message, fds: Sequence[int] = ()) -> None:
         """The batcher, if there is one, hears of something that need not be acknowledged."""
         if self.batcher is not None:
             self.batcher.send(message, fds)
 
-    def _to_batcher(self, message: Message, fds: Sequence[int] = ()) -> list[Recipient]:
+    def to_batcher(self, message: Message, fds: Sequence[int] = ()) -> list[Recipient]:
+        """The batcher, if there is one, as who is told something."""
         return [] if self.batcher is None else [(self.batcher, message, fds)]
 
     def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
-        owner = self.take_owner()
-        with ExitStack() as undo:
-            segment_fd = self._create(kind, owner, own, sealed=sealed)
-            undo.callback(os.close, segment_fd)
-            link_fd = self._create(layout.LINK, owner, link, sealed=False)
-            undo.callback(os.close, link_fd)
-            read_only_fd = segment.read_only(segment_fd)
-            undo.callback(os.close, read_only_fd)
-            made = Participant(owner, member, segment_fd, read_only_fd, link_fd, Doorbell.create())
-            undo.pop_all()
+        made = make_participant(self.take_owner(), member, kind, own, link, sealed=sealed)
+        self.nbytes += own.nbytes + link.nbytes
         return made
-
-    def _create(self, kind: int, owner: int, geometry: Geometry, *, sealed: bool) -> int:
-        # What does not fit into /dev/shm (Docker gives it 64 MB) comes from a memfd, which that limit does not reach.
-        sealed = sealed or not segment.fits_dev_shm(geometry.nbytes)
-        fd = segment.create(kind, owner, 1, geometry, sealed=sealed)
-        self.nbytes += geometry.nbytes
-        return fd
 
     def take_owner(self) -> int:
         """An owner id that nobody has. Each payload beyond a slab takes one, so the 24 bits come round."""
         owner = self.next_owner
-        while owner in self.clients or owner in self.workers or owner in self._oversize:
+        while owner in self.clients or owner in self.workers or owner in self.payloads.segments:
             owner = _after(owner)
         self.next_owner = _after(owner)
         return owner

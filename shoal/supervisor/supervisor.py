@@ -13,14 +13,15 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from shoal import log
 from shoal.cloud_url import CloudUrl
 from shoal.control import Listener, Message
-from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError, index_reason
+from shoal.errors import InvalidArgumentError, ShoalError, index_reason
 from shoal.frontend.metrics import families
 from shoal.frontend.metrics.gpu import load_nvml
 from shoal.options import ServerOptions
@@ -31,13 +32,19 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.available_memory import available_nbytes
 from shoal.supervisor.batchers import Batchers
 from shoal.supervisor.children import reap_orphans
+from shoal.supervisor.client_regions import ClientRegions
+from shoal.supervisor.clients import Clients
 from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.explanations import Explanations
+from shoal.supervisor.front_ends import FrontEnds
 from shoal.supervisor.gauges import gauges
 from shoal.supervisor.gpu_memory import GpuMemory
+from shoal.supervisor.guest_questions import GuestQuestions
+from shoal.supervisor.guests import Guests
 from shoal.supervisor.host import Host
-from shoal.supervisor.http_server import HttpServer, Listeners, bind
 from shoal.supervisor.ledger import Ledger
+from shoal.supervisor.listeners import Listeners, bind
 from shoal.supervisor.log_settings import LogSettings
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.members import Member
@@ -46,6 +53,7 @@ from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.questions import Question, Questions
+from shoal.supervisor.rate_limits import RateLimits
 from shoal.supervisor.readiness import Readiness
 from shoal.supervisor.recycling import Recycling
 from shoal.supervisor.repository import Repository
@@ -66,13 +74,8 @@ KILL_AFTER_S = 2.0
 
 def run(options: ServerOptions) -> int:
     """Serve until a signal ends it; returns the exit code."""
-    log_settings: dict[str, Any] = {
-        "log_verbose": options.log_verbose,
-        "log_info": options.log_info,
-        "log_warning": options.log_warning,
-        "log_error": options.log_error,
-        "log_format": options.log_format,
-    }
+    logged = ("log_verbose", "log_info", "log_warning", "log_error", "log_format")
+    log_settings: dict[str, Any] = {name: getattr(options, name) for name in logged}
     log.configure(**log_settings)
     if options.log_file:
         try:
@@ -131,11 +134,12 @@ class Supervisor:
             self._metrics,
             readiness,
             gpu_memory=self._gpu_memory,
+            rate_limits=RateLimits(options.rate_limits),
         )
         self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
-        self._http = HttpServer(
-            self._loop, options, log_settings, address, listeners, self._on_http_started, self._on_http_ended
+        self._front_ends = FrontEnds(
+            self._loop, options, log_settings, address, listeners, self._on_serving, self._on_drained
         )
         self._batchers = Batchers(
             self._loop,
@@ -146,18 +150,30 @@ class Supervisor:
             on_inactive=self._leave_batcher,
             on_hopeless=self._give_up,
         )
-        log_verbs = {"log_settings": LogSettings(log_settings, self._star, self._repository).change}
-        self._scaling = Scaling(self._loop, self._models, self._star.read_counters, time.monotonic_ns)
+        read = lambda row: self._star.read_counters().read(row)  # noqa: E731
+        self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
+        self._explanations = Explanations(self._star, self._models, read)
         self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
         self._tracing = Tracing(
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
+        log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
+        log_verbs = {"log_settings": log_settings_of_all.change}
         others = {"gauges": self._on_gauges, "trace_settings": self._tracing.take, "is_ready": readiness.take}
-        verbs = {**self._model_control.verbs, **self._scaling.verbs, **log_verbs, **others}
-        self._questions = Questions(verbs)
+        self._regions = ClientRegions(self._star)
+        verbs = {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **log_verbs, **others}
+        verbs |= self._explanations.verbs
+        self._clients = Clients(
+            self._star, self._models, Questions(verbs), self._front_ends.welcome, self._on_front_end_joined
+        )
+        guest_questions = GuestQuestions(options, self._models, self._star.read_counters, readiness.take)
+        self._guests = Guests(
+            self._loop, self._star, options, Questions(guest_questions.verbs), self._clients.tell_models
+        )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         # Changed by signals and as phases end.
         self._signals: list[int] = []
+        self._members = WeakSet[Member]()  # all that have connected; the last words of some are not heard
         self._is_stopping = False
         self._exit_code = EXIT_OK
 
@@ -171,7 +187,9 @@ class Supervisor:
         self._tracing.start()
         self._loop.run()
         signal.set_wakeup_fd(-1)
-        for each in (*wakeup, self._control, self._http, self._gpu_memory):
+        for member in tuple(self._members):
+            member.close()
+        for each in (*wakeup, self._control, self._guests, self._front_ends, self._gpu_memory):
             each.close()
         return self._exit_code
 
@@ -183,6 +201,7 @@ class Supervisor:
             return
         channel, pid = accepted
         member = Member(self._loop, channel, pid)
+        self._members.add(member)
         member.on_message = lambda message, _fds: self._on_join(member, message)
         member.start()
 
@@ -194,9 +213,9 @@ class Supervisor:
             elif kind == "worker":
                 self._roster.join(message["instance"], member)
             elif kind == "client":
-                self._listen_to(member, self._star.join_client(member, self._http.welcome(), self._on_client_joined))
+                self._clients.join_front_end(member)
             elif kind == "caller":
-                self._join_caller(member)
+                self._clients.join_caller(member)
             elif kind == "poller":
                 self._repository.join(member)
             elif kind == "tracer":
@@ -207,17 +226,6 @@ class Supervisor:
             _log.error("%s", error)
             self._end(EXIT_FAILED)
 
-    def _join_caller(self, member: Member) -> None:
-        """A model calls another for the first time. Where there is no room for that, the call fails, and no more."""
-        try:
-            caller = self._star.join_caller(member, self._http.welcome(), self._tell_models)
-        except (OutOfSharedMemoryError, OSError) as error:
-            _log.error("a model cannot call others: %s", error)
-            member.send({"op": "failed", "wire": UnavailableError.wire, "sentence": str(error)})
-            member.hang_up()
-        else:
-            self._listen_to(member, caller)
-
     def _join_batcher(self, member: Member) -> None:
         """The first one has nobody to hear of yet; each later one takes a dead one's place."""
         member.on_message = lambda message, _fds: self._on_batcher_message(member, message)
@@ -226,6 +234,7 @@ class Supervisor:
         if is_successor:
             self._models.tell_batcher()
             self._star.introduce()
+            self._guests.await_word()
             self._models.tell_batcher_again()
         else:
             self._roster.watch()
@@ -233,7 +242,7 @@ class Supervisor:
             self._recycling.watch()
             self._model_control.start(self._on_models_settled, partial(self._refuse_to_serve, "error: creating server"))
             if not self._is_stopping:
-                self._http.start()  # not before: until here the reader of repositories needs the cores for its imports
+                self._front_ends.start()  # not before: until here the reader of repositories needs the cores to import
 
     def _leave_batcher(self, member: Member) -> None:
         self._star.leave_batcher(member)
@@ -248,12 +257,14 @@ class Supervisor:
         if message["op"] == "ack":
             self._star.acknowledgements.received(member, message["seq"])
         elif message["op"] == "distrusted":
-            _log.error("process with segment %d wrote what cannot be read; it is killed", message["owner"])
+            _log.error("process with segment %d wrote what cannot be read; that is its end here", message["owner"])
             self._kill_owner(message["owner"])
         elif message["op"] == "worker_retired":
             retired = self._roster.by_owner(message["owner"])
             if retired is not None:
                 retired.stop()
+        elif message["op"] == "explained":
+            self._explanations.hear(message)
         elif message["op"] == "model_retired":
             self._models.on_drained(message["model"])
 
@@ -261,25 +272,10 @@ class Supervisor:
         instance, client = self._roster.by_owner(owner), self._star.clients.get(owner)
         if instance is not None:
             instance.kill()
+        elif client is not None and client.is_guest:
+            client.member.hang_up()
         elif client is not None:
             os.kill(client.member.pid, signal.SIGKILL)
-
-    def _listen_to(self, member: Member, client: Participant) -> None:
-        member.on_message = lambda message, _fds: self._on_client_message(client, message)
-
-        def gone() -> None:
-            self._star.acknowledgements.gone(member)
-            self._star.leave_client(client)
-
-        member.on_gone = gone
-
-    def _on_client_message(self, client: Participant, message: Message) -> None:
-        if message["op"] == "ack":
-            self._star.acknowledgements.received(client.member, message["seq"])
-        elif message["op"] == "ask":
-            self._questions.take(client.member, message)
-        else:
-            self._star.on_oversize(client, message)
 
     def _on_gauges(self, question: Question) -> None:
         """What /metrics tells beside the batcher's figures."""
@@ -287,14 +283,10 @@ class Supervisor:
         told = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
         question.answer({**told, "custom": self._metrics.told()})
 
-    def _on_client_joined(self, client: Participant) -> None:
+    def _on_front_end_joined(self, client: Participant) -> None:
         self._tracing.tell(client)
-        self._tell_models(client, self._http.on_client_started)
-
-    def _tell_models(self, client: Participant, then: Callable[[], None] = lambda: None) -> None:
-        for message in self._models.messages():
-            client.member.send(message)
-        self._star.acknowledgements.announce([(client.member, {"op": "started"}, ())], then)
+        self._regions.tell(client)
+        self._clients.tell_models(client, self._front_ends.on_client_started)
 
     # --- phases ---
 
@@ -324,29 +316,34 @@ class Supervisor:
             available_nbytes() / 2**20,
         )
         try:
-            self._http.open([model.identifier.name for model in self._models.models.values() if model.serving])
+            self._front_ends.open([model.identifier.name for model in self._models.models.values() if model.serving])
         except InvalidArgumentError as error:
             self._refuse_to_serve("failed to start Vertex AI service", error)
             return
         self._batchers.start()  # one to stand by
         self._batchers.watch()
+        self._guests.start(self._front_ends.port)
 
-    def _on_http_started(self) -> None:
-        self._service.ready(self._models.versions, self._http.num_front_ends)
+    def _on_serving(self) -> None:
+        self._service.ready(self._models.versions, self._front_ends.num_front_ends)
 
     def _stop(self) -> None:
         """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
         self._is_stopping = True
         self._service.stopping(self._models.versions)
         self._loop.call_after(self._options.exit_timeout_secs, self._on_exit_timeout)
+        self._guests.close()
         self._star.tell_clients({"op": "exiting"})
-        self._http.stop()
+        self._front_ends.stop()
 
-    def _on_http_ended(self) -> None:
+    def _on_drained(self) -> None:
         """No front end is left, so nothing is in flight."""
         if self._is_stopping:
-            _log.info("All models are stopped, unloading models")
-            self._models.stop(lambda: self._tracing.close(self._stop_batcher))
+            self._guests.see_off(self._stop_models)
+
+    def _stop_models(self) -> None:
+        _log.info("All models are stopped, unloading models")
+        self._models.stop(lambda: self._tracing.close(self._stop_batcher))
 
     def _stop_batcher(self) -> None:
         """Everybody else has ended; the batcher takes its supervisor's hanging up as the end."""
@@ -387,7 +384,7 @@ class Supervisor:
             if number in (signal.SIGUSR1, signal.SIGCHLD):
                 (self._ledger.ask if number == signal.SIGUSR1 else self._reap_orphans)()
                 continue
-            print(f"Signal ({number}) received.", flush=True)  # noqa: T201  Triton's line, no log line there either
+            log.say(f"Signal ({number}) received.")  # Triton's line, no log line there either
             if self._is_stopping:
                 _log.warning("second signal: exiting immediately")
                 self._end(EXIT_FAILED)

@@ -81,6 +81,11 @@ class Tracer:
         else:
             then()
 
+    def configure_log(self) -> None:
+        """The settings of the log have changed."""
+        if self._member is not None:
+            self._member.send({"op": "log", "log": self._log_settings})
+
     def close(self, then: Callable[[], None]) -> None:
         """Nothing is traced any more; `then` when everything is written and exported, or has taken too long."""
         self._on_closed = then
@@ -129,11 +134,13 @@ class Tracer:
         self._tell(member, lambda: _call_all(waiting))
 
     def _tell(self, member: Member, then: Callable[[], None]) -> None:
-        message = {"op": "settings", "settings": [dataclasses.asdict(each) for each in self._settings]}
-        self._acknowledgements.announce([(member, message, ())], lambda: self._in_force(member, then))
+        told = self._settings
+        message = {"op": "settings", "settings": [dataclasses.asdict(each) for each in told]}
+        self._acknowledgements.announce([(member, message, ())], lambda: self._in_force(member, told, then))
 
-    def _in_force(self, member: Member, then: Callable[[], None]) -> None:
-        if not self._settings and member is self._member:
+    def _in_force(self, member: Member, told: Sequence[TraceSetting], then: Callable[[], None]) -> None:
+        # Only when it has heard of nothing being traced it has written everything.
+        if not told and not self._settings and member is self._member:
             self._end()
         then()
 

@@ -19,7 +19,9 @@ from shoal.supervisor.children import Program
 from shoal.supervisor.host import Host
 
 
-def worker_program(number: int, version: ModelVersion, placement: Placement, host: Host) -> tuple[str, Program]:
+def worker_program(
+    number: int, version: ModelVersion, placement: Placement, host: Host, *, gives_way: bool
+) -> tuple[str, Program]:
     """The kind of zygote that can fork the process, "" for none, and its program."""
     options, name = host.options, placement.instance_name
     variables = {
@@ -36,9 +38,11 @@ def worker_program(number: int, version: ModelVersion, placement: Placement, hos
         install_requirements=options.install_requirements,
     )
     if own is None:
-        return runs_on(version.config), Program(f"worker {name}", ["shoal.workers.worker"], variables)
+        program = Program(f"worker {name}", ["shoal.workers.worker"], variables, gives_way=gives_way)
+        return runs_on(version.config), program
     directory = cache_directory(options.environment_cache_directory, os.environ)
-    return "", Program(f"worker {name}", enter.program(own, name, directory, host.log_settings), variables)
+    module = enter.program(own, name, directory, host.log_settings)
+    return "", Program(f"worker {name}", module, variables, gives_way=gives_way)
 
 
 def load_message(version: ModelVersion, placement: Placement, model_file: Path | None, host: Host) -> Message:

@@ -96,7 +96,8 @@ class Zygote:
         # numpy's BLAS would start threads at import. Built-in backends compute with their framework, not with numpy.
         environment = {ADDRESS_VARIABLE: self._control_address, "OPENBLAS_NUM_THREADS": "1"}
         module = ["shoal.zygote", self.kind, str(theirs.fileno()), str(os.getpid()), *self._modules]
-        child = spawn(self._loop, f"zygote {self.kind}", module, environment, pass_fds=[theirs.fileno()])
+        fds, is_for_workers = [theirs.fileno()], _WORKER in self._modules
+        child = spawn(self._loop, f"zygote {self.kind}", module, environment, pass_fds=fds, gives_way=is_for_workers)
         theirs.close()
         child.watch(self._exited)
         self._child, self._channel = child, Channel(ours)
@@ -113,10 +114,11 @@ class Zygote:
             self._waiting.append(child)
 
     def stop(self) -> None:
-        """End it, and no other follows."""
+        """End it, and no other follows. At a server's end nobody may be left to hear of its death, so hang up here."""
         self._is_over = True
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
+        self._hang_up()
 
     def _receive(self) -> None:
         assert self._channel is not None

@@ -1,4 +1,4 @@
-"""A version in the supervisor's hands: real instances whose workers are `sleep`; the test says what workers say."""
+"""A version in the supervisor's hands: real instances whose workers only wait; the test says what workers say."""
 
 import os
 import signal
@@ -33,15 +33,22 @@ CONFIG = (
 DEADLINE_S = 20.0
 
 
+#: What workers wait for: nobody writes there.
+_NOTHING, _ = os.pipe()
+
+
 class Sleepers:
-    """In the zygotes' place: every worker is a `sleep`, which ends as workers do."""
+    """In the zygotes' place: every worker is a shell that waits, and ends as workers do."""
 
     def __init__(self, sky: Sky) -> None:
         self._sky = sky
 
     def spawn(self, _backend: str, program: Program, *, captured: bool) -> Child:
         child = prepare(self._sky.loop, program, captured=captured)
-        process = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(["sh", "-c", "echo up; read end"], stdin=_NOTHING, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        with process.stdout as said:
+            assert said.readline() == b"up\n"  # before that it has hardly any memory, which is looked at when it is up
         child._process = process
         child.began(process.pid)
         return child
@@ -75,12 +82,12 @@ class Version:
         self.roster = Roster(self.sky.loop)
         self.readiness = Readiness(self.sky.star.workers, self.sky.loop.call_after)
         config = normalise(pbtxt.parse(CONFIG + more, Path("config.pbtxt")))
-        host = Host(
+        self.host = Host(
             self.sky.loop, Sleepers(self.sky), self.sky.star, options, "@", {}, Machine((0,)),  # type: ignore[arg-type]
             self.roster, CustomMetrics(()), self.readiness,
         )  # fmt: skip
-        source: Source = None  # type: ignore[assignment]  # nobody asks where it came from
-        self.served = Served(ModelVersion("m", 1, 9, 0, Path("/m/1"), config), source, host, self.owner)
+        source = Source("/m/1", 1, 1, config)
+        self.served = Served(ModelVersion("m", 1, 9, 0, Path("/m/1"), config), source, self.host, self.owner)
         self.has_ready_check = False
         self._processes: dict[int, Process] = {}
         #: By an instance's number: the words of its worker's segment, as the worker writes them.

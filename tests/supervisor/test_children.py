@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.supervisor import niceness
 from shoal.supervisor.children import Child, spawn
 from shoal.supervisor.event_loop import EventLoop
 
@@ -32,6 +33,18 @@ def test_exit_code_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     loop.run()
     assert codes == [7]
     assert child.peak_rss_bytes > 1 << 20
+
+
+def test_one_may_give_way_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(niceness, "give_way", lambda pid: told.append(("give way", pid)))
+    monkeypatch.setattr(niceness, "join_in", lambda pid: told.append(("join in", pid)))
+    loop, child, _ = run_module(tmp_path, monkeypatch, "")
+    loop.run()
+    other = spawn(loop, "test", ["child_of_test"], {}, gives_way=True)
+    other.watch(lambda _child, _code: loop.stop())
+    loop.run()
+    assert told == [("join in", child.pid), ("give way", other.pid)]
 
 
 def test_signal_ends_it_and_a_later_one_does_nothing(

@@ -104,12 +104,12 @@ def test_a_borrowed_payload_takes_room_until_its_borrowers_have_let_go(sky: Sky)
     assert {"op": "segment", "owner": owner} not in sky.third.all_heard  # its readers ask
     sky.star.lend(sky.worker_of_4, owner)
     sky.settle()
-    sky.star.on_oversize(caller, {"op": "oversize_gone", "owner": owner})
+    sky.star.payloads.hear(caller, {"op": "oversize_gone", "owner": owner})
     assert sky.fourth.heard() == [{"op": "segment_gone", "owner": owner}]
     assert "sentence" in sky.ask(sky.b, sky.client_b)
-    assert sky.star.oversize_counts == {"oversize_acquired": 1, "oversize_released": 0}
+    assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 0}
     sky.acknowledge(sky.fourth)
-    assert sky.star.oversize_counts == {"oversize_acquired": 1, "oversize_released": 1}
+    assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
     assert "owner" in sky.ask(sky.b, sky.client_b)
 
 
@@ -117,6 +117,6 @@ def test_a_dead_borrower_is_not_waited_for(sky: Sky) -> None:
     process, caller = join_caller(sky)
     owner = sky.make(process, caller)
     sky.star.lend(sky.worker_of_4, owner)
-    sky.star.on_oversize(caller, {"op": "oversize_gone", "owner": owner})
+    sky.star.payloads.hear(caller, {"op": "oversize_gone", "owner": owner})
     sky.star.acknowledgements.gone(sky.fourth.member)
-    assert sky.star.oversize_counts == {"oversize_acquired": 1, "oversize_released": 1}
+    assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}

@@ -16,6 +16,15 @@ from tests.supervisor.test_star import Process, Sky
 SETTINGS = {"log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
 
 
+class Tracer:
+    """It is told by its own supervisor (test_trace_settings.py)."""
+
+    num_told = 0
+
+    def configure_log(self) -> None:
+        self.num_told += 1
+
+
 class Office(Sky):
     """A star with everybody joined whose front end a asks for changes."""
 
@@ -24,7 +33,9 @@ class Office(Sky):
         self.settings: dict[str, Any] = dict(SETTINGS)
         self.star.log_settings = self.settings
         repository = Repository(self.loop, ServerOptions(), "@nowhere", self.settings, {})
-        self._questions = Questions({"log_settings": LogSettings(self.settings, self.star, repository).change})
+        self.tracer = Tracer()
+        settings = LogSettings(self.settings, self.star, repository, self.tracer)
+        self._questions = Questions({"log_settings": settings.change})
 
     def change(self, **changes: Any) -> None:
         arguments = {"changes": changes}
@@ -79,6 +90,7 @@ def test_changes_add_up_and_are_in_force_here_at_once(office: Office) -> None:
     assert log.logger.level == logging.DEBUG
     office.change(log_error=False)
     office.settle()
+    assert office.tracer.num_told == 2
     assert office.settings == SETTINGS | {"log_verbose": 1, "log_error": False}
 
 

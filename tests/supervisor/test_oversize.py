@@ -106,3 +106,25 @@ def test_there_are_at_most_256() -> None:
         table.create(9, CLIENT, MODEL, 1)
     for each in made:
         let_go(table, each)
+
+
+def test_what_may_be_kept_is_no_more_than_a_quarter_of_the_room() -> None:
+    table = segments(limit_nbytes=16 * MIB)
+    granted = [table.create(9 + index, CLIENT, MODEL, MIB) for index in range(5)]
+    assert [each.may_be_kept for each in granted] == [True, True, True, False, False]  # each has two pages more
+    guests = table.create(20, CLIENT, MODEL, 1, is_guests=True)
+    let_go(table, granted[0])
+    let_go(table, granted[3])
+    let_go(table, granted[4])
+    again = table.create(21, CLIENT, MODEL, MIB)
+    assert (guests.may_be_kept, again.may_be_kept) == (False, True)
+    for each in (*granted[1:3], guests, again):
+        let_go(table, each)
+
+
+def test_of_small_ones_no_more_may_be_kept_than_a_quarter_of_how_many_there_may_be() -> None:
+    table = segments()
+    granted = [table.create(100 + index, CLIENT, MODEL, 1) for index in range(65)]
+    assert [each.may_be_kept for each in granted[-2:]] == [True, False]
+    for each in granted:
+        let_go(table, each)

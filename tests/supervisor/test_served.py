@@ -8,6 +8,7 @@ import pytest
 from shoal.errors import ShoalError
 from shoal.supervisor.instance import Instance, InstanceState
 from shoal.supervisor.questions import Question
+from shoal.supervisor.served import Served
 from tests.supervisor.served_version import Version, version
 from tests.supervisor.test_star import OPTIONS
 
@@ -71,6 +72,19 @@ def test_one_at_a_time_and_only_while_nothing_else_changes(pair: Version) -> Non
     assert outcomes == [None]
     pair.served.retire()
     assert not pair.served.replace(fresh)
+
+
+def test_clients_hear_of_a_death_before_those_who_asked_it_do(pair: Version, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[str]] = []
+    pair.told_batcher()
+
+    def on_changed(_served: Served) -> None:
+        told.append([message["op"] for message in pair.sky.batcher.heard()])
+
+    monkeypatch.setattr(pair.owner, "on_changed", on_changed)
+    pair.end(pair.served.instances[0])
+    assert told == [[]]
+    assert "worker_gone" in [message["op"] for message in pair.told_batcher()]
 
 
 def test_where_the_fresh_one_cannot_load_the_old_one_stays(pair: Version) -> None:
@@ -155,7 +169,20 @@ def test_clients_hear_whether_there_is_anything_to_ask(has_ready_check: bool) ->
         made.close()
 
 
-# -- who keeps requests open for ever: the workers are `sleep`, and do not end when they are told to ------------------
+@pytest.mark.parametrize("cache", [{}, {"local": {"size": "4096"}}], ids=["without a cache", "with one"])
+def test_front_ends_hear_whose_answers_are_cached(
+    cache: dict[str, dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Version("response_cache { enable: true }", replace(OPTIONS, cache_config=cache))
+    try:
+        made.load()
+        assert made.served.version.message()["is_cached"] is bool(cache)
+        assert ("give --cache-config" in caplog.text) is not bool(cache)
+    finally:
+        made.close()
+
+
+# -- who keeps requests open for ever: the workers only wait, and do not end when they are told to ------------------
 
 
 @pytest.fixture

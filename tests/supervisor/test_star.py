@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from shoal.control import Channel, Message
+from shoal.model_config.rate_limiter import Demand, Resource
 from shoal.options import ServerOptions
+from shoal.placement import Placement
 from shoal.reasons import Reason
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Member
@@ -21,6 +23,7 @@ OPTIONS = ServerOptions(
 )
 CONFIG = {"max_batch_size": 0, "output": []}
 NBYTES = 2 << 20
+PLACEMENT = Placement("m_0", "m", "KIND_CPU", 0, (0,), demand=Demand(2, ((Resource("R", 0), 3),)))
 F_GET_SEALS, FUTURE_WRITE_AND_SEAL = 1034, 0x10 | 0x01
 
 
@@ -86,7 +89,7 @@ class Sky:
     def join_worker(self, model_id: int) -> tuple[Process, Participant]:
         process = self.start()
         worker = self.star.join_worker(process.member, CONFIG)
-        self.star.announce_worker(worker, model_id, lambda: self.star.admit_worker(worker))
+        self.star.announce_worker(worker, model_id, lambda: self.star.admit_worker(worker), PLACEMENT)
         return process, worker
 
     def acknowledge(self, process: Process) -> None:
@@ -105,13 +108,13 @@ class Sky:
 
     def ask(self, process: Process, asker: Participant) -> Message:
         """Ask for a segment for model 3; the answer."""
-        self.star.on_oversize(asker, {"op": "oversize", "request": 7, "nbytes": NBYTES, "model": 3})
+        self.star.payloads.hear(asker, {"op": "oversize", "request": 7, "nbytes": NBYTES, "model": 3})
         return process.heard()[-1]
 
     def make(self, process: Process, asker: Participant) -> int:
         """A segment that its writer has mapped and that everybody knows; its owner id."""
         owner = int(self.ask(process, asker)["owner"])
-        self.star.on_oversize(asker, {"op": "oversize_mapped", "owner": owner})
+        self.star.payloads.hear(asker, {"op": "oversize_mapped", "owner": owner})
         self.settle()
         return owner
 
@@ -173,7 +176,7 @@ def test_a_request_may_be_named_after_its_models_workers_have_it(sky: Sky) -> No
     owner = answer["owner"]
     assert answer == {"op": "oversize", "request": 7, "owner": owner}
     assert sky.third.heard() == []
-    sky.star.on_oversize(sky.client_a, {"op": "oversize_mapped", "owner": owner})
+    sky.star.payloads.hear(sky.client_a, {"op": "oversize_mapped", "owner": owner})
     assert fcntl.fcntl(sky.a.fds[-1], F_GET_SEALS) & FUTURE_WRITE_AND_SEAL == FUTURE_WRITE_AND_SEAL
     assert sky.third.heard() == [{"op": "segment", "owner": owner}]
     assert sky.a.heard() == sky.b.heard() == sky.fourth.heard() == sky.batcher.heard() == []
@@ -185,7 +188,7 @@ def test_a_request_may_be_named_after_its_models_workers_have_it(sky: Sky) -> No
 
 def test_a_result_may_be_named_after_the_batcher_and_all_front_ends_know_it(sky: Sky) -> None:
     owner = sky.ask(sky.third, sky.worker_of_3)["owner"]
-    sky.star.on_oversize(sky.worker_of_3, {"op": "oversize_mapped", "owner": owner})
+    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_mapped", "owner": owner})
     assert sky.a.heard() == sky.b.heard() == [{"op": "segment", "owner": owner}]
     assert sky.batcher.heard() == [{"op": "segment", "owner": owner, "worker": sky.worker_of_3.owner}]
     assert sky.fourth.heard() == []
@@ -195,15 +198,29 @@ def test_a_result_may_be_named_after_the_batcher_and_all_front_ends_know_it(sky:
     assert sky.third.heard() == [{"op": "oversize_ready", "owner": owner}]
 
 
+def test_a_front_end_that_joins_later_knows_what_workers_may_have_kept(sky: Sky) -> None:
+    result = sky.make(sky.third, sky.worker_of_3)
+    late, _ = sky.join_client()
+    assert {"op": "segment", "owner": result} in late.all_heard
+    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_gone", "owner": result})
+    assert late.heard() == [{"op": "segment_gone", "owner": result}]
+
+
+def test_a_writer_is_told_what_it_may_keep(sky: Sky) -> None:
+    sky.star.payloads.hear(sky.client_a, {"op": "oversize", "request": 8, "nbytes": 4096, "model": 3})
+    (answer,) = sky.a.heard()
+    assert answer == {"op": "oversize", "request": 8, "owner": answer["owner"], "keep": True}
+
+
 def test_room_comes_back_when_all_readers_have_let_go(sky: Sky) -> None:
     owner = sky.make(sky.a, sky.client_a)
     refusal = sky.ask(sky.b, sky.client_b)
     assert (refusal["request"], refusal["wire"]) == (7, 5)
     assert refusal["sentence"].endswith("or raise --shm-oversize-mib")
-    sky.star.on_oversize(sky.client_b, {"op": "oversize_gone", "owner": owner})  # it is not b's to end
+    sky.star.payloads.hear(sky.client_b, {"op": "oversize_gone", "owner": owner})  # it is not b's to end
     assert sky.third.heard() == []
-    sky.star.on_oversize(sky.client_a, {"op": "oversize_gone", "owner": owner})
-    sky.star.on_oversize(sky.client_a, {"op": "oversize_gone", "owner": owner})
+    sky.star.payloads.hear(sky.client_a, {"op": "oversize_gone", "owner": owner})
+    sky.star.payloads.hear(sky.client_a, {"op": "oversize_gone", "owner": owner})
     assert sky.third.heard() == [{"op": "segment_gone", "owner": owner}]
     assert "sentence" in sky.ask(sky.b, sky.client_b)
     sky.acknowledge(sky.third)
@@ -254,3 +271,45 @@ def test_owner_ids_come_round_and_skip_who_is_there(sky: Sky) -> None:
     assert 0 not in owners
     assert (taken | {held}).isdisjoint(owners)
     assert sorted(owners[1:]) == owners[1:]
+
+
+def test_memory_of_the_batchers_own_is_made_once_and_anew_for_a_successor(sky: Sky) -> None:
+    sky.star.give_batcher_memory()
+    sky.star.give_batcher_memory()
+    owner = sky.star.batcher_memory.owner
+    assert sky.batcher.heard() == [{"op": "memory"}]
+    assert sky.a.heard() == sky.b.heard() == [{"op": "segment", "owner": owner}]
+    sky.star.lend(sky.worker_of_3, owner)
+    assert sky.third.heard() == [{"op": "segment", "owner": owner}]
+    sky.star.leave_batcher(sky.batcher.member)
+    successor = sky.start()
+    sky.star.join_batcher(successor.member)
+    sky.star.introduce()
+    joined, memory, *_ = successor.heard()
+    assert (joined["op"], memory) == ("joined", {"op": "memory"})
+    assert sky.third.heard() == [{"op": "segment_gone", "owner": owner}]
+    assert sky.a.heard() == [{"op": "segment_gone", "owner": owner}]
+    sky.acknowledge(successor)
+    assert sky.a.heard() == [{"op": "segment", "owner": sky.star.batcher_memory.owner}, {"op": "batcher"}]
+    assert sky.star.batcher_memory.owner != owner
+
+
+def test_the_batcher_reads_large_requests_to_ensembles_itself(sky: Sky) -> None:
+    sky.star.payloads.ensembles.add(3)
+    owner = int(sky.ask(sky.a, sky.client_a)["owner"])
+    sky.star.payloads.hear(sky.client_a, {"op": "oversize_mapped", "owner": owner})
+    assert sky.third.heard() == []
+    assert sky.batcher.heard()[-1] == {"op": "segment", "owner": owner, "asker": sky.client_a.owner}
+
+
+def test_a_change_is_in_force_once_clients_act_upon_it_and_the_batcher_upon_what_it_was_told(sky: Sky) -> None:
+    done: list[str] = []
+    sky.star.tell_batcher({"op": "ensemble_models"})
+    sky.star.announce_to_clients([{"op": "version"}], lambda: done.append("changed"))
+    for process in (sky.a, sky.b):
+        assert process.heard() == [{"op": "version"}]
+        sky.acknowledge(process)
+    assert done == []
+    assert sky.batcher.heard() == [{"op": "ensemble_models"}, {"op": "ping"}]
+    sky.acknowledge(sky.batcher)
+    assert done == ["changed"]

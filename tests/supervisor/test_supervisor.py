@@ -27,4 +27,4 @@ def test_a_caller_for_whom_there_is_no_memory_is_told_so_and_the_server_goes_on(
     assert not supervisor._is_stopping
     caller.close()
     supervisor._control.close()
-    supervisor._http.close()
+    supervisor._front_ends.close()

@@ -153,6 +153,15 @@ def test_a_change_is_answered_when_front_ends_and_tracer_have_it(surroundings: S
     surroundings.run_until(lambda: not os.path.exists(f"/proc/{tracer.pid}"))
 
 
+def test_the_tracer_hears_of_the_log(surroundings: Surroundings) -> None:
+    surroundings.tracing.tracer.configure_log()  # nobody is there to hear it
+    surroundings.change("", level=1)
+    told = surroundings.tracer
+    surroundings.tracing.tracer.configure_log()
+    surroundings.change("", rate=2)
+    assert surroundings.tracer is told  # and goes on
+
+
 def test_what_is_refused_changes_nothing(surroundings: Surroundings) -> None:
     with pytest.raises(InvalidArgumentError, match="sample rate must be non-zero"):
         surroundings.ask("", {"level": 1, "rate": 0})

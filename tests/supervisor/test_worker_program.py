@@ -25,7 +25,7 @@ def program(backend: str, placement: Placement = PLACEMENT, **parameters: str) -
     options = ServerOptions(backend_directory="/none", environment_cache_directory="/cache")
     # All that is looked at of it.
     host = SimpleNamespace(options=options, control_address="@a", log_settings={"log_verbose": 1})
-    return worker_program(7, version, placement, cast(Host, host))
+    return worker_program(7, version, placement, cast(Host, host), gives_way=True)
 
 
 def test_a_worker() -> None:

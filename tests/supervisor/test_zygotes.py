@@ -182,6 +182,16 @@ def test_the_processes_of_an_unfit_zygote_are_execd(
     assert [record.getMessage() for record in caplog.records] == [f"zygote 'test': {why}; its processes are exec'd"]
 
 
+def test_nothing_is_open_once_they_are_told_to_stop(
+    surroundings: Surroundings, num_descriptors: Callable[[], int]
+) -> None:
+    before = num_descriptors()
+    surroundings.spawn()
+    assert surroundings.run() == FORKED
+    surroundings.zygotes.stop()  # its death is on the way, and nobody may be left to hear of it
+    assert num_descriptors() == before + 1  # the pidfd, which the loop has
+
+
 def test_after_the_stop_no_zygote_follows(surroundings: Surroundings) -> None:
     surroundings.spawn()
     assert surroundings.run() == FORKED

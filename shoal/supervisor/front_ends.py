@@ -1,21 +1,24 @@
-"""The front ends as the supervisor sees them: listening sockets, lanes, the road, and the sockets between those two.
+"""The front ends as the supervisor sees them: the processes that answer clients, and the sockets between them.
 
-Sockets are bound first, so that a port in use is known before any model loads, and listen last, so that clients are
-refused until every model has loaded, as Triton's are.
+HTTP ─► lanes "http" ─┬─► the road ─► connections that are idle again: back to the lanes
+gRPC ─► lanes "grpc" ─┘
+gRPC with TLS ─► grpcio's server, the "grpc road": it answers everything itself
 """
 
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from shoal.control import ADDRESS_VARIABLE, Message
 from shoal.errors import InvalidArgumentError
-from shoal.options import Endpoint, ServerOptions, endpoints
+from shoal.frontend.grpc.settings import GrpcSettings
+from shoal.options import ServerOptions
 from shoal.supervisor.arbiter import Arbiter
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.listeners import SERVICES, Listeners
 
 _log = logging.getLogger(__name__)
 
@@ -23,52 +26,10 @@ _log = logging.getLogger(__name__)
 THREADS_PER_HTTP_THREAD = 8
 #: Loading a model takes longest of what a front end may ask for; the answer comes this much later at most (ours).
 ANSWER_SLACK_S = 30
-#: No half-sent request, half-sent body or unread reply holds a thread of the road longer than this per system call.
-SOCKET_TIMEOUT_S = 10
 
 
-#: By endpoint, what it is called in the line that scripts wait for; Triton's.
-_SERVICES = {
-    "http": "HTTPService",
-    "metrics": "Metrics Service",
-    "sagemaker": "Sagemaker HTTPService",
-    "vertex-ai": "Vertex AI HTTPService",
-}
-Listeners = Mapping[str, socket.socket]
-
-
-def bind(options: ServerOptions) -> Listeners:
-    """By its endpoint's name, a socket for each that is wanted: bound, not listening.
-
-    Raises OSError naming the address and the flag.
-    """
-    return {endpoint.name: _bind(endpoint) for endpoint in endpoints(options)}
-
-
-def _bind(endpoint: Endpoint) -> socket.socket:
-    service, _, address, port = endpoint
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Accepted sockets inherit both: a deadline for each recv and send that no worker class has to enforce.
-    timeval = SOCKET_TIMEOUT_S.to_bytes(8, "little") + bytes(8)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-    try:
-        listener.bind((address, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            f"cannot listen on {address}:{port}: {error.strerror}. "
-            f"Choose another --{service}-port or --{service}-address, or stop what listens there"
-        ) from error
-    bound = listener.getsockname()
-    _log.info("%s:%d is bound for %s; it accepts connections once the models have loaded", bound[0], bound[1], service)
-    return listener
-
-
-class HttpServer:
-    """Lanes and road. `on_started` is called once, when every front end answers, `on_ended` when both have ended after
+class FrontEnds:
+    """Lanes and road. `on_started` is called once, when every front end answers, `on_ended` when all have ended after
     `stop`."""
 
     def __init__(
@@ -81,57 +42,99 @@ class HttpServer:
         on_started: Callable[[], None],
         on_ended: Callable[[], None],
     ) -> None:
+        self._loop = loop
         self._options = options
         self._log_settings = log_settings
         self._listeners = listeners
         self._on_started = on_started
         self._on_ended = on_ended
-        # Front ends join for as long as the arbiter lives, which is longer than the sockets are open here.
-        self._endpoints = {"{}:{}".format(*listener.getsockname()): name for name, listener in listeners.items()}
-        self._handovers = [*_datagram_pair(), *_datagram_pair()]
-        road_in, to_road, returns, to_lanes = (each.fileno() for each in self._handovers)
-        environment = {
+        # Front ends join for as long as the arbiters live, which is longer than the sockets are open here. The road
+        # believes what it is told at its endpoint for gRPC, so that one has no address: only lanes reach it.
+        self._endpoints = {
+            "{}:{}".format(*each.getsockname()): name for name, each in listeners.items() if name != "grpc"
+        }
+        self._environment = {
             ADDRESS_VARIABLE: control_address,
             "SHOAL_ROAD_THREADS": str(options.http_thread_count * THREADS_PER_HTTP_THREAD),
             "SHOAL_GRACEFUL_TIMEOUT_S": str(max(1, options.exit_timeout_secs)),
-        }
-        http = [listener for name, listener in listeners.items() if name == "http"]
-        others = [listener for name, listener in listeners.items() if name != "http"]
-        lane_sockets = {
-            "SHOAL_LISTENER_FDS": _numbers(http),
-            "SHOAL_PROCESSES": str(options.http_process_count),
-            "SHOAL_SEND_FD": str(to_road),
-            "SHOAL_RECEIVE_FD": str(returns),
-        }
-        road_sockets = {
-            # With HTTP alone the road accepts nothing itself, but gunicorn insists on a socket.
-            "SHOAL_LISTENER_FDS": _numbers(others or http),
-            "SHOAL_ACCEPTS": str(int(bool(others))),
-            "SHOAL_PROCESSES": "1",
-            "SHOAL_SEND_FD": str(to_lanes),
-            "SHOAL_RECEIVE_FD": str(road_in),
-            "SHOAL_RETURNED_FD": str(returns),  # what no lane has taken when the last has ended
             # glibc gives each thread an arena that keeps what its largest request took: with bodies of 2 MB of JSON
             # 16 threads came to 340 MiB, and to 110 with two arenas. One runs at a time anyway.
             "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
         }
-        self._road = Arbiter(
-            loop, "road", environment | road_sockets,
-            [*_filenos(others or http), to_lanes, road_in, returns], on_ended,
-        )  # fmt: skip
-        self._lanes = Arbiter(
-            loop, "http", environment | lane_sockets, [*_filenos(http), to_road, returns], self._road.stop
-        )
+        self._handovers = [*_datagram_pair(), *_datagram_pair()]
+        # In the order they stop: what lanes hand over, the road must still answer.
+        self._lanes = list(self._make_lanes())
+        self._road = self._make_road()
         # Changed as models settle, as front ends join, and by stop.
         self._vertex_ai_model = ""
         self._num_started = 0
+        self._num_lanes_ended = 0
         self._is_stopping = False
+
+    # --- the processes ---
+
+    def _make_lanes(self) -> Iterator[Arbiter]:
+        options = self._options
+        _, to_road, returns, _ = self._handovers
+        if "http" in self._listeners:
+            passed = {"SHOAL_SEND_FD": to_road, "SHOAL_RECEIVE_FD": returns}
+            yield self._gunicorn("http", options.http_process_count, ["http"], passed, self._on_lane_ended)
+        if "grpc" in self._listeners and options.has_grpc_lanes:
+            passed = {"SHOAL_SEND_FD": to_road}  # what they hand over is not a client's connection, and never returns
+            yield self._gunicorn("grpc", options.grpc_process_count, ["grpc"], passed, self._on_lane_ended)
+        elif "grpc" in self._listeners:
+            yield self._grpcio(self._listeners["grpc"])
+
+    def _make_road(self) -> Arbiter | None:
+        """For the other endpoints and for what lanes hand over; None where there is nothing of either."""
+        road_in, _, returns, to_lanes = self._handovers
+        lanes = {"http", "grpc"} & {lane.role for lane in self._lanes}
+        accepting = self._listeners.keys() - {"http", "grpc"}
+        if not accepting and not lanes:
+            return None
+        passed = {
+            "SHOAL_SEND_FD": to_lanes,
+            "SHOAL_RECEIVE_FD": road_in,
+            "SHOAL_RETURNED_FD": returns,  # what no lane has taken when the last has ended
+        }
+        # Where there is nothing to accept, too, gunicorn insists on a socket.
+        return self._gunicorn("road", 1, accepting or lanes, passed, self._on_ended, accepts=bool(accepting))
+
+    def _gunicorn(
+        self,
+        role: str,
+        num_processes: int,
+        endpoints: Collection[str],
+        passed: Mapping[str, socket.socket],
+        on_ended: Callable[[], None],
+        *,
+        accepts: bool = True,
+    ) -> Arbiter:
+        """One of its arbiters. `passed` are sockets by the variables that tell their numbers."""
+        accepting = [self._listeners[name].fileno() for name in endpoints]
+        environment = {
+            **self._environment,
+            "SHOAL_LISTENER_FDS": ",".join(map(str, accepting)),
+            "SHOAL_ACCEPTS": str(int(accepts)),
+            **{variable: str(each.fileno()) for variable, each in passed.items()},
+        }
+        fds = [*accepting, *(each.fileno() for each in passed.values())]
+        return Arbiter(self._loop, role, num_processes, environment, fds, on_ended)
+
+    def _grpcio(self, held: socket.socket) -> Arbiter:
+        """grpcio's server. It binds a socket of its own, and this one keeps the port for it."""
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # not before it was bound: nobody else is here
+        address, port = held.getsockname()[:2]
+        named = f"[{address}]" if ":" in address else address
+        environment = {**self._environment, "SHOAL_GRPC_ADDRESS": f"{named}:{port}"}
+        module = ["shoal.frontend.grpc.road"]
+        return Arbiter(self._loop, "grpc road", 1, environment, [], self._on_lane_ended, module)
+
+    # --- their life ---
 
     @property
     def _arbiters(self) -> list[Arbiter]:
-        """In the order they stop: what the lanes hand over, the road must still answer."""
-        lanes = [self._lanes] * self._options.allow_http
-        return lanes + [self._road] * bool(self._listeners)
+        return self._lanes if self._road is None else [*self._lanes, self._road]
 
     def start(self) -> None:
         """Exec the arbiters; they import what they need and wait for `open`."""
@@ -145,17 +148,24 @@ class HttpServer:
         """
         if self._options.allow_vertex_ai:
             self._vertex_ai_model = _default_model(self._options.vertex_ai_default_model, models)
-        for listener in self._listeners.values():
-            listener.listen(self._options.listen_backlog)
+        for name, listener in self._listeners.items():
+            if name != "grpc" or self._options.has_grpc_lanes:
+                listener.listen(self._options.listen_backlog)
         for arbiter in self._arbiters:
             arbiter.open()
         if not self.num_front_ends:
             self._on_started()
 
     @property
+    def port(self) -> int:
+        """Where HTTP is, or would be."""
+        http = self._listeners.get("http")
+        return self._options.http_port if http is None else int(http.getsockname()[1])
+
+    @property
     def num_front_ends(self) -> int:
-        """Processes that answer clients when all are well: lanes and the road."""
-        return self._options.http_process_count * self._options.allow_http + bool(self._listeners)
+        """Processes that answer clients when all are well: lanes and road."""
+        return sum(arbiter.num_processes for arbiter in self._arbiters)
 
     def welcome(self) -> Message:
         """What a front end is told when it joins, beside its memory."""
@@ -171,8 +181,10 @@ class HttpServer:
                 "log_file": options.log_file,
                 "header_forward_pattern": options.http_header_forward_pattern,
                 "restrictions": options.http_restricted_api,
+                "grpc": asdict(GrpcSettings.of(options)),
                 "model_control_mode": options.model_control_mode,
                 "allow_remote_admin": options.allow_remote_admin,
+                "allow_client_shm": options.allow_client_shm,
                 "allow_gpu_metrics": options.allow_gpu_metrics,
                 "allow_cpu_metrics": options.allow_cpu_metrics,
                 "metrics_interval_ms": options.metrics_interval_ms,
@@ -197,7 +209,7 @@ class HttpServer:
             return
         for name, listener in self._listeners.items():
             address, port = listener.getsockname()[:2]
-            _log.info("Started %s at %s:%d", _SERVICES[name], address, port)
+            _log.info("Started %s at %s:%d", SERVICES[name], address, port)
         self._on_started()
 
     def stop(self) -> None:
@@ -205,11 +217,21 @@ class HttpServer:
         self._is_stopping = True
         for listener in self._listeners.values():
             listener.close()
-        arbiters = self._arbiters
-        if arbiters:
-            arbiters[0].stop()
-        else:
+        if not self._lanes:
+            self._stop_road()
+        for lane in self._lanes:
+            lane.stop()
+
+    def _on_lane_ended(self) -> None:
+        self._num_lanes_ended += 1
+        if self._num_lanes_ended == len(self._lanes):
+            self._stop_road()
+
+    def _stop_road(self) -> None:
+        if self._road is None:
             self._on_ended()
+        else:
+            self._road.stop()
 
     def close(self) -> None:
         """No front end is left, nor will there be another."""
@@ -234,11 +256,3 @@ def _datagram_pair() -> tuple[socket.socket, socket.socket]:
     reading.setblocking(False)
     writing.setblocking(False)
     return reading, writing
-
-
-def _filenos(sockets: list[socket.socket]) -> list[int]:
-    return [each.fileno() for each in sockets]
-
-
-def _numbers(sockets: list[socket.socket]) -> str:
-    return ",".join(map(str, _filenos(sockets)))

@@ -1,0 +1,75 @@
+"""The clients that are processes of the server's own: front ends, and workers whose models call others.
+
+They join over the control socket, are told of every model, and ask what only the supervisor knows. Those that are not
+ours are guests (guests.py). Runs in the supervisor.
+"""
+
+import logging
+from collections.abc import Callable
+
+from shoal.control import Message
+from shoal.errors import UnavailableError
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.members import Member
+from shoal.supervisor.models import Models
+from shoal.supervisor.participant import Participant
+from shoal.supervisor.questions import Questions
+from shoal.supervisor.star import Star
+
+_log = logging.getLogger(__name__)
+
+
+class Clients:
+    """All of them. `welcome` makes what each is told first; `on_front_end` gets each front end that has its memory."""
+
+    def __init__(
+        self,
+        star: Star,
+        models: Models,
+        questions: Questions,
+        welcome: Callable[[], Message],
+        on_front_end: Callable[[Participant], None],
+    ) -> None:
+        self._star = star
+        self._models = models
+        self._questions = questions
+        self._welcome = welcome
+        self._on_front_end = on_front_end
+
+    def join_front_end(self, member: Member) -> None:
+        """Raises OutOfSharedMemoryError."""
+        self._listen_to(member, self._star.join_client(member, self._welcome(), self._on_front_end))
+
+    def join_caller(self, member: Member) -> None:
+        """A model calls another for the first time. Where there is no room for that, the call fails, and no more."""
+        try:
+            caller = self._star.join_caller(member, self._welcome(), self.tell_models)
+        except (OutOfSharedMemoryError, OSError) as error:
+            _log.error("a model cannot call others: %s", error)
+            member.send({"op": "failed", "wire": UnavailableError.wire, "sentence": str(error)})
+            member.hang_up()
+        else:
+            self._listen_to(member, caller)
+
+    def tell_models(self, client: Participant, then: Callable[[], None] = lambda: None) -> None:
+        """Tell a client, a guest too, of all models, and that it may start; `then` when it has heard."""
+        for message in self._models.messages():
+            client.member.send(message)
+        self._star.acknowledgements.announce([(client.member, {"op": "started"}, ())], then)
+
+    def _listen_to(self, member: Member, client: Participant) -> None:
+        member.on_message = lambda message, _fds: self._hear(client, message)
+
+        def gone() -> None:
+            self._star.acknowledgements.gone(member)
+            self._star.leave_client(client)
+
+        member.on_gone = gone
+
+    def _hear(self, client: Participant, message: Message) -> None:
+        if message["op"] == "ack":
+            self._star.acknowledgements.received(client.member, message["seq"])
+        elif message["op"] == "ask":
+            self._questions.take(client.member, message)
+        else:
+            self._star.payloads.hear(client, message)

@@ -1,0 +1,222 @@
+"""Guests: processes that are not ours, connect to a socket in the file system, and submit requests as front ends do.
+
+    connect (same user) ─► join ─► own segment, link, bell ─► models ─► started ─► asks ─► hangs up, or is hung up on
+
+A guest may say anything, say nothing, or stand still with what it was given. So its messages have one door, here;
+nobody waits for it, but a batcher's successor, half a second; it is told of no segment unasked, since what it does not
+read holds descriptors; and where its outbox is full, or what it wrote into its memory cannot be, its connection is
+closed. That undoes all it has. Runs in the supervisor.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shoal.client.socket_path import server_path, sweep
+from shoal.control import Listener, Message
+from shoal.errors import UnavailableError
+from shoal.options import ServerOptions
+from shoal.shm import segment
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.members import Member
+from shoal.supervisor.memory_plan import client_link_geometry, guest_geometry
+from shoal.supervisor.participant import Participant, client_message, make_guest
+from shoal.supervisor.questions import Questions
+from shoal.supervisor.star import Star
+
+_log = logging.getLogger(__name__)
+
+#: Messages that may wait for a guest beside the 200 KB that its socket takes, and how long a batcher's successor waits
+#: for its word (ours).
+MAX_OUTBOX, WORD_S = 256, 0.5
+#: What guests say, and the kinds of what stands in it beside `op`.
+_FORMS: dict[str, dict[str, type]] = {
+    "ack": {"seq": int},
+    "ask": {"question": int, "verb": str, "arguments": dict},
+    "oversize": {"request": int, "nbytes": int, "model": int},
+    "oversize_mapped": {"owner": int},
+    "oversize_gone": {"owner": int},
+    "segment_wanted": {"owner": int},
+}
+
+
+class Guests:
+    """All of them. `tell_models` tells one of the models, and that it may start."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        star: Star,
+        options: ServerOptions,
+        questions: Questions,
+        tell_models: Callable[[Participant], None],
+    ) -> None:
+        self._loop = loop
+        self._star = star
+        self._options = options
+        self._questions = questions
+        self._tell_models = tell_models
+        # Changed by open and close, and as guests come and go.
+        self._listener: Listener | None = None
+        self._path = ""
+        self._connections: set[Member] = set()
+        self._when_empty: Callable[[], None] | None = None
+
+    @property
+    def num_connected(self) -> int:
+        """Connections, of those too who have yet to join."""
+        return len(self._connections)
+
+    def start(self, http_port: int) -> None:
+        """Listen where the options say, or where a client looks for a server of this port. What hinders that is logged,
+        and hinders nobody else."""
+        path = self._options.client_socket
+        if path == "" or not self._options.client_count:
+            return
+        try:
+            if path is None:
+                path = server_path(os.environ, http_port)
+                sweep(Path(path).parent)
+            self.open(path)
+        except OSError as error:
+            _log.error("no client on this host can connect to this server: %s", error)
+
+    def open(self, path: str) -> None:
+        """Listen. Raises OSError."""
+        self._listener = Listener.at(path)
+        self._path = path
+        self._loop.on_readable(self._listener.fileno(), self._accept)
+        _log.info("clients on this host find the server at %s", path)
+
+    def close(self) -> None:
+        """Nobody connects any more. Those that are connected have heard that the server is stopping."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._loop.forget(listener.fileno())
+            listener.close()
+            with suppress(OSError):
+                os.unlink(self._path)
+
+    def see_off(self, then: Callable[[], None]) -> None:
+        """After `close`: call `then` once all have gone, which they do when what they asked is answered; those that do
+        not for too long are sent away."""
+        self._when_empty = then
+        self._check_empty()
+        self._loop.call_after(self._options.exit_timeout_secs / 2, self._hang_up_all)
+
+    def await_word(self) -> None:
+        """A batcher's successor waits for everybody's word: guests have WORD_S for it."""
+        self._loop.call_after(WORD_S, self._hang_up_silent)
+
+    def _hang_up_silent(self) -> None:
+        for member in tuple(self._connections):
+            if self._star.acknowledgements.is_waiting_for(member):
+                member.hang_up()
+
+    def _hang_up_all(self) -> None:
+        for member in tuple(self._connections):
+            member.hang_up()
+
+    def _leave(self, member: Member) -> None:
+        self._connections.discard(member)
+        self._check_empty()
+
+    def _check_empty(self) -> None:
+        if not self._connections and self._when_empty is not None:
+            then, self._when_empty = self._when_empty, None
+            then()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            accepted = self._listener.accept(is_guests=True)
+        except OSError as error:
+            _log.warning("a client cannot connect: %s", error)  # it has gone again, or descriptors have run out
+            return
+        if accepted is None:
+            return
+        channel, pid = accepted
+        member = Member(self._loop, channel, pid, MAX_OUTBOX)
+        if len(self._connections) >= self._options.client_count:
+            sentence = f"{len(self._connections)} clients are connected, more are not taken; raise --client-count"
+            self._refuse(member, sentence)
+            return
+        self._connections.add(member)
+        member.on_message = lambda message, _fds: self._join(member, message)
+        member.on_gone = lambda: self._leave(member)
+        member.start()
+
+    def _refuse(self, member: Member, sentence: str) -> None:
+        member.send({"op": "failed", "wire": UnavailableError.wire, "sentence": sentence})
+        member.hang_up()
+
+    def _join(self, member: Member, message: Message) -> None:
+        if message != {"op": "join"}:
+            self._distrust(member, "did not join")
+            return
+        try:
+            guest = self._make(member)
+        except (OutOfSharedMemoryError, OSError) as error:
+            _log.error("a client cannot join: %s", error)
+            self._refuse(member, str(error))
+            return
+        member.on_message = lambda message, _fds: self._hear(guest, message)
+
+        def gone() -> None:
+            self._star.acknowledgements.gone(member)
+            self._star.leave_client(guest)
+            self._leave(member)
+
+        member.on_gone = gone
+
+    def _make(self, member: Member) -> Participant:
+        star, options = self._star, self._options
+        guest, far_end = make_guest(star.take_owner(), member, guest_geometry(options), client_link_geometry(options))
+        star.clients[guest.owner] = guest
+
+        def let_in() -> None:
+            link_fd = segment.read_only(guest.link_fd)
+            fds = [guest.segment_fd, link_fd, far_end.fd]
+            recipient = member, self._welcome(), fds
+            guest.is_joined = True
+            star.acknowledgements.announce([recipient], lambda: self._tell_models(guest))
+            os.close(link_fd)
+            far_end.close()
+
+        star.acknowledgements.announce(star.to_batcher(*client_message(guest)), let_in)
+        return guest
+
+    def _welcome(self) -> Message:
+        options = self._options
+        return {
+            "op": "joined",
+            "max_in_flight": options.max_in_flight,
+            "correlation_key": self._star.correlation_key,
+            "model_namespacing": options.model_namespacing,
+            "request_timeout_s": options.request_timeout_secs,
+            "answer_timeout_s": options.model_load_timeout_secs,
+        }
+
+    def _hear(self, guest: Participant, message: Any) -> None:
+        op = message.get("op") if type(message) is dict else None
+        form = _FORMS.get(op) if type(op) is str else None
+        if form is None or any(type(message.get(name)) is not kind for name, kind in form.items()):
+            self._distrust(guest.member, "said what no client says")
+        elif op == "ack":
+            self._star.acknowledgements.received(guest.member, message["seq"])
+        elif op == "ask":
+            self._questions.take(guest.member, message)
+        elif op == "segment_wanted":
+            self._star.lend_to_guest(guest, message["owner"])
+        elif op == "oversize" and message["nbytes"] < 0:
+            self._distrust(guest.member, "asked for less than nothing")
+        else:
+            self._star.payloads.hear(guest, message)
+
+    def _distrust(self, member: Member, what: str) -> None:
+        _log.warning("a client, process %d, %s; its connection is closed", member.pid, what)
+        member.hang_up()

@@ -1,0 +1,81 @@
+"""The sockets on which clients are awaited, one for each endpoint that is wanted.
+
+They are bound first, so that a port in use is known before any model loads, and listen last, so that clients are
+refused until every model has loaded, as Triton's are.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+from shoal.options import Endpoint, ServerOptions, endpoints
+
+_log = logging.getLogger(__name__)
+
+#: No half-sent request, half-sent body or unread reply holds a thread of the road longer than this per system call.
+SOCKET_TIMEOUT_S = 10
+
+#: By endpoint, what it is called in the line that scripts wait for; Triton's.
+SERVICES = {
+    "http": "HTTPService",
+    "grpc": "GRPCInferenceService",
+    "metrics": "Metrics Service",
+    "sagemaker": "Sagemaker HTTPService",
+    "vertex-ai": "Vertex AI HTTPService",
+}
+Listeners = Mapping[str, socket.socket]
+
+
+def bind(options: ServerOptions) -> Listeners:
+    """By its endpoint's name, a socket for each that is wanted: bound, not listening.
+
+    Raises OSError naming the address and the flag, or the files and the flags where TLS is not to be had with them.
+    """
+    if options.allow_grpc and options.has_grpc_tls:
+        _check_tls(options.grpc_server_cert, options.grpc_server_key, options.grpc_root_cert)
+    return {endpoint.name: _bind(endpoint) for endpoint in endpoints(options)}
+
+
+def _check_tls(cert: str, key: str, root: str) -> None:
+    """What grpcio's server would stumble over once all models have loaded."""
+    import ssl  # here: few have TLS, and it takes 15 ms
+
+    for flag, file in (("--grpc-server-cert", cert), ("--grpc-server-key", key), ("--grpc-root-cert", root)):
+        try:
+            if file:
+                os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise OSError(f"cannot read '{file}' for {flag}: {error.strerror}") from error
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    flags = f"--grpc-server-cert={cert} and --grpc-server-key={key}"
+    try:
+        context.load_cert_chain(cert, key, password=lambda: b"")  # or a key with a password would ask for it
+        if root:
+            flags = f"--grpc-root-cert={root}"
+            context.load_verify_locations(root)
+    except OSError as error:
+        raise OSError(f"no TLS with {flags}: {error}. Files are in PEM format and without a password") from error
+
+
+def _bind(endpoint: Endpoint) -> socket.socket:
+    service, _, address, port, is_shared = endpoint
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
+    # Accepted sockets inherit both: a deadline for each recv and send that no worker class has to enforce.
+    timeval = SOCKET_TIMEOUT_S.to_bytes(8, "little") + bytes(8)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+    try:
+        listener.bind((address, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"cannot listen on {address}:{port}: {error.strerror}. "
+            f"Choose another --{service}-port or --{service}-address, or stop what listens there"
+        ) from error
+    bound = listener.getsockname()
+    _log.info("%s:%d is bound for %s; it accepts connections once the models have loaded", bound[0], bound[1], service)
+    return listener

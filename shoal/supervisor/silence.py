@@ -1,0 +1,51 @@
+"""For how long a process has said nothing though it could have.
+
+One that waits for a core is not to blame: where many more are runnable than there are cores, it waits for seconds, and
+whoever took its place would wait as long. So time counts while it sleeps, or is stopped; while it is runnable, the CPU
+time it has had does. Pure, but for `observe`. Runs in the supervisor.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Observed(NamedTuple):
+    """What the kernel says of a process: whether it has a core or waits for one, and its CPU time so far."""
+
+    is_runnable: bool
+    cpu_s: float
+
+
+class Silence:
+    """Of one process; begins when it is made."""
+
+    def __init__(self, now_s: float) -> None:
+        # Changed by look and hear.
+        self._since_s = now_s
+        self._cpu_s = 0.0
+        self._silent_s = 0.0
+
+    def hear(self, now_s: float) -> None:
+        """It has given a sign of life, or must be excused."""
+        self._since_s = now_s
+        self._silent_s = 0.0
+
+    def look(self, now_s: float, observed: Observed) -> float:
+        """Seconds of silence so far."""
+        elapsed_s, used_s = now_s - self._since_s, observed.cpu_s - self._cpu_s
+        self._silent_s += min(elapsed_s, used_s) if observed.is_runnable else elapsed_s
+        self._since_s, self._cpu_s = now_s, observed.cpu_s
+        return self._silent_s
+
+
+def observe(pid: int) -> Observed:
+    """A process of ours, from proc_pid_stat(5); one that has ended sleeps."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return Observed(False, 0.0)
+    state, user, system = fields[0], int(fields[11]), int(fields[12])
+    return Observed(state == "R", (user + system) / _TICKS_PER_S)

@@ -1,0 +1,67 @@
+"""A version of an ensemble: what clients and batcher hear of it when one of its models was loaded anew."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.model_config import pbtxt
+from shoal.model_config.normalise import normalise
+from shoal.repository.identifier import ModelIdentifier
+from shoal.repository.lifecycle import ModelVersion, VersionState
+from shoal.supervisor.model import Model
+from shoal.supervisor.models import Models
+from shoal.supervisor.served import Served
+from shoal.supervisor.served_ensemble import ServedEnsemble
+from tests.supervisor.served_version import CONFIG, Owner, Version, version
+
+ENSEMBLE = """
+    name: "e" platform: "ensemble" max_batch_size: 4
+    input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
+    ensemble_scheduling { step { model_name: "m" model_version: -1 input_map { key: "A" value: "A" }
+                                 output_map { key: "B" value: "B" } } }
+"""
+
+
+@pytest.fixture
+def step() -> Iterator[Version]:
+    """The model that the ensemble is made of."""
+    with version() as made:
+        made.served.version.labels = {"B": ("old",)}
+        yield made
+
+
+class Heard(Owner):
+    """The ensemble's model: it notes the labels that clients hear of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels: list[dict[str, tuple[str, ...]]] = []
+
+    def on_changed(self, served: Served) -> None:
+        self.labels.append(served.version.labels)
+
+
+def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Version) -> None:
+    owner = Heard()
+    model = Model(ModelIdentifier("m", ""), Models(step.host, lambda: None, lambda _: None, lambda _: None))
+    model.versions[1] = step.served
+    config = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
+    made = ModelVersion("e", 1, 10, 1, Path("/e/1"), config)
+    ensemble = ServedEnsemble(made, step.served.source, step.host, owner, lambda _: model)
+    ensemble.load()
+    step.until(lambda: bool(ensemble.version.labels))
+    assert made.state.value == "LOADING"  # until the batcher knows of it
+    step.sky.settle()
+    assert made.state.value == "READY"
+    ensemble.look()
+    assert owner.labels == [{}]  # nothing is new
+
+    fresh = ModelVersion("m", 1, 11, 2, Path("/m/1"), normalise(pbtxt.parse(CONFIG, Path("config.pbtxt"))))
+    fresh.labels, fresh.num_instances_up = {"B": ("new",)}, 1
+    fresh.move(VersionState.READY)
+    model.versions[1] = Served(fresh, step.served.source, step.host, step.owner)
+    ensemble.look()
+    assert owner.labels == [{}, {"B": ("new",)}]
+    assert step.told_batcher()[-1]["models"] == [11]

@@ -1,0 +1,51 @@
+"""Who sleeps through its pings or spins past them stands still; who waits for a core does not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from shoal.supervisor.silence import Observed, Silence, observe
+
+
+@pytest.mark.parametrize(
+    ("is_runnable", "cpu_share", "silent_s"),
+    [
+        (False, 0.0, 2.0),  # asleep, or stopped
+        (True, 1.0, 2.0),  # spins
+        (True, 0.25, 0.5),  # spins on a quarter of a core
+        (True, 0.0, 0.0),  # waits for a core
+        (True, 3.0, 2.0),  # with more threads than one
+    ],
+)
+def test_what_counts_as_silence(is_runnable: bool, cpu_share: float, silent_s: float) -> None:
+    silence = Silence(10.0)
+    silence.look(10.0, Observed(is_runnable, 5.0))
+    silence.hear(10.0)
+    looks = [silence.look(10 + elapsed, Observed(is_runnable, 5 + elapsed * cpu_share)) for elapsed in (0.5, 1.0, 2.0)]
+    assert looks == [pytest.approx(silent_s * part) for part in (0.25, 0.5, 1)]
+
+
+def test_a_sign_of_life_ends_it() -> None:
+    silence = Silence(0.0)
+    assert silence.look(0.9, Observed(False, 0)) == pytest.approx(0.9)
+    silence.hear(1.0)
+    assert silence.look(1.5, Observed(False, 0)) == pytest.approx(0.5)
+
+
+def test_what_the_kernel_says() -> None:
+    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    with spinning:
+        while not observe(spinning.pid).cpu_s > 0.1:
+            pass
+        assert observe(spinning.pid).is_runnable
+        spinning.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, spinning.pid, os.WSTOPPED)
+        assert not observe(spinning.pid).is_runnable
+        spinning.kill()
+    assert observe(spinning.pid) == Observed(False, 0.0)
+    before_s = time.process_time()
+    assert observe(os.getpid()).cpu_s == pytest.approx(before_s, abs=0.5)
