@@ -8,12 +8,15 @@ behind.
 """
 
 import array
+import errno
 import os
 import secrets
 import socket
+import stat
 import struct
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -38,8 +41,10 @@ _PEERCRED = struct.Struct("3i")
 class Channel:
     """One connection: messages one way and the other, whole and in order."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, is_guests: bool = False) -> None:
+        """Of a guest, what is no message is the end; nor does it send any that is large."""
         self._socket = connection
+        self._is_guests = is_guests
 
     def fileno(self) -> int:
         """For selectors."""
@@ -79,11 +84,15 @@ class Channel:
             raise EOFError("the control connection is closed")
         body: bytes | memoryview = memoryview(data)[1:]
         try:
+            if data[0] == 1 and self._is_guests:
+                raise ValueError("it is too large")
             if data[0] == 1:
                 with os.fdopen(fds.pop(), "rb") as file:
                     body = os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
             message = msgpack.unpackb(body, raw=False)
-        except (IndexError, OSError, ValueError, msgpack.UnpackException) as error:
+            if self._is_guests and (type(message) is not dict or type(message.get("op")) is not str):
+                raise ValueError("it has no op")
+        except (IndexError, OSError, TypeError, ValueError, msgpack.UnpackException) as error:
             for fd in fds:
                 os.close(fd)
             raise EOFError(f"what came over the control connection is no message: {error}") from error
@@ -101,12 +110,19 @@ class Channel:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(payload[: len(payload) // 4 * 4])
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            for fd in fds:
+                os.close(fd)
             raise EOFError("a control message was cut short")
         return data, fds.tolist()
 
     def acknowledge(self, message: Message) -> None:
         """Tell the sender that what `message` says is in force here."""
         self.send({"op": "ack", "seq": message["seq"]})
+
+    def shutdown(self) -> None:
+        """Hang up, for any thread: whoever waits for a message gets EOFError."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Hang up."""
@@ -143,19 +159,77 @@ class Listener:
         """For selectors."""
         return self._socket.fileno()
 
-    def accept(self) -> tuple[Channel, int] | None:
+    @classmethod
+    def at(cls, path: str) -> "Listener":
+        """Listen to guests on a socket in the file system, open to the same user only. Takes the place of one that
+        nobody listens on; raises OSError."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with suppress(FileNotFoundError):
+                remove_left_over(path)
+            listening.bind(path)
+            os.chmod(path, 0o600)
+            listening.listen(64)
+        except OSError:
+            listening.close()
+            raise
+        listening.setblocking(False)
+        return cls(listening)
+
+    def accept(self, *, is_guests: bool = False) -> tuple[Channel, int] | None:
         """The next connection, non-blocking, and its pid as the kernel knows it; None for another user's."""
         connection, _ = self._socket.accept()
-        pid, uid, _ = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        pid, uid = peer_of(connection)
         if uid != os.geteuid():
             connection.close()
             return None
         connection.setblocking(False)
-        return Channel(connection), pid
+        return Channel(connection, is_guests=is_guests), pid
 
     def close(self) -> None:
         """Stop listening."""
         self._socket.close()
+
+
+def remove_left_over(path: str) -> None:
+    """Remove the socket of a server that was killed. Raises FileExistsError where one listens, or it is no socket."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise FileExistsError(errno.EEXIST, "it is a file, not a socket", path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass  # it listens, and has not accepted for long
+    raise FileExistsError(errno.EEXIST, "another server listens there", path)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as the kernel knows them."""
+    pid, uid, _ = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+    return pid, uid
+
+
+def visit(path: str) -> Channel:
+    """Connect this process, which is not of the server, to the server that listens at `path`. Blocking.
+
+    Raises OSError where there is none, PermissionError where it is not this user's.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(path)
+        if peer_of(connection)[1] != os.geteuid():
+            raise PermissionError(errno.EPERM, "the server is another user's", path)
+    except OSError:
+        connection.close()
+        raise
+    channel = Channel(connection)
+    with suppress(BrokenPipeError):  # it has no room, has said so, and has hung up: that is to be read
+        channel.send({"op": "join"})
+    return channel
 
 
 def join(kind: str, **facts: Any) -> Channel:

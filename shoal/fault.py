@@ -36,8 +36,8 @@ STEPS = {
     "road": _CLIENT,
     "batcher": {
         "read": "shoal.shm.ring:RingReader.read",
-        "accepted": "shoal.batcher.exchange:Exchange._accept",
-        "dispatched": "shoal.batcher.exchange:Exchange._dispatch",
+        "accepted": "shoal.batcher.arrivals:Arrivals.accept",
+        "dispatched": "shoal.batcher.dispatch:Dispatch._dispatch",
         "published": "shoal.shm.ring:RingWriter.publish",
         "rung": "shoal.shm.doorbell:Doorbell.ring",
         "answered": "shoal.batcher.executions:Executions.finish",

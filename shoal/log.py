@@ -4,22 +4,29 @@
     ISO8601   2024-05-20T20:03:25Z I 3355 server.cc:441] "loading: simple:1"
 
 Times are UTC. With `to_file` both go to the end of a file. A message is one line, quoted and escaped as a JSON string,
-since it may carry what a client sent; only `table` prints several, and a traceback, indented. Every process calls
-`configure`, once and whenever the settings change, then logs to `logger` or its children. Must not be used on the path
-of a request. Imports nothing of Shoal.
+since it may carry what a client sent; only `table` prints several, and a traceback, indented. Where nobody reads the
+log, its lines are lost and counted: no process waits long for that. Every process calls `configure`, once and whenever
+the settings change, then logs to `logger` or its children. Must not be used on the path of a request. Imports nothing
+of Shoal.
 """
 
 import json
 import logging
 import os
+import select
+import stat
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
+from typing import TextIO
 
 logger = logging.getLogger("shoal")
 
 #: Set to 0, messages are printed as they are. Triton's variable.
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
+
+#: How long a line waits for whoever reads the log, once: the next ones are lost until there is room (ours).
+PATIENCE_MS = 100
 
 _MOST_VERBOSE = logging.DEBUG  # levels 1 to 10 of --log-verbose are logging's 10 to 1
 
@@ -129,6 +136,60 @@ class _Switches(logging.Filter):
         return level >= verbose(self._log_verbose)  # independent of log_info, as in Triton
 
 
+class PatientHandler(logging.StreamHandler[TextIO]):
+    """A stream that may be a pipe, which is full when nobody reads it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._num_lost = 0  # changed by emit
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = f"{self.format(record)}\n"
+            if self._num_lost:
+                text = f"\n{self._account(record)}\n{text}"  # on a line of its own, whatever had begun
+            if put(self.stream, text, patience_ms=0 if self._num_lost else PATIENCE_MS):
+                self._num_lost = 0
+            else:
+                self._num_lost += 1
+        except Exception:  # noqa: BLE001  a record that cannot be formatted; it must not fail who logged it
+            self.handleError(record)
+
+    def _account(self, record: logging.LogRecord) -> str:
+        lost = "%d messages are lost here: the log was not read"
+        return self.format(
+            logging.LogRecord(record.name, logging.WARNING, __file__, 0, lost, (self._num_lost,), None, "emit")
+        )
+
+
+def say(line: str) -> None:
+    """Print a line to stdout that is none of the log's; lost where nobody reads."""
+    put(sys.stdout, f"{line}\n")
+
+
+def put(stream: TextIO, text: str, patience_ms: int = PATIENCE_MS) -> bool:
+    """Write to a stream without waiting longer than that for any part; False where the rest, or all, is lost."""
+    try:
+        fd = stream.fileno()
+    except OSError:  # it is no file: a test's
+        stream.write(text)
+        return True
+    data = text.encode(stream.encoding, "backslashreplace")
+    try:
+        stream.flush()
+        # What a pipe that has room takes at once. A file takes all, in one piece among those of other processes.
+        most = len(data) if stat.S_ISREG(os.fstat(fd).st_mode) else select.PIPE_BUF
+        room = select.poll()
+        room.register(fd, select.POLLOUT)
+        while data:
+            if not room.poll(patience_ms):
+                return False
+            data = data[os.write(fd, data[:most]) :]
+    except OSError:
+        return False  # whoever read has gone
+    return True
+
+
 def to_file(path: str) -> None:
     """Have this process, and those it will start, write to a file what would go to stdout and stderr.
 
@@ -154,7 +215,7 @@ def configure(
     for handler in tuple(logger.handlers):
         logger.removeHandler(handler)
     for stream in (sys.stdout, sys.stderr):
-        handler = logging.StreamHandler(stream)
+        handler = PatientHandler(stream)
         handler.setFormatter(formatter)
         handler.addFilter(
             _Switches(

@@ -3,7 +3,7 @@
 `ServerOptions` is built once, by the command line, and passed whole; nobody parses a flag again. A field's name is its
 flag's name, but for the few that the environment sets. Sources of the defaults: *Triton's* (its command line),
 *measured* (with the figure), or *ours*.
-Used in the supervisor; other processes are sent the few values they need. Imports only errors and cloud_url.
+Used in the supervisor; other processes are sent the few values they need. Imports only errors, and what reads values.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.cache_settings import CacheConfig, cache_bytes, check_cache
 from shoal.cloud_url import CloudUrl
 from shoal.errors import InvalidArgumentError
 
@@ -23,7 +24,7 @@ SLAB_PARTS = 4
 #: The largest payload: references and spans in shared memory count less than 4 GiB.
 MAX_OVERSIZE_BYTES = (1 << 32) - 4096
 
-#: The parts of the HTTP API that can be restricted to callers with a header; Triton's words.
+#: The parts of the API that can be restricted to callers with a header; Triton's words, of HTTP and gRPC.
 RESTRICTED_APIS = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
     "logging",
@@ -87,10 +88,13 @@ class ServerOptions:
     model_load_timeout_secs: int = 600  # s from an instance's process to a warm model; ours: a large engine
     model_execution_timeout_secs: int = 60  # s for one batch, then the instance is ended; 0 = no limit; ours
 
+    latency_target: int = 0  # ms for an answer of a model that batches and does not say how; 0 = none; ours
+
     # HTTP.
     allow_http: bool = True  # Triton's
     http_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
     http_port: int = 8000  # 0 = any free port; Triton's
+    reuse_http_port: bool = False  # other servers may listen there, too, and share its connections; Triton's
     http_process_count: int = 2  # lanes; ours: the batcher and the workers want cores, too
     http_thread_count: int = 8  # threads as Triton counts them, each standing for 8 requests at once here; Triton's
     http_max_input_size: int = 64 * MIB  # bytes of a request's JSON, or of a tensor made from it; Triton's
@@ -99,6 +103,32 @@ class ServerOptions:
     http_restricted_api: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # API → header's name and value
     allow_remote_admin: bool = False  # load, unload, scale from other machines; ours, the safe one; tritonserver: yes
     listen_backlog: int = 256  # connections the kernel keeps for us; measured: at 2200 accepts/s 2048 would hide 0.9 s
+
+    # gRPC.
+    allow_grpc: bool = True  # Triton's
+    grpc_address: str = "127.0.0.1"  # ours, the safe one; tritonserver's is Triton's, 0.0.0.0
+    grpc_port: int = 8001  # 0 = any free port; Triton's
+    reuse_grpc_port: bool = False  # as reuse_http_port; Triton's
+    grpc_lane: bool = True  # answered by our own HTTP/2; False, and with TLS: by grpcio's server; ours
+    grpc_process_count: int = 1  # lanes; ours: one answers what a batcher can take
+    grpc_header_forward_pattern: str = ""  # metadata whose keys it finds become parameters; "": none; Triton's
+    grpc_restricted_protocol: Mapping[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # API → metadata key and value
+    grpc_infer_response_compression_level: str = "none"  # "none", "low", "medium", "high"; Triton's
+    grpc_use_ssl: bool = False  # Triton's
+    grpc_use_ssl_mutual: bool = False  # TLS, and clients show certificates, too; Triton's
+    grpc_server_cert: str = ""  # PEM files; the last one's certificates are those that may sign clients'; Triton's
+    grpc_server_key: str = ""
+    grpc_root_cert: str = ""
+    grpc_keepalive_time: int = 7_200_000  # ms of silence, then a ping; Triton's
+    grpc_keepalive_timeout: int = 20_000  # ms for its answer, then the connection ends; Triton's
+    grpc_keepalive_permit_without_calls: bool = False  # pings where no call is open, too; Triton's
+    grpc_http2_max_pings_without_data: int = 2  # pings of ours in a row; 0 = no limit; Triton's
+    grpc_http2_min_recv_ping_interval_without_data: int = 300_000  # ms; sooner, a client's ping is a strike; Triton's
+    grpc_http2_max_ping_strikes: int = 2  # then its connection ends; 0 = never; Triton's
+    grpc_max_connection_age: int = 0  # ms, then a connection takes no more calls; 0 = never; Triton's
+    grpc_max_connection_age_grace: int = 0  # ms for the open ones after that; 0 = no limit; Triton's
 
     # Metrics.
     allow_metrics: bool = True  # Triton's
@@ -135,23 +165,56 @@ class ServerOptions:
     min_supported_compute_capability: float = 6.0  # of the GPUs that are used, at least; Triton's
     backend_directory: str = "/opt/tritonserver/backends"  # backends written in Python lie in it; Triton's
 
+    # The rate limiter.
+    rate_limit: str = "off"  # "off" or "execution_count"; Triton's
+    rate_limit_resource: tuple[tuple[str, int, int | None], ...] = ()  # name, count, device; None: every device
+
     # Python environments of models.
     environment_cache_directory: str = ""  # where they are made; "": systemd's, else the user's cache directory; ours
     install_requirements: bool = True  # a requirements.txt beside a Python model; ours; tritonserver's is Triton's, no
 
+    # The response cache: its name and settings, as text; none: {}. There are "local" and "redis" (cache_settings.py).
+    cache_config: CacheConfig = field(default_factory=dict)
+    cache_directory: str = "/opt/tritonserver/caches"  # named in a refusal, no more: caches are built in; Triton's
+
     # Shared memory.
+    allow_client_shm: bool = False  # clients may have tensors in objects of theirs in /dev/shm; Triton's
     shm_client_slab_mib: int = 64  # MiB of requests per front-end process; ours: one request of http_max_input_size
     shm_worker_slab_mib: int = 64  # MiB of results per instance at most, the size follows from the model; ours
+    client_socket: str | None = None  # of clients on this host; None: by user and HTTP port; "": none; ours
+    client_count: int = 64  # clients at once; each costs the supervisor five descriptors of 1024; ours
+    client_slab_mib: int = 16  # MiB of requests per client, which takes them as it uses them; ours
     shm_oversize_mib: int = 2048  # MiB of all payloads together that no slab takes, made when needed; ours
 
     # Bounds.
     max_in_flight: int = 1024  # requests of one front-end process between acceptance and answer; ours
     default_max_queue_size: int = 1024  # requests per model whose config has no bound; ours: Triton has none
+    request_deadline_ms: int = 0  # ms from its arrival in which every request must be answered; 0 = none; ours
     request_timeout_secs: int = 300  # s from acceptance to answer, then 503; ours: Triton waits for ever
 
     def backend_settings(self, backend: str) -> dict[str, str]:
         """What --backend-config says for one backend: its own settings over those for all."""
         return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}
+
+    @property
+    def rate_limits(self) -> tuple[tuple[str, int, int | None], ...] | None:
+        """How much there is of what executions need; None where that is ignored."""
+        return None if self.rate_limit == "off" else self.rate_limit_resource
+
+    @property
+    def cache_bytes(self) -> int:
+        """How much the response cache may keep in this server's memory; 0: there is none."""
+        return cache_bytes(self.cache_config)
+
+    @property
+    def has_grpc_tls(self) -> bool:
+        """Whether gRPC is for clients with TLS only; Triton, too, takes either switch for it."""
+        return self.grpc_use_ssl or self.grpc_use_ssl_mutual
+
+    @property
+    def has_grpc_lanes(self) -> bool:
+        """Whether gRPC is answered by lanes; else by grpcio's server."""
+        return self.grpc_lane and not self.has_grpc_tls
 
 
 class Endpoint(NamedTuple):
@@ -161,12 +224,20 @@ class Endpoint(NamedTuple):
     callers: str  # what Triton's sentences call its requests
     address: str
     port: int
+    is_shared: bool = False  # with other servers that listen there
 
 
 def endpoints(options: ServerOptions) -> tuple[Endpoint, ...]:
     """The sockets that are wanted, in the order in which Triton compares them."""
     all_ = (
-        (options.allow_http, Endpoint("http", "HTTP", options.http_address, options.http_port)),
+        (
+            options.allow_http,
+            Endpoint("http", "HTTP", options.http_address, options.http_port, options.reuse_http_port),
+        ),
+        (
+            options.allow_grpc,
+            Endpoint("grpc", "GRPC", options.grpc_address, options.grpc_port, options.reuse_grpc_port),
+        ),
         (options.allow_metrics, Endpoint("metrics", "metrics", options.metrics_address, options.metrics_port)),
         (
             options.allow_sagemaker,
@@ -195,7 +266,9 @@ def check(options: ServerOptions) -> None:
     if "*" in options.load_model and len(options.load_model) > 1:
         raise InvalidArgumentError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     _check_ports(options)
+    _check_grpc_tls(options)
     _check_cloud_endpoints(options)
+    check_cache(options.cache_config, options.cache_directory)
     largest = largest_request_bytes(options)
     if options.max_request_bytes > largest:
         raise InvalidArgumentError(
@@ -229,6 +302,18 @@ def _check_ports(options: ServerOptions) -> None:
 def _meet(one: Endpoint, other: Endpoint) -> bool:
     addresses = {one.address, other.address}
     return len(addresses) == 1 or not addresses.isdisjoint(_WILDCARDS)
+
+
+def _check_grpc_tls(options: ServerOptions) -> None:
+    needed = {
+        "--grpc-server-cert": (options.has_grpc_tls, options.grpc_server_cert),
+        "--grpc-server-key": (options.has_grpc_tls, options.grpc_server_key),
+        "--grpc-root-cert": (options.grpc_use_ssl_mutual, options.grpc_root_cert),
+    }
+    for flag, (is_needed, file) in needed.items():
+        if options.allow_grpc and is_needed and not file:
+            switch = "--grpc-use-ssl-mutual" if options.grpc_use_ssl_mutual else "--grpc-use-ssl"
+            raise InvalidArgumentError(f"{switch} needs {flag}, a file in PEM format")
 
 
 def _check_cloud_endpoints(options: ServerOptions) -> None:

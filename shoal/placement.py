@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError
+from shoal.model_config.rate_limiter import Demand
 
 #: Every library that starts a thread per core unless told otherwise.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -47,6 +48,7 @@ class Placement(NamedTuple):
     device_id: int  # the GPU; 0 on the CPU, as Triton tells its backends
     cores: tuple[int, ...]  # at least one, in the order they were offered
     gpu: Gpu | None = None  # with KIND_GPU
+    demand: Demand = Demand()  # under --rate-limit
 
 
 class _Instance(NamedTuple):
@@ -55,6 +57,7 @@ class _Instance(NamedTuple):
     kind: str
     gpu: Gpu | None
     pool: tuple[int, ...]  # the cores that it shares with those of the same pool
+    demand: Demand
 
 
 def place(config: Mapping[str, Any], machine: Machine) -> tuple[Placement, ...]:
@@ -69,10 +72,10 @@ def place(config: Mapping[str, Any], machine: Machine) -> tuple[Placement, ...]:
     counts = Counter(instance.pool for instance in instances)
     numbers: Counter[tuple[int, ...]] = Counter()
     placements = []
-    for name, group, kind, gpu, pool in instances:
+    for name, group, kind, gpu, pool, demand in instances:
         cores = share_of_cores(numbers[pool], counts[pool], pool)
         numbers[pool] += 1
-        placements.append(Placement(name, group, kind, gpu.id if gpu else 0, cores, gpu))
+        placements.append(Placement(name, group, kind, gpu.id if gpu else 0, cores, gpu, demand))
     return tuple(placements)
 
 
@@ -106,8 +109,9 @@ def _instances(config: Mapping[str, Any], group: Mapping[str, Any], machine: Mac
         # Triton's names of the policies that a group has without naming one.
         policy = group["host_policy"] or (f"gpu_{gpu.id}" if gpu else _DEFAULT_POLICIES[kind])
         pool = machine.policies.get(policy) or (gpu.cores if gpu else machine.cores)
+        demand = Demand.of(group, gpu.id if gpu else 0)
         for number in range(max(1, group["count"])):  # 0 is Triton's "not set"; the count is per GPU
-            yield _Instance(f"{group['name']}_{number}", group["name"], kind, gpu, pool)
+            yield _Instance(f"{group['name']}_{number}", group["name"], kind, gpu, pool, demand)
 
 
 def _devices(model: str, group: Mapping[str, Any], kind: str, machine: Machine) -> Sequence[Gpu | None]:

@@ -62,7 +62,7 @@ class Poller:
         """One model, perhaps with what the load request brought along."""
         directory, repository = (order[kind] and Path(order[kind]) for kind in ("directory", "repository"))
         override = Override(order["config"], directory, repository)
-        found = self._repositories.look(order["name"], override)
+        found = self._repositories.look(order["name"], override, preferred=order["preferred"])
         self._answer(order, "looked", model=None if found is None else found.message())
 
     def _discard(self, order: Message) -> None:

@@ -6,7 +6,9 @@ Used in every process, right after it starts. Linux only, as the rest of the tra
 import ctypes
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
 
 #: Of a worker whose GPU answers it no more: EX_SOFTWARE, which nothing else here ends with (what a model runs may).
 EXIT_DEVICE_LOST = 70
@@ -14,13 +16,13 @@ EXIT_DEVICE_LOST = 70
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to SIGKILL this process when the thread that started it is gone.
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when the thread that started it is gone.
 
     `parent` is the pid that should be our parent, where it is known: a parent that died before the call is noticed.
     The request does not survive an exec, so every exec'd or forked process calls this itself.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
@@ -47,12 +49,32 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def pin_threads(pid: int, cores: Collection[int]) -> None:
-    """Have all threads of a process run on these cores only; one that has ended meanwhile does not mind."""
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setaffinity(int(thread), cores)
-    except (FileNotFoundError, ProcessLookupError):
-        return
+    """Have a process, and those it has started, run on these cores only; who has ended meanwhile does not mind."""
+    _for_threads(pid, lambda thread: os.sched_setaffinity(thread, cores))
+
+
+def set_niceness(pid: int, niceness: int) -> None:
+    """Have a process, and those it has started, be so nice to others; who has ended meanwhile does not mind."""
+    _for_threads(pid, lambda thread: os.setpriority(os.PRIO_PROCESS, thread, niceness))
+
+
+def _for_threads(pid: int, act: Callable[[int], None]) -> None:
+    done = set[str]()
+    while left := _threads(pid) - done:  # until nobody has started another, which is as its parent was
+        for thread in left:
+            with suppress(ProcessLookupError):
+                act(int(thread))
+        done |= left
+
+
+def _threads(pid: int | str) -> set[str]:
+    threads = set[str]()
+    with suppress(FileNotFoundError, ProcessLookupError):
+        threads.update(os.listdir(f"/proc/{pid}/task"))
+    for thread in tuple(threads):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            threads.update(*map(_threads, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()))
+    return threads
 
 
 def set_title(title: str) -> None:

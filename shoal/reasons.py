@@ -8,6 +8,7 @@ Pure; the sentences are Triton's where clients match on them.
 import signal
 from collections.abc import Sequence
 from enum import IntEnum
+from math import ceil
 from typing import NamedTuple
 
 from shoal import errors
@@ -30,6 +31,11 @@ class Reason(IntEnum):
     EXECUTION_LIMIT = 10
     MODEL_FAILED = 11
     TAKEN_OVER = 12
+    TOO_LATE = 13
+    NOT_STARTED = 14
+    NO_CORRELATION = 15
+    SEQUENCE_TIMED_OUT = 16
+    SEQUENCE_LOST = 17
 
 
 class ModelGoneError(errors.UnavailableError):
@@ -93,11 +99,26 @@ def unpack_sizes(figure: int) -> tuple[int, int]:
     return first, second
 
 
+_MAX_US = (1 << 32) - 1
+
+
+def pack_times(needed_ns: int, left_ns: int) -> int:
+    """The DETAIL word of a REPLY whose REASON is TOO_LATE: two times in us, of 32 bits each."""
+    return min(needed_ns // 1000, _MAX_US) << 32 | min(left_ns // 1000, _MAX_US)
+
+
+def unpack_times(word: int) -> tuple[float, float]:
+    """The two times in seconds."""
+    return (word >> 32) / 1e6, (word & _MAX_US) / 1e6
+
+
 #: For a version all of whose instances are FAILED; front ends refuse with it, too.
 ALL_FAILED = (
     "Model '{model}' version {version} is unavailable: all its instances died again and again. The server's log says "
     "how; they are tried again from time to time"
 )
+#: Triton's, for a request that left its queue unanswered; over the network it is all a client has to know that by.
+TIMED_OUT = "Request timeout expired"
 _FAILED = "[request id: {id}] Failed to process the request(s) for model '{model}': "
 #: Triton's sentence, which clients match on; then what it does not say.
 _DIED = (
@@ -142,13 +163,33 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         "[request id: {id}] the instances of model '{model}' have no shared memory left for results: clients read "
         "slower than it answers. Read faster, or raise --shm-worker-slab-mib",
     ),
-    Reason.TIMED_OUT: (errors.UnavailableError, "[request id: {id}] Request timeout expired"),
+    Reason.TOO_LATE: (
+        errors.UnavailableError,
+        "[request id: {id}] model '{model}' is overloaded: it needs about {needed} to answer this request, which has "
+        "{left} left",
+    ),
+    Reason.TIMED_OUT: (errors.UnavailableError, TIMED_OUT),
     Reason.TAKEN_OVER: (
         errors.UnavailableError,
         "[request id: {id}] another batcher has taken the place of the one that passed on the answers of model "
         "'{model}' to this request, which may have been executed in part. Try again",
     ),
     Reason.MODEL_FAILED: (errors.UnavailableError, f"[request id: {{id}}] {ALL_FAILED}"),
+    Reason.NOT_STARTED: (
+        errors.InvalidArgumentError,
+        "inference request for sequence {correlation_id} to model '{model}' must specify the START flag on the first "
+        "request of the sequence",
+    ),
+    Reason.NO_CORRELATION: (
+        errors.InvalidArgumentError,
+        "inference request to model '{model}' must specify a non-zero or non-empty correlation ID",
+    ),
+    Reason.SEQUENCE_TIMED_OUT: (errors.UnavailableError, "timeout of the corresponding sequence has been expired"),
+    Reason.SEQUENCE_LOST: (
+        errors.UnavailableError,
+        "[request id: {id}] the sequence {correlation_id} of model '{model}' has ended with the instance that had its "
+        "state. Begin it again with the START flag",
+    ),
 }
 
 
@@ -158,7 +199,14 @@ def without_memory(status: int) -> Reason:
 
 
 def error_for(
-    reason: int, detail: int = 0, *, model: str, version: int, request_id: str, groups: Sequence[str] = ()
+    reason: int,
+    detail: int = 0,
+    *,
+    model: str,
+    version: int,
+    request_id: str,
+    groups: Sequence[str] = (),
+    correlation_id: int | str = 0,
 ) -> ShoalError:
     """The error a client gets for a refusal; an unknown reason is an internal error that says its number.
 
@@ -170,19 +218,33 @@ def error_for(
     )
     death = DeathDetail.unpack(detail)
     peak, limit = map(describe_size, unpack_sizes(death.figure))
-    return kind(
+    needed_s, left_s = unpack_times(detail)
+    error = kind(
         sentence.format(
             model=model,
             version=version,
             id=request_id or "<id_unknown>",
+            correlation_id=correlation_id,
             instance=death.instance_name(groups),
             pid=death.pid,
             end=describe_exit(death.code),
             limit_ms=death.figure,
             peak=peak,
             limit=limit,
+            needed=describe_time(needed_s),
+            left=describe_time(left_s),
         )
     )
+    if reason == Reason.TOO_LATE:
+        error.retry_after_s = max(1, ceil(needed_s - left_s))
+    return error
+
+
+def describe_time(time_s: float) -> str:
+    """A time: `0.25 ms`, `212 ms`, `7.9 s`."""
+    if time_s >= 1:
+        return f"{time_s:.1f} s"
+    return f"{time_s * 1000:.0f} ms" if time_s >= 0.01 else f"{time_s * 1000:.2g} ms"
 
 
 def describe_size(mib: int) -> str:

@@ -5,6 +5,7 @@ outputs of one executed batch and, after them, one header per request of that ba
 header is. Pure: bytes in, tuples out. What comes from another process is checked here before it is believed.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
@@ -69,11 +70,33 @@ def pack_request(request: InferRequest) -> bytes:
 
 def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
     """A request's header as a worker reads it; every tensor is inside the block or InternalError is raised."""
+    request, refs = _unpack_request(header, lambda rows: _tensor_refs(rows, block_nbytes))
+    return request._replace(inputs=refs)
+
+
+def unpack_lent_request(
+    header: bytes, ref: int, nbytes_of: Callable[[int], int]
+) -> tuple[InferRequest, tuple[LentTensorRef, ...]]:
+    """The same where inputs may lie in any block, that of the header, `ref`, or others; they are told apart.
+
+    `nbytes_of` says how large a block is, 0 where it is gone.
+    """
+
+    def lent(row: Any) -> LentTensorRef:
+        (lender,) = row[5:] or (ref,)
+        return LentTensorRef(*_tensor_ref(row[:5], nbytes_of(_checked(int, lender))), lender)
+
+    return _unpack_request(header, lambda rows: tuple([lent(row) for row in _checked(tuple, rows)]))
+
+
+def _unpack_request(
+    header: bytes | memoryview, refs_of: Callable[[Any], tuple[_Kind, ...]]
+) -> tuple[InferRequest, tuple[_Kind, ...]]:
     try:
         id_, inputs, outputs, parameters, *more = msgpack.unpackb(header, use_list=False, raw=False)
         names = tuple([_checked(str, name) for name in _checked(tuple, outputs)])
-        refs, sequence = _tensor_refs(inputs, block_nbytes), check_sequence(more[0]) if more else NO_SEQUENCE
-        return InferRequest(_checked(str, id_), refs, names, _parameters(parameters), sequence)
+        refs, sequence = refs_of(inputs), check_sequence(more[0]) if more else NO_SEQUENCE
+        return InferRequest(_checked(str, id_), (), names, check_parameters(parameters), sequence), refs
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InternalError(f"a request header in shared memory is damaged: {error}") from error
 
@@ -95,27 +118,30 @@ def unpack_response(header: bytes | memoryview, block_nbytes: int) -> InferRespo
     """A response's header as a front end reads it; a worker runs user code, so nothing in it is taken on trust."""
     try:
         outputs, parameters = msgpack.unpackb(header, use_list=False, raw=False)
-        return InferResponse(_tensor_refs(outputs, block_nbytes), _parameters(parameters))
+        return InferResponse(_tensor_refs(outputs, block_nbytes), check_parameters(parameters))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InternalError(f"a response header in shared memory is damaged: {error}") from error
 
 
 def _tensor_refs(rows: Any, block_nbytes: int) -> tuple[TensorRef, ...]:
-    refs = []
-    for name, datatype, shape, offset, nbytes in _checked(tuple, rows):
-        # Kinds first: 11.0 and True are keys of BY_WIRE too, and 0.0 lies in every block.
-        if not type(datatype) is type(offset) is type(nbytes) is int:
-            raise TypeError(f"tensor {name!r} has a datatype, offset or size that is no integer")
-        if datatype not in BY_WIRE or not 0 <= offset <= offset + nbytes <= block_nbytes:
-            raise ValueError(f"tensor {name!r} of type {datatype} at {offset} + {nbytes} of {block_nbytes} bytes")
-        for dim in _checked(tuple, shape):
-            if type(dim) is not int or dim < 0:
-                raise ValueError(f"tensor {name!r} has a dimension of {dim!r}")
-        refs.append(TensorRef(_checked(str, name), datatype, shape, offset, nbytes))
-    return tuple(refs)
+    return tuple([_tensor_ref(row, block_nbytes) for row in _checked(tuple, rows)])
 
 
-def _parameters(parameters: Any) -> Parameters:
+def _tensor_ref(row: Any, block_nbytes: int) -> TensorRef:
+    name, datatype, shape, offset, nbytes = row
+    # Kinds first: 11.0 and True are keys of BY_WIRE too, and 0.0 lies in every block.
+    if not type(datatype) is type(offset) is type(nbytes) is int:
+        raise TypeError(f"tensor {name!r} has a datatype, offset or size that is no integer")
+    if datatype not in BY_WIRE or not 0 <= offset <= offset + nbytes <= block_nbytes:
+        raise ValueError(f"tensor {name!r} of type {datatype} at {offset} + {nbytes} of {block_nbytes} bytes")
+    for dim in _checked(tuple, shape):
+        if type(dim) is not int or dim < 0:
+            raise ValueError(f"tensor {name!r} has a dimension of {dim!r}")
+    return TensorRef(_checked(str, name), datatype, shape, offset, nbytes)
+
+
+def check_parameters(parameters: Any) -> Parameters:
+    """The parameters in a header; TypeError where they are none."""
     for key, value in _checked(dict, parameters).items():
         if type(key) is not str or type(value) not in _PARAMETER_KINDS:
             raise TypeError(f"a parameter {key!r} of kind {type(value).__name__}")

@@ -12,6 +12,8 @@ A zygote has one thread, maps nothing of ours, and holds no socket but the one t
 started a thread, it says so and forks nobody: a lock which that thread held would be held in the child for ever.
 """
 
+import atexit
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -19,6 +21,7 @@ import os
 import select
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 
 from shoal.control import GONE, Channel, Message
@@ -42,7 +45,20 @@ def main(name: str, fd: int, supervisor: int, modules: Sequence[str]) -> int:
         return 0  # the supervisor is gone, or has no use for one that is unfit
     channel.close()
     _become(order, fds, supervisor)
-    return importlib.import_module(order["module"]).main() or 0
+    os._exit(_run(order["module"]))
+
+
+def _run(module: str) -> int:
+    """A child's life; its exit status. It ends as multiprocessing's do: all but the interpreter's own end takes place.
+
+    That would free every object that the zygote had made, each in a copy of its page: 37 of the 49 ms of CPU of a
+    worker that is started and stopped.
+    """
+    status: int = importlib.import_module(module).main() or 0
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    ctypes.CDLL(None).fflush(None)  # what a library has written; ours is unbuffered
+    return status
 
 
 def _preload(modules: Sequence[str]) -> str:

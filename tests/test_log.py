@@ -1,6 +1,9 @@
 """The lines scripts and log shippers parse, byte by byte, and which of them goes where."""
 
+import fcntl
 import logging
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,6 +159,64 @@ def test_configure_takes_the_format_and_triton_s_variable(
     assert line[10] == "T"
     assert line.endswith("] ready\n")
     assert " test_log.py:" in line
+
+
+#: Says more than the pipe on its stderr takes, then waits until it is read, and says something more.
+TALKER = """
+import fcntl, sys
+from shoal import log
+fcntl.fcntl(2, fcntl.F_SETPIPE_SZ, 4096)
+log.configure()
+for number in range(500):
+    log.logger.warning("%d", number)
+log.logger.warning(log.Table("long\\n" * 2000))
+log.say("unread")
+sys.stdin.read(1)
+log.logger.warning("heard")
+"""
+
+
+def test_nobody_waits_for_a_log_that_is_not_read() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TALKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as talker:
+        assert talker.stdin is not None
+        assert talker.stdout is not None
+        assert talker.stderr is not None
+        assert talker.stdout.readline() == b"unread\n"  # it has said all, though not a byte of its log was read
+        lines = b""
+        while b"500\n" not in lines and select.select([talker.stderr], [], [], 0)[0]:
+            lines += os.read(talker.stderr.fileno(), 4096)
+        talker.stdin.write(b".")
+        talker.stdin.close()
+        lines += talker.stderr.read()
+        assert talker.wait() == 0
+    *said, lost, last = [line.split('"')[1] for line in lines.decode().splitlines() if line]
+    assert said == [str(number) for number in range(len(said))]
+    assert lost == f"{501 - len(said)} messages are lost here: the log was not read"
+    assert last == "heard"
+
+
+def test_a_cut_message_ends_where_the_account_begins() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        handler = log.PatientHandler(stream)
+        handler.emit(record(logging.INFO, log.Table("x" * 9000)))
+        cut = reader.read1()
+        handler.emit(record(logging.INFO, "after"))
+        rest = reader.read1().decode().splitlines()
+    assert len(cut) == 4096
+    assert rest[0] == ""
+    assert "1 messages are lost here" in rest[1]
+    assert rest[2:] == ["after"]
+
+
+def test_a_reader_who_has_gone_costs_nothing_but_the_lines() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        assert not log.put(stream, "unheard\n")
 
 
 #: Writes by every way there is: the log, print, a child, and a descriptor.

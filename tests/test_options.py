@@ -65,9 +65,50 @@ def test_listeners_that_do_not_meet_may_share_a_port(changes: dict[str, object])
     check(replace(GOOD, **{"http_port": 9000, "metrics_port": 9000, **changes}))  # type: ignore[arg-type]  # many fields
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"grpc_port": 8000}, "HTTP requests and GRPC requests at the same address and port 127.0.0.1:8000"),
+        ({"grpc_port": 8002}, "GRPC requests and metrics requests at the same address and port 127.0.0.1:8002"),
+    ],
+    ids=str,
+)
+def test_the_port_of_grpc(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^The server cannot listen to {sentence}$"):
+        check(replace(GOOD, **changes))  # type: ignore[arg-type]  # many fields
+    check(replace(GOOD, **changes, allow_grpc=False))  # type: ignore[arg-type]  # many fields
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"grpc_use_ssl": True}, "--grpc-use-ssl needs --grpc-server-cert, a file in PEM format"),
+        (
+            {"grpc_use_ssl": True, "grpc_server_cert": "c"},
+            "--grpc-use-ssl needs --grpc-server-key, a file in PEM format",
+        ),
+        (
+            {"grpc_use_ssl_mutual": True, "grpc_server_cert": "c", "grpc_server_key": "k"},
+            "--grpc-use-ssl-mutual needs --grpc-root-cert, a file in PEM format",
+        ),
+    ],
+    ids=str,
+)
+def test_tls_needs_its_files(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{sentence}$"):
+        check(replace(GOOD, **changes))  # type: ignore[arg-type]  # many fields
+    check(replace(GOOD, **changes, allow_grpc=False))  # type: ignore[arg-type]  # many fields
+
+
+def test_lanes_answer_grpc_but_for_tls_and_where_a_flag_says_so() -> None:
+    assert GOOD.has_grpc_lanes
+    for switch in ({"grpc_lane": False}, {"grpc_use_ssl": True}, {"grpc_use_ssl_mutual": True}):
+        assert not replace(GOOD, **switch).has_grpc_lanes  # type: ignore[arg-type]  # many fields
+
+
 CLOUD = replace(
-    GOOD, allow_sagemaker=True, allow_vertex_ai=True, vertex_ai_port=8081, vertex_ai_predict_route="/p",
-    vertex_ai_health_route="/h",
+    GOOD, allow_grpc=False, allow_sagemaker=True, allow_vertex_ai=True, vertex_ai_port=8081,
+    vertex_ai_predict_route="/p", vertex_ai_health_route="/h",
 )  # fmt: skip
 
 

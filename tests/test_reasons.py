@@ -12,15 +12,17 @@ from shoal.reasons import (
     ModelGoneError,
     Reason,
     describe_exit,
+    describe_time,
     error_for,
     pack_sizes,
+    pack_times,
     unpack_sizes,
 )
 
 #: pid 4242, instance 3 of the second group.
 WHO = 4242 << 42 | 1 << 34 | 3 << 26
-#: Signal 11; 8100 and 8192 MiB, as 9 bits shifted by 4 and by 5; 1500 ms.
-DETAILS = {9: WHO | (506 << 4 | 4) << 13 | 256 << 4 | 5, 10: WHO | 1500}
+#: Signal 11; 8100 and 8192 MiB, as 9 bits shifted by 4 and by 5; 1500 ms; 2.5 s and 0.2 s in us.
+DETAILS = {9: WHO | (506 << 4 | 4) << 13 | 256 << 4 | 5, 10: WHO | 1500, 13: 2_500_000 << 32 | 200_000}
 DETAIL = WHO | 0xFFF5
 _NOT_HEALTHY = (
     "[request id: r7] Failed to process the request(s) for model instance 'cpu_3', message: Stub process 'cpu_3' is "
@@ -48,7 +50,7 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
         "[request id: r7] Failed to process the request(s) for model 'simple': "
         "the model instance sent an answer that cannot be read",
     ),
-    (7, errors.UnavailableError, "[request id: r7] Request timeout expired"),
+    (7, errors.UnavailableError, "Request timeout expired"),
     (
         8,
         errors.UnavailableError,
@@ -79,13 +81,39 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
         "[request id: r7] another batcher has taken the place of the one that passed on the answers of model 'simple' "
         "to this request, which may have been executed in part. Try again",
     ),
+    (
+        13,
+        errors.UnavailableError,
+        "[request id: r7] model 'simple' is overloaded: it needs about 2.5 s to answer this request, which has 200 ms "
+        "left",
+    ),
+    (
+        14,
+        errors.InvalidArgumentError,
+        "inference request for sequence call-7 to model 'simple' must specify the START flag on the first request of "
+        "the sequence",
+    ),
+    (
+        15,
+        errors.InvalidArgumentError,
+        "inference request to model 'simple' must specify a non-zero or non-empty correlation ID",
+    ),
+    (16, errors.UnavailableError, "timeout of the corresponding sequence has been expired"),
+    (
+        17,
+        errors.UnavailableError,
+        "[request id: r7] the sequence call-7 of model 'simple' has ended with the instance that had its state. Begin "
+        "it again with the START flag",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("reason", "kind", "sentence"), SENTENCES, ids=[str(row[0]) for row in SENTENCES])
 def test_each_reason_has_its_sentence(reason: int, kind: type[ShoalError], sentence: str) -> None:
     detail = DETAILS.get(reason, DETAIL)
-    error = error_for(reason, detail, model="simple", version=3, request_id="r7", groups=["gpu", "cpu"])
+    error = error_for(
+        reason, detail, model="simple", version=3, request_id="r7", groups=["gpu", "cpu"], correlation_id="call-7"
+    )
     assert type(error) is kind
     assert str(error) == sentence
 
@@ -151,3 +179,19 @@ def test_an_instance_of_an_unknown_group_keeps_its_number() -> None:
 )
 def test_ends_are_told_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+@pytest.mark.parametrize(
+    ("needed_ns", "left_ns", "seconds"), [(250_000_000, 200_000_000, 1), (10**10, 0, 10), (10**30, 10**30, 1)]
+)
+def test_who_would_be_late_is_told_when_to_try_again(needed_ns: int, left_ns: int, seconds: int) -> None:
+    detail = pack_times(needed_ns, left_ns)
+    assert detail < 1 << 64
+    assert error_for(Reason.TOO_LATE, detail, model="m", version=1, request_id="").retry_after_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"), [(0.00025, "0.25 ms"), (0.0099, "9.9 ms"), (0.212, "212 ms"), (7.94, "7.9 s")]
+)
+def test_times_in_words(time_s: float, text: str) -> None:
+    assert describe_time(time_s) == text

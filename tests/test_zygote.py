@@ -87,6 +87,26 @@ def started(directory: Path, source: str, supervisor: int) -> Iterator[Zygote]:
         process.kill()
 
 
+#: It leaves something to be done at its end, and something that must not be.
+ENDING = """
+import atexit, ctypes, threading
+
+class Last:
+    def __del__(self):
+        print("freed")
+
+LAST = Last()
+
+def main():
+    atexit.register(print, "atexit")
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype = ctypes.c_void_p
+    libc.fputs(b"library\\n", ctypes.c_void_p(libc.fopen(b"/proc/self/fd/1", b"a")))
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
+    return 5
+"""
+
+
 @pytest.fixture
 def zygote(tmp_path: Path, subreaper: None) -> Iterator[Zygote]:
     with started(tmp_path, FACTS, os.getpid()) as zygote:
@@ -125,6 +145,19 @@ def test_a_zygote_keeps_nothing_of_its_children(zygote: Zygote) -> None:
     assert os.listdir(f"/proc/{zygote.process.pid}/fd") == before
     children = Path(f"/proc/{zygote.process.pid}/task/{zygote.process.pid}/children")
     assert children.read_text() == ""
+
+
+def test_a_child_ends_in_order_but_frees_nothing_of_its_zygote_s(tmp_path: Path, subreaper: None) -> None:
+    with started(tmp_path, ENDING, os.getpid()) as zygote:
+        assert zygote.hear(zygote.channel) == {"op": "ready"}
+        link, output = zygote.order()
+        with link, os.fdopen(output, "rb") as said:
+            pid = zygote.hear(link)["pid"]
+            link.send(GO)
+            lines = said.read().splitlines()
+            zygote.process.kill()
+            assert lines == [b"thread", b"atexit", b"library"]
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
 
 
 def test_a_child_that_is_given_up_ends_before_it_begins(zygote: Zygote) -> None:

@@ -19,12 +19,13 @@ class _Verb(NamedTuple):
 
 
 _VERBS = {
-    "serve": _Verb("serve the models of a repository over HTTP", "shoal.cli:_serve_locally"),
+    "serve": _Verb("serve the models of a repository over HTTP and gRPC", "shoal.cli:_serve_locally"),
     "run": _Verb("ask a model once, in this process, without a server", "shoal.cli.run:run"),
     "models": _Verb("list the models of a running server, or the instances of one", "shoal.cli.models:models"),
     "load": _Verb("load a model into a running server, or load it again", "shoal.cli.load:load"),
     "unload": _Verb("unload a model once it has answered what it accepted", "shoal.cli.unload:unload"),
     "scale": _Verb("give a model more or fewer instances while it serves", "shoal.cli.scale:scale"),
+    "explain": _Verb("say why a model's last batches had their size", "shoal.cli.explain:explain"),
     "build-engine": _Verb("build a TensorRT engine from an ONNX file", "shoal.cli.build_engine:build_engine"),
     "install-systemd": _Verb(
         "write the unit that runs this server as a service of systemd", "shoal.cli.install_systemd:install"
@@ -50,6 +51,7 @@ Start with:
 #: Where Triton's defaults are not Shoal's: it is open to the network, and installs nothing.
 TRITONS_DEFAULTS: dict[str, Any] = {
     "http_address": "0.0.0.0",
+    "grpc_address": "0.0.0.0",
     "sagemaker_address": "0.0.0.0",
     "vertex_ai_address": "0.0.0.0",
     "allow_remote_admin": True,

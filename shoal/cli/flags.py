@@ -1,9 +1,9 @@
 """The flags of `shoal serve` and `tritonserver`: one table, every flag of Triton's command line and Shoal's own.
 
 A flag is *honoured*: it sets the field of ServerOptions that bears its name, whose default is the flag's. Or it is
-*ignored*, with a warning: the server works as well without it. Or *refused*: the server would not do what was asked.
+*ignored*, with a warning: the server works as well without it.
 A flag that asks for what the server does anyway (most often its default) is taken without a word.
-A feature that arrives moves its flags from one constructor to another; nothing else here knows what a flag means.
+A feature that arrives moves its flags from one constructor to the other; nothing else here knows what a flag means.
 """
 
 from enum import Enum
@@ -13,15 +13,17 @@ from shoal.cli.values import (
     ANY_TEXT,
     BACKEND_SETTING,
     BOOLEAN,
+    CACHE_BYTES,
+    CACHE_SETTING,
     HOST_POLICY,
     INTEGER,
+    LIMIT,
     METRICS_SETTING,
     NUMBER,
     PATTERN,
     PORT,
     PORT_RANGE,
     REPOSITORY,
-    RESTRICTION,
     SWITCH,
     TEXT,
     TRACE_CONFIG,
@@ -29,8 +31,10 @@ from shoal.cli.values import (
     ValueKind,
     choice,
     integer,
+    restriction,
     trace_setting,
 )
+from shoal.model_config.latency_target import MAX_MS
 
 
 class Fate(Enum):
@@ -38,7 +42,6 @@ class Fate(Enum):
 
     HONOURED = 1
     IGNORED = 2
-    REFUSED = 3
 
 
 class Flag(NamedTuple):
@@ -46,7 +49,7 @@ class Flag(NamedTuple):
 
     name: str  # without the dashes
     value: ValueKind
-    text: str  # honoured: its line of help; else the feature, or the reason, in the words of the sentence about it
+    text: str  # honoured: its line of help; else the reason, in the words of the sentence about it
     fate: Fate
     default: Any = None  # Triton's, where the flag is not honoured; None: there is none
     in_force: Any = None  # the value that asks for nothing the server does not do
@@ -72,20 +75,11 @@ def ignore(name: str, value: ValueKind, default: Any, text: str, *, in_force: An
     return Flag(name, value, text, Fate.IGNORED, default, in_force)
 
 
-def refuse(name: str, value: ValueKind, default: Any, text: str, *, deprecated_for: str = "") -> Flag:
-    """A flag of a feature that is not there yet; `text` completes "… are not there yet"."""
-    return Flag(name, value, text, Fate.REFUSED, default, default, deprecated_for=deprecated_for)
-
-
-_NO_GRPC = "gRPC is not served yet; clients reach the server over HTTP"
+_GRPC_THREADS = "a lane serves all its connections in one thread; --grpc-process-count adds lanes"
+_GRPC_POOL = "messages lie in shared memory, whose bounds have flags of their own"
 _NO_POOL = "Shoal keeps no such memory pool"
-_TLS = "gRPC, and so TLS for it, is"
 _ROAD_THREADS = "its requests are answered by the threads that --http-thread-count sets"
-_CACHE = "the response cache is"
-_RATE = "the rate limiter is"
-_FORWARDING = "forwarding request headers to models is"
-_RESTRICTION = "restricting parts of the API to callers with a header is"
-_REUSE = "sharing a port with another server is"
+_REUSE = "let other servers listen at this port, too; connections go to one or the other"
 
 SERVER = (
     honour("id", TEXT, "name of the server in GET /v2"),
@@ -130,6 +124,12 @@ MODELS = (
     honour(
         "model-execution-timeout-secs", integer(0), "seconds for one batch before its instance is ended; 0: no limit"
     ),
+    honour(
+        "latency-target",
+        integer(0, MAX_MS),
+        "milliseconds an answer may take; from it follow the batches of models with dynamic_batching that set neither "
+        "sizes nor a delay; 0: none",
+    ),
     honour("model-load-retry-count", integer(0), "more attempts to load a model version that failed"),
     honour("model-namespacing", BOOLEAN, "models of one name in several repositories are several models"),
     ignore("enable-peer-access", BOOLEAN, True, "backends decide for themselves about access between GPUs"),
@@ -138,7 +138,7 @@ HTTP = (
     honour("allow-http", BOOLEAN, "serve HTTP"),
     honour("http-address", TEXT, "address to listen on; 0.0.0.0 for all"),
     honour("http-port", PORT, "port to listen on; 0 for any free one"),
-    refuse("reuse-http-port", BOOLEAN, False, _REUSE),
+    honour("reuse-http-port", BOOLEAN, _REUSE),
     honour("http-header-forward-pattern", PATTERN, "request headers whose names match go to the model as parameters"),
     honour("http-process-count", integer(1, 64), "lanes, the HTTP processes; each has its own slab of shared memory"),
     honour(
@@ -148,32 +148,50 @@ HTTP = (
     honour("max-request-bytes", integer(1), "bytes of a request's body, binary tensors included"),
     honour("allow-remote-admin", BOOLEAN, "let callers on other machines load, unload and scale models"),
     honour("listen-backlog", integer(1, 65535), "connections that may wait to be accepted"),
-    honour("http-restricted-api", RESTRICTION, "these parts of the API need this header; repeat it for several"),
+    honour(
+        "http-restricted-api",
+        restriction("http-restricted-api", "api"),
+        "these parts of the API need this header; repeat it for several",
+    ),
 )
 GRPC = (
-    ignore("allow-grpc", BOOLEAN, True, _NO_GRPC, in_force=False),
-    ignore("grpc-address", TEXT, "0.0.0.0", _NO_GRPC),
-    ignore("grpc-port", PORT, 8001, _NO_GRPC),
-    refuse("reuse-grpc-port", BOOLEAN, False, _REUSE),
-    refuse("grpc-header-forward-pattern", ANY_TEXT, "", _FORWARDING),
-    ignore("grpc-infer-thread-count", integer(2, 128), 2, _NO_GRPC),
-    ignore("grpc-infer-allocation-pool-size", INTEGER, 8, _NO_GRPC),
-    ignore("grpc-max-response-pool-size", INTEGER, 2147483647, _NO_GRPC),
-    refuse("grpc-use-ssl", BOOLEAN, False, _TLS),
-    refuse("grpc-use-ssl-mutual", BOOLEAN, False, _TLS),
-    refuse("grpc-server-cert", ANY_TEXT, "", _TLS),
-    refuse("grpc-server-key", ANY_TEXT, "", _TLS),
-    refuse("grpc-root-cert", ANY_TEXT, "", _TLS),
-    ignore("grpc-infer-response-compression-level", choice("none", "low", "medium", "high"), "none", _NO_GRPC),
-    ignore("grpc-keepalive-time", INTEGER, 7200000, _NO_GRPC),
-    ignore("grpc-keepalive-timeout", INTEGER, 20000, _NO_GRPC),
-    ignore("grpc-keepalive-permit-without-calls", BOOLEAN, False, _NO_GRPC),
-    ignore("grpc-http2-max-pings-without-data", INTEGER, 2, _NO_GRPC),
-    ignore("grpc-http2-min-recv-ping-interval-without-data", INTEGER, 300000, _NO_GRPC),
-    ignore("grpc-http2-max-ping-strikes", INTEGER, 2, _NO_GRPC),
-    ignore("grpc-max-connection-age", INTEGER, None, _NO_GRPC),
-    ignore("grpc-max-connection-age-grace", INTEGER, None, _NO_GRPC),
-    refuse("grpc-restricted-protocol", TEXT, None, _RESTRICTION),
+    honour("allow-grpc", BOOLEAN, "serve gRPC"),
+    honour("grpc-address", TEXT, "address to listen on"),
+    honour("grpc-port", PORT, "port to listen on; 0 for any free one"),
+    honour("reuse-grpc-port", BOOLEAN, _REUSE),
+    honour("grpc-header-forward-pattern", PATTERN, "metadata whose keys match go to the model as parameters"),
+    honour("grpc-process-count", integer(1, 64), "lanes, the gRPC processes; each has its own slab of shared memory"),
+    honour(
+        "grpc-lane", BOOLEAN, "false: grpcio's server instead of lanes, which are several times as fast; so with TLS"
+    ),
+    ignore("grpc-infer-thread-count", integer(2, 128), 2, _GRPC_THREADS, in_force=2),
+    ignore("grpc-infer-allocation-pool-size", INTEGER, 8, _GRPC_POOL, in_force=8),
+    ignore("grpc-max-response-pool-size", INTEGER, 2147483647, _GRPC_POOL, in_force=2147483647),
+    honour("grpc-use-ssl", BOOLEAN, "TLS"),
+    honour("grpc-use-ssl-mutual", BOOLEAN, "TLS, and clients must show a certificate"),
+    honour("grpc-server-cert", ANY_TEXT, "file of the server's certificate chain, PEM"),
+    honour("grpc-server-key", ANY_TEXT, "file of the server's private key, PEM"),
+    honour("grpc-root-cert", ANY_TEXT, "file of the certificates that may sign those of clients, PEM"),
+    honour(
+        "grpc-infer-response-compression-level", choice("none", "low", "medium", "high"), "how replies are compressed"
+    ),
+    honour("grpc-keepalive-time", integer(1), "milliseconds of silence, then the server sends a ping"),
+    honour("grpc-keepalive-timeout", integer(1), "milliseconds for its answer, then the connection ends"),
+    honour("grpc-keepalive-permit-without-calls", BOOLEAN, "pings where no call is open, too"),
+    honour("grpc-http2-max-pings-without-data", integer(0), "pings in a row without data between; 0 for no limit"),
+    honour(
+        "grpc-http2-min-recv-ping-interval-without-data",
+        integer(0),
+        "milliseconds between two pings of a client without data; sooner is a strike",
+    ),
+    honour("grpc-http2-max-ping-strikes", integer(0), "strikes that end a connection; 0 for no limit"),
+    honour("grpc-max-connection-age", integer(0), "milliseconds, then a connection takes no new calls; 0 for no limit"),
+    honour("grpc-max-connection-age-grace", integer(0), "milliseconds for its open calls after that; 0 for no limit"),
+    honour(
+        "grpc-restricted-protocol",
+        restriction("grpc-restricted-protocol", "protocol", "triton-grpc-protocol-"),
+        "these parts of the API need this metadata, its key after 'triton-grpc-protocol-'; repeat it for several",
+    ),
 )
 CLOUD_ENDPOINTS = (
     honour("allow-sagemaker", BOOLEAN, "serve SageMaker's endpoints: /ping, /invocations, /models"),
@@ -232,10 +250,19 @@ BACKENDS = (
         "where the Python environments of models are made and kept; empty: the user's cache directory, or systemd's",
     ),
     ignore("repoagent-directory", TEXT, "/opt/tritonserver/repoagents", "repository agents are not there yet"),
-    refuse("cache-config", TEXT, None, _CACHE),
-    refuse("cache-directory", TEXT, "/opt/tritonserver/caches", _CACHE),
-    refuse("rate-limit", choice("off", "execution_count"), "off", _RATE),
-    refuse("rate-limit-resource", TEXT, None, _RATE),
+    honour(
+        "cache-config",
+        CACHE_SETTING,
+        "local,size=N: keep up to N bytes of answers of models with a response_cache; redis,host=NAME: in Redis, too, "
+        "for all servers that ask there (redis,port=, user=, password=, db=, ...)",
+    ),
+    honour("cache-directory", TEXT, "taken as Triton takes it; both caches are built in"),
+    honour(
+        "rate-limit",
+        choice("off", "execution_count"),
+        "execution_count: instances execute when there are the resources that their groups ask for",
+    ),
+    honour("rate-limit-resource", LIMIT, "how much there is of a resource; repeat it for others, and list all"),
     ignore("pinned-memory-pool-byte-size", INTEGER, 268435456, _NO_POOL),
     ignore("cuda-memory-pool-byte-size", TEXT, None, _NO_POOL),
     ignore("cuda-virtual-address-size", TEXT, None, _NO_POOL),
@@ -247,31 +274,49 @@ BACKENDS = (
         "numa-node=N or cpu-cores=A-B: where instances of this policy run; repeat it for more",
     ),
     ignore("model-load-gpu-limit", TEXT, None, "GPU memory is not watched while a model loads"),
-    refuse("allow-client-shm", BOOLEAN, False, "tensors in shared memory of the clients are"),
 )
 SHARED_MEMORY = (
+    honour(
+        "allow-client-shm", BOOLEAN, "tensors may lie in shared memory of the clients, which the server opens by name"
+    ),
     honour("shm-client-slab-mib", integer(1, 4095), "MiB of requests per front-end process"),
     honour("shm-worker-slab-mib", integer(1, 4095), "MiB of results per instance, at most"),
+    honour(
+        "client-socket",
+        ANY_TEXT,
+        "socket of shoal.Client, on this host and for this user; empty: none; unless given, PORT.sock for the HTTP "
+        "port in $XDG_RUNTIME_DIR/shoal, or in /run/shoal or /tmp/shoal-UID",
+    ),
+    honour("client-count", integer(0, 128), "clients that may be connected to that socket at once"),
+    honour("client-slab-mib", integer(1, 4095), "MiB of requests per client; it takes them as it uses them"),
     honour("shm-oversize-mib", integer(0), "MiB of all requests and results together that are too large for a slab"),
 )
 BOUNDS = (
     honour("max-in-flight", integer(1, 65536), "requests of one front-end process at once; above it 503"),
     honour("default-max-queue-size", integer(1), "requests queued for a model whose config bounds nothing"),
+    honour(
+        "request-deadline-ms",
+        integer(0),
+        "milliseconds in which every request must be answered; whoever cannot be is refused, or leaves the queue; "
+        "0: no deadline but those of clients and models",
+    ),
     honour("request-timeout-secs", integer(1), "seconds from acceptance to answer; then 503"),
 )
-DEPRECATED = (refuse("response-cache-byte-size", INTEGER, 0, _CACHE, deprecated_for="--cache-config"),)
+DEPRECATED = (
+    honour("response-cache-byte-size", CACHE_BYTES, "its size", deprecated_for="--cache-config", sets="cache_config"),
+)
 
 #: In the order of --help.
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "Server": SERVER,
     "Models": MODELS,
     "HTTP": HTTP,
+    "gRPC": GRPC,
     "Metrics": METRICS,
     "Logging": LOGGING,
     "Backends": BACKENDS,
     "Shared memory": SHARED_MEMORY,
     "Bounds": BOUNDS,
-    "gRPC": GRPC,
     "Tracing": TRACING,
     "SageMaker and Vertex AI": CLOUD_ENDPOINTS,
     "Deprecated": DEPRECATED,

@@ -42,7 +42,7 @@ def show_models(server: RemoteServer, rows: Iterable[Row], *, as_json: bool) -> 
         return "The server has no models."
     cells = [[*(str(row.get(key) or "-") for key in ("name", "version", "state")), _share(row), row.get("reason") or ""]
              for row in known]  # fmt: skip
-    return _table(["NAME", "VERSION", "STATE", "INSTANCES", "REASON"], cells)
+    return table(["NAME", "VERSION", "STATE", "INSTANCES", "REASON"], cells)
 
 
 def show_instances(model: Row, *, as_json: bool) -> str:
@@ -58,7 +58,7 @@ def show_instances(model: Row, *, as_json: bool) -> str:
         )
     head = ["INSTANCE", "VERSION", "STATE", "PID", "DEVICE", "CORES", "BUSY", "BATCHES", "RESTARTS", "RSS"]
     cells = [_instance(each, version) for version in model["versions"] for each in version["instances"]]
-    return "\n".join([*lines, *([_table(head, cells)] if cells else [])])
+    return "\n".join([*lines, *([table(head, cells)] if cells else [])])
 
 
 def _with_instances(server: RemoteServer, rows: list[Row]) -> list[Row]:
@@ -100,7 +100,7 @@ def _instance(instance: Row, version: Row) -> list[str]:
     ]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as they must be, two spaces between them, none at the end of a line."""
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]

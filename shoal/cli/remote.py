@@ -71,6 +71,11 @@ class RemoteServer:
         found: Row = self._ask("GET", f"{_path_of(model)}/instances", dict)
         return found
 
+    def explanation(self, model: str) -> Row:
+        """Why the last batches of a model had their size."""
+        found: Row = self._ask("GET", f"{_path_of(model)}/batches", dict)
+        return found
+
     def scale(self, model: str, count: int) -> Row:
         """Have `count` instances of each version of a model; returns when they serve, as `instances` does."""
         found: Row = self._ask("POST", f"{_path_of(model)}/instances", dict, {"count": count, "wait": True})

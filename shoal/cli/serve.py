@@ -10,6 +10,7 @@ import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from shoal.cli.environment import implied_flags, implied_settings
@@ -54,13 +55,18 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
 def parse(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: Mapping[str, str]) -> CommandLine:
     """Understand a command line whose unset flags mean `defaults`. Raises CommandLineError; --help exits with 0."""
     texts = {flag: [text] for flag, text in implied_flags(environ).items()} | _read(_parser(prog, defaults), argv)
+    if {"cache-config", "response-cache-byte-size"} <= texts.keys():  # Triton's sentence
+        raise CommandLineError(
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+            "Please provide one or the other."
+        )
     given: dict[str, list[Any]] = {}
     warnings: list[str] = []
     for flag in FLAGS:
         if flag.name not in texts:
             continue
         values = [_value(flag, text) for text in texts[flag.name]]
-        warnings += _judge(flag, values[-1], texts[flag.name][-1])
+        warnings += _judge(flag, values[-1])
         if flag.fate is Fate.HONOURED:
             given.setdefault(flag.option, []).extend(values)
     settings: dict[str, Any] = {**implied_settings(environ)}
@@ -87,8 +93,8 @@ def _parser(prog: str, defaults: ServerOptions) -> argparse.ArgumentParser:
     parser = Parser(
         prog=prog,
         usage=f"{prog} --model-repository <directory or URL> [options]",
-        description="Serve the models of a repository over HTTP, as Triton does. Boolean flags take true, 1, on and "
-        "false, 0, off; alone they mean true. Flags may be shortened as long as they are unambiguous.",
+        description="Serve the models of a repository over HTTP and gRPC, as Triton does. Boolean flags take true, 1, "
+        "on and false, 0, off; alone they mean true. Flags may be shortened as long as they are unambiguous.",
         add_help=False,
     )
     for title, flags in GROUPS.items():
@@ -116,9 +122,6 @@ def help_text(flag: Flag, defaults: ServerOptions) -> str:
     """What --help says of a flag: what it does, or what becomes of it."""
     if flag.deprecated_for:
         return f"deprecated: use {flag.deprecated_for}"
-    if flag.fate is Fate.REFUSED:
-        known = "" if flag.default is None else f"; only the default is taken: {_printed(flag.default)}"
-        return f"{flag.text} not there yet{known}"
     if flag.fate is Fate.IGNORED:
         return f"ignored: {flag.text}"
     default = _FOLLOWING.get(flag.name) or _printed(getattr(defaults, flag.option))
@@ -157,17 +160,12 @@ def _value(flag: Flag, text: str) -> Any:
         raise CommandLineError(f'Bad option: "--{flag.name}".\n{error}') from None  # Triton's heading
 
 
-def _judge(flag: Flag, value: Any, text: str) -> Iterator[str]:
-    """The warnings a flag earns. Raises CommandLineError where it is refused."""
+def _judge(flag: Flag, value: Any) -> Iterator[str]:
+    """The warnings a flag earns."""
     if flag.deprecated_for:  # Triton's sentence
         yield f"'--{flag.name}' has been deprecated! Please use '{flag.deprecated_for}' instead."
-    if flag.fate is Fate.HONOURED or value == flag.in_force:
-        return
-    if flag.fate is Fate.IGNORED:
+    if flag.fate is Fate.IGNORED and value != flag.in_force:
         yield f"--{flag.name} is ignored: {flag.text}"
-        return
-    remedy = "" if flag.default is None else f", or give its default, {_printed(flag.default)}"
-    raise CommandLineError(f'Bad option: "--{flag.name}={text}".\n{flag.text} not there yet; leave it out{remedy}')
 
 
 def _following(options: ServerOptions, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,11 +177,11 @@ def _following(options: ServerOptions, settings: Mapping[str, Any]) -> dict[str,
     return {name: value for name, value in followers.items() if name not in settings}
 
 
-def _by_backend(settings: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
-    backends: dict[str, dict[str, str]] = {}
-    for backend, setting, value in settings:
-        backends.setdefault(backend, {})[setting] = value
-    return backends
+def _by_name(settings: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    names: dict[str, dict[str, str]] = {}
+    for name, setting, value in settings:
+        names.setdefault(name, {})[setting] = value
+    return names
 
 
 def _by_policy(settings: Sequence[tuple[str, str, Any]]) -> dict[str, HostPolicy]:
@@ -193,14 +191,14 @@ def _by_policy(settings: Sequence[tuple[str, str, Any]]) -> dict[str, HostPolicy
     return policies
 
 
-def _by_api(restrictions: Sequence[tuple[Sequence[str], str, str]]) -> dict[str, tuple[str, str]]:
+def _by_api(flag: str, word: str, restrictions: Sequence[tuple[Sequence[str], str, str]]) -> dict[str, tuple[str, str]]:
     """Each part of the API → the header it needs. Raises CommandLineError for one that is named twice."""
     needed: dict[str, tuple[str, str]] = {}
     for apis, key, value in restrictions:
         for api in apis:
             if api in needed:
-                sentence = f"restricted api '{api}' can not be specified in multiple config groups"  # Triton's
-                raise CommandLineError(f'Bad option: "--http-restricted-api".\n{sentence}')
+                sentence = f"restricted {word} '{api}' can not be specified in multiple config groups"  # Triton's
+                raise CommandLineError(f'Bad option: "--{flag}".\n{sentence}')
             needed[api] = (key, value)
     return needed
 
@@ -217,9 +215,12 @@ def _last(values: Sequence[Any]) -> Any:
 _COLLECT: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model_repository": _without_repeats,
     "load_model": _without_repeats,
-    "backend_config": _by_backend,
+    "backend_config": _by_name,
+    "cache_config": _by_name,
     "host_policy": _by_policy,
-    "http_restricted_api": _by_api,
+    "http_restricted_api": partial(_by_api, "http-restricted-api", "api"),
+    "grpc_restricted_protocol": partial(_by_api, "grpc-restricted-protocol", "protocol"),
+    "rate_limit_resource": tuple,
     "metrics_config": lambda settings: MetricsConfig(**dict(settings)),
     "trace_config": tuple,
 }

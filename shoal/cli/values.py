@@ -88,21 +88,28 @@ def _backend_setting(text: str) -> tuple[str, str, str]:
     return backend, setting, value
 
 
-def _restriction(text: str) -> tuple[tuple[str, ...], str, str]:
-    """`trace,logging:admin-key=secret` → (("trace", "logging"), "admin-key", "secret")."""
-    names, colon, header = text.partition(":")
-    key, equals, value = header.partition("=")
-    if not (names and colon and key and equals and value):
-        raise ValueError(f"--http-restricted-api option format is '<config name>:<setting>=<value>'. Got {text}")
-    apis = tuple(names.split(","))
-    for api in apis:
-        if api not in RESTRICTED_APIS:  # Triton's sentence, and what may stand there
-            raise ValueError(f"unknown restricted api '{api}'; there are {', '.join(RESTRICTED_APIS)}")
-    if not _HEADER_NAME.fullmatch(key):
-        raise ValueError(f"'{key}' cannot be a header's name: letters, digits and hyphens are, underscores are not")
-    if not value.isprintable() or value != value.strip():
-        raise ValueError(f"the value of header '{key}' must be printable and not begin or end with a space")
-    return apis, key, value
+def _limit(text: str) -> tuple[str, int, int | None]:
+    """`R:4` → ("R", 4, None), for every device; `R:4:0` → ("R", 4, 0)."""
+    name, *numbers = text.split(":")
+    if not name or len(numbers) not in (1, 2) or not all(number.isdecimal() for number in numbers):  # Triton's sentence
+        raise ValueError(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
+            f"Got {text}"
+        )
+    count, *device = map(_integer, numbers)
+    return name, count, device[0] if device else None
+
+
+def _cache_setting(text: str) -> tuple[str, str, str]:
+    """`local,size=1048576` → ("local", "size", "1048576"); the sentences are Triton's."""
+    name, comma, setting = text.partition(",")
+    key, equals, value = setting.partition("=")
+    form = "--cache-config option format is"
+    if not (name and comma):
+        raise ValueError(f"No cache specified. {form} <cache name>,<setting>=<value>. Got {text}")
+    if not (key and equals and value):
+        raise ValueError(f"{form} '<cache name>,<setting>=<value>'. Got {text}")
+    return name, key, value
 
 
 def _host_policy(text: str) -> tuple[str, str, Any]:
@@ -169,6 +176,30 @@ def _quantile(pair: str) -> tuple[float, float]:
     return numbers
 
 
+def restriction(flag: str, word: str, prefix: str = "") -> ValueKind:
+    """A kind for parts of the API and the header they need; its name is `prefix` and what is given.
+
+    `trace,logging:admin-key=secret` → (("trace", "logging"), "admin-key", "secret")
+    """
+
+    def parse(text: str) -> tuple[tuple[str, ...], str, str]:
+        names, colon, header = text.partition(":")
+        key, equals, value = header.partition("=")
+        if not (names and colon and key and equals and value):
+            raise ValueError(f"--{flag} option format is '<config name>:<setting>=<value>'. Got {text}")
+        apis = tuple(names.split(","))
+        for api in apis:
+            if api not in RESTRICTED_APIS:  # Triton's sentence, and what may stand there
+                raise ValueError(f"unknown restricted {word} '{api}'; there are {', '.join(RESTRICTED_APIS)}")
+        if not _HEADER_NAME.fullmatch(key):
+            raise ValueError(f"'{key}' cannot be a header's name: letters, digits and hyphens are, underscores are not")
+        if not value.isprintable() or value != value.strip():
+            raise ValueError(f"the value of header '{key}' must be printable and not begin or end with a space")
+        return apis, prefix + key, value
+
+    return ValueKind(f"<{word}>[,<{word}>]:<header>=<value>", parse)
+
+
 def trace_setting(mode: str, setting: str, metavar: str) -> ValueKind:
     """A kind for what one setting of --trace-config takes, given by a flag of its own."""
     return ValueKind(metavar, lambda text: command_line.entry(mode, setting, text))
@@ -208,8 +239,10 @@ ANY_TEXT = ValueKind("<string>", str)  # may be empty: often Triton's default
 VERBOSITY = ValueKind("<integer>", _verbosity, bare="1")
 REPOSITORY = ValueKind("<directory or URL>", _repository)
 BACKEND_SETTING = ValueKind("[<backend>,]<key>=<value>", _backend_setting)
+CACHE_SETTING = ValueKind("<cache>,<setting>=<value>", _cache_setting)
+CACHE_BYTES = ValueKind("<integer>", lambda text: ("local", "size", str(_integer(text))))
 HOST_POLICY = ValueKind("<policy>,<setting>=<value>", _host_policy)
-RESTRICTION = ValueKind("<api>[,<api>]:<header>=<value>", _restriction)
+LIMIT = ValueKind("<name>:<count>[:<device>]", _limit)
 PATTERN = ValueKind("<regex>", _pattern)  # may be empty: nothing is to match
 METRICS_SETTING = ValueKind("<setting>=<value>", _metrics_setting)
 TRACE_CONFIG = ValueKind("[<mode>,]<setting>=<value>", command_line.parse)

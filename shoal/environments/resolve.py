@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from signal import SIGTERM
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, run
 from typing import NamedTuple
 
@@ -24,6 +25,9 @@ from shoal.process import die_with_parent
 
 #: So many of the last lines of an installer say why it failed.
 _LAST_LINES = 12
+#: Runs a program that has children of its own, as pip does: when we are gone they end with it. Otherwise they would go
+#: on filling a directory which the next server has begun to fill anew.
+_WITH_ITS_CHILDREN = ("/bin/sh", "-c", 'trap "kill -9 0" TERM; "$@" & wait $!', "sh")
 
 
 class Environment(NamedTuple):
@@ -137,8 +141,9 @@ def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], 
     """Run a program, its output being ours. Raises InternalError with its last lines."""
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with Popen(
-        command, cwd=directory, env=variables, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
-        text=True, errors="replace", preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - we have one thread
+        [*_WITH_ITS_CHILDREN, *command], cwd=directory, env=variables, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
+        text=True, errors="replace", start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid(), SIGTERM),  # noqa: PLW1509 - we have one thread
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:

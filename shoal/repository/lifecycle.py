@@ -60,6 +60,8 @@ class ModelVersion:
     is_config_final: bool = False
     #: Whether the model says by itself if it is ready: told by the first worker that has loaded it.
     has_ready_check: bool = False
+    #: Whether front ends shall say which of its requests are equal, for the response cache.
+    is_cached: bool = False
     # Changed by move and by the supervisor.
     state: VersionState = VersionState.LOADING
     reason: str = ""
@@ -116,4 +118,5 @@ class ModelVersion:
             "labels": self.labels,
             "load_seconds": self.load_seconds,
             "has_ready_check": self.has_ready_check,
+            "is_cached": self.is_cached,
         }

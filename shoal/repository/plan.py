@@ -4,7 +4,9 @@ Triton's rules, with one difference on purpose: it takes for modified what has b
 modification time, so a roll-back to older files is noticed, too.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 from shoal.model_config.messages import Config
@@ -51,6 +53,15 @@ def source_of(found: FoundModel, number: int) -> Source:
     """What a version is loaded from if it is loaded now."""
     version = found.versions[number]
     return Source(found.origin or str(version.directory), version.modified_ns, found.others_ns, found.config)
+
+
+def revision(name: str, number: int, source: Source, steps: Sequence[str] = ()) -> str:
+    """What all servers call a version that was loaded from equal files, wherever they lie: by times, as above.
+
+    `steps` are the revisions of the versions that an ensemble's requests go through.
+    """
+    facts = json.dumps((_fixed(source._replace(place="")), steps), sort_keys=True)
+    return f"{name}:{number}:{blake2b(facts.encode(), digest_size=16).hexdigest()}"
 
 
 def _fixed(source: Source) -> Source:

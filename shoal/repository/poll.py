@@ -59,10 +59,10 @@ class Repositories:
         """Which models there are. Raises InvalidArgumentError for a repository that cannot be read."""
         return scan(self.sources, namespacing=self.namespacing)
 
-    def look(self, name: str, override: Override = NO_OVERRIDE) -> FoundModel | None:
+    def look(self, name: str, override: Override = NO_OVERRIDE, *, preferred: str = "") -> FoundModel | None:
         """What is found of one model by its name; None where there is none.
 
-        Raises InvalidArgumentError where the name means several.
+        Raises InvalidArgumentError where the name means several, none of them in the `preferred` namespace.
         """
         if override.repository is not None:
             return self.look_at(ModelIdentifier(name), _only_model(override.repository), mapped=True)
@@ -70,7 +70,8 @@ class Repositories:
         is_known = override.directory is not None and not self.namespacing
         models = {} if is_known else self.scan().models
         bearers = [identifier for identifier in models if identifier.name == name]
-        identifier = meant_by(name, bearers) or ModelIdentifier(name)
+        own = ModelIdentifier(name, preferred)
+        identifier = own if own in models else meant_by(name, bearers) or ModelIdentifier(name)
         place = override.directory or models.get(identifier)
         if place is None:
             return None

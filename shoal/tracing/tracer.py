@@ -26,7 +26,8 @@ from shoal.tracing.trace import Tensor, Trace
 if TYPE_CHECKING:
     from shoal.tracing.spans import SpanExport
 
-_log = logging.getLogger(__name__)
+# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
+_log = logging.getLogger("shoal.tracing.tracer")
 
 #: So much is taken before it is written: one write for many traces, but not all of them in memory.
 MAX_TRACES, MAX_TENSOR_BYTES = 256, 1 << 20
@@ -66,6 +67,9 @@ class Tracer:
             self._collector.close()
 
     def _apply(self, message: Message) -> None:
+        if message["op"] == "log":
+            log.configure(**message["log"])
+            return
         if message["op"] != "settings":
             raise ValueError(f"a tracer does not know the message '{message['op']}'")
         self._collector.set([TraceSetting(**setting) for setting in message["settings"]])

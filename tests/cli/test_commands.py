@@ -13,7 +13,7 @@ def test_help_names_the_verbs(arguments: list[str], capsys: pytest.CaptureFixtur
     assert main(arguments) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("Usage: shoal <verb> [options]\n")
-    assert "\n  serve            serve the models of a repository over HTTP\n" in printed.out
+    assert "\n  serve            serve the models of a repository over HTTP and gRPC\n" in printed.out
     assert "\n  scale            give a model more or fewer instances while it serves\n" in printed.out
     assert "\n  install-systemd  write the unit" in printed.out
     assert printed.err == ""
@@ -30,7 +30,8 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.out == ""
     assert printed.err == (
         "'server' is not a verb of shoal.\nUsage: shoal <verb> [options]\n"
-        "Verbs: serve, run, models, load, unload, scale, build-engine, install-systemd. 'shoal --help' explains them.\n"
+        "Verbs: serve, run, models, load, unload, scale, explain, build-engine, install-systemd. "
+        "'shoal --help' explains them.\n"
     )
 
 

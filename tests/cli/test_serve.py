@@ -1,24 +1,18 @@
 """Command lines as people and start scripts write them: what they come to, what is warned of, what is refused."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-from shoal.cli import main, tritonserver
-from shoal.cli.environment import VARIABLES
 from shoal.cli.serve import CommandLine, CommandLineError, parse
 from shoal.cloud_url import CloudUrl
 from shoal.options import HostPolicy, MetricsConfig, ServerOptions
 
 DEFAULTS = ServerOptions(http_address="10.0.0.1")
 GOOD = replace(DEFAULTS, model_repository=(Path("models"),), metrics_address="10.0.0.1")
-NO_GRPC = "gRPC is not served yet; clients reach the server over HTTP"
 
 
 def understood(*arguments: str, environ: Mapping[str, str] | None = None) -> CommandLine:
@@ -93,6 +87,44 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
             {"host_policy": {"gpu_0": HostPolicy(1, (4, 5)), "cpu": HostPolicy(None, (0, 1))}},
         ),
         ("--min-supported-compute-capability=7.5", {"min_supported_compute_capability": 7.5}),
+        ("--reuse-http-port --reuse-grpc-port=1", {"reuse_http_port": True, "reuse_grpc_port": True}),
+        (
+            "--grpc-address=::1 --grpc-port=9001 --grpc-process-count=2 --grpc-lane=false",
+            {"grpc_address": "::1", "grpc_port": 9001, "grpc_process_count": 2, "grpc_lane": False},
+        ),
+        (
+            "--grpc-use-ssl --grpc-use-ssl-mutual=1 --grpc-server-cert=c --grpc-server-key=k --grpc-root-cert=r",
+            {
+                "grpc_use_ssl": True, "grpc_use_ssl_mutual": True, "grpc_server_cert": "c", "grpc_server_key": "k",
+                "grpc_root_cert": "r",
+            },
+        ),
+        (
+            "--grpc-keepalive-time=1000 --grpc-keepalive-timeout=50 --grpc-keepalive-permit-without-calls=1 "
+            "--grpc-http2-max-pings-without-data=0 --grpc-http2-min-recv-ping-interval-without-data=10 "
+            "--grpc-http2-max-ping-strikes=3 --grpc-max-connection-age=60000 --grpc-max-connection-age-grace=500",
+            {
+                "grpc_keepalive_time": 1000,
+                "grpc_keepalive_timeout": 50,
+                "grpc_keepalive_permit_without_calls": True,
+                "grpc_http2_max_pings_without_data": 0,
+                "grpc_http2_min_recv_ping_interval_without_data": 10,
+                "grpc_http2_max_ping_strikes": 3,
+                "grpc_max_connection_age": 60000,
+                "grpc_max_connection_age_grace": 500,
+            },
+        ),
+        (
+            "--grpc-infer-response-compression-level=HIGH --grpc-header-forward-pattern=^x-|id "
+            "--grpc-restricted-protocol=trace,health:admin-key=a=b",
+            {
+                "grpc_infer_response_compression_level": "high", "grpc_header_forward_pattern": "^x-|id",
+                "grpc_restricted_protocol": {
+                    "trace": ("triton-grpc-protocol-admin-key", "a=b"),
+                    "health": ("triton-grpc-protocol-admin-key", "a=b"),
+                },
+            },
+        ),
         ("--log-file=/var/log/shoal.log", {"log_file": "/var/log/shoal.log"}),
         ("--http-header-forward-pattern=^x-|id", {"http_header_forward_pattern": "^x-|id"}),
         (
@@ -112,10 +144,11 @@ def test_what_is_honoured(arguments: str, changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--model-control-mode=none", "--model-control-mode=NONE", "--rate-limit=off", "--allow-grpc=false",
+        "--model-control-mode=none", "--model-control-mode=NONE", "--rate-limit=off", "--allow-grpc=true",
         "--allow-client-shm=0", "--allow-sagemaker=false", "--allow-vertex-ai=false", "--grpc-use-ssl=false",
         "--grpc-server-cert=", "--log-file=", "--reuse-http-port=false", "--model-load-retry-count=0",
         "--http-header-forward-pattern=", "--model-namespacing=off", "--repository-poll-secs=15",
+        "--grpc-infer-thread-count=2", "--grpc-infer-allocation-pool-size=8", "--grpc-keepalive-time=7200000",
         "--backend-directory=/opt/tritonserver/backends", "--min-supported-compute-capability=6.0",
     ],
 )  # fmt: skip
@@ -126,21 +159,12 @@ def test_what_the_server_does_anyway_is_taken_without_a_word(arguments: str) -> 
 @pytest.mark.parametrize(
     ("argument", "reason"),
     [
-        ("--grpc-port=8001", NO_GRPC),
-        ("--allow-grpc", NO_GRPC),
-        ("--grpc-address=0.0.0.0", NO_GRPC),
-        ("--grpc-infer-allocation-pool-size=4", NO_GRPC),
-        ("--grpc-max-response-pool-size=4", NO_GRPC),
-        ("--grpc-infer-thread-count=2", NO_GRPC),
-        ("--grpc-infer-response-compression-level=low", NO_GRPC),
-        ("--grpc-keepalive-time=1", NO_GRPC),
-        ("--grpc-keepalive-timeout=1", NO_GRPC),
-        ("--grpc-keepalive-permit-without-calls=1", NO_GRPC),
-        ("--grpc-http2-max-pings-without-data=1", NO_GRPC),
-        ("--grpc-http2-min-recv-ping-interval-without-data=1", NO_GRPC),
-        ("--grpc-http2-max-ping-strikes=1", NO_GRPC),
-        ("--grpc-max-connection-age=1", NO_GRPC),
-        ("--grpc-max-connection-age-grace=1", NO_GRPC),
+        (
+            "--grpc-infer-thread-count=8",
+            "a lane serves all its connections in one thread; --grpc-process-count adds lanes",
+        ),
+        ("--grpc-infer-allocation-pool-size=4", "messages lie in shared memory, whose bounds have flags of their own"),
+        ("--grpc-max-response-pool-size=4", "messages lie in shared memory, whose bounds have flags of their own"),
         ("--pinned-memory-pool-byte-size=0", "Shoal keeps no such memory pool"),
         ("--cuda-memory-pool-byte-size=0:64", "Shoal keeps no such memory pool"),
         ("--cuda-virtual-address-size=0:64", "Shoal keeps no such memory pool"),
@@ -161,29 +185,38 @@ def test_what_is_deprecated_earns_one_warning() -> None:
     assert understood("--strict-model-config=false") == (GOOD, (warning,))
 
 
+def test_the_cache_has_a_name_and_a_size_in_either_way_of_saying_so() -> None:
+    sized = replace(GOOD, cache_config={"local": {"size": "1048576"}})
+    assert understood("--cache-config=local,size=1048576", "--cache-directory=/opt/tritonserver/caches") == (sized, ())
+    warning = "'--response-cache-byte-size' has been deprecated! Please use '--cache-config' instead."
+    assert understood("--response-cache-byte-size=1048576") == (sized, (warning,))
+    assert (GOOD.cache_bytes, sized.cache_bytes) == (0, 1048576)
+
+
 @pytest.mark.parametrize(
-    "argument",
+    ("arguments", "sentence"),
     [
-        "--grpc-use-ssl=true",
-        "--grpc-use-ssl-mutual", "--grpc-server-cert=a", "--grpc-server-key=a", "--grpc-root-cert=a",
-        "--grpc-restricted-protocol=a:b=c",
-        "--cache-config=local,size=1048576", "--cache-directory=a", "--response-cache-byte-size=1024",
-        "--rate-limit=execution_count", "--rate-limit-resource=R:1",
-        "--allow-client-shm=true",
-        "--grpc-header-forward-pattern=x", "--reuse-http-port", "--reuse-grpc-port=true",
+        ("foo", "No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got foo"),
+        ("local,size", "--cache-config option format is '<cache name>,<setting>=<value>'. Got local,size"),
+        ("local,x=1", "Failed to initialize LocalCache: config didn't contain a valid 'size' field."),
+        ("local,size=-5", "Failed to initialize LocalCache: config didn't contain a valid 'size' field."),
+        ("local,size=100", "'size' is 100 bytes; a cache has from 1000 to 4277141504"),
+        ("local,size=4277141505", "'size' is 4277141505 bytes; a cache has from 1000 to 4277141504"),
+        ("nope,size=1", "unable to find 'libtritoncache_nope.so' for cache. Searched: /opt/tritonserver/caches"),
+        ("redis,port=1", "Failed to initialize RedisCache, didn't specify address. Must at a minimum specify 'host'"),
+        (
+            "local,size=5000 --cache-config=redis,host=a",
+            "found multiple cache configurations, but only a single cache is currently supported",
+        ),
+        (
+            "local,size=5000 --response-cache-byte-size=5000",
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+            "Please provide one or the other.",
+        ),
     ],
-)  # fmt: skip
-def test_what_is_not_there_yet_is_refused(argument: str) -> None:
-    sentence = refusal(argument)
-    assert sentence.startswith(f'Bad option: "{argument}') or "=" not in argument
-    assert " not there yet; leave it out" in sentence
-
-
-def test_a_refusal_names_the_feature_and_the_remedy() -> None:
-    assert refusal("--rate-limit", "execution_count") == (
-        'Bad option: "--rate-limit=execution_count".\n'
-        "the rate limiter is not there yet; leave it out, or give its default, off"
-    )
+)
+def test_a_cache_that_cannot_be_is_refused(arguments: str, sentence: str) -> None:
+    assert sentence in refusal(*f"--cache-config={arguments}".split())
 
 
 def test_settings_of_the_trace_are_collected_and_the_older_flags_come_first() -> None:
@@ -310,72 +343,3 @@ def test_sagemaker_configures_by_environment() -> None:
     assert refusal("--allow-sagemaker", environ={"SAGEMAKER_TRITON_INFERENCE_TYPE": "guess"}) == (
         "Server has invalid inference type 'guess'. Must be one of: infer, generate, generate_stream."
     )
-
-
-def test_a_repository_must_be_given() -> None:
-    with pytest.raises(CommandLineError, match=r"^--model-repository must be specified$"):
-        parse([], prog="tritonserver", defaults=DEFAULTS, environ={})
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
-    """What the supervisor was started with; it ends at once with exit code 7."""
-    calls: list[ServerOptions] = []
-
-    def run(options: ServerOptions) -> int:
-        calls.append(options)
-        return 7
-
-    supervisor = ModuleType("shoal.supervisor.supervisor")
-    supervisor.__dict__["run"] = run
-    monkeypatch.setitem(sys.modules, "shoal.supervisor.supervisor", supervisor)
-    for name in ("AIP_MODE", "AIP_STORAGE_URI", "AIP_HTTP_PORT", "SAGEMAKER_MULTI_MODEL", *VARIABLES):
-        monkeypatch.delenv(name, raising=False)
-    return calls
-
-
-def test_the_two_commands_differ_in_who_is_let_in_and_in_what_is_installed(
-    started: list[ServerOptions], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "--model-repository=models"]) == 7
-    assert tritonserver(["--model-repository=models", "--grpc-port=8001"]) == 7
-    shoal, triton = started
-    assert (shoal.http_address, shoal.metrics_address) == ("127.0.0.1", "127.0.0.1")
-    assert not shoal.allow_remote_admin
-    addresses = ("http_address", "metrics_address", "sagemaker_address", "vertex_ai_address")
-    everywhere: dict[str, Any] = dict.fromkeys(addresses, "0.0.0.0")
-    assert shoal.install_requirements  # Triton takes no notice of the file
-    assert triton == replace(shoal, **everywhere, allow_remote_admin=True, install_requirements=False)
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", f"Warning: --grpc-port is ignored: {NO_GRPC}\n")
-
-
-def test_a_wrong_command_line_starts_nothing_and_exits_with_1(
-    started: list[ServerOptions], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tritonserver(["--nonsense"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == (
-        "unrecognized option '--nonsense'\nUsage: tritonserver [options]\n'tritonserver --help' explains them.\n"
-    )
-    assert main(["serve"]) == 1
-    assert capsys.readouterr().err.startswith("--model-repository must be specified\nUsage: shoal serve [options]\n")
-    assert started == []
-
-
-def test_help_tells_defaults_and_ends_with_0(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    for arguments, address in ((["serve", "--help"], "127.0.0.1"), (["serve", "-h"], "127.0.0.1")):
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert end.value.code == 0
-        text = " ".join(capsys.readouterr().out.split())
-        assert f"address to listen on; 0.0.0.0 for all (default: {address})" in text
-        assert "MiB of requests per front-end process (default: 64)" in text
-        assert "exit with code 1 where a model fails to load at start (default: true)" in text
-        assert "--trace-rate <integer> deprecated: use --trace-config" in text
-        assert "the rate limiter is not there yet; only the default is taken: off" in text
-        assert "(default: the HTTP address)" in text

@@ -9,6 +9,8 @@ from shoal.cli.values import ValueKind
 from shoal.cloud_url import CloudUrl
 
 MODES = values.choice("none", "poll", "ISO8601")
+RESTRICTION = values.restriction("http-restricted-api", "api")
+PROTOCOL = values.restriction("grpc-restricted-protocol", "protocol", "triton-grpc-protocol-")
 
 
 @pytest.mark.parametrize(
@@ -33,10 +35,13 @@ MODES = values.choice("none", "poll", "ISO8601")
         (values.BACKEND_SETTING, "default-max-batch-size=8", ("", "default-max-batch-size", "8")),
         (values.HOST_POLICY, "gpu_0,numa-node=1", ("gpu_0", "numa_node", 1)),
         (values.HOST_POLICY, "cpu,cpu-cores=0-1,4-4", ("cpu", "cpu_cores", (0, 1, 4))),
+        (values.LIMIT, "R:4", ("R", 4, None)),
+        (values.LIMIT, "R:4:1", ("R", 4, 1)),
         (values.PATTERN, "", ""),
         (values.PATTERN, "^x-|(id)", "^x-|(id)"),
-        (values.RESTRICTION, "trace:Admin-Key=v", (("trace",), "Admin-Key", "v")),
-        (values.RESTRICTION, "trace,model-config:k=a:b=c d", (("trace", "model-config"), "k", "a:b=c d")),
+        (RESTRICTION, "trace:Admin-Key=v", (("trace",), "Admin-Key", "v")),
+        (RESTRICTION, "trace,model-config:k=a:b=c d", (("trace", "model-config"), "k", "a:b=c d")),
+        (PROTOCOL, "trace,logging:k=v", (("trace", "logging"), "triton-grpc-protocol-k", "v")),
         (values.BACKEND_SETTING, "python,path=/a=b,c", ("python", "path", "/a=b,c")),
         (values.METRICS_SETTING, "histogram_latencies=true", ("histogram_latencies", True)),
         (values.METRICS_SETTING, "counter_latencies=false", ("counter_latencies", False)),
@@ -81,24 +86,31 @@ def test_what_is_read(kind: ValueKind, text: str, value: object) -> None:
         ),
         *(
             (
-                values.RESTRICTION,
+                RESTRICTION,
                 text,
                 f"--http-restricted-api option format is '<config name>:<setting>=<value>'. Got {text}",
             )
             for text in ("trace", "trace:k", "trace=k:v", ":k=v", "trace:=v", "trace:k=")
         ),
         *(
-            (values.RESTRICTION, f"{apis}:k=v", f"unknown restricted api '{wrong}'; there are health, metadata, "
+            (RESTRICTION, f"{apis}:k=v", f"unknown restricted api '{wrong}'; there are health, metadata, "
              "inference, shared-memory, model-config, model-repository, statistics, trace, logging")
             for apis, wrong in (("model-reposit,health", "model-reposit"), ("health,", ""), ("Health", "Health"))
         ),
+        (PROTOCOL, "trace", "--grpc-restricted-protocol option format is '<config name>:<setting>=<value>'. Got trace"),
+        (
+            PROTOCOL,
+            "trac:k=v",
+            "unknown restricted protocol 'trac'; there are health, metadata, inference, shared-memory, model-config, "
+            "model-repository, statistics, trace, logging",
+        ),
         *(
-            (values.RESTRICTION, f"trace:{key}=v", f"'{key}' cannot be a header's name: letters, digits and hyphens "
+            (RESTRICTION, f"trace:{key}=v", f"'{key}' cannot be a header's name: letters, digits and hyphens "
              "are, underscores are not")
             for key in ("a_b", "a b", "é", "a:b")
         ),
         *(
-            (values.RESTRICTION, f"trace:k={value}", "the value of header 'k' must be printable and not begin or end "
+            (RESTRICTION, f"trace:k={value}", "the value of header 'k' must be printable and not begin or end "
              "with a space")
             for value in (" v", "v ", "a\nb", "\udcff")
         ),

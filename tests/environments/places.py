@@ -1,6 +1,5 @@
 """Environments for tests: virtual ones of the Python that runs the tests, without pip, in a tenth of a second."""
 
-import importlib.metadata
 import sys
 import tarfile
 import venv
@@ -35,27 +34,28 @@ def pack(directory: Path, archive: Path) -> Path:
 
 def write_wheel(directory: Path, name: str, version: str, code: str) -> Path:
     """A package of one module."""
+    return _write_wheel(directory, name, version, f"{name}.py", code)
+
+
+def _write_wheel(directory: Path, name: str, version: str, path: str, content: str) -> Path:
     wheel = directory / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr(f"{name}.py", code)
+        file.writestr(path, content)
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         file.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
-        file.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+        file.writestr(f"{info}/RECORD", f"{path},,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
     return wheel
 
 
 def numpy_wheel(directory: Path) -> Path:
-    """The numpy that is installed here as a wheel again: pip takes it, and asks no index."""
-    distribution = importlib.metadata.distribution("numpy")
-    text = distribution.read_text("WHEEL")
-    assert text is not None
-    [*_, tag] = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("Tag: ")]
-    wheel = directory / f"numpy-{distribution.version}-{tag}.whl"
-    with zipfile.ZipFile(wheel, "w") as file:
-        for each in distribution.files or ():
-            if ".." not in each.parts and each.suffix != ".pyc" and "tests" not in each.parts:
-                file.write(str(each.locate()), str(each))
-    return wheel
+    """A wheel that leads to the numpy installed here: pip takes it for that version, and has no file to copy.
+
+    With the files themselves an installation took 6.1 billion instructions instead of 2.5, and 50 MB.
+    """
+    numpy_only = directory / "numpy-only"
+    numpy_only.mkdir()
+    (numpy_only / "numpy").symlink_to(Path(np.__file__).parent)
+    return _write_wheel(directory, "numpy", np.__version__, "numpy.pth", f"{numpy_only}\n")

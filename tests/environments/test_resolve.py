@@ -4,6 +4,8 @@ What takes long, to install a requirements.txt, is done by tests/end_to_end/test
 """
 
 import os
+import select
+import subprocess
 import sys
 from pathlib import Path
 
@@ -85,6 +87,19 @@ def test_an_archive_whose_script_fails_is_not_kept(tmp_path: Path, cache: Cache)
     assert str(error).startswith(f"the environment of archive '{archive}' cannot be made: ")
     assert str(error).endswith("failed with\nit does not fit")
     assert [each.name for each in cache.root.iterdir() if each.is_dir()] == ["digests"]
+
+
+def test_an_installer_and_its_children_end_with_who_has_started_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pid")
+    script = (
+        "from pathlib import Path; from shoal.environments.resolve import _run; "
+        "_run(['sh', '-c', 'sleep 60 & echo $! > pid; wait'], Path('.'), {'PATH': '/usr/bin:/bin'}, '')"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) as started:
+        end = os.pidfd_open(int((tmp_path / "pid").read_text()))
+        started.kill()
+    assert select.select([end], [], [], 20)[0]
+    os.close(end)
 
 
 def test_what_is_not_there_or_not_enough(tmp_path: Path, cache: Cache) -> None:

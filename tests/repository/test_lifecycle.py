@@ -23,7 +23,7 @@ def test_front_ends_are_told_the_labels_beside_the_configuration(version: ModelV
         "failed": False,
         "num_instances": 2, "num_instances_up": 1, "config": {"name": "m"}, "labels": {"OUT": ("zero", "one")},
         "load_seconds": 0.5,
-        "has_ready_check": False,
+        "has_ready_check": False, "is_cached": False,
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.repository.found import FoundModel, FoundVersion
-from shoal.repository.plan import Plan, Source, plan, source_of
+from shoal.repository.plan import Plan, Source, plan, revision, source_of
 
 CONFIG = {"name": "m", "max_batch_size": 8, "instance_group": [{"count": 1}], "version_policy": {"all": {}}}
 
@@ -73,3 +73,19 @@ def test_afterwards_nothing_is_left_to_do(serves: set[int], finds: set[int]) -> 
     assert plan({number: source_of(wanted, number) for number in finds}, wanted) == Plan(
         (), (), tuple(sorted(finds)), ()
     )
+
+
+def test_servers_agree_on_what_they_have_loaded_and_on_nothing_else() -> None:
+    source = source_of(found(3), 3)
+    name = revision("m", 3, source)
+    assert name.startswith("m:3:")
+    here = source._replace(place="/elsewhere/m/3", config={**source.config, "instance_group": [{"count": 7}]})
+    assert revision("m", 3, here) == name
+    others = [
+        source._replace(modified_ns=31),
+        source._replace(others_ns=6),
+        source._replace(config={**source.config, "max_batch_size": 4}),
+    ]
+    names = [name, revision("n", 3, source), revision("m", 4, source), revision("m", 3, source, ["a:1:x"])]
+    names += [revision("m", 3, other) for other in others]
+    assert len(set(names)) == len(names)

@@ -158,4 +158,11 @@ def test_with_namespacing_a_model_is_found_by_its_name_while_no_other_has_it(tmp
     for override in (NO_OVERRIDE, Override(None, first / "both")):
         with pytest.raises(InvalidArgumentError, match=r"^There are 2 identifiers of model 'both' in global map, "):
             repositories.look("both", override)
+    for preferred in (first, second):
+        found = repositories.look("both", preferred=str(preferred))
+        assert found is not None
+        assert found.identifier == ("both", str(preferred))
+    found = repositories.look("one", preferred=str(first))  # which has none
+    assert found is not None
+    assert found.identifier == ("one", str(second))
     assert repositories.look("none") is None

@@ -126,6 +126,14 @@ def test_large_tensors_and_dropped_traces(supervisor: Supervisor, tmp_path: Path
     assert "3 traces were dropped, which came faster than they are written" in supervisor.finish()
 
 
+def test_it_heeds_the_settings_of_the_log(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.channel.send({"op": "log", "log": {"log_warning": False}})
+    supervisor.set(TraceSetting(TIMESTAMPS, 1, -1, 0, str(tmp_path / "t"), revision=1))
+    supervisor.send("a", dropped=3)
+    supervisor.set()
+    assert supervisor.finish() == ""
+
+
 def test_spans_are_exported_at_the_end_at_the_latest() -> None:
     with receiving() as receiver:
         options = {

@@ -1,0 +1,83 @@
+"""The verb `explain`: why a model's last batches had their size, and how long batches of each size take."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+
+from shoal.cli.models import table
+from shoal.cli.operate import OperatingParser, operate
+from shoal.cli.remote import RemoteServer, Row
+
+_DESCRIPTION = """\
+Say why the last batches of a model had their size, how often each reason was the one, and how long batches of each size
+take."""
+
+_EXAMPLES = """\
+  shoal explain digits
+  shoal explain digits --json | jq '.versions[0].last_batches'
+"""
+
+_HOW = {
+    "default": "without dynamic_batching each request is executed alone",
+    "dynamic": "batched by size and delay, as dynamic_batching says",
+    "ensemble": "an ensemble; its models batch, it does not",
+    "other": "its scheduler keeps no account of its batches",
+}
+
+
+def explain(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Explain a model's batches; the exit code."""
+    parser = OperatingParser("explain", "<model> [options]", _DESCRIPTION, _EXAMPLES, timeout_s=10)
+    parser.add_argument("model", help=argparse.SUPPRESS)
+    return operate(parser, argv, environ, _explain)
+
+
+def _explain(arguments: argparse.Namespace, server: RemoteServer) -> str:
+    told = server.explanation(arguments.model)
+    if arguments.json:
+        return json.dumps(told, indent=2)
+    if not told["versions"]:
+        return f"No version of {told['model']} is served."
+    return "\n\n".join(_version(told["model"], version) for version in told["versions"])
+
+
+def _version(model: str, version: Row) -> str:
+    parts = [f"{model}, version {version['version']}: {_how(version)}"]
+    reasons, last, sizes = version["reasons"], version["last_batches"], _sizes(version)
+    if reasons:
+        total = sum(each["batches"] for each in reasons)
+        rows = [[f"{each['batches'] / total:.0%}", str(each["batches"]), each["meaning"]] for each in reasons]
+        parts.append(table(["SHARE", "BATCHES", "WHY IT HAD ITS SIZE"], rows))
+    if last:
+        parts.append(f"rows of the last {len(last)}, oldest first: " + " ".join(str(each["rows"]) for each in last))
+    if sizes:
+        parts.append(table(["ROWS", "BATCHES", "MEASURED", "PER ROW", "EXPECTED"], sizes))
+    return "\n".join(parts)
+
+
+def _how(version: Row) -> str:
+    if version["scheduler"] == "goal":
+        return (
+            f"batched so that answers take at most {version['latency_target_ms']} ms; "
+            f"{version['arrivals_per_s']:g} rows arrive per second"
+        )
+    return _HOW[version["scheduler"]]
+
+
+def _sizes(version: Row) -> list[list[str]]:
+    """One line per size that was executed; `EXPECTED`, by goal only, has the way to the instance and back in it."""
+    expected = {each["rows"]: each["ns"] for each in version.get("learned", ())}
+    return [
+        [
+            str(each["rows"]),
+            str(each["batches"]),
+            _ms(each["ns"]),
+            _ms(each["ns"] / each["rows"]),
+            _ms(expected[each["rows"]]) if each["rows"] in expected else "-",
+        ]
+        for each in sorted(version["measured"], key=lambda each: each["rows"])
+    ]
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:.3g} ms"
