@@ -17,21 +17,13 @@ BEGIN, END = "<!-- flags: begin -->\n", "<!-- flags: end -->\n"
 #: Flags that Triton does not have.
 OWN = frozenset({
     "shm-client-slab-mib", "shm-worker-slab-mib", "shm-oversize-mib", "max-in-flight", "default-max-queue-size",
-    "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs", "max-request-bytes",
-    "listen-backlog", "http-process-count", "sagemaker-address", "vertex-ai-address", "install-requirements",
-    "environment-cache-directory",
+    "request-deadline-ms", "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs",
+    "max-request-bytes", "listen-backlog", "http-process-count", "grpc-process-count", "grpc-lane", "sagemaker-address",
+    "vertex-ai-address", "install-requirements", "environment-cache-directory", "client-socket", "client-count",
+    "client-slab-mib", "latency-target",
 })  # fmt: skip
 
-#: The beginning of a refused flag's name → what to do instead; without a line here: leave it out.
-_INSTEAD = {
-    "reuse": "give each server its own port, behind a load balancer",
-    "cache": "cache in the client, or in a proxy",
-    "rate-limit": "set the `count` of instance groups",
-    "allow-client-shm": "send tensors in binary",
-    "log-file": "redirect stdout and stderr",
-}
-
-_FATES = {Fate.HONOURED: "honoured", Fate.IGNORED: "no effect", Fate.REFUSED: "refused"}
+_FATES = {Fate.HONOURED: "honoured", Fate.IGNORED: "no effect"}
 _TRITONSERVER = ServerOptions(**TRITONS_DEFAULTS)
 
 
@@ -58,11 +50,7 @@ def _table(flags: Iterable[Flag]) -> str:
 
 def _row(flag: Flag) -> str:
     names = ", ".join(f"`--{name}`" for name in (flag.name, flag.alias) if name)
-    if flag.fate is Fate.REFUSED:
-        text = help_text(flag._replace(deprecated_for=""), _TRITONSERVER)
-        text += "".join(f". Instead: {advice}" for start, advice in _INSTEAD.items() if flag.name.startswith(start))
-    else:
-        text = help_text(flag, _TRITONSERVER).removeprefix("ignored: ")
+    text = help_text(flag, _TRITONSERVER).removeprefix("ignored: ")
     return f"| {names} | {_FATES[flag.fate]} | {text} |\n"
 
 

@@ -11,11 +11,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from scripts.benchmark import flat, instructions, load
+from scripts.benchmark import flat, grpc_chapter, instructions
 from scripts.benchmark.bench import Bench, say
 from scripts.benchmark.comparisons import COMPARISONS, WORKLOAD, Comparison
 from scripts.benchmark.document import conditions, markdown, put
 from scripts.benchmark.errors import BenchmarkError
+from scripts.benchmark.grpc_load import H2load
+from scripts.benchmark.load import Wrk
 from scripts.benchmark.peers import PEERS, ROOT, Peer
 from scripts.benchmark.picture import svg
 from scripts.benchmark.results import Row
@@ -25,20 +27,23 @@ from scripts.benchmark.workloads import WORKLOADS, Workload
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 
 HELP = """\
-Measures Shoal, Triton, mosec and Flask with the same models under the same load, one server at a time, in rounds
-A B C D A B C D …, and prints the medians as Markdown. Every server's answer is checked before it is timed.
-With --flat: Shoal beside itself, whether an ordinary request stays as cheap and as quick beside 1,000 connections, 200
-models, 8 instances, stalled clients and large bodies.
+Measures Shoal, Triton, mosec and Flask with the same models under the same load, one server at a time, in slices of
+half a second A B C D D C B A …, and prints medians as Markdown; those of ratios are of neighbouring slices, with the
+quartiles. Every server's answer is checked before it is timed.
+With --grpc: Shoal and Triton over gRPC, in the same way. With --flat: Shoal beside itself, whether an ordinary request
+stays as cheap and as quick beside 1,000 connections, 200 models, 8 instances, stalled clients and large bodies.
 
   scripts/bench --quick                        a first impression, in less than a minute
   scripts/bench --peer shoal --workload 'mlp*' what a change to Shoal did to one workload
+  scripts/bench --grpc --peer shoal            what a change to Shoal did to gRPC
   scripts/bench --flat models instances        what 200 models or 8 instances cost
   scripts/bench --write                        everything about the peers, into docs/benchmarks.md and its picture
+  scripts/bench --grpc --write                 everything about gRPC, into docs/benchmarks.md
   scripts/bench --flat --write                 everything about Shoal alone, into docs/benchmarks.md; five minutes
 
-Load comes from wrk on the same machine (apt install wrk): close other programs, and compare only figures of one run.
-CPU µs per request, over all processes of a server, is a figure that a busy machine disturbs little; instructions per
-request, where perf is installed (apt install linux-perf), are disturbed least.
+Load comes from wrk, over gRPC from h2load, on the same machine (apt install wrk nghttp2-client): close other programs,
+and compare only figures of one run. CPU µs per request, over all processes of a server, is a figure that a busy machine
+disturbs little; instructions per request, where perf is installed (apt install linux-perf), are disturbed least.
 """
 
 
@@ -48,11 +53,18 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "scripts/bench",
         description=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_listing("Workloads", WORKLOADS) + "\n\n" + _listing("Comparisons of --flat", COMPARISONS),
+        epilog="\n\n".join(
+            [
+                _listing("Workloads", WORKLOADS),
+                _listing("Workloads of --grpc", grpc_chapter.WORKLOADS),
+                _listing("Comparisons of --flat", COMPARISONS),
+            ]
+        ),
     )
-    names = [peer.name for peer in PEERS]
+    names = [peer.name for peer in {each.name: each for each in (*PEERS, *grpc_chapter.PEERS)}.values()]
     parser.add_argument("--workload", action="append", metavar="NAME", help="name or pattern; repeat it (default: all)")
     parser.add_argument("--peer", action="append", choices=names, help="repeat it for several (default: all)")
+    parser.add_argument("--grpc", action="store_true", help="the workloads over gRPC, with their servers")
     parser.add_argument(
         "--flat", nargs="*", metavar="NAME", help="Shoal beside itself: all comparisons, or these names or patterns"
     )
@@ -63,15 +75,16 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--write", action="store_true", help=f"write the chapter of {DOCUMENT.relative_to(ROOT)}")
     options = parser.parse_args(arguments)
-    if options.flat is not None and (options.workload or options.peer):
-        parser.error("--flat has comparisons of its own: it goes without --workload and --peer")
+    if options.flat is not None and (options.workload or options.peer or options.grpc):
+        parser.error("--flat has comparisons of its own: it goes without --workload, --peer and --grpc")
     if options.quick:
-        options.workload = options.workload or ["json-c10", "mlp-c64", "image-c8"]
+        options.workload = options.workload or (["grpc-c16"] if options.grpc else ["json-c10", "mlp-c64", "image-c8"])
         options.peer = options.peer or ["shoal", "triton", "mosec"]
         options.rounds = options.seconds = 1
-    options.workloads = _chosen(parser, "workload", WORKLOADS, options.workload)
+    every, peers = (grpc_chapter.WORKLOADS, grpc_chapter.PEERS) if options.grpc else (WORKLOADS, PEERS)
+    options.workloads = _chosen(parser, "workload", every, options.workload)
     options.comparisons = _chosen(parser, "comparison", COMPARISONS, options.flat)
-    options.peers = [peer for peer in PEERS if not options.peer or peer.name in options.peer]
+    options.peers = [peer for peer in peers if not options.peer or peer.name in options.peer]
     if options.seconds < 1 or options.rounds < 1:
         parser.error("--seconds and --rounds are at least 1")
     return options
@@ -106,22 +119,29 @@ def _listing(title: str, every: Sequence[Named]) -> str:
 
 
 def measure_peers(bench: Bench, options: argparse.Namespace) -> list[Row]:
-    """The chapter on Shoal and its peers."""
+    """The chapter on Shoal and its peers, over HTTP or over gRPC."""
     workloads: list[Workload] = options.workloads
     peers: list[Peer] = options.peers
-    rows = {(peer, each): Row(peer, each, []) for each in workloads for peer in peers if peer.can_serve(each.model)}
-    # A server is started once for all workloads of its model.
+    rows = {
+        (peer, each): Row(peer, each, [])
+        for each in workloads
+        for peer in peers
+        if peer.can_serve(each.model) and (not options.grpc or grpc_chapter.is_measured(peer, each))
+    }
+    # Servers are started once for all workloads of a model.
     groups = [list(group) for _, group in groupby(workloads, lambda each: (each.model, each.encoding))]
-    _take_turns(
-        bench,
-        options.rounds,
-        [[rows[peer, each] for each in group] for group in groups for peer in peers if (peer, group[0]) in rows],
-    )
+    visits = [[rows[peer, each] for each in group for peer in peers if (peer, each) in rows] for group in groups]
+    _repeat(bench, options.rounds, visits)
     every = list(rows.values())
     if options.write:
-        where = conditions(bench.wrk, options.seconds, options.rounds, peers, bench.versions)
-        _write("others", markdown(every, where))
-        DOCUMENT.with_suffix(".svg").write_text(svg(every))
+        where = conditions(bench.generator.title, options.seconds, options.rounds, peers, bench.versions)
+        if options.grpc:
+            _write("grpc", grpc_chapter.markdown(every, where))
+        else:
+            _write("others", markdown(every, where))
+            DOCUMENT.with_suffix(".svg").write_text(svg(every))
+    if options.grpc:
+        print(grpc_chapter.targets(every), grpc_chapter.streams(every), sep="\n")
     print(summary(every), details(every), sep="\n")
     return every
 
@@ -131,15 +151,15 @@ def measure_flatness(bench: Bench, options: argparse.Namespace) -> list[Row]:
     comparisons: list[Comparison] = options.comparisons
     pairs = {each: (Row(each.plain, WORKLOAD, []), Row(each.other, WORKLOAD, [])) for each in comparisons}
     every = [row for pair in pairs.values() for row in pair]
-    _take_turns(bench, options.rounds, [[row] for row in every])
+    _repeat(bench, options.rounds, [[row] for row in every])
     if options.write:
-        where = conditions(bench.wrk, options.seconds, options.rounds, [every[0].peer], bench.versions)
+        where = conditions(bench.generator.title, options.seconds, options.rounds, [every[0].peer], bench.versions)
         _write("itself", flat.markdown(pairs, where))
     print(flat.summary(pairs), flat.details(pairs), sep="\n")
     return every
 
 
-def _take_turns(bench: Bench, num_rounds: int, visits: Sequence[Sequence[Row]]) -> None:
+def _repeat(bench: Bench, num_rounds: int, visits: Sequence[Sequence[Row]]) -> None:
     for number in range(num_rounds):
         say(f"== round {number + 1} of {num_rounds}, {time.strftime('%H:%M:%S')}")
         for rows in visits:
@@ -157,7 +177,9 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
     run = measure_peers if options.flat is None else measure_flatness
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        rows = run(Bench(load.find_wrk(), instructions.find_perf(), Path(folder), options.seconds), options)
+        rows = run(
+            Bench(H2load() if options.grpc else Wrk(), instructions.find_perf(), Path(folder), options.seconds), options
+        )
     return int(any(row.fault or row.median.errors for row in rows))
 
 

@@ -1,27 +1,27 @@
-"""The bench: a server is started, its answer checked, loaded, its cost read, its answer checked again, stopped."""
+"""The bench: servers are started, their answers checked, loaded in turns, their costs read, checked again, stopped."""
 
 import functools
 import sys
-import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from scripts.benchmark import instructions, load, measure
 from scripts.benchmark.errors import BenchmarkError
-from scripts.benchmark.peers import NUM_CPUS, Peer
+from scripts.benchmark.load import Generator, Target
+from scripts.benchmark.peers import Peer
 from scripts.benchmark.results import Row, Sample
 from scripts.benchmark.server import Server
+from scripts.benchmark.slices import SLICE_S, Shoot, Slices, turns
 from scripts.benchmark.workloads import Model, Workload, expected, verify
 
 
 class Bench:
     """What all measurements of one invocation share."""
 
-    def __init__(self, wrk: str, perf: str | None, folder: Path, seconds: int) -> None:
-        self.wrk = wrk
+    def __init__(self, generator: Generator, perf: str | None, folder: Path, seconds: int) -> None:
+        self.generator = generator
         self._perf = perf
         self._folder = folder
         self._seconds = seconds
@@ -29,53 +29,66 @@ class Bench:
         self.versions: dict[str, str] = {}
 
     def visit(self, rows: Sequence[Row]) -> None:
-        """A sample for each of these rows, all of one server, model and encoding; a row with a fault gets none."""
-        with _faults_go_to(rows):
-            if rows := [row for row in rows if not row.fault]:
-                self._visit(rows[0].peer, rows[0].workload.model, rows[0].workload.encoding, rows)
+        """A sample for each of these rows, all of one model and encoding; a row with a fault gets none.
 
-    def _visit(self, peer: Peer, model: Model, encoding: str, rows: Sequence[Row]) -> None:
+        Their servers are all up at once, and who is not loaded idles.
+        """
+        with ExitStack() as stack:
+            running: dict[Peer, tuple[Server, float]] = {}
+            for peer in dict.fromkeys(row.peer for row in rows if not row.fault):
+                mine = [row for row in rows if row.peer is peer]
+                with _faults_go_to(mine):
+                    stack.enter_context(_faults_go_to(mine))  # and those of its end
+                    running[peer] = stack.enter_context(self._running(peer, mine[0].workload))
+            for workload in dict.fromkeys(row.workload for row in rows):
+                self._measure([row for row in rows if row.workload is workload and not row.fault], running)
+
+    @contextmanager
+    def _running(self, peer: Peer, workload: Workload) -> Iterator[tuple[Server, float]]:
+        """The server, and how long it took to start; its answer is right before the load and after it."""
+        model, encoding = workload.model, workload.encoding
         request = peer.request(model, encoding)
-        body = self._folder / "body"
-        body.write_bytes(request.body)
         check = functools.partial(_check, peer, model)
         server = peer.launch(self._folder, model, encoding)
         server.start()
         try:
-            start_s = server.wait_for_answer(request, check)
+            start_s = server.wait_for_answer(request, check, self.generator.ask)
             if peer.name not in self.versions:
                 self.versions[peer.name] = peer.version(server.port)
             with peer.company(server.port):
-                for row in rows:
-                    with _faults_go_to([row]):
-                        row.samples.append(self._measure(server, peer, row.workload, body, start_s))
-                        say(f"{row.workload.name:16} {peer.name:12} {_brief(row.samples[-1])}")
-                server.wait_for_answer(request, check)
+                yield server, start_s
+                server.wait_for_answer(request, check, self.generator.ask)
         finally:
             server.stop()
 
-    def _measure(self, server: Server, peer: Peer, workload: Workload, body: Path, start_s: float) -> Sample:
-        request = peer.request(workload.model, workload.encoding)
+    def _measure(self, rows: Sequence[Row], running: Mapping[Peer, tuple[Server, float]]) -> None:
+        """One workload: servers in turns; who is alone is loaded without a break."""
+        every: list[tuple[Row, Slices]] = []
+        for row in rows:
+            with _faults_go_to([row]):
+                server, start_s = running[row.peer]
+                every.append((row, Slices(server.pid, start_s, self._shoot(row, server.port))))
+                every[-1][1].warm_up()
+        slice_s = SLICE_S if len(rows) > 1 else self._seconds
+        for row, slices in turns(every, round(self._seconds / slice_s)):
+            with _faults_go_to([row]):
+                if not row.fault:
+                    slices.load(slice_s)
+        for row, slices in every:
+            with _faults_go_to([row]):
+                if not row.fault:
+                    row.samples.append(slices.sample(self._perf, self._folder))
+                    say(f"{row.workload.name:16} {row.peer.name:12} {_brief(row.samples[-1])}")
+
+    def _shoot(self, row: Row, port: int) -> Shoot:
+        workload = row.workload
+        request = row.peer.request(workload.model, workload.encoding)
+        body = self._folder / f"{row.peer.name}.body"
+        body.write_bytes(request.body)
         if not workload.keep_alive:
             request = replace(request, headers={**request.headers, "Connection": "close"})
-        shoot = functools.partial(load.run, self.wrk, server.port, request, body, workload.connections)
-        shoot(1)  # the first seconds are unlike the others: caches, buffers, branch predictors
-        before_s, machine_before_s = measure.cpu_s(server.pid), measure.machine_cpu_s()
-        own_before_s = time.process_time()
-        seen = shoot(self._seconds)
-        used_s, machine_s = measure.cpu_s(server.pid) - before_s, measure.machine_cpu_s() - machine_before_s
-        load_s = seen.cpu_s + time.process_time() - own_before_s
-        pss = measure.pss_bytes(server.pid)
-        cpu_us = used_s * 1e6 / seen.requests
-        foreign = max(0.0, machine_s - used_s - load_s) / (seen.duration_s * NUM_CPUS)
-        errors = seen.errors
-        counted: Mapping[str, float] = {}
-        if self._perf:  # a second of its own, since counting is not free
-            counter = instructions.Counter(self._perf, self._folder, server.pid)
-            again = shoot(1, counter.prefix)
-            errors += again.errors
-            counted = counter.per_request(again.requests)
-        return Sample(seen.requests_per_s, seen.p50_us, seen.p99_us, cpu_us, pss, start_s, errors, foreign, counted)
+        target = Target(port, request, body, workload.connections, workload.streams)
+        return functools.partial(self.generator.shoot, target)
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def main() -> None:
             (directory.parent / "config.pbtxt").write_text(CONFIG)
         command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
         (port,) = free_ports(1)
-        command += [f"--model-repository={root}", f"--http-port={port}", "--metrics-port=0"]
+        command += [f"--model-repository={root}", f"--http-port={port}", "--metrics-port=0", "--allow-grpc=false"]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             wait(port)

@@ -6,7 +6,6 @@ A chapter has the tables, what they were measured on, and how to measure again.
 import os
 import platform
 import re
-import subprocess
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -25,24 +24,25 @@ Written by `scripts/bench`, a chapter at a time; do not edit.
 """
 
 #: The chapters in their order; a comment in the document says where each begins.
-CHAPTERS = ("others", "itself")
+CHAPTERS = ("others", "grpc", "itself")
 
 TEXT = """\
 ## Shoal beside each of the others
 
-Written by `scripts/bench --write`. {rounds} rounds of {seconds} s in which the servers take turns; the tables show
-medians.
+Written by `scripts/bench --write`. {rounds} rounds of {seconds} s for each server, which are all up and take turns of
+half a second; the tables show medians.
 
 ![Requests per second of each server under each workload](benchmarks.svg)
 
 Requests/s: more is better. CPU time per request, over all processes of a server: less is better. “× Triton” is Shoal's
-figure divided by Triton's.
+figure divided by Triton's; of requests/s it is the median of all pairs of turns beside each other, whatever the machine
+did meanwhile, and half of the pairs lie between the figures in parentheses.
 
 {summary}{by_process}
 ### Conditions
 
 {machine}
-- The load generator ({wrk}, one thread) runs on the same cores and takes its part of them.
+- The load generator ({generator}, one thread) runs on the same cores and takes its part of them.
 - Each server has one instance of the model, on the CPU, and is started anew for every model in every round. Its answer
   is checked before and after the load: to the bit, for the MLP to 0.0001.
 - The MLP runs in ONNX Runtime with one thread and batches of at most 32, everywhere but in Flask, which has no batches.
@@ -74,11 +74,13 @@ class Conditions:
     seconds: int
     rounds: int
     machine: Sequence[str]
-    wrk: str
+    generator: str  # with its version
     peers: Sequence[tuple[str, str, str]]  # title, versions, notes
 
 
-def conditions(wrk: str, seconds: int, rounds: int, peers: Sequence[Peer], versions: Mapping[str, str]) -> Conditions:
+def conditions(
+    generator: str, seconds: int, rounds: int, peers: Sequence[Peer], versions: Mapping[str, str]
+) -> Conditions:
     """Read from this machine, now."""
     cpus = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = re.search(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
@@ -89,12 +91,8 @@ def conditions(wrk: str, seconds: int, rounds: int, peers: Sequence[Peer], versi
         f"Linux {kernel[0] if kernel else platform.release()}, Python {platform.python_version()}",
         f"{time.strftime('%Y-%m-%d')}",
     ]
-    # wrk -v names the version and ends with exit code 1.
-    said = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout
-    version = re.match(r"wrk (?:debian/)?([0-9.]+)", said)
-    wrk_version = f"wrk {version[1]}" if version else "wrk"
     named = [(peer.title, versions.get(peer.name, "not measured"), peer.notes) for peer in peers]
-    return Conditions(seconds, rounds, machine, wrk_version, named)
+    return Conditions(seconds, rounds, machine, generator, named)
 
 
 def markdown(rows: Sequence[Row], where: Conditions) -> str:
@@ -105,10 +103,10 @@ def markdown(rows: Sequence[Row], where: Conditions) -> str:
         seconds=where.seconds,
         summary=summary(rows),
         machine="\n".join(f"- {line}" for line in where.machine),
-        wrk=where.wrk,
+        generator=where.generator,
         by_process=ours and "\nShoal, by process:\n\n" + ours,
         others=others(rows),
-        peers="\n".join(_item(f"**{title}**: {version}. {notes}") for title, version, notes in where.peers),
+        peers=described(where.peers),
         details=details(rows),
     )
 
@@ -122,6 +120,11 @@ def others(rows: Sequence[Row]) -> str:
         f"{mean:.0%} on average,\n  {worst:.0%} at worst. Where it is high, trust CPU time and instructions more than "
         "the rate."
     )
+
+
+def described(peers: Sequence[tuple[str, str, str]]) -> str:
+    """The servers, as items of a list."""
+    return "\n".join(_item(f"**{title}**: {version}. {notes}") for title, version, notes in peers)
 
 
 def put(document: str, name: str, chapter: str) -> str:

@@ -20,7 +20,7 @@ do not agree, or others took more than {max_foreign:.0%} of the cores, that is u
 
 {machine}
 - {version}
-- The load generator ({wrk}, one thread) runs on the same cores, and so do the connections beside it: one
+- The load generator ({generator}, one thread) runs on the same cores, and so do the connections beside it: one
   thread of Python, at nice 19.
 - Each setting is a server of its own, started anew in every round, with its defaults. Its answer is checked before the
   load and after it, while it still bears what it has to; failed requests are counted and told, and no target is met
@@ -63,7 +63,7 @@ def markdown(rows: Mapping[Comparison, Sequence[Row]], where: Conditions) -> str
         summary=summary(rows),
         machine="\n".join(f"- {each}" for each in where.machine),
         version=where.peers[0][1],
-        wrk=where.wrk,
+        generator=where.generator,
         no_perf="" if any(sample.instructions for row in every for sample in row.samples) else NO_PERF,
         others=others(every),
         details=details(rows),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shoal.workers import backends
 
 Array: TypeAlias = NDArray[np.float32]
-NUM_CPUS = len(os.sched_getaffinity(0))
+NUM_CPUS = len(os.sched_getaffinity(0))  # of this process
 INPUT, OUTPUT = "input__0", "output__0"  # as forests must have it, and PyTorch may
 
 

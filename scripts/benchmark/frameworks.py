@@ -1,9 +1,10 @@
 """What a framework computes in a loop of its own, and through Shoal: python -m scripts.benchmark.frameworks [NAME...]
 
 The same file, the same batches, the same number of threads on the same cores; in turns, and the medians count. Through
-Shoal, three connections of wrk ask for one whole batch each, so that the next one is always at hand; wrk and the
-server's other processes take their share of the cores. The models are in framework_cases.py. On a busy machine,
-compare the CPU time.
+Shoal, three connections of wrk ask for one whole batch each, so that the next one is always at hand. With --own-cores
+the framework has the first cores for itself, as the machine of a server that is not used up has them, and wrk and the
+server's other processes the rest; without, all share all, and a batch waits for its last thread. The models are in
+framework_cases.py. On a busy machine, compare the CPU time.
 """
 
 import argparse
@@ -14,15 +15,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from scripts.benchmark import load, measure
+from scripts.benchmark import instructions, load, measure
 from scripts.benchmark.errors import BenchmarkError
-from scripts.benchmark.framework_cases import CASES, INPUT, NUM_CPUS, OUTPUT, Array, Case
+from scripts.benchmark.framework_cases import CASES, INPUT, OUTPUT, Array, Case
 from scripts.benchmark.server import Server, free_ports
 from scripts.benchmark.workloads import Request, v2_answer
 from shoal.errors import UnsupportedError
@@ -32,11 +34,42 @@ TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
+class Cores:
+    """Who runs where; the same cores for both where they are shared."""
+
+    framework: frozenset[int]
+    others: frozenset[int]
+
+    @classmethod
+    def divided(cls, own: int) -> "Cores":
+        """The first `own` cores for the framework alone; 0 = all are shared."""
+        every = sorted(os.sched_getaffinity(0))
+        if own >= len(every):
+            raise BenchmarkError(f"of {len(every)} cores at most {len(every) - 1} can be the framework's own")
+        return cls(frozenset(every[: own or None]), frozenset(every[own:]))
+
+    @property
+    def policy(self) -> list[str]:
+        """What `shoal serve` is told."""
+        parts = ",".join(f"{core}-{core}" for core in sorted(self.framework))
+        return [f"--host-policy=cpu,cpu-cores={parts}"]
+
+    def keep_apart(self, server: int) -> None:
+        """Move whatever of a server's processes is no instance, and all threads of each, to the others' cores."""
+        for stat in measure.process_tree(server):
+            if instructions.role(instructions.title(stat.pid)) != "worker":
+                with suppress(FileNotFoundError, ProcessLookupError):  # ended since the listing
+                    for thread in os.listdir(f"/proc/{stat.pid}/task"):
+                        os.sched_setaffinity(int(thread), self.others)
+
+
+@dataclass(frozen=True, slots=True)
 class Speed:
     """One measurement."""
 
     rows_per_s: float
-    cpu_ms: float  # of all processes that take part but wrk, per batch
+    framework_ms: float  # of CPU per batch: the process that has the framework, with all that it does for a server
+    cpu_ms: float  # the same of all processes that take part but wrk
 
 
 def batch_of(rows: int, case: Case) -> Array:
@@ -47,8 +80,10 @@ def batch_of(rows: int, case: Case) -> Array:
 class Bare:
     """The framework's own loop, in a process of its own."""
 
-    def __init__(self, name: str, file: Path) -> None:
-        command = [sys.executable, "-m", "scripts.benchmark.frameworks", "--bare", name, str(file)]
+    def __init__(self, name: str, file: Path, cores: Cores) -> None:
+        listed = ",".join(map(str, cores.framework))
+        command = ["taskset", "-c", listed, sys.executable, "-m", "scripts.benchmark.frameworks"]
+        command += ["--bare", name, str(file)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def measure(self, rows: int, seconds: float) -> Speed:
@@ -77,17 +112,18 @@ def run_bare(case: Case, file: Path) -> None:
         for _ in range(3):
             run(batch)
         started_s, cpu_s = time.perf_counter(), time.process_time()
-        while time.perf_counter() < started_s + seconds:
+        while not count or time.perf_counter() < started_s + seconds:
             run(batch)
             count += 1
         elapsed_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
-        print(json.dumps([rows * count / elapsed_s, cpu_s * 1000 / count]), flush=True)
+        cpu_ms = cpu_s * 1000 / count
+        print(json.dumps([rows * count / elapsed_s, cpu_ms, cpu_ms]), flush=True)
 
 
 class Served:
     """A server with the case's model, and wrk."""
 
-    def __init__(self, name: str, file: Path, most_rows: int, folder: Path) -> None:
+    def __init__(self, name: str, file: Path, most_rows: int, folder: Path, cores: Cores) -> None:
         case = CASES[name]
         version = folder / name / "1"
         version.mkdir(parents=True)
@@ -101,9 +137,10 @@ class Served:
         )
         [port] = free_ports(1)
         command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
-        command += [f"--model-repository={folder}", f"--http-port={port}", "--allow-metrics=false"]
-        self._name, self._case, self._folder = name, case, folder
-        self._wrk = load.find_wrk()
+        command += [f"--model-repository={folder}", f"--http-port={port}"]
+        command += ["--allow-metrics=false", "--allow-grpc=false", *cores.policy]
+        self._name, self._case, self._folder, self._cores = name, case, folder, cores
+        self._wrk = load.Wrk()
         self._run = case.open(file)
         self._server = Server(command, os.environ, port, folder / "log")
         self._server.start()
@@ -121,12 +158,18 @@ class Served:
         self._server.wait_for_answer(request, check)
         body = self._folder / "body"
         body.write_bytes(request.body)
-        before_s = measure.cpu_s(self._server.pid)
-        seen = load.run(self._wrk, self._server.port, request, body, CONNECTIONS, seconds)
+        self._cores.keep_apart(self._server.pid)
+        beside = ["taskset", "-c", ",".join(map(str, self._cores.others))]
+        pids = [stat.pid for stat in measure.process_tree(self._server.pid)]
+        [worker] = [pid for pid in pids if instructions.role(instructions.title(pid)) == "worker"]
+        before_s = [measure.cpu_s(pid) for pid in (worker, self._server.pid)]
+        target = load.Target(self._server.port, request, body, CONNECTIONS)
+        seen = self._wrk.shoot(target, seconds, prefix=beside)
         if seen.errors:
             raise BenchmarkError(f"{seen.errors} requests failed")
-        cpu_ms = (measure.cpu_s(self._server.pid) - before_s) * 1000 / seen.requests
-        return Speed(seen.requests_per_s * rows, cpu_ms)
+        used_s = [measure.cpu_s(pid) for pid in (worker, self._server.pid)]
+        cpu_ms = [(after - before) * 1000 / seen.requests for before, after in zip(before_s, used_s, strict=True)]
+        return Speed(seen.requests_per_s * rows, *cpu_ms)
 
     def _request(self, batch: Array) -> Request:
         raw = batch.tobytes()
@@ -141,12 +184,13 @@ class Served:
         self._server.stop()
 
 
-def compare(name: str, sizes: Sequence[int], seconds: float, num_rounds: int) -> str:
+def compare(name: str, sizes: Sequence[int], seconds: float, num_rounds: int, own_cores: int) -> str:
     """A table of both speeds at each size of batch, and the ratio at the best."""
+    cores = Cores.divided(own_cores)
     with tempfile.TemporaryDirectory(prefix="shoal-frameworks-") as folder:
         file = Path(folder, CASES[name].filename)
         CASES[name].save(file)
-        bare, served = Bare(name, file), Served(name, file, max(sizes), Path(folder, "models"))
+        bare, served = Bare(name, file, cores), Served(name, file, max(sizes), Path(folder, "models"), cores)
         try:
             seen: dict[int, tuple[list[Speed], list[Speed]]] = {size: ([], []) for size in sizes}
             for _ in range(num_rounds):
@@ -157,24 +201,20 @@ def compare(name: str, sizes: Sequence[int], seconds: float, num_rounds: int) ->
             bare.stop()
             served.stop()
     lines = [
-        f"{name}: rows/s, medians of {num_rounds} rounds of {seconds:g} s on {NUM_CPUS} cores",
-        "  batch      bare  through Shoal  ratio   CPU ms per batch: bare, through Shoal",
+        f"{name}: rows/s, medians of {num_rounds} rounds of {seconds:g} s on {len(cores.framework)} "
+        f"{'cores of its own' if own_cores else 'cores, shared'}",
+        "  batch      bare  through Shoal  ratio   CPU ms per batch: bare, the instance, all of Shoal",
     ]
     for size, (alone, through) in seen.items():
-        rates, cpus = ([median(of(each) for each in side) for side in (alone, through)] for of in (_rate, _cpu))
+        rates = [median([each.rows_per_s for each in side]) for side in (alone, through)]
+        used_ms = [median([each.framework_ms for each in side]) for side in (alone, through)]
+        all_ms = median([each.cpu_ms for each in through])
         lines.append(
-            f"{size:7} {rates[0]:9.0f} {rates[1]:14.0f} {rates[1] / rates[0]:6.1%} {cpus[0]:26.1f}, {cpus[1]:.1f}"
+            f"{size:7} {rates[0]:9.0f} {rates[1]:14.0f} {rates[1] / rates[0]:6.1%} "
+            f"{used_ms[0]:26.1f}, {used_ms[1]:.1f}, {all_ms:.1f}"
         )
-    best = [max(median(map(_rate, speeds[side])) for speeds in seen.values()) for side in (0, 1)]
+    best = [max(median([each.rows_per_s for each in speeds[side]]) for speeds in seen.values()) for side in (0, 1)]
     return "\n".join([*lines, f"  best batch of each: {best[1] / best[0]:.1%}"])
-
-
-def _rate(speed: Speed) -> float:
-    return speed.rows_per_s
-
-
-def _cpu(speed: Speed) -> float:
-    return speed.cpu_ms
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -184,6 +224,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64], help="sizes of batches")
     parser.add_argument("--seconds", type=float, default=3, help="of each measurement (wrk takes whole ones)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--own-cores", type=int, default=0, help="that only the framework uses (default: all share all)"
+    )
     parser.add_argument("--bare", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.bare:
@@ -194,7 +237,7 @@ def main(arguments: Sequence[str]) -> None:
             parser.error(f"no case is called '{name}'; there are {', '.join(CASES)}")
     for name in options.names or CASES:
         try:
-            print(compare(name, options.rows, options.seconds, options.rounds), flush=True)
+            print(compare(name, options.rows, options.seconds, options.rounds, options.own_cores), flush=True)
         except UnsupportedError as error:
             print(f"{name}: not measured: {error}")
 

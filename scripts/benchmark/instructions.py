@@ -13,9 +13,16 @@ from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.measure import process_tree
 
 #: How a process's title begins, and what it is called in the tables. Whatever has another title is the rest.
-ROLES = (("shoal http", "lane"), ("shoal batcher", "batcher"), ("shoal worker", "worker"), ("shoal road", "road"))
+ROLES = (
+    ("shoal http", "lane"),
+    ("shoal batcher", "batcher"),
+    ("shoal worker", "worker"),
+    ("shoal road", "road"),
+    ("shoal grpc road", "road"),
+    ("shoal grpc", "lane"),
+)
 REST = "rest"
-ROLE_NAMES = (*(name for _, name in ROLES), REST)
+ROLE_NAMES = (*dict.fromkeys(name for _, name in ROLES), REST)
 EVENT = "instructions:u"
 
 
@@ -51,8 +58,8 @@ class Counter:
         self._folder = folder
         pids: dict[str, list[str]] = {}
         for stat in process_tree(root):
-            if title := _title(stat.pid):
-                pids.setdefault(role(title), []).append(str(stat.pid))
+            if shown := title(stat.pid):
+                pids.setdefault(role(shown), []).append(str(stat.pid))
         self._roles = list(pids)
         # A perf per role, each the command of the one before: all count before the innermost command starts.
         self.prefix = [
@@ -72,8 +79,8 @@ class Counter:
         return self._folder / f"{name}.perf"
 
 
-def _title(pid: int) -> str:
-    """Empty for a process that has ended, waited for or not; perf would refuse it."""
+def title(pid: int) -> str:
+    """What a process calls itself. Empty for a process that has ended, waited for or not; perf would refuse it."""
     try:
         return Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -60,17 +60,26 @@ def _packages(*names: str) -> str:
 
 
 def launch_shoal(
-    folder: Path, model: Model, _encoding: str, others: Sequence[Model] = (), num_instances: int = 1
+    folder: Path,
+    model: Model,
+    _encoding: str,
+    others: Sequence[Model] = (),
+    num_instances: int = 1,
+    grpc: Sequence[str] | None = None,
 ) -> Server:
-    """`shoal serve`, not started yet, with other models beside the one that is asked."""
-    http_port, metrics_port = free_ports(2)
+    """`shoal serve`, not started yet, with other models beside the one that is asked.
+
+    It is asked over HTTP, or over gRPC where there are flags for that, though there be none.
+    """
+    http_port, metrics_port, grpc_port = free_ports(3)
     models = repository.write_for_shoal(folder, model, others, num_instances)
     command = [f"{SHOAL_PYTHON.with_name('shoal')}", "serve", f"--model-repository={models}"]
     command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
-    return Server(command, os.environ, http_port, folder / "shoal.log")
+    command += ["--allow-grpc=false"] if grpc is None else [f"--grpc-port={grpc_port}", *grpc]
+    return Server(command, os.environ, http_port if grpc is None else grpc_port, folder / "shoal.log")
 
 
-def _shoal_version(_port: int) -> str:
+def shoal_version(_port: int) -> str:
     """Asked in its own environment."""
     program = (
         "from importlib.metadata import version as v\n"
@@ -79,7 +88,13 @@ def _shoal_version(_port: int) -> str:
     return subprocess.run([SHOAL_PYTHON, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _launch_triton(folder: Path, model: Model, _encoding: str) -> Server:
+def launch_triton(folder: Path, model: Model, _encoding: str, *, is_grpc: bool = False) -> Server:
+    """The real `tritonserver`, not started yet, asked over HTTP or gRPC."""
+    return serve_with_triton(folder, repository.write_for_triton(folder, model), is_grpc=is_grpc)
+
+
+def serve_with_triton(folder: Path, models: Path, *, is_grpc: bool = False) -> Server:
+    """The same, with a repository."""
     spec = util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise BenchmarkError("nvidia-pytriton is not installed")
@@ -94,21 +109,27 @@ def _launch_triton(folder: Path, model: Model, _encoding: str) -> Server:
     for file in (*(triton / "backends" / "python").iterdir(), stub):
         if not (backend / file.name).exists():
             (backend / file.name).symlink_to(file)
-    http_port, metrics_port = free_ports(2)
-    models = repository.write_for_triton(folder, model)
+    http_port, metrics_port, grpc_port = free_ports(3)
     command = [f"{triton / 'bin' / 'tritonserver'}", f"--model-repository={models}"]
-    command += [f"--backend-directory={backend.parent}", "--allow-grpc=false"]
+    command += [f"--backend-directory={backend.parent}"]
+    command += ["--grpc-address=127.0.0.1", f"--grpc-port={grpc_port}"] if is_grpc else ["--allow-grpc=false"]
     command += ["--http-address=127.0.0.1", f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
     memory_prefix = f"benchmark_{secrets.token_hex(8)}_"
     command += [f"--backend-config=python,shm-region-prefix-name={memory_prefix}"]
     libpython = sysconfig.get_config_var("LIBDIR")
     libraries = ":".join(filter(None, (os.environ.get("LD_LIBRARY_PATH"), libpython)))
-    return Server(command, _environment(LD_LIBRARY_PATH=libraries), http_port, folder / "triton.log", memory_prefix)
+    environment = _environment(LD_LIBRARY_PATH=libraries)
+    port = grpc_port if is_grpc else http_port
+    return Server(command, environment, port, folder / "triton.log", memory_prefix)
 
 
 def _triton_version(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2", timeout=10) as answer:
-        version = json.load(answer)["version"]
+        return triton_title(json.load(answer)["version"])
+
+
+def triton_title(version: str) -> str:
+    """What its version means."""
     return f"tritonserver {version} ({_packages('nvidia-pytriton', 'numpy', 'onnxruntime')})"
 
 
@@ -128,11 +149,11 @@ def _launch_flask(folder: Path, model: Model, _encoding: str) -> Server:
 
 PEERS = (
     Peer(
-        "shoal", "Shoal", "Shoal", launch_shoal, v2_request, v2_answer, _shoal_version,
-        "`shoal serve` with its defaults.", runs_python=True,
+        "shoal", "Shoal", "Shoal", launch_shoal, v2_request, v2_answer, shoal_version,
+        "`shoal serve` with its defaults, without gRPC.", runs_python=True,
     ),
     Peer(
-        "triton", "Triton (Python backend)", "Triton", _launch_triton, v2_request, v2_answer, _triton_version,
+        "triton", "Triton (Python backend)", "Triton", launch_triton, v2_request, v2_answer, _triton_version,
         "The real `tritonserver` that the wheel of nvidia-pytriton carries, without gRPC. The wheel has only the "
         "Python backend, so the models are Python files there; a Triton built with its ONNX Runtime and identity "
         "backends would spend less per request.", runs_python=True,

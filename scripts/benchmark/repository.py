@@ -8,6 +8,7 @@ import numpy as np
 from scripts.benchmark.workloads import MLP_THREADS, TABLE_MODULO, Model
 
 TRITON_MODEL = Path(__file__).parent / "served" / "triton_model.py"
+ONNX_MODEL = TRITON_MODEL.with_name("onnx_model.py")
 
 
 def config_pbtxt(model: Model, backend: str, num_instances: int = 1) -> str:
@@ -43,6 +44,15 @@ def write_for_shoal(folder: Path, model: Model, others: Sequence[Model] = (), nu
         if each.table_rows:
             backend, links = "embedding", {f"{each.output_names[0]}.npy": _table(folder, each)}
         _write(repository, each, config_pbtxt(each, backend, num_instances), links)
+    return repository
+
+
+def write_onnx_for_triton(folder: Path, models: Sequence[Model]) -> Path:
+    """Models with files in ONNX, in Triton's Python backend."""
+    repository = folder / "triton-onnx"
+    for each in models:
+        assert each.file is not None
+        _write(repository, each, config_pbtxt(each, "python"), {"model.py": ONNX_MODEL, "model.onnx": each.file})
     return repository
 
 

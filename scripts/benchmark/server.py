@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.measure import process_tree, processes
@@ -41,6 +42,9 @@ def ask(port: int, request: Request) -> tuple[int, dict[str, str], bytes]:
         return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
     finally:
         connection.close()
+
+
+Ask: TypeAlias = Callable[[int, Request], tuple[int, Mapping[str, str], bytes]]
 
 
 class Server:
@@ -75,7 +79,9 @@ class Server:
                 self._command, env=dict(self._env), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
-    def wait_for_answer(self, request: Request, check: Callable[[Mapping[str, str], bytes], None]) -> float:
+    def wait_for_answer(
+        self, request: Request, check: Callable[[Mapping[str, str], bytes], None], ask: Ask = ask
+    ) -> float:
         """Ask until the answer is right; seconds since exec. Raises BenchmarkError where that does not happen."""
         assert self._process is not None
         fault = "it does not listen"

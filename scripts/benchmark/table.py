@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from scripts.benchmark import instructions
-from scripts.benchmark.results import Row, Sample
+from scripts.benchmark.results import Row, Sample, slice_ratios
 
 OURS = "shoal"
 MIB = 1024 * 1024
@@ -19,10 +19,10 @@ def summary(rows: Sequence[Row]) -> str:
     times = [f"× {peer.short}" for peer in peers]
     lines = head(["workload", "Shoal, requests/s", *times, "CPU µs/request", *times])
     for workload, row in ours.items():
-        cells = [workload.title]
-        for figure in (_rate, _cpu):
-            cells.append("–" if is_missing(row) else count(figure(row.median)))
-            cells += [ratio(row, theirs.get((workload, peer)), figure) for peer in peers]
+        beside = [theirs.get((workload, peer)) for peer in peers]
+        rate, cpu = ("–", "–") if is_missing(row) else (count(row.median.requests_per_s), count(row.median.cpu_us))
+        cells = [workload.title, rate, *(rate_ratio(row, each) for each in beside)]
+        cells += [cpu, *(ratio(row, each, _cpu) for each in beside)]
         lines.append(line(cells))
     return "\n".join(lines) + "\n"
 
@@ -40,6 +40,18 @@ def ratio(ours: Row, theirs: Row | None, figure: Callable[[Sample], float]) -> s
     if theirs is None or is_missing(ours) or is_missing(theirs) or not figure(theirs.median):
         return "–"
     return f"{figure(ours.median) / figure(theirs.median):.2f}"
+
+
+def rate_ratio(ours: Row, theirs: Row | None) -> str:
+    """Our requests/s as a multiple of theirs: where they were loaded in turns, the median of neighbouring slices, and
+    between which values half of those lie."""
+    quartiles = None
+    if theirs is not None and not (is_missing(ours) or is_missing(theirs)):
+        quartiles = slice_ratios(ours.median, theirs.median)
+    if quartiles is None:
+        return ratio(ours, theirs, lambda sample: sample.requests_per_s)
+    first, middle, third = quartiles
+    return f"{middle:.2f} ({first:.2f}–{third:.2f})"
 
 
 def detail(rows: Sequence[Row]) -> str:
@@ -103,10 +115,6 @@ def head(columns: Sequence[str]) -> list[str]:
 def line(cells: Iterable[str]) -> str:
     """A line of a table."""
     return f"| {' | '.join(cells)} |"
-
-
-def _rate(sample: Sample) -> float:
-    return sample.requests_per_s
 
 
 def _cpu(sample: Sample) -> float:

@@ -81,9 +81,10 @@ class Workload:
     name: str
     title: str
     model: Model
-    encoding: str  # "json" or "binary"
+    encoding: str  # "json", "binary" or "grpc"
     connections: int
     keep_alive: bool = True
+    streams: int = 1  # requests at a time on each connection, which takes HTTP/2
 
 
 WORKLOADS = (

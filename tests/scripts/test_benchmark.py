@@ -146,7 +146,7 @@ def test_a_load_that_nobody_answered_is_refused() -> None:
 def test_without_wrk_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BenchmarkError, match="apt install wrk"):
-        load.find_wrk()
+        load.Wrk()
 
 
 # The kernel's counts

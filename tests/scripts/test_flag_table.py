@@ -5,7 +5,7 @@ import re
 import pytest
 
 from scripts.flag_table import OWN, PAGE, page, tables
-from shoal.cli.flags import FLAGS, Fate, ignore, refuse
+from shoal.cli.flags import FLAGS, honour, ignore
 from shoal.cli.values import BOOLEAN
 
 
@@ -25,17 +25,9 @@ def test_every_flag_is_in_the_tables_once() -> None:
 def test_a_flag_that_moves_changes_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     row = "| `--fly` | {} | {} |\n"
     for flag, fate, text in [
-        (refuse("fly", BOOLEAN, False, "flying is"), "refused",
-         "flying is not there yet; only the default is taken: false"),
-        (refuse("fly", BOOLEAN, None, "flying is", deprecated_for="--swim"), "refused", "flying is not there yet"),
+        (honour("fly", BOOLEAN, "swim", deprecated_for="--swim"), "honoured", "deprecated: use --swim"),
         (ignore("fly", BOOLEAN, True, "fish swim"), "no effect", "fish swim"),
     ]:  # fmt: skip
         monkeypatch.setattr("scripts.flag_table.GROUPS", {"Fish": (flag,)})
         assert tables().startswith("### Fish\n\n| flag | | what becomes of it |\n| --- | --- | --- |\n")
         assert row.format(fate, text) in tables()
-
-
-def test_what_is_refused_is_never_called_honoured() -> None:
-    refused = [flag.name for flag in FLAGS if flag.fate is Fate.REFUSED]
-    for name in refused:
-        assert re.search(rf"`--{name}`[^|]*\| refused \|", tables()), name

@@ -2,14 +2,17 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.framework_cases import CASES, Array, Case
-from scripts.benchmark.frameworks import batch_of, main, run_bare
+from scripts.benchmark.frameworks import Cores, batch_of, main, run_bare
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -39,7 +42,31 @@ def test_the_bare_loop_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     run_bare(case, Path())
     speeds = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sizes == {4, 2}
-    assert [rate > 0 and cpu_ms >= 0 for rate, cpu_ms in speeds] == [True, True]
+    assert [rate > 0 and 0 <= own_ms == cpu_ms for rate, own_ms, cpu_ms in speeds] == [True, True]
+
+
+def test_a_framework_may_have_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {2, 5, 6})
+    shared, divided = Cores.divided(0), Cores.divided(2)
+    assert [sorted(each) for each in (shared.framework, shared.others)] == [[2, 5, 6], [2, 5, 6]]
+    assert [sorted(each) for each in (divided.framework, divided.others)] == [[2, 5], [6]]
+    assert divided.policy == ["--host-policy=cpu,cpu-cores=2-2,5-5"]
+    with pytest.raises(BenchmarkError, match="of 3 cores at most 2 can be the framework's own"):
+        Cores.divided(3)
+
+
+def test_all_but_instances_is_kept_off_their_cores() -> None:
+    program = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(flush=True)"
+    first = min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            Cores(frozenset(), frozenset({first})).keep_apart(process.pid)
+            threads = os.listdir(f"/proc/{process.pid}/task")
+            assert [os.sched_getaffinity(int(thread)) for thread in threads] == [{first}, {first}]
+        finally:
+            process.kill()
 
 
 def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]) -> None:
