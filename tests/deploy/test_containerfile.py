@@ -83,7 +83,7 @@ def test_the_command_is_a_server_on_the_mounted_repository() -> None:
 
 
 def test_the_ports_are_the_server_s() -> None:
-    assert values(IMAGE, "EXPOSE") == [f"{DEFAULTS.http_port} {DEFAULTS.metrics_port}"]
+    assert values(IMAGE, "EXPOSE") == [f"{DEFAULTS.http_port} {DEFAULTS.grpc_port} {DEFAULTS.metrics_port}"]
 
 
 def test_it_runs_as_the_user_that_the_manifests_name() -> None:

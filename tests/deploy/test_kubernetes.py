@@ -117,7 +117,7 @@ def test_the_server_takes_the_arguments_without_a_word(container: Manifest) -> N
 
 def test_the_ports_are_the_server_s(container: Manifest) -> None:
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"http": DEFAULTS.http_port, "metrics": DEFAULTS.metrics_port}
+    assert ports == {"http": DEFAULTS.http_port, "grpc": DEFAULTS.grpc_port, "metrics": DEFAULTS.metrics_port}
     service = on_cpus()["Service"]["spec"]["ports"]
     assert {port["targetPort"]: port["port"] for port in service} == ports
     annotations = on_cpus()["Deployment"]["spec"]["template"]["metadata"]["annotations"]

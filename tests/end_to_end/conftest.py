@@ -1,9 +1,11 @@
-"""One server on the sample repository for all tests that leave it as it was."""
+"""Servers for tests that leave them as they were: one on the sample repository for all, one for a module of clients."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from shoal import Client
+from tests.end_to_end.client_server import client_server
 from tests.end_to_end.http_cases.models import FLAGS, write_models
 from tests.end_to_end.server import SAMPLES, Server, serving
 
@@ -11,14 +13,34 @@ from tests.end_to_end.server import SAMPLES, Server, serving
 @pytest.fixture(scope="session")
 def samples() -> Iterator[Server]:
     """The sample repository, served."""
-    with serving(SAMPLES) as server:
+    with serving(SAMPLES, "--grpc-port=0") as server:
         yield server
         assert server.stop() == 0, server.log.decode()
 
 
 @pytest.fixture(scope="session")
 def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The samples beside identity models of every kind and one model that does not load; small limits."""
-    with serving([SAMPLES, write_models(tmp_path_factory.mktemp("models"))], *FLAGS) as server:
+    """The samples beside identity models of every kind and one model that does not load; small limits; gRPC, too."""
+    with serving([SAMPLES, write_models(tmp_path_factory.mktemp("models"))], *FLAGS, "--grpc-port=0") as server:
         yield server
         assert server.stop() == 0, server.log.decode()
+
+
+@pytest.fixture(scope="module")
+def client_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the server of `client_served` has its socket."""
+    return str(tmp_path_factory.mktemp("client") / "sock")
+
+
+@pytest.fixture(scope="module")
+def client_served(client_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that clients find there."""
+    with client_server(client_path, tmp_path_factory.mktemp("models")) as server:
+        yield server
+
+
+@pytest.fixture
+def client(client_served: Server, client_path: str) -> Iterator[Client]:
+    """One of them."""
+    with Client(client_path) as client:
+        yield client

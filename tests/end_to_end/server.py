@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
-_STARTED = re.compile(rb"Started (HTTPService|Metrics Service) at [^ ]*:([0-9]+)")
+_STARTED = re.compile(rb"Started (HTTPService|GRPCInferenceService|Metrics Service) at [^ ]*:([0-9]+)")
 #: Generous: the machine may be busy, and what takes longer than this hangs.
 DEADLINE_S = 60.0
 Ledger = dict[str, Any]
@@ -28,6 +28,7 @@ class Server:
 
     process: "subprocess.Popen[bytes]"
     http_port: int = 0
+    grpc_port: int = 0  # where flags ask for gRPC
     metrics_port: int = 0
     log: bytes = b""
     children: list[int] = field(default_factory=list)
@@ -36,6 +37,14 @@ class Server:
     def url(self) -> str:
         """host:port, as tritonclient wants it."""
         return f"127.0.0.1:{self.http_port}"
+
+    def read_on(self) -> None:
+        """Read what the log says by now, which is lost where nobody reads it for long."""
+        assert self.process.stdout is not None
+        while select.select([self.process.stdout], [], [], 0)[0]:
+            if not (piece := os.read(self.process.stdout.fileno(), 65536)):
+                return
+            self.log += piece
 
     def read_log(self, until: bytes, deadline_s: float = DEADLINE_S, start: int = 0) -> bool:
         """Read the log until it contains `until`, from byte `start` on; False where it ended before."""
@@ -77,6 +86,16 @@ class Server:
             assert time.monotonic() < end, (expected, imbalances(ledger), ledger)
         return ledger
 
+    def ledger_at_rest(self, condition: Callable[[Ledger], bool] = lambda _: True) -> Ledger:
+        """One that balances, and of which `condition` holds, as the one before it did: processes are counted one after
+        the other, and what the first still had when it was counted may be gone when the last one is."""
+
+        def is_at_rest(ledger: Ledger) -> bool:
+            return not imbalances(ledger) and condition(ledger)
+
+        self.ledger_once(is_at_rest)
+        return self.ledger_once(is_at_rest)
+
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
         """Drain the log until the server has ended; its exit code."""
         self.read_log(b"\0never", deadline_s)
@@ -100,7 +119,9 @@ def launch(
     repositories = [repository] if isinstance(repository, (Path, str)) else repository
     command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
     command += [f"--model-repository={each}" for each in repositories]
-    command += ["--http-port=0", "--metrics-port=0", *flags]
+    # One process less to start, and to look after, where no test asks for it.
+    grpc = "--grpc-port=0" if any("grpc" in flag for flag in flags) else "--allow-grpc=false"
+    command += ["--http-port=0", "--metrics-port=0", grpc, *flags]
     variables = {**os.environ, **(environment or {})}
     return Server(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
 
@@ -116,6 +137,7 @@ def serving(
         server.read_log(b"\n", DEADLINE_S)
         ports = {name: int(port) for name, port in _STARTED.findall(server.log)}
         server.http_port, server.metrics_port = ports[b"HTTPService"], ports[b"Metrics Service"]
+        server.grpc_port = ports.get(b"GRPCInferenceService", 0)
         server.children = descendants(server.process.pid)
         yield server
     finally:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.end_to_end.server import Server, descendants, imbalances, serving
+from tests.end_to_end.server import Server, descendants, serving
 from tests.end_to_end.test_ledger import footprint
 
 FLAGS = ("--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64")
@@ -209,7 +209,7 @@ def _is_death(body: bytes) -> bool:
 
 def at_rest(server: Server) -> list[object]:
     """The footprint once everything has been given back and every instance is there."""
-    return footprint(server.ledger_once(lambda ledger: num_workers(ledger) == 3 and not imbalances(ledger)))
+    return footprint(server.ledger_at_rest(lambda ledger: num_workers(ledger) == 3))
 
 
 def num_workers(ledger: dict[str, list[dict[str, str]]]) -> int:

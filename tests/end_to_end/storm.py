@@ -86,7 +86,7 @@ class Storm:
         tasks = [self._client(phase, end) for _ in range(CONNECTIONS)]
         if victims:
             tasks.append(self._kill(phase, end, victims))
-        # A server whose log nobody reads stands still once the pipe is full.
+        # What nobody reads of the log is lost once the pipe is full.
         assert self._server.process.stdout is not None
         log_fd = self._server.process.stdout.fileno()
         asyncio.get_running_loop().add_reader(log_fd, self._read_log, log_fd)

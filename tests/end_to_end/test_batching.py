@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.server import DEADLINE_S, Server, serving, title
+from tests.workers.ragged_models import save_summing
 
 MAX_ROWS = 8
 
@@ -34,6 +35,24 @@ MODELS = {
     "picky": ("dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000 }", 4, 0),
     "punctual": ("dynamic_batching { max_queue_delay_microseconds: 50000 }", 4, 0),
 }
+
+
+#: The delay is a minute: only four requests together are executed before.
+RAGGED = """
+backend: "onnxruntime"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] } ]
+batch_input {
+  kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO
+  target_name: "ENDS"
+  data_type: TYPE_INT32
+  source_input: "X"
+}
+batch_output { target_name: "Y" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "X" }
+instance_group { count: 1 kind: KIND_CPU }
+dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 60000000 }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +71,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             {scheduling}
             """
         )
+    (repository / "ragged" / "1").mkdir(parents=True)
+    (repository / "ragged" / "config.pbtxt").write_text(RAGGED)
+    save_summing(repository / "ragged" / "1" / "model.onnx")
     with serving(repository) as running:
         yield running
         assert running.stop() == 0
@@ -207,3 +229,18 @@ def test_delay_ends_the_wait(server: Server) -> None:
     assert ask(server, "punctual", 1, rows=3)
     assert batches(server, "punctual") == {3: 1}
     assert statistics(server, "punctual")["inference_stats"]["queue"]["ns"] >= 50_000_000
+
+
+def test_ragged_requests_are_merged_and_each_gets_its_own(server: Server, pool: ThreadPoolExecutor) -> None:
+    def ask_sum(length: int) -> list[list[list[float]]]:
+        with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
+            tensor = triton.InferInput("X", [1, length], "FP32")
+            tensor.set_data_from_numpy(np.arange(length, dtype=np.float32)[None])
+            answer = client.infer("ragged", [tensor])
+            return [np.asarray(answer.as_numpy(name)).tolist() for name in ("Y", "SUM")]
+
+    lengths = (3, 1, 7, 2)
+    answers = [pool.submit(ask_sum, length) for length in lengths]
+    for length, answer in zip(lengths, answers, strict=True):
+        assert answer.result(DEADLINE_S) == [[list(range(length))], [[sum(range(length))]]]
+    assert batches(server, "ragged") == {4: 1}

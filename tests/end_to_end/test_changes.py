@@ -1,11 +1,13 @@
 """The short form of scripts/changes: no request fails, whatever becomes of its model; how fast, it does not ask."""
 
+import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from tests.end_to_end.changes import add_versions, explicit, reload, scale, write_model
-from tests.end_to_end.server import DEADLINE_S, imbalances, samples, serving
+from tests.end_to_end.changes import add_versions, explicit, post, reload, scale, write_model
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving
 from tests.end_to_end.traffic import Traffic
 
 
@@ -37,6 +39,29 @@ def test_instances_come_and_go_and_nobody_notices(tmp_path: Path) -> None:
         assert outcome.num_right > 0
         server.ledger_once(lambda ledger: not imbalances(ledger))
         assert server.stop() == 0
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+    with explicit(write_model(tmp_path)) as server:
+        fill(server)
+        with Traffic(server, 200) as outcome:
+            post(server, "models/m/load")
+            for count in (3, 1):
+                post(server, "models/m/instances", {"count": count, "wait": True})
+        assert not outcome.faults
+        assert outcome.num_right > 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(DEADLINE_S) == 0
+
+
+def fill(server: Server) -> None:
+    """Leave the pipe of its log no room."""
+    assert server.process.stdout is not None
+    pipe = os.open(f"/proc/self/fd/{server.process.stdout.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(pipe, b"x" * 4096)
+    os.close(pipe)
 
 
 def test_a_busy_model_gets_more_instances_by_itself(tmp_path: Path) -> None:

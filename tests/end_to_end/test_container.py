@@ -32,6 +32,7 @@ def container() -> Iterator[Server]:
         pytest.skip(f"no namespaces for us here: {probe.stderr.strip()}")
     command = [sys.executable, "-c", "from shoal.cli import tritonserver; raise SystemExit(tritonserver())"]
     command += [f"--model-repository={SAMPLES}", "--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"]
+    command += ["--allow-grpc=false"]
     server = Server(
         subprocess.Popen(in_container(*command), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     )

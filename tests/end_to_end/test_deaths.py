@@ -8,7 +8,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
@@ -31,40 +30,33 @@ def sentence(answer: "Future[int] | Future[float]") -> tuple[str | None, str | N
     return error.status(), error.message()
 
 
-@pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGKILL, "signal 9 (SIGKILL)"), (signal.SIGSEGV, "signal 11 (SIGSEGV)")]
-)
-def test_client_and_log_name_model_instance_pid_and_signal(tmp_path: Path, number: signal.Signals, name: str) -> None:
+def test_client_and_log_name_model_instance_pid_and_signal(tmp_path: Path) -> None:
     repository = identity_model(tmp_path, delay_ms=60_000, may_run_again=False)
-    with ThreadPoolExecutor(2) as pool, serving(repository) as server:  # the end of the server ends what it executes
-        worker = worker_of(server)
-        both = [pool.submit(ask, server, each) for each in range(2)]
-        wait_for_pending(server, 1)
-        os.kill(worker, number)
-        (executed,), (_behind,) = wait(both, DEADLINE_S, FIRST_COMPLETED)
-        assert sentence(executed) == (
-            "500",
-            "[request id: <id_unknown>] Failed to process the request(s) for model instance 'slow_0_0', message: Stub "
-            f"process 'slow_0_0' is not healthy. The worker of model 'slow' (pid {worker}) was killed by {name} while "
-            "executing them. The server's log says more; the instance is being restarted",
-        )
-        assert server.read_log(UP_AGAIN)
-        said = f"model 'slow' version 1: instance 'slow_0_0' (pid {worker}) was killed by {name} while it was executing"
-        assert said.encode() in server.log
-        assert re.search(rb"batch 1; its memory peaked at [1-9][0-9]* MiB, the limit is [1-9][0-9]* MiB", server.log)
-
-
-def test_stack_of_a_crash_is_in_the_log_once_as_it_came_and_once_at_the_death(tmp_path: Path) -> None:
-    repository = identity_model(tmp_path, delay_ms=60_000, may_run_again=False)
-    with ThreadPoolExecutor(2) as pool, serving(repository) as server:  # the end of the server ends what it executes
-        for each in range(2):
-            pool.submit(ask, server, each)
-        wait_for_pending(server, 1)
-        worker = worker_of(server)
-        os.kill(worker, signal.SIGSEGV)
-        assert server.read_log(UP_AGAIN)
+    with ThreadPoolExecutor(3) as pool, serving(repository) as server:  # the end of the server ends what it executes
+        asked = {pool.submit(ask, server, 0)}
+        dead: list[int] = []
+        for number, name in ((signal.SIGKILL, "signal 9 (SIGKILL)"), (signal.SIGSEGV, "signal 11 (SIGSEGV)")):
+            wait_for_pending(server, 0)  # the one from before is being executed
+            asked.add(pool.submit(ask, server, 1))
+            wait_for_pending(server, 1)
+            dead.append(worker := worker_of(server))
+            os.kill(worker, number)
+            (executed,), asked = wait(asked, DEADLINE_S, FIRST_COMPLETED)
+            assert sentence(executed) == (
+                "500",
+                "[request id: <id_unknown>] Failed to process the request(s) for model instance 'slow_0_0', message: "
+                f"Stub process 'slow_0_0' is not healthy. The worker of model 'slow' (pid {worker}) was killed by "
+                f"{name} while executing them. The server's log says more; the instance is being restarted",
+            )
+            died = f"model 'slow' version 1: instance 'slow_0_0' (pid {worker}) was killed by {name} while it was exec"
+            assert server.read_log(died.encode())
+            start = server.log.index(died.encode())
+            assert server.read_log(UP_AGAIN, start=start)
+            peak = rb"uting batch [1-9]; its memory peaked at [1-9][0-9]* MiB, the limit is [1-9][0-9]* MiB"
+            assert re.match(peak, server.log[start + len(died) :])
+        # The stack of the crash is there as it came and at the death.
         assert server.log.count(b"Fatal Python error: Segmentation fault") == 2
-        assert f"the last that worker slow_0_0 (pid {worker}) wrote to stderr:".encode() in server.log
+        assert f"the last that worker slow_0_0 (pid {dead[-1]}) wrote to stderr:".encode() in server.log
         assert re.search(rb'\n      File "[^"]*identity.py", line [0-9]+ in run', server.log)
 
 

@@ -133,7 +133,7 @@ def warm(server: Server) -> list[object]:
     ask_everything(server)
     abort_everywhere(server)
     await_standby(server)
-    return footprint(server.ledger_once(lambda ledger: not imbalances(ledger)))
+    return footprint(server.ledger_at_rest())
 
 
 def rest(server: Server, warm: list[object]) -> Ledger:
@@ -148,8 +148,10 @@ def test_all_is_given_back_whatever_was_asked(server: Server, warm: list[object]
     for each, earlier in zip(after["processes"], before["processes"], strict=True):
         if each["title"] in ("shoal road", "shoal batcher") or "grid" in each["title"]:
             assert each["slots_acquired"] > earlier["slots_acquired"]
-            assert each.get("blocks_acquired", 1) > earlier.get("blocks_acquired", 0)
-    assert after["supervisor"]["oversize_acquired"] == before["supervisor"]["oversize_acquired"] + 4
+            if each["title"] != "shoal batcher":  # whose blocks are for ensembles: test_ensembles.py counts them
+                assert each.get("blocks_acquired", 1) > earlier.get("blocks_acquired", 0)
+    # A request and its result, twice; of those the second may lie where the first lay.
+    assert after["supervisor"]["oversize_acquired"] - before["supervisor"]["oversize_acquired"] in (2, 3, 4)
 
 
 def test_all_is_given_back_when_clients_vanish(server: Server, warm: list[object]) -> None:

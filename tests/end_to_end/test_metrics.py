@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.frontend.metrics import families
 from shoal.shm.windows import PHASES
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving
 
 #: Ten thousand by hand; these suffice to mix everything with everything.
 NUM_REQUESTS = 1500
@@ -75,7 +75,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
     write_picky(repository / "picky")
-    with serving([SAMPLES, repository], *FLAGS) as running:
+    with serving([SAMPLES, repository], *only("digits", "picky", *IDENTITIES), *FLAGS) as running:
         yield running
         assert running.stop() == 0, running.log.decode()
 

@@ -25,35 +25,62 @@ def write_model(repository: Path, name: str, *versions: int, config: str = MODEL
     return repository / name
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    write_model(tmp_path, "a", 1)
-    write_model(tmp_path, "b", 1)
-    return tmp_path
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository of the server that does as it is told."""
+    return tmp_path_factory.mktemp("shared")
 
 
-@pytest.fixture
-def explicit(repository: Path) -> Iterator[Server]:
-    with serving(repository, "--model-control-mode=explicit", "--load-model=a") as server:
+@pytest.fixture(scope="module")
+def explicit(shared: Path) -> Iterator[Server]:
+    """One for all tests that load and unload: each has models of its own."""
+    with serving(shared, "--model-control-mode=explicit") as server:
         yield server
         assert server.stop() == 0, server.log.decode()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(explicit: Server) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(explicit.url, network_timeout=DEADLINE_S) as made:
         yield made
 
 
-def index(client: triton.InferenceServerClient) -> Rows:
+@pytest.fixture
+def a(client: triton.InferenceServerClient, shared: Path, request: pytest.FixtureRequest) -> str:
+    """A model that is loaded."""
+    name = f"a_{request.node.name}"
+    write_model(shared, name, 1)
+    client.load_model(name)
+    return name
+
+
+@pytest.fixture
+def b(shared: Path, request: pytest.FixtureRequest) -> str:
+    """A model that is not."""
+    name = f"b_{request.node.name}"
+    write_model(shared, name, 1)
+    return name
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Of a server of the test's own."""
+    write_model(tmp_path, "a", 1)
+    write_model(tmp_path, "b", 1)
+    return tmp_path
+
+
+def index(client: triton.InferenceServerClient, *models: str) -> Rows:
+    """What it says of these models, or of all."""
     rows: Rows = client.get_model_repository_index()
-    return rows
+    return [row for row in rows if not models or row["name"] in models]
 
 
 def index_once(client: triton.InferenceServerClient, expected: Rows) -> None:
-    """Wait until the index is this."""
+    """Wait until the index says this of these models."""
+    models = {row["name"] for row in expected}
     end = time.monotonic() + DEADLINE_S
-    while (rows := index(client)) != expected:
+    while (rows := index(client, *models)) != expected:
         assert time.monotonic() < end, rows
 
 
@@ -77,21 +104,21 @@ def infer(client: triton.InferenceServerClient, name: str, version: str = "") ->
     return answered
 
 
-def test_a_model_is_loaded_and_unloaded_on_request(client: triton.InferenceServerClient) -> None:
-    assert index(client) == [ready("a"), {"name": "b"}]
-    assert not client.is_model_ready("b")
-    client.load_model("b")
-    assert client.is_model_ready("b")
-    assert infer(client, "b") == "1"
-    assert index(client) == [ready("a"), ready("b")]
-    client.load_model("b")  # nothing has changed: nothing is done
-    client.unload_model("b")
-    with pytest.raises(InferenceServerException, match="'b' has no available versions"):
-        infer(client, "b")
-    index_once(client, [ready("a"), unloaded("b")])
+def test_a_model_is_loaded_and_unloaded_on_request(client: triton.InferenceServerClient, a: str, b: str) -> None:
+    assert index(client, a, b) == [ready(a), {"name": b}]
+    assert not client.is_model_ready(b)
+    client.load_model(b)
+    assert client.is_model_ready(b)
+    assert infer(client, b) == "1"
+    assert index(client, a, b) == [ready(a), ready(b)]
+    client.load_model(b)  # nothing has changed: nothing is done
+    client.unload_model(b)
+    with pytest.raises(InferenceServerException, match=f"'{b}' has no available versions"):
+        infer(client, b)
+    index_once(client, [ready(a), unloaded(b)])
     assert client.is_server_ready()
-    client.load_model("b")
-    assert infer(client, "b") == "1"
+    client.load_model(b)
+    assert infer(client, b) == "1"
 
 
 def test_what_is_no_model_is_refused(client: triton.InferenceServerClient) -> None:
@@ -100,60 +127,62 @@ def test_what_is_no_model_is_refused(client: triton.InferenceServerClient) -> No
     client.unload_model("c")
 
 
-def test_a_new_version_takes_the_old_ones_place(client: triton.InferenceServerClient, repository: Path) -> None:
-    write_model(repository, "a", 2)
-    assert infer(client, "a") == "1"
-    client.load_model("a")
-    assert infer(client, "a") == "2"
+def test_a_new_version_takes_the_old_ones_place(client: triton.InferenceServerClient, shared: Path, a: str) -> None:
+    write_model(shared, a, 2)
+    assert infer(client, a) == "1"
+    client.load_model(a)
+    assert infer(client, a) == "2"
     with pytest.raises(InferenceServerException, match="version 1 is not at ready state"):
-        infer(client, "a", "1")
-    index_once(client, [unloaded("a", 1), ready("a", 2), {"name": "b"}])
+        infer(client, a, "1")
+    index_once(client, [unloaded(a, 1), ready(a, 2)])
 
 
-def test_all_versions_serve_where_the_policy_says_so(client: triton.InferenceServerClient, repository: Path) -> None:
-    write_model(repository, "b", 1, 2, 3, config=MODEL + "version_policy { all { } }")
-    client.load_model("b")
-    assert [infer(client, "b", version) for version in ("1", "2", "")] == ["1", "2", "3"]
-    (repository / "b" / "2").rmdir()
-    client.load_model("b")
-    assert infer(client, "b", "1") == "1"
-    index_once(client, [ready("a"), ready("b", 1), unloaded("b", 2), ready("b", 3)])
+def test_all_versions_serve_where_the_policy_says_so(
+    client: triton.InferenceServerClient, shared: Path, b: str
+) -> None:
+    write_model(shared, b, 1, 2, 3, config=MODEL + "version_policy { all { } }")
+    client.load_model(b)
+    assert [infer(client, b, version) for version in ("1", "2", "")] == ["1", "2", "3"]
+    (shared / b / "2").rmdir()
+    client.load_model(b)
+    assert infer(client, b, "1") == "1"
+    index_once(client, [ready(b, 1), unloaded(b, 2), ready(b, 3)])
 
 
 def test_what_fails_to_load_leaves_the_old_one_serving_and_says_why(
-    client: triton.InferenceServerClient, repository: Path
+    client: triton.InferenceServerClient, shared: Path, a: str
 ) -> None:
-    config = repository / "a" / "config.pbtxt"
+    config = shared / a / "config.pbtxt"
     config.write_text(MODEL.replace("TYPE_INT32", "TYPE_INT33"))
-    with pytest.raises(InferenceServerException, match=r"failed to load 'a', failed to poll.*TYPE_INT33"):
-        client.load_model("a")
-    assert infer(client, "a") == "1"
-    row, _ = index(client)
+    with pytest.raises(InferenceServerException, match=rf"failed to load '{a}', failed to poll.*TYPE_INT33"):
+        client.load_model(a)
+    assert infer(client, a) == "1"
+    (row,) = index(client, a)
     assert (row["state"], row["reason"].split(":")[0]) == ("READY", "serving what was loaded before")
     assert client.is_server_ready()
     # One that can be read, but not be served: identity answers each input by an output.
     config.write_text(MODEL + 'output { name: "C" data_type: TYPE_INT32 dims: [ 4 ] }')
     with pytest.raises(
-        InferenceServerException, match=r"load failed for model 'a': version 1 is at UNAVAILABLE state: "
+        InferenceServerException, match=rf"load failed for model '{a}': version 1 is at UNAVAILABLE state: "
     ):
-        client.load_model("a")
-    assert infer(client, "a") == "1"
-    assert "serving what was loaded before" in index(client)[0]["reason"]
+        client.load_model(a)
+    assert infer(client, a) == "1"
+    assert "serving what was loaded before" in index(client, a)[0]["reason"]
     config.write_text(MODEL)
-    client.load_model("a")
-    assert index(client)[0] == ready("a")
+    client.load_model(a)
+    assert index(client, a) == [ready(a)]
 
 
-def test_a_configuration_may_come_with_the_request(client: triton.InferenceServerClient) -> None:
-    config = client.get_model_config("a")
+def test_a_configuration_may_come_with_the_request(client: triton.InferenceServerClient, a: str) -> None:
+    config = client.get_model_config(a)
     del config["dynamic_batching"]  # its preferred sizes are for eight
-    client.load_model("a", config=json.dumps({**config, "max_batch_size": 3}))
-    assert client.get_model_config("a")["max_batch_size"] == 3
-    client.load_model("a")
-    assert client.get_model_config("a")["max_batch_size"] == 8
+    client.load_model(a, config=json.dumps({**config, "max_batch_size": 3}))
+    assert client.get_model_config(a)["max_batch_size"] == 3
+    client.load_model(a)
+    assert client.get_model_config(a)["max_batch_size"] == 8
     with pytest.raises(InferenceServerException, match=r"^\[400\] Invalid config override: "):
-        client.load_model("a", config='{"max_batch": 3}')
-    assert infer(client, "a") == "1"
+        client.load_model(a, config='{"max_batch": 3}')
+    assert infer(client, a) == "1"
 
 
 def test_a_whole_model_may_come_with_the_request(client: triton.InferenceServerClient) -> None:
@@ -162,22 +191,20 @@ def test_a_whole_model_may_come_with_the_request(client: triton.InferenceServerC
     assert client.is_model_ready("sent", "5")
     assert [each["name"] for each in client.get_model_metadata("sent")["inputs"]] == ["INPUT0", "INPUT1"]
     client.unload_model("sent")
-    index_once(client, [ready("a"), {"name": "b"}, unloaded("sent", 5)])
+    index_once(client, [unloaded("sent", 5)])
 
 
-def test_instance_groups_change_in_place(
-    client: triton.InferenceServerClient, explicit: Server, repository: Path
-) -> None:
-    (before,) = instances(client, "a")
-    (repository / "a" / "config.pbtxt").write_text(MODEL.replace("count: 1", "count: 3"))
-    client.load_model("a")
-    after = instances(client, "a")
-    assert [each["name"] for each in after] == ["a_0_0", "a_0_1", "a_0_2"]
+def test_instance_groups_change_in_place(client: triton.InferenceServerClient, shared: Path, a: str) -> None:
+    (before,) = instances(client, a)
+    (shared / a / "config.pbtxt").write_text(MODEL.replace("count: 1", "count: 3"))
+    client.load_model(a)
+    after = instances(client, a)
+    assert [each["name"] for each in after] == [f"{a}_0_{number}" for number in range(3)]
     assert after[0]["pid"] == before["pid"]
-    assert client.get_model_config("a")["instance_group"][0]["count"] == 3
-    (repository / "a" / "config.pbtxt").write_text(MODEL)
-    client.load_model("a")
-    assert [each["pid"] for each in instances(client, "a")] == [before["pid"]]
+    assert client.get_model_config(a)["instance_group"][0]["count"] == 3
+    (shared / a / "config.pbtxt").write_text(MODEL)
+    client.load_model(a)
+    assert [each["pid"] for each in instances(client, a)] == [before["pid"]]
 
 
 def instances(client: triton.InferenceServerClient, model: str) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ BROKEN: dict[str, tuple[str, dict[str, bytes]]] = {
     "nobody": ("backend: 'nobody'", {"model__py": b""}),
     "model.onnx": ("backend: 'onnxruntime' max_batch_size: 1", {"model__onnx": b"no model"}),
     "unable to find": ("backend: 'onnxruntime' max_batch_size: 1", {}),
-    "sequence_batching": ("backend: 'identity' max_batch_size: 1 sequence_batching {}", {}),
+    "model_operations": ("backend: 'identity' model_operations { op_library_filename: 'x.so' }", {}),
 }
 
 

@@ -80,3 +80,49 @@ def test_a_name_loses_its_meaning_with_a_second_model_and_gains_it_again(reposit
         index_once(client, [unloaded("both", 1), ready("both", 2), ready("one")])
         assert infer(client, "both") == "2"
         assert server.stop() == 0
+
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input [{{ name: "A" data_type: TYPE_INT32 dims: [ 4 ] }}]
+output [{{ name: "B" data_type: TYPE_INT32 dims: [ 4 ] }}]
+ensemble_scheduling {{ step [{{
+  model_name: "{step}" model_version: -1
+  input_map {{ key: "A" value: "A" }} output_map {{ key: "B" value: "B" }}
+}}] }}
+"""
+
+
+def write_ensemble(repository: Path, name: str, step: str) -> None:
+    write_model(repository, name, 1, config=ENSEMBLE.format(step=step))
+
+
+def test_an_ensemble_means_the_models_of_its_own_repository(repositories: tuple[Path, Path]) -> None:
+    first, second = repositories
+    write_ensemble(first, "first_made", "both")
+    write_ensemble(second, "second_made", "both")
+    write_ensemble(first, "borrowed", "one")
+    # `outer` in the second is no ensemble: nothing waits for itself.
+    write_ensemble(first, "outer", "inner")
+    write_ensemble(second, "inner", "outer")
+    write_model(second, "outer", 2)
+    flags = "--model-namespacing=true", "--model-control-mode=explicit", "--load-model=outer"
+    with serving(repositories, *flags) as server, triton.InferenceServerClient(server.url) as client:
+        assert [each for each in index(client) if "state" in each] == [
+            ready("inner"), ready("outer", 1), ready("outer", 2)
+        ]  # fmt: skip
+        client.load_model("first_made")
+        assert infer(client, "first_made") == "1"
+        assert index(client, "both") == [ready("both", 1), {"name": "both"}]
+        client.load_model("second_made")
+        assert index(client, "both") == [ready("both", 1), ready("both", 2)]
+        assert infer(client, "second_made") == "1"
+        client.unload_model("first_made", unload_dependents=True)
+        index_once(client, [unloaded("both", 1), ready("both", 2)])
+        assert infer(client, "second_made") == "1"
+        client.unload_model("second_made", unload_dependents=True)
+        index_once(client, [unloaded("both", 1), unloaded("both", 2)])
+        client.load_model("borrowed")
+        assert infer(client, "borrowed") == "1"
+        assert server.stop() == 0

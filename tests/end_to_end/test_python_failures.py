@@ -67,7 +67,7 @@ class TritonPythonModel:
             time.sleep(1)  # what is tested: the server ends it
 
     def print(self):
-        for number in range(100_000):
+        for number in range(20_000):
             print(f"line {number} of very many that nobody can want to read")
 
     def print_for_ever(self):

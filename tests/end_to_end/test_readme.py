@@ -18,14 +18,14 @@ EXAMPLES = SHOWN.findall((ROOT / "README.md").read_text())
 
 
 def test_the_readme_shows_commands_and_a_client() -> None:
-    assert [language for language, _, _, _ in EXAMPLES] == ["sh", "python", "sh", "sh", "sh", "sh", "sh"]
+    assert [language for language, _, _, _ in EXAMPLES] == ["sh", "python", "sh", "sh", "python", "sh", "sh", "sh"]
 
 
 @pytest.mark.parametrize(("language", "code", "kind", "output"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
 def test_example_prints_what_the_readme_shows(
     samples: Server, tmp_path: Path, language: str, code: str, kind: str, output: str
 ) -> None:
-    code = code.replace("localhost:8000", samples.url)
+    code = code.replace("localhost:8000", samples.url).replace("localhost:8001", f"127.0.0.1:{samples.grpc_port}")
     if "install-systemd" in code:  # into a folder of ours, without becoming root
         code = code.replace("sudo .venv/bin/shoal", str(Path(sys.executable).with_name("shoal")))
         code = f"{code.rstrip()} --output {tmp_path}/shoal.service"

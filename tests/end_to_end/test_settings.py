@@ -33,7 +33,7 @@ SIMPLE = b'{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1,1],"data":[
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving(SAMPLES, *FLAGS) as running:
+    with serving(SAMPLES, *only("simple", "simple_identity"), *FLAGS) as running:
         yield running
         assert running.stop() == 0
     assert b"Traceback" not in running.log, running.log.decode()

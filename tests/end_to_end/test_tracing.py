@@ -63,18 +63,39 @@ def check_points(said: list[dict[str, Any]]) -> None:
     assert times[0] < times[4] < times[-1]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the server writes; with an index behind the name, where it is told to."""
+    return tmp_path_factory.mktemp("traces") / "t"
+
+
+@pytest.fixture(scope="module")
+def running(file: Path) -> Iterator[Server]:
     """Every request would be traced, if something were."""
     with serving(
-        SAMPLES, *only("simple", "mlp"), f"--trace-config=triton,file={tmp_path}/t", "--trace-config=rate=1"
+        SAMPLES, *only("simple", "mlp"), f"--trace-config=triton,file={file}", "--trace-config=rate=1"
     ) as server:
         yield server
         assert server.stop() == 0, server.log.decode()
 
 
+@pytest.fixture
+def server(running: Server, file: Path) -> Iterator[Server]:
+    """It is set as at its start again when the test is over, and has written nothing."""
+    yield running
+    client = client_of(running)
+    for model in ("simple", "mlp", ""):
+        client.update_trace_settings(
+            model, dict.fromkeys(("trace_level", "trace_rate", "trace_count", "log_frequency"))
+        )
+    while tracers(running):
+        """The last one ends soon."""
+    for each in file.parent.iterdir():
+        each.unlink()
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_every_request_has_all_points_in_order(server: Server, tmp_path: Path, way: str) -> None:
+def test_every_request_has_all_points_in_order(server: Server, file: Path, way: str) -> None:
     client = client_of(server)
     ask(client, "before", **WAYS[way])
     client.update_trace_settings(settings=ON)
@@ -84,21 +105,21 @@ def test_every_request_has_all_points_in_order(server: Server, tmp_path: Path, w
         client.infer("simple", [triton.InferInput("INPUT0", [1, 16], "INT32").set_data_from_numpy(ROW)])
     client.update_trace_settings(settings=OFF)
     ask(client, "after", **WAYS[way])
-    found = traces(tmp_path / "t")
+    found = traces(file)
     assert list(found) == [f"{number}" for number in range(20)]
     for said in found.values():
         check_points(said)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tensors(server: Server, tmp_path: Path, way: str) -> None:
+def test_tensors(server: Server, file: Path, way: str) -> None:
     client = client_of(server)
     client.update_trace_settings(settings={"trace_level": ["TENSORS", "TIMESTAMPS"]})
     for request_id in "ab":  # the second one's form is known
         ask(client, request_id, **WAYS[way])
     client.update_trace_settings(settings=OFF)
     row = ",".join(map(str, range(16)))
-    for said in traces(tmp_path / "t").values():
+    for said in traces(file).values():
         check_points(said)
         tensors = [(each["activity"], each["tensor"]) for each in said if "tensor" in each]
         described = {"shape": "1,16", "dtype": "INT32"}
@@ -109,11 +130,11 @@ def test_tensors(server: Server, tmp_path: Path, way: str) -> None:
         ]
 
 
-def test_settings_by_tritons_client(server: Server, tmp_path: Path) -> None:
+def test_settings_by_tritons_client(server: Server, file: Path) -> None:
     client = client_of(server)
     default = {
         "trace_level": ["OFF"], "trace_rate": "1", "trace_count": "-1", "log_frequency": "0",
-        "trace_file": str(tmp_path / "t"), "trace_mode": "triton",
+        "trace_file": str(file), "trace_mode": "triton",
     }  # fmt: skip
     assert client.get_trace_settings() == client.get_trace_settings("simple") == default
     of_simple = ON | {"trace_count": "3", "log_frequency": "2"}
@@ -126,28 +147,28 @@ def test_settings_by_tritons_client(server: Server, tmp_path: Path) -> None:
         ask(client, f"{number}")
     left = dict.fromkeys(("trace_level", "trace_count", "log_frequency"))
     assert client.update_trace_settings("simple", left | {"trace_rate": None}) == default | {"trace_rate": "2"}
-    assert list(traces(tmp_path / "t.0")) == ["0", "1"]
-    assert list(traces(tmp_path / "t.1")) == ["2"]
-    assert not (tmp_path / "t").exists()
+    assert list(traces(file.with_suffix(".0"))) == ["0", "1"]
+    assert list(traces(file.with_suffix(".1"))) == ["2"]
+    assert not file.exists()
     with pytest.raises(triton.InferenceServerException, match="Request for unknown model : nobody"):
         client.update_trace_settings("nobody", ON)
 
 
-def test_a_count_that_is_reached_is_0_for_everybody(server: Server, tmp_path: Path) -> None:
+def test_a_count_that_is_reached_is_0_for_everybody(server: Server, file: Path) -> None:
     client = client_of(server)
     client.update_trace_settings(settings=ON | {"trace_count": "2"})
     for number in range(4):
         ask(client, f"{number}", **WAYS["road" if number % 2 else "lane"])
     while client.get_trace_settings()["trace_count"] != "0":
         """The tracer tells the supervisor a moment after the last response."""
-    assert len(traces(tmp_path / "t.0")) == 2
+    assert len(traces(file.with_suffix(".0"))) == 2
 
 
 def tracers(server: Server) -> list[int]:
     return [pid for pid in descendants(server.process.pid) if title(pid) == "shoal tracer"]
 
 
-def test_the_tracer_comes_goes_and_is_replaced_and_no_request_notices(server: Server, tmp_path: Path) -> None:
+def test_the_tracer_comes_goes_and_is_replaced_and_no_request_notices(server: Server, file: Path) -> None:
     client = client_of(server)
     assert tracers(server) == []
     client.update_trace_settings(settings=ON)
@@ -166,7 +187,7 @@ def test_the_tracer_comes_goes_and_is_replaced_and_no_request_notices(server: Se
     assert select.select([gone], [], [], DEADLINE_S)[0]
     os.close(gone)
     assert tracers(server) == []
-    found = traces(tmp_path / "t")
+    found = traces(file)
     for number in range(50):
         check_points(found[f"{number}"])
 

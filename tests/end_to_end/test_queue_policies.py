@@ -1,0 +1,196 @@
+"""Queue policies as clients meet them: priorities, timeouts, bounds and the order of responses, told by the model.
+
+Each model writes down what it executes, and stands still in request 100 until its gate is opened: what is sent
+meanwhile queues up. What is expected here was seen of Triton 2.51, too, but for the metric of a full queue.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.test_batching import metric, statistics, wait_for_pending
+
+HOLD = 100
+HOUR_US = 3_600_000_000
+LEVELS = "priority_levels: 3 default_priority_level: 2"
+MODELS = {
+    "levels": f"dynamic_batching {{ {LEVELS} }}",
+    "brief": "dynamic_batching { default_queue_policy { default_timeout_microseconds: 20000 } }",
+    "override": f"""dynamic_batching {{ default_queue_policy {{
+        default_timeout_microseconds: {HOUR_US} allow_timeout_override: true }} }}""",
+    "late": f"""dynamic_batching {{ default_queue_policy {{ timeout_action: DELAY
+        default_timeout_microseconds: {HOUR_US} allow_timeout_override: true }} }}""",
+    "bounded": f"dynamic_batching {{ {LEVELS} priority_queue_policy {{ key: 3 value {{ max_queue_size: 1 }} }} }}",
+    "ordered": "dynamic_batching { preserve_ordering: true }",
+    "plain": "",
+}
+MODEL = """
+import os
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.path = args["model_repository"]
+
+    def execute(self, requests):
+        numbers = [pb_utils.get_input_tensor_by_name(each, "X") for each in requests]
+        with open(f"{self.path}/told", "a") as file:
+            file.write("".join([f"{int(each.as_numpy()[0, 0])}\\n" for each in numbers]))
+        while any(each.as_numpy()[0, 0] == 100 for each in numbers) and not os.path.exists(f"{self.path}/gate"):
+            time.sleep(0.005)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", each.as_numpy())]) for each in numbers]
+"""
+
+
+class Story:
+    """The server, and what happens to one of its models after another."""
+
+    def __init__(self, server: Server, repository: Path, pool: ThreadPoolExecutor) -> None:
+        self.server = server
+        self._repository = repository
+        self._pool = pool
+
+    def ask(self, model: str, number: int, **wishes: Any) -> int:
+        """One request over a connection of its own; its answer."""
+        with triton.InferenceServerClient(self.server.url, network_timeout=DEADLINE_S) as client:
+            tensor = triton.InferInput("X", [1, 1], "INT32")
+            tensor.set_data_from_numpy(np.full((1, 1), number, np.int32))
+            answer = client.infer(model, [tensor], request_id=str(number), **wishes).as_numpy("Y")
+            assert answer is not None
+            return int(answer[0, 0])
+
+    def send(self, model: str, number: int, **wishes: Any) -> "Future[int]":
+        """The same, meanwhile."""
+        return self._pool.submit(self.ask, model, number, **wishes)
+
+    def hold(self, model: str) -> "Future[int]":
+        """An instance stands still when this returns."""
+        held = self.send(model, HOLD)
+        self.wait_for_told(model, 1)
+        return held
+
+    def queue_up(self, model: str, wishes: Sequence[dict[str, Any]]) -> list["Future[int]"]:
+        """Requests 0, 1 …, accepted in this order."""
+        sent = []
+        for number, each in enumerate(wishes):
+            sent.append(self.send(model, number, **each))
+            wait_for_pending(self.server, model, 1 + number)
+        return sent
+
+    def let_go(self, model: str, sent: Sequence["Future[int]"]) -> list[int]:
+        """The gate opens, all are answered; the requests in the order in which they were executed."""
+        (self._repository / model / "gate").touch()
+        for each in sent:
+            each.result(DEADLINE_S)
+        return self.told(model)
+
+    def told(self, model: str) -> list[int]:
+        path = self._repository / model / "told"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def wait_for_told(self, model: str, count: int) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while len(self.told(model)) < count:
+            assert time.monotonic() < end, f"'{model}' has executed {self.told(model)}"
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    repository = tmp_path_factory.mktemp("models")
+    for name, scheduling in MODELS.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "1" / "model.py").write_text(MODEL)
+        (repository / name / "config.pbtxt").write_text(
+            f"""
+            backend: "python"
+            max_batch_size: 1
+            input {{ name: "X" data_type: TYPE_INT32 dims: [ 1 ] }}
+            output {{ name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }}
+            instance_group {{ count: {2 if name == "ordered" else 1} kind: KIND_CPU }}
+            {scheduling}
+            """
+        )
+    with serving(repository) as server, ThreadPoolExecutor(16) as pool:
+        yield Story(server, repository, pool)
+        assert server.stop() == 0
+
+
+def refusal(answer: "Future[int]") -> tuple[str, str]:
+    error = answer.exception(DEADLINE_S)
+    assert isinstance(error, InferenceServerException)
+    return str(error.status()), error.message()
+
+
+def counts(story: Story, model: str) -> tuple[int, int, float]:
+    """Requests that succeeded and failed, and of these those that were rejected."""
+    found = statistics(story.server, model)["inference_stats"]
+    rejected = metric(story.server, "nv_inference_request_failure", model=model, reason="REJECTED")
+    return found["success"]["count"], found["fail"]["count"], rejected
+
+
+def test_the_first_level_is_served_first(story: Story) -> None:
+    held = story.hold("levels")
+    sent = story.queue_up("levels", [{"priority": priority} for priority in (3, 0, 1, 2, 7, 1)])
+    assert story.let_go("levels", [held, *sent]) == [HOLD, 2, 5, 1, 3, 4, 0]
+
+
+def test_requests_expire_while_the_only_instance_stands_still(story: Story) -> None:
+    held = story.hold("brief")
+    refusals = [refusal(story.send("brief", number, timeout=HOUR_US)) for number in range(2)]
+    assert refusals == [("503", "Request timeout expired")] * 2
+    assert not held.done()
+    assert metric(story.server, "nv_inference_pending_request_count", model="brief") == 0
+    assert story.let_go("brief", [held]) == [HOLD]
+    assert counts(story, "brief") == (1, 2, 2)
+
+
+def test_a_request_may_shorten_its_timeout(story: Story) -> None:
+    held = story.hold("override")
+    sent = story.queue_up("override", [{}, {"timeout": 2 * HOUR_US}])
+    assert refusal(story.send("override", 7, timeout=1)) == ("503", "Request timeout expired")
+    assert story.let_go("override", [held, *sent]) == [HOLD, 0, 1]
+    assert counts(story, "override") == (3, 1, 1)
+
+
+def test_who_is_late_is_served_behind_the_others(story: Story) -> None:
+    held = story.hold("late")
+    sent = story.queue_up("late", [{"timeout": 1}, {"timeout": 1}, {}])
+    assert story.let_go("late", [held, *sent]) == [HOLD, 2, 0, 1]
+    assert counts(story, "late") == (4, 0, 0)
+
+
+def test_a_level_has_a_bound_of_its_own(story: Story) -> None:
+    held = story.hold("bounded")
+    sent = story.queue_up("bounded", [{"priority": 3}, {}, {}])
+    assert refusal(story.send("bounded", 7, priority=3)) == ("503", "[request id: 7] Exceeds maximum queue size")
+    assert story.let_go("bounded", [held, *sent]) == [HOLD, 1, 2, 0]
+    assert counts(story, "bounded") == (4, 1, 1)
+
+
+def test_responses_wait_for_those_before_them(story: Story) -> None:
+    held = story.hold("ordered")
+    sent = [story.send("ordered", number) for number in range(3)]
+    story.wait_for_told("ordered", 4)
+    end = time.monotonic() + DEADLINE_S
+    while counts(story, "ordered")[0] < 3:  # they are executed, and counted, but not answered
+        assert time.monotonic() < end
+    assert not any(each.done() for each in sent)
+    told = story.let_go("ordered", [held, *sent])
+    assert (told[0], sorted(told[1:])) == (HOLD, [0, 1, 2])
+
+
+def test_without_dynamic_batching_wishes_do_nothing(story: Story) -> None:
+    held = story.hold("plain")
+    sent = story.queue_up("plain", [{"timeout": 1, "priority": 2}, {"priority": 1}])
+    assert story.let_go("plain", [held, *sent]) == [HOLD, 0, 1]

@@ -1,0 +1,308 @@
+"""The response cache through a whole server and Triton's clients: what is executed, and what is answered without.
+
+Y is twice X and Z is thrice. The model stands still in a request with 100 until its gate is opened, dies in one with 13
+if there is poison, and refuses what is negative. Each test asks for numbers of its own.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from tests.end_to_end.ensemble_models import step, write_ensemble
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title
+from tests.end_to_end.test_batching import statistics
+
+#: Of 4096 bytes each: an answer takes one, or more.
+NUM_BLOCKS = 16
+HOLD, KILL = 100, 13
+CONFIG = """
+    backend: "python" max_batch_size: 8
+    input [{ name: "X" data_type: TYPE_FP32 dims: [-1] }]
+    output [{ name: "Y" data_type: TYPE_FP32 dims: [-1] }, { name: "Z" data_type: TYPE_FP32 dims: [-1] }]
+"""
+ENABLE = "response_cache { enable: true }"
+MODEL = """
+import os, signal, time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.path = args["model_repository"]
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(each, "X").as_numpy()) for each in requests]
+
+    def answer(self, x):
+        first = x.flat[0]
+        while first == 100 and not os.path.exists(f"{self.path}/gate"):
+            time.sleep(0.005)  # the model works until the test lets it end
+        if first == 13 and os.path.exists(f"{self.path}/poison"):
+            os.remove(f"{self.path}/poison")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if first < 0:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("below zero"))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 2), pb_utils.Tensor("Z", x * 3)])
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cached")
+    for name, more in (("cached", ENABLE), ("plain", "")):
+        (path / name / "1").mkdir(parents=True)
+        (path / name / "1" / "model.py").write_text(MODEL)
+        (path / name / "config.pbtxt").write_text(CONFIG + more)
+    steps = step("plain", {"X": "X"}, {"Y": "t", "Z": "Z"}), step("plain", {"X": "t"}, {"Y": "Y"})
+    write_ensemble(path, "chain", *steps, outputs=("Y", "Z"))
+    with (path / "chain" / "config.pbtxt").open("a") as config:
+        config.write(ENABLE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    flags = f"--cache-config=local,size={4096 * NUM_BLOCKS}", "--model-control-mode=explicit", "--load-model=*"
+    with serving(repository, "--grpc-port=0", *flags) as server:
+        yield server
+        ledger = server.ledger_once(lambda ledger: not imbalances(ledger))
+        (num_cached,) = [each["blocks_cached"] for each in ledger["processes"] if "blocks_cached" in each]
+        assert 0 < num_cached <= NUM_BLOCKS
+
+
+class Asker:
+    """Asks over one protocol; connections of its own, so that it may be used by many threads."""
+
+    def __init__(self, server: Server, protocol: Any) -> None:
+        self._protocol = protocol
+        self._url = f"127.0.0.1:{server.grpc_port if protocol is tritonclient.grpc else server.http_port}"
+        #: A number that is asked for over this protocol alone.
+        self.own = 0.25 if protocol is tritonclient.grpc else 0.5
+
+    def ask(self, model: str, *numbers: float, outputs: tuple[str, ...] = (), **wishes: Any) -> dict[str, bytes]:
+        """The bytes of the outputs."""
+        with self._protocol.InferenceServerClient(self._url) as client:
+            tensor = self._protocol.InferInput("X", [1, len(numbers)], "FP32")
+            tensor.set_data_from_numpy(np.array([numbers], np.float32))
+            wanted = [self._protocol.InferRequestedOutput(name) for name in outputs] or None
+            answer = client.infer(model, [tensor], outputs=wanted, **wishes)
+        arrays = {name: answer.as_numpy(name) for name in ("Y", "Z")}
+        return {name: array.tobytes() for name, array in arrays.items() if array is not None}
+
+
+@pytest.fixture(params=[tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
+def asker(server: Server, request: pytest.FixtureRequest) -> Asker:
+    return Asker(server, request.param)
+
+
+@pytest.fixture
+def http(server: Server) -> Asker:
+    return Asker(server, tritonclient.http)
+
+
+Counts = Callable[[], tuple[int, int, int, int]]
+
+
+@pytest.fixture
+def counts(server: Server) -> Counts:
+    """What the cached model has done since: successes, executions, hits and misses."""
+
+    def read() -> tuple[int, ...]:
+        found = statistics(server, "cached")
+        inference = found["inference_stats"]
+        return (
+            inference["success"]["count"],
+            found["execution_count"],
+            inference["cache_hit"]["count"],
+            inference["cache_miss"]["count"],
+        )
+
+    before = read()
+    return lambda: tuple(now - then for now, then in zip(read(), before, strict=True))  # type: ignore[return-value]
+
+
+def expected(*numbers: float) -> dict[str, bytes]:
+    array = np.array([numbers], np.float32)
+    return {"Y": (array * 2).tobytes(), "Z": (array * 3).tobytes()}
+
+
+def num_lookups(server: Server) -> float:
+    """Those that are still waited for, too."""
+    return samples(server.metrics_port)["nv_cache_num_lookups"]
+
+
+def ask_eight_times_at_once(server: Server, asker: Asker, gate: Path) -> None:
+    """None is answered before all have been looked for."""
+    before = num_lookups(server)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(asker.ask, "cached", HOLD, asker.own) for _ in range(8)]
+        while num_lookups(server) < before + 8:
+            assert not any(each.done() for each in asked)
+        gate.touch()
+        assert all(each.result(DEADLINE_S) == expected(HOLD, asker.own) for each in asked)
+    gate.unlink()
+
+
+def test_an_equal_request_is_not_executed_whatever_its_id(asker: Asker, counts: Counts) -> None:
+    for id_ in ("", "a", "b"):
+        assert asker.ask("cached", 1, asker.own, request_id=id_) == expected(1, asker.own)
+    assert counts() == (3, 1, 2, 1)
+
+
+def test_the_protocols_share_answers(server: Server, counts: Counts) -> None:
+    for protocol in (tritonclient.http, tritonclient.grpc, tritonclient.http):
+        assert Asker(server, protocol).ask("cached", 3) == expected(3)
+    # Compressed responses are the road's.
+    http = Asker(server, tritonclient.http)
+    assert http.ask("cached", 3, response_compression_algorithm="gzip") == expected(3)
+    assert counts() == (4, 1, 3, 1)
+
+
+def test_other_shapes_outputs_and_parameters_are_other_requests(http: Asker, counts: Counts) -> None:
+    assert http.ask("cached", 4, 0) == expected(4, 0)
+    assert http.ask("cached", 4) == expected(4)
+    assert http.ask("cached", 4, outputs=("Z",)) == {"Z": expected(4)["Z"]}
+    assert http.ask("cached", 4, parameters={"k": 1}) == expected(4)
+    assert counts() == (4, 4, 0, 4)
+    assert http.ask("cached", 4, outputs=("Z",)) == {"Z": expected(4)["Z"]}
+    assert counts() == (5, 4, 1, 4)
+
+
+def test_what_was_used_last_stays_and_the_rest_makes_room(server: Server, http: Asker, counts: Counts) -> None:
+    evicted = samples(server.metrics_port)["nv_cache_num_evictions"]
+    http.ask("cached", 5)
+    for number in range(NUM_BLOCKS):
+        assert http.ask("cached", 5, number) == expected(5, number)
+        http.ask("cached", 5)
+    assert counts() == (1 + 2 * NUM_BLOCKS, 1 + NUM_BLOCKS, NUM_BLOCKS, 1 + NUM_BLOCKS)
+    http.ask("cached", 5, 0)  # has gone
+    assert counts()[1] == 2 + NUM_BLOCKS
+    now = samples(server.metrics_port)
+    assert (now["nv_cache_num_entries"], now["nv_cache_util"]) == (NUM_BLOCKS, 1)
+    assert now["nv_cache_num_evictions"] > evicted
+
+
+def test_what_is_larger_than_the_cache_is_not_kept(http: Asker, counts: Counts) -> None:
+    numbers = range(2048 * NUM_BLOCKS)
+    for _ in range(2):
+        assert http.ask("cached", *numbers) == expected(*numbers)
+    assert counts() == (2, 2, 0, 2)
+
+
+def test_equal_requests_on_their_way_are_executed_once(
+    server: Server, repository: Path, asker: Asker, counts: Counts
+) -> None:
+    ask_eight_times_at_once(server, asker, repository / "cached" / "gate")
+    assert counts() == (8, 1, 7, 1)
+
+
+def test_errors_are_executed_each_time(http: Asker, counts: Counts) -> None:
+    for _ in range(2):
+        with pytest.raises(InferenceServerException, match="below zero"):
+            http.ask("cached", -1)
+    assert counts() == (0, 2, 0, 0)
+
+
+def test_where_the_first_dies_with_its_worker_the_next_is_executed(
+    server: Server, repository: Path, http: Asker, counts: Counts
+) -> None:
+    gate, poison, before = repository / "cached" / "gate", repository / "cached" / "poison", num_lookups(server)
+    poison.touch()
+    with ThreadPoolExecutor(9) as pool:
+        held = pool.submit(http.ask, "cached", HOLD, 1)
+        asked = [pool.submit(http.ask, "cached", KILL) for _ in range(8)]
+        while num_lookups(server) < before + 9:
+            assert not held.done()
+        gate.touch()
+        assert held.result(DEADLINE_S) == expected(HOLD, 1)
+        refused = [each for each in asked if each.exception(DEADLINE_S) is not None]
+    gate.unlink()
+    assert len(refused) == 1
+    assert "SIGKILL" in str(refused[0].exception())
+    assert all(each.result() == expected(KILL) for each in asked if each not in refused)
+    assert counts() == (8, 2, 6, 2)
+
+
+def test_a_batcher_that_dies_takes_the_answers_along_and_nothing_else(server: Server, asker: Asker) -> None:
+    is_over, num_failed = threading.Event(), statistics(server, "cached")["inference_stats"]["fail"]["count"]
+
+    def ask_on() -> None:
+        while not is_over.is_set():
+            assert asker.ask("cached", 10, asker.own) == expected(10, asker.own)
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask_on) for _ in range(4)]
+        for _ in range(2):
+            (batcher,) = [pid for pid in descendants(server.process.pid) if title(pid) == "shoal batcher"]
+            start, before = len(server.log), num_lookups(server)
+            os.kill(batcher, signal.SIGKILL)
+            assert server.read_log(b"another takes its place", start=start)
+            while num_lookups(server) < before + 20:
+                assert not any(each.done() for each in asked)
+        is_over.set()
+        for each in asked:
+            each.result(DEADLINE_S)
+    assert statistics(server, "cached")["inference_stats"]["fail"]["count"] == num_failed
+
+
+def test_an_ensemble_is_cached_as_a_whole(server: Server, asker: Asker) -> None:
+    whole = {"Y": expected(12, 2 * asker.own)["Y"], "Z": expected(6, asker.own)["Z"]}
+    assert asker.ask("chain", 6, asker.own) == whole
+    executed = statistics(server, "plain")["execution_count"]
+    assert asker.ask("chain", 6, asker.own) == whole
+    assert statistics(server, "plain")["execution_count"] == executed
+    told = statistics(server, "chain")["inference_stats"]
+    assert told["cache_hit"]["count"] == told["cache_miss"]["count"] > 0
+
+
+def test_a_reloaded_model_has_no_answers_yet(server: Server, repository: Path, http: Asker) -> None:
+    for _ in range(2):
+        assert http.ask("cached", 8) == expected(8)
+    (repository / "cached" / "1" / "model.py").write_text(MODEL.replace("x * 3", "x * 5"))
+    with tritonclient.http.InferenceServerClient(server.url) as client:
+        client.load_model("cached")
+    for _ in range(2):
+        assert http.ask("cached", 8)["Z"] == np.float32(40).tobytes()
+    found = statistics(server, "cached")
+    assert (found["execution_count"], found["inference_stats"]["cache_hit"]["count"]) == (1, 1)
+
+
+def test_the_metrics_tell_the_same(server: Server, http: Asker) -> None:
+    before = samples(server.metrics_port)
+    http.ask("cached", 9)
+    http.ask("cached", 9)
+    labels = '{model="cached",version="1"}'
+    found, told = samples(server.metrics_port), statistics(server, "cached")["inference_stats"]
+    for kind in ("hit", "miss"):
+        plural = {"hit": "hits", "miss": "misses"}[kind]
+        assert found[f"nv_cache_num_{plural}_per_model{labels}"] == told[f"cache_{kind}"]["count"] > 0
+        assert found[f"nv_cache_{kind}_duration_per_model{labels}"] == told[f"cache_{kind}"]["ns"] // 1000 > 0
+    assert 'nv_cache_num_hits_per_model{model="plain",version="1"}' not in found
+    # What waited for another when a batcher was killed was looked up, and found its end in the next one.
+    lookups, hits, misses = (
+        found[f"nv_cache_num_{name}"] - before[f"nv_cache_num_{name}"] for name in ("lookups", "hits", "misses")
+    )
+    assert (lookups, hits, misses) == (2, 1, 1)
+    assert told["compute_infer"]["count"] == told["success"]["count"] - told["cache_hit"]["count"]
+
+
+def test_an_ensemble_whose_steps_mean_another_version_has_no_answers_yet(
+    server: Server, repository: Path, http: Asker
+) -> None:
+    for _ in range(2):
+        assert http.ask("chain", 14) == {"Y": expected(28)["Y"], "Z": expected(14)["Z"]}
+    (repository / "plain" / "1" / "model.py").write_text(MODEL.replace("x * 3", "x * 5"))
+    with tritonclient.http.InferenceServerClient(server.url) as client:
+        client.load_model("plain")
+    for _ in range(2):
+        assert http.ask("chain", 14)["Z"] == np.float32(70).tobytes()
