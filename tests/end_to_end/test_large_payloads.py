@@ -20,8 +20,8 @@ from tests.end_to_end.test_process_tree import wait_for_pending
 
 MIB = 1 << 20
 SMALL_SLABS = ("--shm-client-slab-mib=8", "--shm-worker-slab-mib=4")
-#: More than any process has mapped of slabs and rings, two clients' and two workers' at most.
-SLABS = 32 * MIB
+#: More than any one segment has but a large payload's: slabs come with their rings.
+LARGE = 16 * MIB
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 #: Process, open descriptors, bytes of Shoal's memory that it has mapped.
 Usage = list[tuple[str, int, int]]
@@ -60,16 +60,17 @@ def processes(server: Server) -> list[tuple[str, int]]:
     return [(words.partition(" (")[0], pid) for words, pid in titles if words]
 
 
-def mapped_nbytes(pid: int) -> int:
+def mapped_nbytes(pid: int) -> list[int]:
+    """Of each of Shoal's segments that the process has mapped."""
     maps = Path(f"/proc/{pid}/maps").read_text()
     ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/shoal)", maps, re.MULTILINE)
-    return sum(int(end, 16) - int(start, 16) for start, end in ranges)
+    return [int(end, 16) - int(start, 16) for start, end in ranges]
 
 
 def usage(server: Server) -> Usage:
     try:
         return sorted(
-            (title, len(os.listdir(f"/proc/{pid}/fd")), mapped_nbytes(pid)) for title, pid in processes(server)
+            (title, len(os.listdir(f"/proc/{pid}/fd")), sum(mapped_nbytes(pid))) for title, pid in processes(server)
         )
     except FileNotFoundError:  # a process ended while it was looked at
         return []
@@ -86,11 +87,12 @@ def pid_of(server: Server, title: str) -> int:
 
 
 def pid_with(server: Server, title: str) -> int:
-    """The process of that title that has a payload of 20 MiB mapped beside its slabs, once there is one."""
+    """The process of that title that has a large payload mapped, once there is one."""
     found: list[int] = []
 
     def look() -> bool:
-        found[:] = [pid for name, pid in processes(server) if name == title and mapped_nbytes(pid) > SLABS]
+        named = [pid for name, pid in processes(server) if name == title]
+        found[:] = [pid for pid in named if max(mapped_nbytes(pid), default=0) > LARGE]
         return bool(found)
 
     wait_until(look, lambda: usage(server))
