@@ -5,6 +5,7 @@ that is there. How a request ends is the business of `open_requests`.
 """
 
 from collections.abc import Callable
+from itertools import takewhile
 
 from shoal.batcher.arrivals import Arrivals
 from shoal.batcher.blocks import Blocks
@@ -26,8 +27,9 @@ from shoal.reasons import Reason
 from shoal.shm import layout
 from shoal.shm.counters import CacheFigures
 from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, RELEASE, REQUEST, RESPONSE, D, LayoutError, R
+from shoal.shm.ring import Record
 
-_NUMBER, _PART = R.NUMBER, R.BLOCK
+_NUMBER, _PART, _OTHERS = R.NUMBER, R.BLOCK, R.HEADER  # the last two: of RELEASE
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
 
 
@@ -244,6 +246,8 @@ class Exchange:
                 elif kind == RELEASE:
                     if ref := self.holders.release(client.first_key + record[_NUMBER], record[_PART]):
                         self.blocks.free(ref)
+                    if record[_OTHERS]:
+                        self._release_others(client, record)
                 elif kind == CANCEL:
                     key = client.first_key + record[R.NUMBER]
                     model = self._requests.cancel(key, now_ns, is_sure=not record[R.MORE])
@@ -270,6 +274,13 @@ class Exchange:
             for owner in greedy(self._requests.values(), self._max_in_flight):
                 if owner in self.clients:  # not the steps of ensembles
                     self.distrust(owner)
+
+    def _release_others(self, client: Client, record: Record) -> None:
+        for number in takewhile(bool, record[_OTHERS:]):
+            if number > _MAX_NUMBER:
+                raise LayoutError(f"client {client.owner} sent the number {number}")
+            if ref := self.holders.release(client.first_key + number):
+                self.blocks.free(ref)
 
     def distrust(self, owner: int) -> None:
         """A client has written what cannot be: nothing more of it is read, and the supervisor ends it."""

@@ -190,11 +190,12 @@ DONE, WANT, HAVE, RESPONSE, READY, RESCHEDULE = 7, 8, 10, 12, 13, 14
 
 
 class R:
-    """Words of REQUEST; CANCEL, RELEASE and TRACE use NUMBER alone. Times are monotonic nanoseconds.
+    """Words of REQUEST; CANCEL, RELEASE and TRACE use NUMBER. Times are monotonic nanoseconds.
 
     HOLD, which uses NUMBER and BLOCK, tells a new batcher of a reply's block that has not been released. TRACE asks for
     the times in the reply to a request that stands before it. Where the reply that is meant was not the last one,
-    RELEASE has its BLOCK, too, and HOLD has a 1 in MORE. CANCEL has a 1 in MORE where the client may still read: then
+    RELEASE has its BLOCK, too, and HOLD has a 1 in MORE; where it was, RELEASE may have the numbers of further such
+    replies from HEADER on, up to the first 0. CANCEL has a 1 in MORE where the client may still read: then
     only a worker that has the request is told. After DEADLINE_NS nobody wants the answer; 0 = never.
 
     The digest, 128 bits, is equal for requests that have equal answers; 0 where the model's are not cached. It is
@@ -209,6 +210,9 @@ class R:
     PRIORITY, TIMEOUT_US, CORRELATION, FLAGS, START_NS, MORE = 7, 8, 9, 10, 11, 12
     DIGEST_LOW, DIGEST_HIGH, DEADLINE_NS = 13, 14, 15
 
+
+#: Replies that one RELEASE can name.
+MAX_RELEASED = 1 + 16 - R.HEADER
 
 #: Of a request whose answer is not cached, and is nobody else's.
 NO_DIGEST = (0, 0)

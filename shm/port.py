@@ -7,6 +7,7 @@ readable until `release`.
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shoal.errors import InvalidArgumentError, UnavailableError
@@ -17,6 +18,7 @@ from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import (
     CANCEL,
     HOLD,
+    MAX_RELEASED,
     NO_DIGEST,
     OWNER_SHIFT,
     RELEASE,
@@ -31,7 +33,7 @@ from shoal.shm.layout import (
     unpack_span,
 )
 from shoal.shm.pieces import as_block
-from shoal.shm.ring import Record, RingReader, RingWriter
+from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab, SlabView
 
@@ -124,6 +126,7 @@ class Port:
         self._parts = Counter[tuple[int, int]]()  # number and block of replies before the last one, and of pieces
         #: Number and part, 0 for the last → the blocks that the reply's tensors lie in, if not its own.
         self._pieces: dict[tuple[int, int], list[int]] = {}
+        self._released: list[int] = []  # last replies that the next RELEASE names
         self._segments: dict[int, SlabView] = {}
         self._asks_for_segments = asks_for_segments
         #: Of one that asks: the segment that the oldest of `_unread` lies in (0 = none); what has come since.
@@ -256,16 +259,24 @@ class Port:
         Where that need not be `prompt`, it wakes nobody: the batcher sees it with the next request, or when a worker
         that lacks memory rings, or with `wake`.
         """
-        if part:
-            if (left := self._parts.pop((number, part), 0) - 1) > 0:
-                self._parts[number, part] = left
-        else:
-            self._held.pop(number, None)
         if self._pieces:
             for piece in self._pieces.pop((number, part), ()):
                 self.release(number, piece, prompt=prompt)
-        self._writer.push((RELEASE, number, 0, part))
+        if part:
+            if (left := self._parts.pop((number, part), 0) - 1) > 0:
+                self._parts[number, part] = left
+            self._writer.push((RELEASE, number, 0, part))
+        else:
+            self._held.pop(number, None)
+            if len(self._released) == MAX_RELEASED:
+                self._push_released()
+            self._released.append(number)
         self._must_ring = self._must_ring or prompt
+
+    def _push_released(self) -> None:
+        first, *others = self._released
+        self._writer.push((RELEASE, first, 0, 0, *others))
+        self._released.clear()
 
     def resubmit(self) -> None:
         """The batcher is dead: tell its successor what is open and what is held. Collect what the dead one said first.
@@ -283,6 +294,9 @@ class Port:
 
     def flush(self) -> None:
         """Show the batcher what was pushed, and ring its bell once if it must know at once."""
+        if self._released:
+            with suppress(RingFullError):  # then the next flush says so
+                self._push_released()
         if self._writer.publish() and self._must_ring:
             self._must_ring = False
             self._batcher_bell.ring()

@@ -61,6 +61,22 @@ def test_request_becomes_batch_becomes_reply_becomes_free() -> None:
     assert len(star.exchange.holders) == 0
 
 
+def test_one_record_releases_several_replies_and_a_false_number_ends_its_client() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    ask(client, 1, 2, 3)
+    for _ in range(3):
+        star.exchange.step(now_ns=500)
+        (item,) = worker.heard()
+        answer(worker, item)
+    star.exchange.step(now_ns=2_000)
+    client.say(RELEASE, 1, 0, 0, 3, 9)
+    star.exchange.step(now_ns=3_000)
+    assert (worker.heard(), star.exchange.holders.num_held) == ([], 1)
+    client.say(RELEASE, 2, 0, 0, 1 << 40 | 5)
+    star.exchange.step(now_ns=3_000)
+    assert star.exchange.reports == [{"op": "distrusted", "owner": CLIENT}]
+
+
 def test_the_times_are_in_the_reply_to_who_asked_for_them() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1, 2, 3)

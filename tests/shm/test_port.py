@@ -90,6 +90,26 @@ def test_cancel_and_release_are_records_of_two_words(star: Star) -> None:
     assert star.seen() == [(2, number, *ZEROS[2:]), (3, number, *ZEROS[2:])]
 
 
+def test_many_replies_are_released_by_one_record(star: Star) -> None:
+    for number in range(1, 20):
+        star.port.release(number, prompt=False)
+    star.port.flush()
+    first, second = star.seen()
+    assert first == (3, 1, 0, 0, *range(2, 14))
+    assert second == (3, 14, 0, 0, *range(15, 20), *ZEROS[9:])
+    assert not star.is_rung()
+
+
+def test_what_is_released_while_the_ring_is_full_is_said_when_there_is_room(narrow: Star) -> None:
+    for _ in range(13):
+        narrow.port.trace(7)
+    narrow.port.release(7)
+    narrow.port.flush()
+    assert [record[0] for record in narrow.seen()] == [11] * 13
+    narrow.port.flush()
+    assert narrow.seen() == [(3, 7, *ZEROS[2:])]
+
+
 def test_a_trace_is_asked_for_behind_its_request_and_the_times_come_with_the_reply(star: Star) -> None:
     number, block = star.submit()
     block.memory[40:47] = b"header."
@@ -391,8 +411,8 @@ def test_what_is_released_without_haste_leaves_room_for_the_rest(narrow: Star) -
     for _ in range(13 - 2):
         assert not narrow.port.is_crowded
         narrow.port.release(7, prompt=False)
+        narrow.port.flush()
     assert narrow.port.is_crowded
-    narrow.port.flush()
     assert not narrow.is_rung()
     narrow.port.wake()
     assert narrow.is_rung()
