@@ -67,6 +67,10 @@ class Answers:
         """Every request that has not failed by itself fails; what was added is dropped."""
         for position in range(self._num_requests):
             self._errors.setdefault(position, error)
+        self.drop()
+
+    def drop(self) -> None:
+        """What was added is not so."""
         self._added.clear()
         self._nbytes = 0
 
@@ -138,9 +142,7 @@ class Answers:
         `shapes` are those of batched, non-BYTES outputs with all rows.
         """
         specs = self._plans.signature.outputs
-        outputs: dict[str, Array] = {
-            name: np.empty(shape, specs[name].datatype.dtype) for name, shape in shapes.items()
-        }
+        outputs: dict[str, Array] = {each: np.empty(dims, specs[each].datatype.dtype) for each, dims in shapes.items()}
         self.add_batch(requests, outputs)
         return outputs
 

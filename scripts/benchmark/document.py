@@ -6,9 +6,11 @@ A chapter has the tables, what they were measured on, and how to measure again.
 import os
 import platform
 import re
+import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -88,11 +90,20 @@ def conditions(
     machine = [
         f"{cpus[0] if cpus else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
         + (f", {round(int(memory[1]) / 1024**2)} GiB of memory" if memory else ""),
-        f"Linux {kernel[0] if kernel else platform.release()}, Python {platform.python_version()}",
+        f"Linux {kernel[0] if kernel else platform.release()}, {_python()}",
         f"{time.strftime('%Y-%m-%d')}",
     ]
     named = [(peer.title, versions.get(peer.name, "not measured"), peer.notes) for peer in peers]
     return Conditions(seconds, rounds, machine, generator, named)
+
+
+def _python() -> str:
+    """The interpreter, and whose it is where it came with the system: how it was compiled makes a third."""
+    name = f"Python {platform.python_version()}"
+    if Path(sys.executable).resolve().parent == Path("/usr/bin"):
+        with suppress(OSError):
+            name += f" of {platform.freedesktop_os_release()['PRETTY_NAME']}"
+    return name
 
 
 def markdown(rows: Sequence[Row], where: Conditions) -> str:

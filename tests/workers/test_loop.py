@@ -104,7 +104,7 @@ class Tight(Returning):
 class Placing(Tight):
     """The same, its outputs written where clients read them."""
 
-    def known_outputs(self, rows: int) -> dict[str, tuple[int, ...]]:
+    def known_outputs(self, inputs: dict[str, Array], rows: int) -> dict[str, tuple[int, ...]]:
         return {"OUTPUT0": (rows, 4)}
 
 

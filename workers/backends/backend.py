@@ -99,15 +99,19 @@ class BatchedBackend(Backend):
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Run the model. The arrays given may be read-only; those returned are copied before the next call."""
 
-    def known_outputs(self, rows: int) -> dict[str, tuple[int, ...]] | None:
+    def known_outputs(self, inputs: dict[str, Array], rows: int) -> dict[str, tuple[int, ...]] | None:
         """The shapes of all outputs of a batch of `rows`, where it pays to have them written in place; else None."""
-        del rows
+        del inputs, rows
         return None
 
-    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
-        """Run the model and write its outputs into the arrays given, of the shapes that `known_outputs` said."""
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, Array] | None:
+        """Run the model and write its outputs into the arrays given, of the shapes that `known_outputs` said.
+
+        Where it turns out that they have others, they are returned, as `run` does.
+        """
         for name, array in self.run(inputs).items():
             outputs[name][...] = array
+        return None
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         """Gather, run, split."""
@@ -120,17 +124,15 @@ class BatchedBackend(Backend):
             requests = joinable(requests, answers)
             inputs = gather(requests, self.stage)
             rows = sum([request.form.rows for request in requests])
-        shapes = self.known_outputs(rows)
-        if shapes is None:
-            answers.input_end_ns = time.monotonic_ns()
-            outputs = self.run(inputs)
-            answers.output_start_ns = time.monotonic_ns()
+        shapes = self.known_outputs(inputs, rows)
+        placed = None if shapes is None else answers.place(requests, shapes)
+        answers.input_end_ns = time.monotonic_ns()
+        outputs = self.run(inputs) if placed is None else self.run_into(inputs, placed)
+        answers.output_start_ns = time.monotonic_ns()
+        if outputs is not None:
+            if placed is not None:
+                answers.drop()
             answers.add_batch(requests, outputs)
-        else:
-            placed = answers.place(requests, shapes)
-            answers.input_end_ns = time.monotonic_ns()
-            self.run_into(inputs, placed)
-            answers.output_start_ns = time.monotonic_ns()
 
     def _execute_ragged(self, requests: Sequence[Request], answers: Answers, ragged: RaggedBatches) -> None:
         requests = joinable(requests, answers, ragged.inputs)

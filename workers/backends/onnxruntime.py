@@ -8,7 +8,6 @@ page-locked memory and bound from there: ONNX Runtime copies them to the device 
 import ctypes
 import importlib
 import logging
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from shoal.model_config.signature import Signature
 from shoal.workers.backends import file_checks, onnxruntime_checks
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.backends.onnxruntime_options import SessionSettings, session_settings
+from shoal.workers.backends.output_shapes import OutputShapes
 from shoal.workers.ragged import RaggedBatches
 from shoal.workers.requests import Stage
 from shoal.workers.tensors import Array
@@ -72,8 +72,7 @@ class OnnxruntimeBackend(BatchedBackend):
         self._output_names: list[str] = []
         self._scalars: frozenset[str] = frozenset()  # of rank 0 in the model, [1] in the configuration
         self._strings: tuple[str, ...] = ()
-        self._known_outputs: dict[str, tuple[int, ...]] = {}  # without the batch dimension; {} = not all are known
-        self._row_nbytes = 0  # of all known outputs together
+        self._shapes: OutputShapes | None = None  # None: not all are known
         self._needs_binding = False
         self._bind_nbytes = BIND_NBYTES
 
@@ -100,7 +99,7 @@ class OnnxruntimeBackend(BatchedBackend):
         self._strings = tuple(spec.name for spec in signature.inputs.values() if spec.datatype is BYTES)
         self._needs_binding = any(spec.datatype is BF16 for spec in specs)
         if not sequences.states(model.config):  # which are not for clients
-            self._find_known_outputs(signature)
+            self._shapes = self._output_shapes()
         if device.kind == "KIND_GPU" and not any(spec.datatype is BYTES for spec in specs):
             self._needs_binding, self._bind_nbytes = True, 0
             self.stage = _staging()
@@ -132,26 +131,18 @@ class OnnxruntimeBackend(BatchedBackend):
         onnxruntime_checks.check_providers(model, settings.providers, self._session.get_providers())
         self._run_options = _run_options(settings, device.log_verbose)
 
-    def _find_known_outputs(self, signature: Signature) -> None:
-        """Which shapes every batch's outputs will have, from the configuration; none where one of them varies."""
-        known, row_nbytes = {}, 0
-        for spec in signature.outputs.values():
-            dims = spec.model_dims
-            if -1 in dims or spec.datatype is BYTES or spec.name in self._scalars:
-                return
-            known[spec.name] = dims
-            row_nbytes += spec.datatype.itemsize * math.prod(dims)
-        self._known_outputs, self._row_nbytes = known, row_nbytes
-
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def known_outputs(self, rows: int) -> dict[str, tuple[int, ...]] | None:
+    def known_outputs(self, inputs: dict[str, Array], rows: int) -> dict[str, tuple[int, ...]] | None:
         """All outputs' shapes where they are large enough for binding to pay."""
-        if rows * self._row_nbytes < self._bind_nbytes or not self._known_outputs:
-            return None
-        if self._signature.max_batch_size == 0:
-            return self._known_outputs
-        return {name: (rows, *dims) for name, dims in self._known_outputs.items()}
+        return None if self._shapes is None else self._shapes.of_batch(inputs, rows, self._bind_nbytes)
+
+    def _output_shapes(self) -> OutputShapes | None:
+        inputs, outputs = [
+            {each.name: each.shape for each in every}
+            for every in (self._session.get_inputs(), self._session.get_outputs())
+        ]
+        return None if self._scalars.intersection(outputs) else OutputShapes.of(self._signature, inputs, outputs)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """The outputs in fresh arrays. Raises InternalError with ONNX Runtime's words."""
@@ -172,9 +163,22 @@ class OnnxruntimeBackend(BatchedBackend):
             named[name] = named[name].reshape(1)
         return named
 
-    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
-        """The outputs computed in place."""
-        self._run_bound(self._as_onnx(inputs), outputs)
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, Array] | None:
+        """The outputs computed in place, or returned where the file's names of dimensions promised other shapes."""
+        assert self._shapes is not None, "they were known"
+        try:
+            self._run_bound(self._as_onnx(inputs), outputs)
+        except InternalError:
+            if not self._shapes.are_guessed:
+                raise
+            returned = self.run(inputs)
+            _log.info(
+                "model '%s' has outputs of other shapes than the names of dimensions in its file promise; from now on "
+                "they are copied", self._signature.name,
+            )  # fmt: skip
+            self._shapes = None
+            return returned
+        return None
 
     def _run_bound(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
         binding = self._session.io_binding()

@@ -1,6 +1,7 @@
 """The ONNX Runtime backend on tiny models, against ONNX Runtime's own results."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,8 +161,8 @@ def test_large_outputs_are_computed_in_the_block(onnx_file: Any, batcher: Batche
     file = onnx_file("Neg", [("X", TensorProto.FLOAT, ["N", 40000])], [("Y", TensorProto.FLOAT, ["N", 40000])])
     config = one_to_one("TYPE_FP32", [40000])
     backend = loaded(file, config)
-    assert backend.known_outputs(1) is None  # 160 kB: run and copy
-    assert backend.known_outputs(2) == {"Y": (2, 40000)}  # 320 kB: bound
+    assert backend.known_outputs({}, 1) is None  # 160 kB: run and copy
+    assert backend.known_outputs({}, 2) == {"Y": (2, 40000)}  # 320 kB: bound
     loop = Loop(backend, Signature.from_config(config), "m_0_0", batcher.memory())
     arrays = [np.arange(40000, dtype=np.float32)[None] + start for start in (0, 7)]
     batcher.send(*(batcher.request([("X", "FP32", array)]) for array in arrays))
@@ -169,6 +170,43 @@ def test_large_outputs_are_computed_in_the_block(onnx_file: Any, batcher: Batche
     done = batcher.done()
     assert [one.offsets["Y"] for one in done] == [0, 160000]
     assert all(np.array_equal(one.outputs["Y"], -array) for one, array in zip(done, arrays, strict=True))
+
+
+def test_outputs_whose_dimensions_are_named_as_inputs_are_computed_in_the_block(
+    onnx_file: Any, make_batcher: Callable[..., Batcher]
+) -> None:
+    batcher = make_batcher(4 << 20, 4 << 20)
+    file = onnx_file("Neg", [("X", TensorProto.FLOAT, ["N", "S"])], [("Y", TensorProto.FLOAT, ["N", "S"])])
+    config = one_to_one("TYPE_FP32", [-1])
+    backend = loaded(file, config)
+    loop = Loop(backend, Signature.from_config(config), "m_0_0", batcher.memory())
+    for length in (40000, 35000, 4):
+        arrays = [np.arange(length, dtype=np.float32)[None] + start for start in (0, 7)]
+        assert (backend.known_outputs({"X": arrays[0]}, 2) == {"Y": (2, length)}) is (length > 4)
+        batcher.send(*(batcher.request([("X", "FP32", array)]) for array in arrays))
+        loop.step()
+        done = batcher.done()
+        assert all(np.array_equal(one.outputs["Y"], -array) for one, array in zip(done, arrays, strict=True))
+
+
+def test_a_file_that_errs_about_its_dimensions_is_found_out_and_its_outputs_copied(
+    onnx_file: Any, make_batcher: Callable[..., Batcher], caplog: pytest.LogCaptureFixture
+) -> None:
+    batcher = make_batcher(4 << 20, 4 << 20)
+    caplog.set_level("INFO")
+    twice = numpy_helper.from_array(np.array([1, 2], np.int64), "R")
+    file = onnx_file("Tile", [("X", TensorProto.FLOAT, ["N", "S"])], [("Y", TensorProto.FLOAT, ["N", "S"])], [twice])
+    config = one_to_one("TYPE_FP32", [-1])
+    backend, memory = loaded(file, config), batcher.memory()
+    loop = Loop(backend, Signature.from_config(config), "m_0_0", memory)
+    array = np.arange(33000, dtype=np.float32)[None]
+    for _ in range(2):
+        batcher.send(batcher.request([("X", "FP32", array)]), batcher.request([("X", "FP32", array + 1)]))
+        loop.step()
+        for number, one in enumerate(batcher.done()):
+            assert np.array_equal(one.outputs["Y"], np.tile(array + number, 2))
+    assert caplog.text.count("of other shapes than the names of dimensions in its file promise") == 1
+    assert backend.known_outputs({"X": array}, 2) is None
 
 
 def test_a_failure_while_bound_gives_the_block_back(onnx_file: Any, batcher: Batcher) -> None:
@@ -225,7 +263,7 @@ def test_samples_warm_what_is_computed_in_place_too(onnx_file: Any) -> None:
     samples = [{"name": "s", "batch_size": 2, "count": 1, "inputs": {"X": given}}]
     config = one_to_one("TYPE_FP32", [40000], model_warmup=samples)
     backend = loaded(file, config)
-    assert backend.known_outputs(2) is not None
+    assert backend.known_outputs({}, 2) is not None
     warm_up(backend, model(config, file), Signature.from_config(config))
 
 
@@ -249,7 +287,7 @@ def test_a_model_directory_holds_the_file(onnx_file: Any, tmp_path: Path) -> Non
     directory = tmp_path / "1" / "model.onnx"
     directory.mkdir(parents=True)
     file.rename(directory / "model.onnx")
-    assert loaded(str(directory), one_to_one("TYPE_FP32", [4])).known_outputs(1) is None
+    assert loaded(str(directory), one_to_one("TYPE_FP32", [4])).known_outputs({}, 1) is None
 
 
 def test_a_missing_file_has_tritons_sentence(tmp_path: Path) -> None:
@@ -316,7 +354,7 @@ def test_on_a_gpu_inputs_are_bound_from_page_locked_memory(
             loop.step()
             assert [done.outputs["Y"].tolist() for done in batcher.done()] == [(-array).tolist() for array in inputs]
         assert backend.stage is not None
-        assert backend.known_outputs(1) == {"Y": (1, 4)}  # where clients read them, however small
+        assert backend.known_outputs({}, 1) == {"Y": (1, 4)}  # where clients read them, however small
         assert runtime.calls == ["cudaMallocHost"]
 
 
