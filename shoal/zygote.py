@@ -22,6 +22,7 @@ import select
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 
 from shoal.control import GONE, Channel, Message
@@ -77,8 +78,12 @@ def _serve(channel: Channel) -> tuple[Message, list[int]]:
     while True:
         order, fds = channel.receive()
         try:
-            if _fork():
-                return order, fds
+            with warnings.catch_warnings():
+                # From 3.12 on Python warns of threads, which it miscounts where a process' title has spaces: there is
+                # one (`_preload`).
+                warnings.simplefilter("ignore", DeprecationWarning)
+                if _fork():
+                    return order, fds
         except OSError as error:
             print(f"a zygote cannot fork: {error}", file=sys.stderr)  # noqa: T201 - it has no log; its stderr is the server's
         for fd in fds:

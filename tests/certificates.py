@@ -22,7 +22,8 @@ class Certificates(NamedTuple):
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Written into `folder`, valid for an hour; the server's is for localhost and 127.0.0.1."""
+    """Written into `folder`, valid for an hour, by the rules that Python enforces from 3.13 on; the server's is for
+    localhost and 127.0.0.1."""
     files = Certificates(*(folder / f"{name.replace('_', '-')}.pem" for name in Certificates._fields))
     authority = ec.generate_private_key(ec.SECP256R1())
     files.root.write_bytes(_sign("authority", authority, authority))
@@ -42,6 +43,18 @@ def make_certificates(folder: Path) -> Certificates:
 
 def _sign(owner: str, key: ec.EllipticCurvePrivateKey, authority: ec.EllipticCurvePrivateKey) -> bytes:
     now = dt.datetime.now(dt.timezone.utc)
+    is_authority = key is authority
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
     names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
     certificate = (
         x509.CertificateBuilder()
@@ -52,7 +65,10 @@ def _sign(owner: str, key: ec.EllipticCurvePrivateKey, authority: ec.EllipticCur
         .not_valid_before(now - dt.timedelta(minutes=1))
         .not_valid_after(now + dt.timedelta(hours=1))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=key is authority, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
         .sign(authority, hashes.SHA256())
     )
     return certificate.public_bytes(serialization.Encoding.PEM)
