@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from shoal.process import adopt_orphans
 
 if TYPE_CHECKING:
     from tests.repository.s3_server import S3Server
+
+# How long an example takes says how busy the machine is: hypothesis' own limit is 200 ms.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture

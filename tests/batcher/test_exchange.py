@@ -298,7 +298,7 @@ def test_ring_that_lies_ends_its_owner() -> None:
 STEPS = st.lists(st.sampled_from(["ask", "cancel", "answer", "release", "step", "kill", "spawn"]), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS, st.sampled_from([SINGLE, BATCHING, EXPIRING, ORDERED]))
 def test_every_request_gets_exactly_one_reply(steps: list[str], config: dict[str, object]) -> None:
     star = Star()

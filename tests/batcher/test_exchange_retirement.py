@@ -136,7 +136,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS, st.sampled_from([SINGLE, BATCHING]))
 def test_whenever_somebody_retires_every_request_is_answered_once(steps: list[str], config: dict[str, Any]) -> None:
     play = Play(config)

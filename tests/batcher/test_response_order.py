@@ -56,7 +56,7 @@ def test_nobody_waits_for_who_is_forgotten() -> None:
     assert not order.begin([10])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.permutations([(key, part) for key in range(5) for part in range(3)]))
 def test_any_schedule_of_responses_comes_out_in_order(schedule: list[tuple[int, int]]) -> None:
     order: ResponseOrder[tuple[int, int]] = ResponseOrder()

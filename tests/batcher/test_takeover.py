@@ -181,7 +181,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS, st.sampled_from([SINGLE, BATCHING]))
 def test_every_request_gets_exactly_one_answer_and_every_block_is_freed(
     steps: list[str], config: dict[str, object]

@@ -358,7 +358,7 @@ TARGETS = st.one_of(
 
 
 @given(method=st.sampled_from([b"GET", b"POST"]), target=TARGETS, fields=FIELDS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_gunicorn_agrees_with_any_head(
     judge: Judge, method: bytes, target: bytes, fields: list[tuple[bytes, bytes]]
 ) -> None:
@@ -378,7 +378,7 @@ EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4), st.one_of(st.just
 
 @given(raw=WHOLE, edits=EDITS)
 @example(infer(b"Content-Length: 5"), [(0.5, 0, b"\r\nContent-Length: 3")])
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 def test_gunicorn_agrees_with_damaged_heads(judge: Judge, raw: bytes, edits: list[tuple[float, int, bytes]]) -> None:
     for share, length, piece in edits:
         start = int(share * len(raw))

@@ -209,7 +209,7 @@ ARRAYS = st.sampled_from(
 
 
 @given(skeleton=st.sampled_from(SKELETONS), arrays=st.lists(ARRAYS, min_size=2, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_known_json_with_other_numbers_is_what_the_road_makes_of_it(
     long_lived: Star, skeleton: bytes, arrays: list[bytes]
 ) -> None:
@@ -341,7 +341,7 @@ def array_of(datatype: str, shape: list[int], seed: int) -> "np.ndarray[Any, Any
         st.text("ab", min_size=1, max_size=2), st.one_of(st.booleans(), st.integers(0, 9)), max_size=2
     ),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_the_lane_and_the_road_give_workers_the_same(
     long_lived: Star,
     tensors: list[tuple[str, list[int], bool]],

@@ -272,7 +272,7 @@ groups = st.tuples(st.sampled_from(["KIND_AUTO", "KIND_CPU"]), st.integers(0, 8)
     parameters=st.dictionaries(names, names, max_size=3),
     delay=st.one_of(st.none(), st.integers(0, 3_600_000_000)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_accepted_reads_back_the_same(
     io: list[tuple[str, str, list[int]]],
     max_batch_size: int,

@@ -118,7 +118,7 @@ def test_an_ensemble_gets_neither_instances_nor_optimization() -> None:
     batching=st.sampled_from(["", "dynamic_batching {}", "dynamic_batching { preferred_batch_size: 3 }"]),
     gpus=st.lists(st.integers(0, 3), max_size=2, unique=True),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_second_pass_changes_nothing_and_the_argument_stays(
     backend: str, size: int, kinds: list[str], batching: str, gpus: list[int]
 ) -> None:

@@ -342,4 +342,4 @@ class RingMachine(RuleBasedStateMachine):
 
 def test_a_ring_is_a_bounded_queue(ends: Ends) -> None:
     factory = cast("type[RuleBasedStateMachine]", lambda: RingMachine(ends))  # hypothesis takes any factory
-    run_state_machine_as_test(factory, settings=settings(max_examples=30, deadline=None))
+    run_state_machine_as_test(factory, settings=settings(max_examples=30))

@@ -298,4 +298,4 @@ class SlabMachine(RuleBasedStateMachine):
 
 def test_blocks_are_disjoint_aligned_and_come_back(memory: tuple[Segment, SegmentView]) -> None:
     factory = cast("type[RuleBasedStateMachine]", lambda: SlabMachine(memory))  # hypothesis takes any factory
-    run_state_machine_as_test(factory, settings=settings(max_examples=30, deadline=None))
+    run_state_machine_as_test(factory, settings=settings(max_examples=30))

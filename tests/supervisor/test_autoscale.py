@@ -164,7 +164,7 @@ class Plant:
         return [1 if after > before else -1 for before, after in pairs if after != before]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.floats(0, 7.9), st.integers(1, 8), st.integers(0, 20), st.sampled_from([0.0, 1.0, 30.0]))
 def test_constant_load_comes_to_rest_and_never_flaps(work: float, first: int, lag: int, backlog: float) -> None:
     plant = Plant(Autoscaler((1, 12), QUEUE_AGE, first), work, lag, backlog, first)
@@ -177,7 +177,7 @@ def test_constant_load_comes_to_rest_and_never_flaps(work: float, first: int, la
     assert rest == 1 or work >= 0.5 * (rest - 1) - 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.floats(0, 7.9), st.floats(0, 2), st.integers(1, 8))
 def test_more_constant_load_comes_to_rest_with_no_fewer(work: float, more: float, first: int) -> None:
     rests = []

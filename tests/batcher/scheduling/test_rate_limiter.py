@@ -227,7 +227,7 @@ def test_seeded_schedules_keep_the_promises_and_everything_comes_to_pass() -> No
     assert set(told) == {"allocated", "expired", "waited"}
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(min_size=22, max_size=82))
 def test_any_schedule_keeps_the_promises(some_bytes: bytes) -> None:
     rate_schedules.run_any(numbers_of(some_bytes), Told())

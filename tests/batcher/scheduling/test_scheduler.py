@@ -71,7 +71,7 @@ def test_seeded_schedules_keep_the_promises_and_everything_comes_to_pass(family:
 
 
 @pytest.mark.parametrize("family", seeded.FAMILIES)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(numbers=ANY_NUMBERS)
 def test_any_schedule_keeps_the_promises(family: str, numbers: list[int]) -> None:
     seeded.run_any(family, numbers, Told())
@@ -82,7 +82,7 @@ def test_any_schedule_keeps_the_promises(family: str, numbers: list[int]) -> Non
     "policies",
     [{}, {"default_policy": Policy(max_queue_size=40)}, {"levels": (Policy(3, delays=True), None), "default_level": 2}],
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=40), shape_keys=st.lists(st.integers(0, 1), min_size=40))
 def test_everything_runs_in_the_end(
     delay_us: int, policies: dict[str, object], sizes: list[int], shape_keys: list[int]

@@ -259,7 +259,7 @@ def test_seeded_schedules_keep_the_promises_and_everything_comes_to_pass() -> No
     }  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(min_size=2, max_size=122))
 def test_any_schedule_keeps_the_promises(some_bytes: bytes) -> None:
     schedules.run_any(numbers_of(some_bytes), Told())

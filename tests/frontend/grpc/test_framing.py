@@ -43,7 +43,7 @@ def test_a_message_of_any_length(nbytes: int) -> None:
     assert fields[1:] == ([("grpc-message", "x" * nbytes)] if nbytes else [])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text(max_size=50))
 def test_percent_encoding(message: str) -> None:
     encoded = framing.percent_encode(message)

@@ -118,7 +118,7 @@ def test_an_output_that_does_not_fill_its_shape_is_refused(nbytes: int) -> None:
     assert str(caught.value) == "output tensor shape does not match size of output for 'O'"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     datatype=st.sampled_from(["UINT8", "INT64", "UINT64", "FP32", "FP64"]),
     rows=st.integers(1, 3),

@@ -105,7 +105,7 @@ def test_a_binary_input_is_not_copied_before_the_block(pair: ModelEntry) -> None
     assert given.data.obj is body
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     id_=st.text(st.characters(codec="utf-8"), max_size=40),
     values=st.lists(st.integers(0, 255), max_size=300),
@@ -262,7 +262,7 @@ def sent_by_triton(array: "np.ndarray[Any, Any]", binary: bool, binary_out: bool
     return ({} if length is None else {"inference-header-content-length": str(length)}), bytes(body)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(case=arrays(), binary_out=st.booleans())
 def test_two_encodings_one_answer(make_entry: Make, case: Any, binary_out: bool) -> None:
     datatype, array = case

@@ -349,7 +349,7 @@ JSON_VALUES = st.recursive(
 MEMBERS = ["name", "datatype", "shape", "data", "parameters"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     changes=st.dictionaries(st.sampled_from(MEMBERS), JSON_VALUES, max_size=2),
     more=st.dictionaries(st.sampled_from(["id", "parameters", "outputs"]), JSON_VALUES, max_size=2),
@@ -369,7 +369,7 @@ def test_whatever_comes_is_a_request_or_a_refusal(
         write_block(prepared, memoryview(bytearray(block_nbytes(prepared))))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(body=st.binary(max_size=60))
 def test_whatever_bytes_come_are_refused(pair: ModelEntry, body: bytes) -> None:
     with pytest.raises(ShoalError):

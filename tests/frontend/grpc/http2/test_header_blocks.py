@@ -83,7 +83,7 @@ NAMES = st.text("abcdefgh-", min_size=1, max_size=3).filter(lambda name: name !=
 VALUES = st.text("xyz", max_size=3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=3), max_size=20), st.booleans())
 def test_what_is_remembered_is_what_would_be_decoded(lists: list[list[tuple[str, str]]], huffman: bool) -> None:
     blocks, encoder, decoder = HeaderBlocks(Limits()), hpack.Encoder(), hpack.Decoder()

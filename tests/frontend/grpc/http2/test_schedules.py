@@ -158,7 +158,7 @@ class Schedule:
         self.exchange()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS, st.sampled_from([1, 7, 1000, 1 << 20]))
 def test_any_schedule_brings_every_byte_over_in_order(steps: list[tuple[str, int, bool]], split: int) -> None:
     schedule = Schedule(split)

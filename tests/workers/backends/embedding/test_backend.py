@@ -271,7 +271,7 @@ BAGS = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=5)
 POOLINGS = st.sampled_from(["sum", "mean"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(bags=BAGS, pooling=POOLINGS, dtype=st.sampled_from([np.float32, np.float16, np.int8]))
 def test_bags_by_offsets(bags: list[list[int]], pooling: str, dtype: Any) -> None:
     table = (TABLE * 50).astype(dtype)
@@ -285,7 +285,7 @@ def test_bags_by_offsets(bags: list[list[int]], pooling: str, dtype: Any) -> Non
     assert np.allclose(found, expected_bags(bags, table, pooling), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(bags=BAGS.filter(bool), pooling=POOLINGS, length=st.integers(0, 3))
 def test_bags_that_are_padded(bags: list[list[int]], pooling: str, length: int) -> None:
     configuration = config(("TYPE_INT64", [-1]), ("TYPE_FP32", [4]), 8, pooling=pooling, padding_id="-1")
@@ -297,7 +297,7 @@ def test_bags_that_are_padded(bags: list[list[int]], pooling: str, length: int) 
     assert np.allclose(found, expected_bags(bags, TABLE, pooling), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(bags=BAGS, at_once=st.integers(1, 9))
 def test_bags_are_added_up_in_pieces(bags: list[list[int]], at_once: int) -> None:
     ends = np.cumsum(list(map(len, bags)), dtype=np.int64)

@@ -103,7 +103,7 @@ def test_numbers_off_their_alignment_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::SyntaxWarning")  # numpy's and Python's about such texts
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_damaged_file_is_refused_or_read_and_nothing_else(data: st.DataObject, tmp_path_factory: Any) -> None:
     whole = bytearray(npy(TABLE))
