@@ -1,5 +1,6 @@
 """A real redis-server on a port of loopback, to be stopped, killed and started again."""
 
+import os
 import shutil
 import signal
 import socket
@@ -40,6 +41,8 @@ class RedisServer:
     def pause(self) -> None:
         """It stands still, and its kernel takes connections for it."""
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         """It goes on."""

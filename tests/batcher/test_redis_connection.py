@@ -25,7 +25,8 @@ PATIENCE_NS = 10_000_000_000
 
 
 def settings(port: int, **said: str) -> RedisSettings:
-    made = redis_settings({"redis": {"host": "127.0.0.1", "port": str(port), "socket_timeout": "10000", **said}}, {})
+    patient = {"socket_timeout": "10000", "connect_timeout": "10000"}
+    made = redis_settings({"redis": {"host": "127.0.0.1", "port": str(port), **patient, **said}}, {})
     assert made is not None
     return made
 
@@ -222,9 +223,8 @@ def test_one_that_is_killed_is_left_and_found_again(
 
 
 def test_one_that_stands_still_is_waited_for_once(
-    redis_server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture
+    redis_server: RedisServer, loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = opened(settings(redis_server.port, connect_timeout="50")).connect()
     redis_server.pause()
     began_ns = loop.now_ns
     assert loop.connection.ask(1, b"name", began_ns)
@@ -234,10 +234,13 @@ def test_one_that_stands_still_is_waited_for_once(
     assert not loop.connection.ask(2, b"name", loop.now_ns)
     assert "it was silent for 10000 ms" in warnings(caplog)[0]
     loop.ahead_ns += PATIENCE_NS + 2 * RETRY_NS
+    patient = loop.connection._settings
+    loop.connection._settings = patient._replace(connect_timeout_s=0.05)
     loop.turn()
     loop.until(lambda: not loop.connection._is_connecting)
     assert loop.connection.fd < 0, "it takes connections, but does not answer"
     redis_server.resume()
+    loop.connection._settings = patient
     loop.ahead_ns += 2 * RETRY_NS
     assert loop.connect().ask(b"name") is None
     assert len(warnings(caplog)) == 1
