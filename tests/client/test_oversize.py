@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,9 +143,18 @@ def test_what_comes_too_late_is_given_back(
 
 
 def test_a_block_that_no_reader_maps_in_time_is_given_back(
-    channels: tuple[Channel, Channel], pool: ThreadPoolExecutor
+    channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    star = Surroundings(channels, pool, wait_s=0.2)
+    star = Surroundings(channels, pool)
+    now_s = [time.monotonic()]
+
+    def send(message: Message) -> None:
+        star.channel.send(message)
+        if message["op"] == "oversize_mapped":
+            now_s[0] += 10.0  # the time is up
+
+    star.blocks._send = send
+    monkeypatch.setattr("shoal.client.oversize.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     late = star.allocate(9000)
     star.heard()
     star.grant(1, 80)

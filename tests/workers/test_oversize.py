@@ -22,6 +22,12 @@ ASKED = {"op": "oversize", "request": 1, "nbytes": 12025}
 
 @pytest.fixture
 def batcher(make_batcher: Callable[..., Batcher]) -> Batcher:
+    return make_batcher(worker=8192)
+
+
+@pytest.fixture
+def hasty(make_batcher: Callable[..., Batcher]) -> Batcher:
+    """One whose worker waits for nothing that is not there at once."""
     return make_batcher(worker=8192, block_wait_s=0.01)
 
 
@@ -83,24 +89,37 @@ def test_a_refusal_is_the_answer_with_the_models_name(batcher: Batcher, wire: in
 
 
 def test_what_was_awaited_too_long_fails_and_is_given_back_when_it_comes(
-    batcher: Batcher, num_descriptors: Callable[[], int]
+    hasty: Batcher, num_descriptors: Callable[[], int]
 ) -> None:
-    memory = batcher.memory()
+    memory = hasty.memory()
     before = num_descriptors()
     with pytest.raises(UnavailableError, match=r"^no shared memory for a result of 12025 bytes: .* within 0\.01 s"):
         memory.oversize.allocate(12025)
-    assert heard(batcher) == ASKED
-    grant(batcher)
-    memory.oversize.hear(*batcher.worker_channel.receive())
-    assert heard(batcher) == {"op": "oversize_gone", "owner": 50}
-    batcher.supervisor.send({"op": "oversize", "request": 2, "wire": 4, "sentence": "never"})
+    assert heard(hasty) == ASKED
+    grant(hasty)
+    memory.oversize.hear(*hasty.worker_channel.receive())
+    assert heard(hasty) == {"op": "oversize_gone", "owner": 50}
+    memory.oversize._wait_s = 10.0
+    hasty.supervisor.send({"op": "oversize", "request": 2, "wire": 4, "sentence": "never"})
     with pytest.raises(InvalidArgumentError, match=r"^never$"):
         memory.oversize.allocate(12025)
     assert num_descriptors() == before
 
 
-def test_a_segment_that_nobody_announces_in_time_is_given_back(batcher: Batcher) -> None:
+def test_a_segment_that_nobody_announces_in_time_is_given_back(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = batcher.memory()
+
+    def listen() -> None:
+        message, fds = batcher.worker_channel.receive()
+        memory.oversize.hear(message, fds)
+        if message["op"] == "oversize_ready":
+            now_s[0] += 10.0  # the time is up
+
+    memory.oversize.listen = listen
+    now_s = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     grant(batcher)
     batcher.supervisor.send({"op": "oversize_ready", "owner": 51})  # another one's
     with pytest.raises(UnavailableError):
