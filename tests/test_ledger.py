@@ -68,6 +68,7 @@ def test_segments_count_for_as_long_as_somebody_looks_at_them() -> None:
 
 
 def test_a_process_tells_its_counts_beside_the_kernels() -> None:
+    gc.collect()  # what earlier tests have forgotten may have descriptors
     message = ledger_message(requests_open=3)
     assert message == {
         "op": "ledger",

@@ -70,6 +70,9 @@ class Zygote:
             assert facts["pid"] == pid
             os.kill(pid, signal.SIGKILL)
             assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
+            # The child may have been done before its zygote has closed what came with the order.
+            assert self.hear(link) is None
+            assert said.read() == b""
         return facts
 
 
@@ -83,8 +86,10 @@ def started(directory: Path, source: str, supervisor: int) -> Iterator[Zygote]:
     command = [sys.executable, "-u", "-m", "shoal.zygote", "test", str(theirs.fileno()), str(supervisor), "facts"]
     with ours, subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], cwd=directory) as process:
         theirs.close()
-        yield Zygote(process, ours)
-        process.kill()
+        try:
+            yield Zygote(process, ours)
+        finally:
+            process.kill()  # it would be waited for for ever
 
 
 #: It leaves something to be done at its end, and something that must not be.

@@ -1,5 +1,6 @@
 """Real child processes: their end is noticed, and what they were is known."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def kill(pid):
 adopt_orphans()
 assert reap_orphans()
 loop, codes = EventLoop(), []
-child = spawn(loop, "test", ["this"], {})
+child = spawn(loop, "test", ["child_of_test"], {})
 child.watch(lambda _child, code: (codes.append(code), loop.stop()))
 orphan = leave_orphan()
 assert reap_orphans(), "nobody is dead"
@@ -104,5 +105,7 @@ assert open(f"/proc/self/task/{os.getpid()}/children").read() == "", "nobody is 
 
 
 def test_orphans_are_waited_for_and_our_own_are_not(tmp_path: Path) -> None:
+    (tmp_path / "child_of_test.py").write_text("import signal; signal.pause()")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     # In a process of its own: it would wait for other tests' children, too.
-    subprocess.run([sys.executable, "-c", ORPHANS], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", ORPHANS], env=environment, check=True, timeout=60)

@@ -1,15 +1,21 @@
 """Descriptors and timers of the supervisor's loop."""
 
 import os
+import time
+
+import pytest
 
 from shoal.supervisor.event_loop import EventLoop
 
 
-def test_timers_fire_in_order_and_once() -> None:
+def test_timers_fire_in_order_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, fired = EventLoop(), list[str]()
-    loop.call_after(0.003, loop.stop)
-    loop.call_after(0.002, lambda: fired.append("second"))
-    loop.call_after(0.001, lambda: fired.append("first"))
+    now_ns = time.monotonic_ns()
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "monotonic_ns", lambda: now_ns)  # all are set at one moment
+        loop.call_after(0.003, loop.stop)
+        loop.call_after(0.002, lambda: fired.append("second"))
+        loop.call_after(0.001, lambda: fired.append("first"))
     loop.run()
     assert fired == ["first", "second"]
 

@@ -37,6 +37,12 @@ class Nvml:
         return SimpleNamespace(used=used_mib << 20)
 
 
+@pytest.fixture(autouse=True)
+def _is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be said may take its time on a busy machine."""
+    monkeypatch.setattr("shoal.supervisor.gpu_memory._LAST_S", 60.0)
+
+
 def memory_of(*used_mib: int | None) -> GpuMemory:
     nvml = Nvml()
     nvml.used_mib = list(used_mib)

@@ -1,5 +1,6 @@
 """Who is asked for its ledger and when, and what the one line says; the test plays the processes that are asked."""
 
+import gc
 import json
 import logging
 import os
@@ -37,6 +38,12 @@ class Ground(Sky):
     def run_for(self, seconds: float) -> None:
         self.loop.call_after(seconds, self.loop.stop)
         self.loop.run()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> None:
+    """Whatever earlier tests have forgotten is closed now, and not between two counts of this process's descriptors."""
+    gc.collect()
 
 
 @pytest.fixture

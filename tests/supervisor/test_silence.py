@@ -37,9 +37,13 @@ def test_a_sign_of_life_ends_it() -> None:
 
 
 def test_what_the_kernel_says() -> None:
-    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    program = "print(flush=True)\nwhile True: pass"
+    spinning = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     with spinning:
-        while not observe(spinning.pid).cpu_s > 0.1:
+        assert spinning.stdout is not None
+        spinning.stdout.readline()  # it was started, and waits for no file any more
+        begun_s = observe(spinning.pid).cpu_s
+        while not observe(spinning.pid).cpu_s > begun_s:
             pass
         assert observe(spinning.pid).is_runnable
         spinning.send_signal(signal.SIGSTOP)

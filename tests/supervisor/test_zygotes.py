@@ -10,6 +10,7 @@ import pytest
 from shoal.supervisor import zygotes as zygotes_module
 from shoal.supervisor.children import Child, Program
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.restarts import backoff_s
 from shoal.supervisor.zygotes import Zygotes
 
 #: Its exit code says how it began.
@@ -75,6 +76,8 @@ class Surroundings:
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Surroundings]:
     (tmp_path / "child_of_zygote.py").write_text(SOURCE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    for limit in ("IMPORT_S", "FORK_S"):  # of those tests whose subject they are not
+        monkeypatch.setattr(zygotes_module, limit, 300.0)
     loop = EventLoop()
     surroundings = Surroundings(loop, Zygotes(loop, "@test", {"test": ("child_of_zygote",)}))
     yield surroundings
@@ -125,15 +128,26 @@ def test_a_kind_without_a_zygote_is_execd(surroundings: Surroundings) -> None:
 def test_a_dead_zygote_is_replaced_and_meanwhile_children_are_execd(
     surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(zygotes_module, "backoff_s", lambda num_deaths: 0.2 * num_deaths)
+    pauses: list[tuple[float, Callable[[], None]]] = []
+
+    def call_after(delay_s: float, callback: Callable[[], None]) -> None:
+        if callback.__name__ == "start":
+            pauses.append((delay_s, callback))  # it is over when the test says so
+        else:
+            EventLoop.call_after(surroundings.loop, delay_s, callback)
+
+    monkeypatch.setattr(surroundings.loop, "call_after", call_after)
     surroundings.spawn()
     assert surroundings.run() == FORKED
-    for said in ("it is started again in 0.2 s", "it is started again in 0.4 s"):
+    for num_deaths in (1, 2):
         os.kill(surroundings.zygote_pid(), signal.SIGKILL)
-        surroundings.run_until(lambda said=said: said in caplog.text)  # type: ignore[misc]
+        surroundings.run_until(lambda: bool(pauses))
+        pause_s, start = pauses.pop()
+        assert pause_s == backoff_s(num_deaths)
+        assert f"it is started again in {pause_s:g} s" in caplog.text
         surroundings.spawn()
         assert surroundings.run() == EXECUTED
-        surroundings.run_until(lambda: bool(surroundings.children()))
+        start()
         surroundings.spawn()
         assert surroundings.run() == FORKED
 
