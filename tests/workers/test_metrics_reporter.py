@@ -1,7 +1,7 @@
 """metrics_reporter.py: what reaches the other end of a control connection, and when."""
 
 import socket
-import time
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +9,7 @@ from triton_python_backend_utils import metrics
 from triton_python_backend_utils.metrics import MetricFamily, MetricRegistry, set_registry
 
 from shoal.control import Channel, Message
+from shoal.workers import metrics_reporter
 from shoal.workers.metrics_reporter import INTERVAL_S, MetricsReporter, report_metrics
 
 
@@ -50,7 +51,26 @@ def said(count: float) -> Message:
     return {"op": "metrics", "families": [["n", "counter", "Number", [[[["a", "b"]], count]]]]}
 
 
-def test_what_there_is_is_told_at_once_and_changes_soon(connection: Connection, registry: MetricRegistry) -> None:
+class Interval:
+    """Time passes for the reporter when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self._over = threading.Semaphore(0)
+
+    def sleep(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        self._over.acquire()
+
+    def end(self) -> None:
+        self._over.release()
+
+
+def test_what_there_is_is_told_at_once_and_changes_soon(
+    connection: Connection, registry: MetricRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interval = Interval()
+    monkeypatch.setattr(metrics_reporter, "time", interval)
     counter = MetricFamily("n", "Number", MetricFamily.COUNTER).Metric({"a": "b"})
     counter.increment(2)
     reporter = report_metrics(connection.worker)
@@ -58,14 +78,21 @@ def test_what_there_is_is_told_at_once_and_changes_soon(connection: Connection, 
     assert connection.heard() == said(2.0)
     counter.increment(1)
     assert connection.heard() == said(1.0)
-    told_s = time.monotonic()
     counter.increment(3)
     counter.increment(4)
+    interval.end()
     assert connection.heard() == said(7.0)  # together, as they come within the interval
-    assert time.monotonic() - told_s > INTERVAL_S / 2
+    assert interval.asked[0] == INTERVAL_S
     counter.increment(5)
     reporter.flush()
     assert connection.heard() == said(5.0)
+    counter.increment(6)
+    connection.close()
+    interval.end()
+    thread = reporter._thread
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()  # nobody hears it
 
 
 def test_without_changes_nothing_is_said_and_no_thread_runs(connection: Connection, registry: MetricRegistry) -> None:
