@@ -84,6 +84,8 @@ def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
     channels: tuple[Channel, Channel], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     star = Surroundings(channels, pool)
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     assert star.blocks.look() is None
     asked = star.allocate(9000)
     star.heard()
@@ -94,10 +96,9 @@ def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
     star.blocks.free(first.ref, keep=True)
     second = star.blocks.allocate(9000, 3)  # nobody is asked
     assert (first.ref, second.ref) == (0x000050_00000_00001, 0x000050_00000_00003)
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     star.blocks.free(second.ref, keep=True)
     assert star.blocks.look() == KEEP_S
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0 + KEEP_S)
+    now_s += KEEP_S
     assert star.blocks.look() is None
     assert star.heard() == {"op": "oversize_gone", "owner": 80}
 

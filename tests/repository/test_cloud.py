@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,8 +32,8 @@ MODELS = {
     "models/.git/HEAD": b"hidden",
     "other/model/1/model.onnx": b"of another repository",
 }
-#: A server that is gone is found out soon in a test.
-IMPATIENT = Patience(connect_s=1, read_s=1, listing_s=10, stall_s=2)
+#: The server is there, and the machine may be busy.
+PATIENT = Patience(DEADLINE_S, DEADLINE_S, DEADLINE_S, DEADLINE_S)
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def repository(
     s3: S3Server, bucket: str, directory: Path, *, host: str = "", path: str = "/models", **keys: str
 ) -> CloudRepository:
     url = CloudUrl.parse(f"s3://{host or s3.host}/{bucket}{path}")
-    return CloudRepository(url, directory / "cache", credential_file(directory, **keys), IMPATIENT)
+    return CloudRepository(url, directory / "cache", credential_file(directory, **keys), PATIENT)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -228,7 +229,7 @@ def test_who_is_killed_while_copying_leaves_nothing_that_looks_whole(s3: S3Serve
 
 def test_a_download_that_stands_still_is_given_up(s3: S3Server, tmp_path: Path) -> None:
     s3.upload("stalled", {"models/large/1/model.onnx": os.urandom(1 << 20)})
-    patience = Patience(connect_s=5, read_s=30, listing_s=30, stall_s=0.5)
+    patience = replace(PATIENT, stall_s=0.5)
     with HaltingProxy(s3.host, halt_after_nbytes=1 << 19).running() as host:
         url = CloudUrl.parse(f"s3://{host}/stalled/models")
         models = CloudRepository(url, tmp_path / "cache", credential_file(tmp_path), patience)
@@ -253,7 +254,7 @@ def test_a_server_that_does_not_answer_is_given_up(s3: S3Server, bucket: str, tm
             CloudUrl.parse(f"s3://{host}/{bucket}"),
             tmp_path / "cache",
             credential_file(tmp_path),
-            Patience(connect_s=1, read_s=30, listing_s=0.5),
+            replace(PATIENT, listing_s=0.5),
         )
         with pytest.raises(UnavailableError, match=r"failed: no answer in time .*; check the address, and the network"):
             models.listing()

@@ -148,6 +148,8 @@ def test_other_messages_are_obeyed_while_a_segment_is_awaited(batcher: Batcher) 
 def test_one_that_may_be_kept_is_there_for_the_next_result(batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = loop_of(batcher, VARIABLE)
     oversize = loop._memory.oversize
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     view = grant(batcher, keep=True)
     batcher.supervisor.send({"op": "oversize_ready", "owner": 50})
     batcher.results = SlabView(view)
@@ -164,8 +166,7 @@ def test_one_that_may_be_kept_is_there_for_the_next_result(batcher: Batcher, mon
     batcher.free(0x000032_00000_00001)  # a name of old
     loop.step()
     assert oversize.refs == []
-    later_s = time.monotonic() + KEEP_S
-    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    now_s += KEEP_S
     assert oversize.look() is None
     assert heard(batcher) == {"op": "oversize_gone", "owner": 50}
 

@@ -17,6 +17,8 @@ from shoal.control import Channel, Listener
 from tests.workers.surroundings import Batcher, model_config, tensor_config
 
 ROOT = Path(__file__).parents[2]
+#: Generous: a worker's imports take a busy machine seconds.
+DEADLINE_S = 60.0
 CORE = min(os.sched_getaffinity(0))
 
 
@@ -39,7 +41,7 @@ class Supervised:
             stderr=subprocess.PIPE,
             text=True,
         )
-        select.select([listener], [], [], 10)
+        assert select.select([listener], [], [], DEADLINE_S)[0]
         accepted = listener.accept()
         listener.close()
         assert accepted is not None
@@ -75,7 +77,7 @@ class Supervised:
 
     def end(self) -> tuple[int, str, str]:
         """(exit status, what it printed, what it complained)."""
-        out, complaints = self.process.communicate(timeout=10)
+        out, complaints = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, out, complaints
 
 
@@ -130,7 +132,7 @@ def test_a_whole_life(worker: Supervised, relu: str, batcher: Batcher) -> None:
     assert title == f"shoal worker m_0_0 (CPU {CORE})"
 
     batcher.send(batcher.request([("INPUT0", "FP32", np.array([[-1, 2]], np.float32))]))
-    assert select.select([batcher.bell], [], [], 10)[0]
+    assert select.select([batcher.bell], [], [], DEADLINE_S)[0]
     assert batcher.done()[0].outputs["OUTPUT0"].tolist() == [[0, 2]]
 
     worker.channel.send({"op": "stop"})
