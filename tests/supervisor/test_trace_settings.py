@@ -114,6 +114,12 @@ class Surroundings:
         self._asker.hang_up()
 
 
+@pytest.fixture(autouse=True)
+def _is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracer that is told to end may take its time on a busy machine."""
+    monkeypatch.setattr("shoal.supervisor.tracer.CLOSE_S", DEADLINE_S)
+
+
 @pytest.fixture
 def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
     made = Surroundings(tmp_path)
