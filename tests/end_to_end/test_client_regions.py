@@ -1,5 +1,6 @@
 """Clients' shared memory, driven by the real tritonclient over HTTP and gRPC: one server, whose ledger balances."""
 
+import http.client
 import itertools
 import os
 import signal
@@ -56,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, gate: Path) -> Iterator[Ser
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(CONFIG.format(backend=backend))
     (models / "gated" / "1" / "model.py").write_text(GATED.format(gate=str(gate)))
-    flags = ["--allow-client-shm=true", "--grpc-port=0", "--exit-timeout-secs=5"]
+    flags = ["--allow-client-shm=true", "--grpc-port=0"]
     with serving([SAMPLES, models], *flags, *only("simple", "simple_string", "same", "gated")) as server:
         yield server
         server.ledger_once(lambda ledger: not imbalances(ledger))
@@ -328,7 +329,7 @@ def _when_it_is_back(server: Server, kind: str, ask: Callable[[Api], Any]) -> An
         api = client_of(server, kind)
         try:
             return ask(api)
-        except (InferenceServerException, OSError):
+        except (InferenceServerException, OSError, http.client.HTTPException):
             assert time.monotonic() < end
         finally:
             api.client.close()
