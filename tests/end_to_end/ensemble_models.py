@@ -60,10 +60,9 @@ MODELS = {
     """,
     "where": "return [[float(is_shared(given(request)))]]",
     "slow": """
-        for _ in range(3000):
-            if request.is_cancelled():
-                raise ValueError("cancelled")
-            time.sleep(0.01)  # the model works until it is called off; nobody counts on how long
+        while not request.is_cancelled():
+            time.sleep(0.01)  # the model works until it is called off
+        raise ValueError("cancelled")
     """,
 }
 
