@@ -122,8 +122,9 @@ def test_a_request_of_another_width_is_refused(client: triton.InferenceServerCli
 
 def test_a_forest_of_another_width_does_not_load(server: Server, client: triton.InferenceServerClient) -> None:
     assert not client.is_model_ready("narrow")
-    log = server.log.decode()
-    assert "tensor 'input__0': the model expects 2 dimensions (shape [-1,13]) but the model configuration" in log
+    assert server.read_log(
+        b"tensor 'input__0': the model expects 2 dimensions (shape [-1,13]) but the model configuration"
+    )
 
 
 def test_a_reload_brings_another_forest_and_a_corrupt_one_changes_nothing(
