@@ -13,7 +13,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving
 
 HEAD = "import asyncio\nimport json\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n"
 X_TO_Y = (
@@ -272,7 +272,7 @@ def test_coroutines_wait_beside_each_other(client: triton.InferenceServerClient)
 @pytest.mark.parametrize("times", [0, 1, 5])
 def test_a_decoupled_model_answers_any_number_of_times(server: Server, times: int) -> None:
     url = f"http://{server.url}/v2/models/repeat/generate_stream"
-    with urlopen(Request(url, json.dumps({"X": [times]}).encode()), timeout=10) as reply:
+    with urlopen(Request(url, json.dumps({"X": [times]}).encode()), timeout=DEADLINE_S) as reply:
         events = [json.loads(line.removeprefix(b"data: ")) for line in reply if line.strip()]
     assert [event["Y"] for event in events] == [times + number for number in range(times)]
 
