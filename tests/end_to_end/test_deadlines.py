@@ -1,15 +1,18 @@
 """Deadlines, disconnects and refusals as clients meet them, over HTTP and gRPC.
 
 `held` writes down what it executes and stands still in request 100 until its gate is opened, or until it is told that
-nobody waits any more: what is sent meanwhile queues up. `steady` takes 20 ms for each request.
+nobody waits any more: what is sent meanwhile queues up. `steady` and `queueing` take 20 ms for an execution. Known from
+executions of one row, it is what each of many rows is thought to take.
 """
 
 import http.client
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,15 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.raw_client import Client
 from tests.end_to_end.server import DEADLINE_S, Server, serving
-from tests.end_to_end.test_batching import metric, wait_for_pending
+from tests.end_to_end.test_batching import metric, signal_worker, wait_for_pending
 
 #: A request to a model, with a number.
 Asked = Callable[[str, int], bytes]
 HOLD = 100
+#: So long is a deadline that is to pass: far longer than a request is on its way.
+SOON_S = 2.0
+#: At 20 ms each 80 s, which is later than any deadline and timeout here.
+MANY_ROWS = 4000
 TENSORS = """
     input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }
     output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
@@ -79,6 +86,7 @@ ENSEMBLE = """
 """
 STEADY = f"""
     backend: "identity" {TENSORS}
+    max_batch_size: {MANY_ROWS}
     parameters {{ key: "execute_delay_ms" value: {{ string_value: "20" }} }}
 """
 
@@ -93,26 +101,27 @@ class Story:
         self._clients: list[triton_grpc.InferenceServerClient] = []
         self._local = threading.local()
 
-    def ask(self, model: str, number: int, timeout_s: float | None = None) -> int:
-        """Over gRPC, a connection for each thread; the answer."""
+    def ask(self, model: str, number: int, timeout_s: float | None = None, rows: int = 0) -> int:
+        """Over gRPC, a connection for each thread; the answer. `rows` is for models that have batches."""
         if not hasattr(self._local, "client"):
             self._local.client = triton_grpc.InferenceServerClient(f"127.0.0.1:{self.server.grpc_port}")
             self._clients.append(self._local.client)
-        tensor = triton_grpc.InferInput("X", [1], "INT32")
-        tensor.set_data_from_numpy(np.array([number], np.int32))
+        array = np.full((rows, 1) if rows else 1, number, np.int32)
+        tensor = triton_grpc.InferInput("X", list(array.shape), "INT32")
+        tensor.set_data_from_numpy(array)
         result = self._local.client.infer(model, [tensor], client_timeout=timeout_s)
         answer = None if result is None else result.as_numpy("Y")
         assert answer is not None
-        return int(answer[0])
+        return int(answer.flat[0])
 
-    def send(self, model: str, number: int, timeout_s: float | None = None) -> "Future[int]":
+    def send(self, model: str, number: int, timeout_s: float | None = None, rows: int = 0) -> "Future[int]":
         """The same, meanwhile."""
-        return self.pool.submit(self.ask, model, number, timeout_s)
+        return self.pool.submit(self.ask, model, number, timeout_s, rows)
 
-    def post(self, model: str, number: int) -> tuple[int, dict[str, str], Any]:
+    def post(self, model: str, number: int, rows: int) -> tuple[int, dict[str, str], Any]:
         """Over HTTP; status, headers, body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=DEADLINE_S)
-        connection.request("POST", f"/v2/models/{model}/infer", body(number))
+        connection.request("POST", f"/v2/models/{model}/infer", body(number, rows))
         response = connection.getresponse()
         answer = response.status, dict(response.getheaders()), json.loads(response.read())
         connection.close()
@@ -161,8 +170,9 @@ class Story:
             client.close()
 
 
-def body(number: int) -> bytes:
-    return b'{"inputs":[{"name":"X","datatype":"INT32","shape":[1],"data":[%d]}]}' % number
+def body(number: int, rows: int = 0) -> bytes:
+    shape, data = [rows, 1] if rows else [1], [number] * (rows or 1)
+    return json.dumps({"inputs": [{"name": "X", "datatype": "INT32", "shape": shape, "data": data}]}).encode()
 
 
 def post(model: str, number: int) -> bytes:
@@ -186,7 +196,7 @@ def post_generate(model: str, number: int) -> bytes:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     repository = tmp_path_factory.mktemp("models")
-    timeout = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 100000 } }"
+    timeout = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 60000000 } }"
     models = {
         "held": f'backend: "python" {TENSORS}',
         "caller": f'backend: "python" {TENSORS}'.replace("count: 1", "count: 2"),
@@ -218,7 +228,7 @@ def refusal(answer: "Future[int]") -> tuple[str, str]:
 def test_a_queued_request_leaves_at_its_deadline_though_the_instance_stands_still(story: Story, model: str) -> None:
     """Whoever asks for it: a client, an ensemble, or a model that calls another one."""
     held, before = story.hold(), story.num_gone()
-    late = story.send(model, 7, timeout_s=0.2)
+    late = story.send(model, 7, timeout_s=SOON_S)
     assert refusal(late)[0] in ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.UNAVAILABLE")
     end = time.monotonic() + DEADLINE_S
     while story.num_gone() != before + 1:
@@ -274,26 +284,36 @@ def test_a_cancelled_call_of_grpc_leaves_the_queue(story: Story) -> None:
     assert held.result(DEADLINE_S) == HOLD
 
 
+@contextmanager
+def stopped(story: Story, model: str) -> Iterator[None]:
+    """The model's instance ends no execution meanwhile."""
+    signal_worker(story.server, model, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        signal_worker(story.server, model, signal.SIGCONT)
+
+
 def test_who_would_be_late_is_refused_at_once_over_grpc(story: Story) -> None:
+    """Of two, whoever comes first is executed, and the other one would have to wait for it."""
     for number in range(6):
-        assert story.ask("steady", number, timeout_s=DEADLINE_S) == number
-    sent = [story.send("steady", number, timeout_s=0.2) for number in range(24)]
-    ends = [refusal(each) for each in sent if each.exception(DEADLINE_S) is not None]
-    told = [message for status, message in ends if status == "StatusCode.UNAVAILABLE" and "overloaded" in message]
-    assert told, ends
-    assert "model 'steady' is overloaded: it needs about " in told[0]
-    assert any(each.exception() is None for each in sent)
+        assert story.ask("steady", number, DEADLINE_S, rows=1) == number
+    with stopped(story, "steady"):
+        sent = [story.send("steady", number, DEADLINE_S, MANY_ROWS) for number in range(2)]
+        (refused,), (executed,) = wait(sent, DEADLINE_S, FIRST_COMPLETED)
+        status, message = refusal(refused)
+    assert (status, "model 'steady' is overloaded: it needs about " in message) == ("StatusCode.UNAVAILABLE", True)
+    assert executed.result(DEADLINE_S) == sent.index(executed)
 
 
 def test_who_would_wait_too_long_is_refused_at_once_over_http(story: Story) -> None:
     for number in range(6):
-        assert story.post("queueing", number)[0] == 200
-    sent = [story.pool.submit(story.post, "queueing", number) for number in range(24)]
-    answers = [each.result(DEADLINE_S) for each in sent]
-    refused = [(headers, told["error"]) for status, headers, told in answers if status == 503]
-    told = [(headers, sentence) for headers, sentence in refused if "overloaded" in sentence]
-    assert told, answers
-    headers, sentence = told[0]
+        assert story.post("queueing", number, 1)[0] == 200
+    with stopped(story, "queueing"):
+        sent = [story.pool.submit(story.post, "queueing", number, MANY_ROWS) for number in range(2)]
+        (refused,), (executed,) = wait(sent, DEADLINE_S, FIRST_COMPLETED)
+        status, headers, told = refused.result()
+    assert status == 503
     assert int(headers["Retry-After"]) >= 1
-    assert sentence.startswith("[request id: <id_unknown>] model 'queueing' is overloaded: it needs about ")
-    assert {status for status, _, _ in answers} == {200, 503}
+    assert told["error"].startswith("[request id: <id_unknown>] model 'queueing' is overloaded: it needs about ")
+    assert executed.result(DEADLINE_S)[0] == 200
