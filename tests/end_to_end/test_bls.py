@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.end_to_end.server import Server, imbalances, serving
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, serving
 
 CONFIG = """
     backend: "python"
@@ -224,15 +224,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write(root, "loader", LOADER)
     write(root, "late", DOUBLE)
     flags = [f"--load-model={each.name}" for each in root.iterdir() if each.name != "late"]
-    flags += ["--request-timeout-secs=5", "--http-header-forward-pattern=traceparent"]
-    with serving(root, "--model-control-mode=explicit", *flags) as started:
+    flags += ["--model-control-mode=explicit", "--http-header-forward-pattern=traceparent"]
+    with serving(root, *flags) as started:
         yield started
 
 
-def infer(server: Server, model: str, *values: float, headers: dict[str, str] | None = None) -> Any:
-    body: dict[str, Any] = {"inputs": [{"name": "X", "shape": [len(values)], "datatype": "FP32", "data": list(values)}]}
+def infer(server: Server, model: str, *values: float, headers: dict[str, str] | None = None, **parameters: int) -> Any:
+    tensor = {"name": "X", "shape": [len(values)], "datatype": "FP32", "data": list(values)}
+    body: dict[str, Any] = {"inputs": [tensor], "parameters": parameters}
     url = f"http://127.0.0.1:{server.http_port}/v2/models/{model}/infer"
-    response = requests.post(url, json=body, headers=headers, timeout=30)
+    response = requests.post(url, json=body, headers=headers, timeout=DEADLINE_S)
     found = response.json()
     return found["outputs"][0]["data"] if response.ok else found["error"]
 
@@ -287,7 +288,9 @@ def test_what_fails_is_a_response_with_an_error(server: Server, mode: int, sente
 
 
 def test_a_model_that_waits_for_itself_is_told_so(server: Server) -> None:
-    assert "model 'selfish' has called itself, and its only instance waits for that call" in infer(server, "selfish", 1)
+    """When the time is up that its client gives it, which is long before the server gives up."""
+    told = infer(server, "selfish", 1, timeout=1_000_000)
+    assert "model 'selfish' has called itself, and its only instance waits for that call" in told
 
 
 def test_calls_before_initialize_has_finished_are_refused(server: Server) -> None:
