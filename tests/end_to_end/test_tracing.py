@@ -18,7 +18,7 @@ import tritonclient.http as triton
 
 from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, serving, title
-from tests.end_to_end.test_process_tree import identity_model, wait_for_pending
+from tests.end_to_end.test_process_tree import wait_for_pending
 from tests.tracing.receiver import receiving
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
@@ -30,6 +30,29 @@ ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 #: Compressed responses take the road.
 WAYS: dict[str, dict[str, Any]] = {"lane": {}, "road": {"response_compression_algorithm": "gzip"}}
 ON, OFF = {"trace_level": ["TIMESTAMPS"]}, {"trace_level": ["OFF"]}
+GATED_CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_INT32 dims: [ 4 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 4 ] }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+GATED = """
+import os
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.path = args["model_repository"]
+
+    def execute(self, requests):
+        open(f"{self.path}/begun", "w").close()
+        while not os.path.exists(f"{self.path}/gate"):
+            time.sleep(0.005)  # the model looks again: a file is all that reaches into its process
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.inputs()[0].as_numpy())]) for each in requests]
+"""
 
 
 def ask(client: triton.InferenceServerClient, request_id: str, *, binary: bool = True, **more: Any) -> None:
@@ -193,18 +216,25 @@ def test_the_tracer_comes_goes_and_is_replaced_and_no_request_notices(server: Se
 
 
 def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(tmp_path: Path) -> None:
-    repository = identity_model(tmp_path / "models", delay_ms=1000)
+    """The first request is executed, the second one's client goes while it waits."""
+    model = tmp_path / "models" / "slow"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(GATED_CONFIG)
+    (model / "1" / "model.py").write_text(GATED)
     said = ["level=TIMESTAMPS", "rate=1", f"triton,file={tmp_path}/t", "triton,log-frequency=1"]
-    tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [4], "data": [1, 2, 3, 4]}
     request = post("slow", json.dumps({"inputs": [tensor]}).encode())
-    with serving(repository, *[f"--trace-config={each}" for each in said]) as server:
+    with serving(model.parent, *[f"--trace-config={each}" for each in said]) as server:
         with Client(server) as first, Client(server) as second:
             first.send(request)
+            while not (model / "begun").exists():
+                assert server.process.poll() is None
             second.send(request)
             wait_for_pending(server, 1)
             second.reset()
             while not (tmp_path / "t.0").exists():
                 assert server.process.poll() is None
+            (model / "gate").touch()
             assert first.reply().status == 200
         assert server.stop() == 0
     points = [
