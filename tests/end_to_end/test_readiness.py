@@ -138,6 +138,7 @@ def test_what_it_raises_or_returns_wrongly_means_no_and_stands_in_the_log_once(s
         assert server.read_log(complaint)
         command(server, "well", "get True")
         assert probe(server, "well") == READY
+        server.read_on()
         assert server.log.count(complaint) == 1
 
 
