@@ -1,8 +1,8 @@
 """Who comes and who goes give way to those who serve: a worker until it is up, its zygote, and a worker that ends.
 
 A start is tens of milliseconds of CPU, or a framework's many seconds. At the niceness of all it holds a request up for
-milliseconds each time that the next process on its way is woken, and the road, which is nice itself, far longer. Runs
-in the supervisor.
+milliseconds each time that the next process on its way is woken, and the road, which is nice itself, far longer. Until
+a server serves nobody gives way, or its start would wait for all else that the machine does. Runs in the supervisor.
 """
 
 import functools

@@ -320,6 +320,7 @@ class Supervisor:
         except InvalidArgumentError as error:
             self._refuse_to_serve("failed to start Vertex AI service", error)
             return
+        self._zygotes.give_way()
         self._batchers.start()  # one to stand by
         self._batchers.watch()
         self._guests.start(self._front_ends.port)

@@ -13,9 +13,11 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shoal.control import ADDRESS_VARIABLE, Channel
 from shoal.reasons import describe_exit
+from shoal.supervisor import niceness
 from shoal.supervisor.children import Child, Program, prepare, spawn
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.restarts import HEALTHY_AFTER_S, backoff_s
@@ -46,23 +48,34 @@ class Zygotes:
         self._loop = loop
         self._control_address = control_address
         self._modules = modules
-        # Changed by spawn.
+        # Changed by spawn and give_way.
         self._zygotes: dict[str, Zygote] = {}
+        self._is_serving = False
 
     def spawn(self, kind: str, program: Program, *, captured: bool = False) -> Child:
         """Start a process whose imports are those of `kind`: forked where there is a zygote, otherwise exec'd.
 
         Raises OSError where the system refuses.
         """
+        if not self._is_serving:
+            program = replace(program, gives_way=False)
         child = prepare(self._loop, program, captured=captured)
         if kind not in self._modules:
             child.execute()
             return child
         if kind not in self._zygotes:
             self._zygotes[kind] = Zygote(self._loop, kind, self._modules[kind], self._control_address)
+            if self._is_serving:
+                self._zygotes[kind].give_way()
             self._zygotes[kind].start()
         self._zygotes[kind].fork(child)
         return child
+
+    def give_way(self) -> None:
+        """From now on somebody serves: workers' zygotes give way, and whoever is started to (niceness.py)."""
+        self._is_serving = True
+        for zygote in self._zygotes.values():
+            zygote.give_way()
 
     def stop(self) -> None:
         """End them; whoever is still wanted is exec'd."""
@@ -78,7 +91,8 @@ class Zygote:
         self._loop = loop
         self._modules = modules
         self._control_address = control_address
-        # Changed as it starts, gets ready and dies.
+        # Changed by give_way, and as it starts, gets ready and dies.
+        self._gives_way = False
         self._child: Child | None = None
         self._channel: Channel | None = None
         self._is_ready = False
@@ -96,13 +110,19 @@ class Zygote:
         # numpy's BLAS would start threads at import. Built-in backends compute with their framework, not with numpy.
         environment = {ADDRESS_VARIABLE: self._control_address, "OPENBLAS_NUM_THREADS": "1"}
         module = ["shoal.zygote", self.kind, str(theirs.fileno()), str(os.getpid()), *self._modules]
-        fds, is_for_workers = [theirs.fileno()], _WORKER in self._modules
-        child = spawn(self._loop, f"zygote {self.kind}", module, environment, pass_fds=fds, gives_way=is_for_workers)
+        fds, gives_way = [theirs.fileno()], self._gives_way
+        child = spawn(self._loop, f"zygote {self.kind}", module, environment, pass_fds=fds, gives_way=gives_way)
         theirs.close()
         child.watch(self._exited)
         self._child, self._channel = child, Channel(ours)
         self._loop.on_readable(ours.fileno(), self._receive)
         self._loop.call_after(IMPORT_S, lambda: self._check_ready(child))
+
+    def give_way(self) -> None:
+        """Be nicer than those who serve, where those that it forks are not needed for that."""
+        self._gives_way = _WORKER in self._modules
+        if self._gives_way and self._child is not None:
+            niceness.give_way(self._child.pid)
 
     def fork(self, child: Child) -> None:
         """Have `child` begin, as soon as the imports are done."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.supervisor import niceness
 from shoal.supervisor import zygotes as zygotes_module
 from shoal.supervisor.children import Child, Program
 from shoal.supervisor.event_loop import EventLoop
@@ -45,8 +46,10 @@ class Surroundings:
         self._codes: list[int] = []
         self._others = set(children())
 
-    def spawn(self, kind: str = "test", variable: str = "7", *, captured: bool = False) -> Child:
-        program = Program("test", ["child_of_zygote"], {"SHOAL_TEST": variable})
+    def spawn(
+        self, kind: str = "test", variable: str = "7", *, captured: bool = False, gives_way: bool = False
+    ) -> Child:
+        program = Program("test", ["child_of_zygote"], {"SHOAL_TEST": variable}, gives_way=gives_way)
         child = self.zygotes.spawn(kind, program, captured=captured)
         child.watch(lambda _child, code: self._codes.append(code))
         return child
@@ -213,3 +216,26 @@ def test_after_the_stop_no_zygote_follows(surroundings: Surroundings) -> None:
     surroundings.run_until(lambda: not surroundings.children())
     surroundings.spawn()
     assert surroundings.run() == EXECUTED
+
+
+def test_whoever_is_started_gives_way_once_somebody_serves(
+    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(niceness, "give_way", lambda pid: told.append(("give way", pid)))
+    monkeypatch.setattr(niceness, "join_in", lambda pid: told.append(("join in", pid)))
+    monkeypatch.setattr(zygotes_module, "_WORKER", "child_of_zygote")  # its zygote is one for workers
+    early = surroundings.spawn(gives_way=True)
+    assert surroundings.run() == FORKED
+    zygote = surroundings.zygote_pid()
+    assert told == [("join in", zygote), ("join in", early.pid)]
+    surroundings.zygotes.give_way()
+    late = surroundings.spawn(gives_way=True)
+    assert surroundings.run() == FORKED
+    assert told[2:] == [("give way", zygote), ("give way", late.pid)]
+    execd = surroundings.spawn("another", gives_way=True)
+    assert surroundings.run() == EXECUTED
+    assert told[4:] == [("give way", execd.pid)]
+    os.kill(zygote, signal.SIGKILL)
+    surroundings.run_until(lambda: len(told) == 6)
+    assert told[5] == ("give way", surroundings.zygote_pid())
