@@ -2,9 +2,20 @@
 
 import os
 import re
+import time
+
+DEADLINE_S = 10.0
 
 
 def named_segments() -> set[str]:
-    """Those that keep it: each has one for microseconds, also those of servers that other tests start meanwhile."""
-    looks = [{name for name in os.listdir("/dev/shm") if re.fullmatch("shoal-[0-9a-f]{32}", name)} for _ in range(2)]
-    return looks[0] & looks[1]
+    """All of them. Each has its name for microseconds, also those of servers that other tests start meanwhile."""
+    return {name for name in os.listdir("/dev/shm") if re.fullmatch("shoal-[0-9a-f]{32}", name)}
+
+
+def left_behind(before: set[str]) -> set[str]:
+    """Those that were not there before, and stay: whoever makes one may be stopped before it takes the name away."""
+    end = time.monotonic() + DEADLINE_S
+    found = named_segments() - before
+    while found and time.monotonic() < end:
+        found &= named_segments()
+    return found
