@@ -185,6 +185,17 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def await_standby(server: Server) -> list[int]:
+    """All its processes, once the last that its start begins is among them: one more batcher, which stands by. Until
+    it says so it is called a zygote, as whoever forks it."""
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        titles = {pid: title(pid) for pid in descendants(server.process.pid)}
+        if {"shoal batcher", "shoal batcher (standby)"} <= set(titles.values()):
+            return list(titles)
+        assert time.monotonic() < end, titles
+
+
 def title(pid: int) -> str:
     """What the process calls itself, "shoal worker simple_0_0 (CPU 0)"; nothing when it has ended."""
     try:

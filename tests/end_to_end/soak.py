@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.end_to_end.server import Server, descendants, serving
-from tests.end_to_end.test_large_payloads import await_standby
+from tests.end_to_end.server import Server, await_standby, descendants, serving
 from tests.end_to_end.test_ledger import footprint
 
 FLAGS = ("--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64")
@@ -209,7 +208,7 @@ def _is_death(body: bytes) -> bool:
 
 
 def at_rest(server: Server) -> list[object]:
-    """The footprint once everything has been given back and every instance is there, and the standby batcher."""
+    """The footprint once everything has been given back, and every instance and the standby batcher are there."""
     await_standby(server)
     return footprint(server.ledger_at_rest(lambda ledger: num_workers(ledger) == 3))
 

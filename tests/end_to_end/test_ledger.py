@@ -12,8 +12,8 @@ from tests.end_to_end.http_cases import against_the_model, answered, refused, ro
 from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.http_cases.models import write_models
 from tests.end_to_end.raw_client import LIVE, Client, numbers, post, tensor, tensor_in
-from tests.end_to_end.server import SAMPLES, Ledger, Server, imbalances, serving
-from tests.end_to_end.test_large_payloads import await_standby, pid_of
+from tests.end_to_end.server import SAMPLES, Ledger, Server, await_standby, imbalances, serving
+from tests.end_to_end.test_large_payloads import pid_of
 from tests.end_to_end.test_process_tree import wait_for_pending
 
 CASES = [*routes.CASES, *answered.CASES, *refused.CASES, *against_the_model.CASES]

@@ -14,8 +14,18 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title, wait_for_deaths
-from tests.named_segments import named_segments
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    SAMPLES,
+    Server,
+    await_standby,
+    descendants,
+    launch,
+    serving,
+    title,
+    wait_for_deaths,
+)
+from tests.named_segments import left_behind, named_segments
 
 READY_TITLES = {
     "shoal batcher",
@@ -160,7 +170,7 @@ def test_signal_answers_what_was_accepted_and_exits_zero(tmp_path: Path, number:
         assert [answer.result() for answer in answers] == list(range(6))
         assert server.wait() == 0
         assert f"Signal ({number.value}) received.".encode() in server.log
-        assert wait_for_deaths(server.children, 0.0)
+        assert wait_for_deaths(server.children, 2.0)
 
 
 def test_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
@@ -189,15 +199,16 @@ def test_exit_timeout_gives_up_with_one(tmp_path: Path) -> None:
 def test_killed_supervisor_takes_everything_along() -> None:
     before = named_segments()
     with serving(SAMPLES) as server:
-        assert len(server.children) == 25
-        assert named_segments() <= before
+        everybody = await_standby(server)
+        assert len(everybody) == 25
+        assert left_behind(before) == set()
         server.process.kill()
-        assert wait_for_deaths(server.children, 2.0)
-    assert named_segments() <= before
+        assert wait_for_deaths(everybody, 2.0)
+    assert left_behind(before) == set()
 
 
 def test_all_but_front_ends_are_the_supervisors_own_children_and_leave_signals_to_it(samples: Server) -> None:
-    for pid in samples.children:
+    for pid in await_standby(samples):
         if not title(pid).startswith(("shoal batcher", "shoal worker", "shoal zygote")):
             continue
         status = Path(f"/proc/{pid}/status").read_text()
@@ -207,7 +218,7 @@ def test_all_but_front_ends_are_the_supervisors_own_children_and_leave_signals_t
 
 
 def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: Server) -> None:
-    zygotes = [pid for pid in samples.children if title(pid).startswith("shoal zygote")]
+    zygotes = [pid for pid in await_standby(samples) if title(pid).startswith("shoal zygote")]
     assert len(zygotes) == 5
     for pid in zygotes:
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
