@@ -1,6 +1,8 @@
 """Embedding tables, served: rows, bags and stores through the real client, replaced under load, in memory once."""
 
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving, title
+from tests.end_to_end.test_batching import wait_for_pending
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUM_ITEMS, NUM_INSTANCES = 1 << 16, 4
@@ -107,12 +110,35 @@ def outputs(result: Any) -> dict[str, Array]:
     return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
 
+def workers_of(server: Server, model: str) -> list[int]:
+    """The processes of all its instances."""
+    workers = [pid for pid in server.children if title(pid).startswith(f"shoal worker {model}_")]
+    assert len(workers) == NUM_INSTANCES
+    return workers
+
+
 def test_rows_of_many_requests_at_once(server: Server) -> None:
-    asked = [np.random.default_rng(number).integers(0, NUM_ITEMS, (1 + number % 3, 64)) for number in range(64)]
+    def ask_alone(ids: Array) -> bool:
+        with client_of(server) as client:
+            return np.array_equal(ask(client, "items", ids=ids)["items"], ITEMS[ids])
+
+    # Full batches, which nothing can join: one for each instance to stand still with, and one that waits.
+    rows = [64] * (NUM_INSTANCES + 1) + [1 + number % 3 for number in range(64)]
+    asked = [np.random.default_rng(number).integers(0, NUM_ITEMS, (count, 64)) for number, count in enumerate(rows)]
+    workers = workers_of(server, "items")
+    with ThreadPoolExecutor(16) as threads:
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            answers = [threads.submit(ask_alone, ids) for ids in asked[: NUM_INSTANCES + 1]]
+            wait_for_pending(server, "items", 1)
+            answers += [threads.submit(ask_alone, ids) for ids in asked[NUM_INSTANCES + 1 :]]
+            wait_for_pending(server, "items", 16 - NUM_INSTANCES)
+        finally:
+            for pid in workers:
+                os.kill(pid, signal.SIGCONT)
+        assert all(answer.result(DEADLINE_S) for answer in answers)
     with client_of(server) as client:
-        sent = [client.async_infer("items", tensors({"ids": ids})) for ids in asked]
-        for ids, request in zip(asked, sent, strict=True):
-            assert np.array_equal(outputs(request.get_result(timeout=DEADLINE_S))["items"], ITEMS[ids])
         [statistics] = client.get_inference_statistics("items")["model_stats"]
     assert statistics["execution_count"] < len(asked)
     assert statistics["inference_count"] == sum(len(ids) for ids in asked)
@@ -145,8 +171,7 @@ def test_models_that_cannot_be_served_say_why(server: Server) -> None:
 
 def test_all_instances_together_have_the_table_in_memory_once(server: Server, repository: Path) -> None:
     path, everything = repository / "items" / "1" / "items.npy", np.arange(NUM_ITEMS)[np.newaxis]
-    workers = [pid for pid in server.children if b"worker items_" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(workers) == NUM_INSTANCES
+    workers = workers_of(server, "items")
     end = time.monotonic() + DEADLINE_S
     with client_of(server) as client:
         while min(found["Rss"] for found in (mapped_kib(pid, path) for pid in workers)) < ITEMS.nbytes >> 10:
@@ -169,27 +194,28 @@ def test_a_table_is_replaced_while_it_is_asked(server: Server, repository: Path)
     """Each answer is of one whole table: the newest that was there when it was asked, or a newer one."""
     path, ids = repository / "items" / "1" / "items.npy", np.arange(0, NUM_ITEMS, 97)[np.newaxis]
     newest = 0
-    is_over = threading.Event()
+    num_asking = 4
+    all_ask, is_over = threading.Barrier(num_asking + 1), threading.Event()
 
-    def keep_asking(_: int) -> int:
-        num_answers = 0
+    def keep_asking(_: int) -> None:
         with client_of(server) as client:
+            ask(client, "items", ids=ids)
+            all_ask.wait(DEADLINE_S)
             while not is_over.is_set():
                 oldest = newest
                 [raised_by] = np.unique(ask(client, "items", ids=ids)["items"] - ITEMS[ids])
                 assert oldest <= raised_by <= newest + 1
-                num_answers += 1
-        return num_answers
 
-    with ThreadPoolExecutor(4) as threads:
-        asking = threads.map(keep_asking, range(4))
+    with ThreadPoolExecutor(num_asking) as threads:
+        asking = threads.map(keep_asking, range(num_asking))
         try:
+            all_ask.wait(DEADLINE_S)
             for number in range(1, 11):
                 replace(path, ITEMS + np.float32(number))
                 newest = number
         finally:
             is_over.set()
-        assert min(asking) > 0
+        list(asking)  # none of them has found anything wrong
     with client_of(server) as client:
         assert np.array_equal(ask(client, "items", ids=ids)["items"], ITEMS[ids] + 10)
         replace(path, ITEMS[:, :63])
