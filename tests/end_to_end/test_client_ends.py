@@ -18,6 +18,9 @@ from tests.end_to_end.client_deaths import cycle
 from tests.end_to_end.client_server import BOTH, A, B, repeat, sums
 from tests.end_to_end.server import SAMPLES, Server, descendants, imbalances, only, serving, title
 
+#: Answers for a minute, one a second: nobody who hangs up is waited for longer than that.
+LASTING = repeat(*range(60), delay_ms=1000)
+
 # -- what a request names ----------------------------------------------------------------------------------------------
 
 
@@ -128,7 +131,7 @@ def test_who_does_not_join_is_hung_up_on(client: Client, client_path: str, said:
 def test_who_says_what_no_client_says_is_hung_up_on(client: Client, client_path: str, said: dict[str, object]) -> None:
     with Client(client_path) as hostile:
         assert sums(hostile)
-        answers = hostile.stream("repeat", repeat(1, delay_ms=5000))
+        answers = hostile.stream("repeat", LASTING)
         hostile._connected().connection.shared._send(said)
         with pytest.raises(ConnectionLostError):
             list(answers)
@@ -200,7 +203,7 @@ def test_the_server_restarts(client_served: Server, client_path: str, client: Cl
     assert sums(client)
     array = client.empty("simple", "INPUT0", (1, 16))
     array[:] = A
-    answers = client.stream("repeat", repeat(1, 2, delay_ms=5000))
+    answers = client.stream("repeat", LASTING)
     client_served.process.kill()
     with pytest.raises(ConnectionLostError):
         list(answers)

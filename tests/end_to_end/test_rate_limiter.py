@@ -16,7 +16,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import DEADLINE_S, Server, only, serving
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title
 from tests.end_to_end.test_batching import wait_for_pending
 
 HOLD = 100
@@ -163,7 +163,7 @@ def test_a_batchers_successor_knows_who_executes(story: Story) -> None:
     waiting = [story.send("seldom"), story.send("often")]
     wait_for_pending(story.server, "seldom", 1)
     wait_for_pending(story.server, "often", 1)
-    (batcher,) = [pid for pid in story.server.children if title(pid) == "shoal batcher"]
+    (batcher,) = [pid for pid in descendants(story.server.process.pid) if title(pid) == "shoal batcher"]
     os.kill(batcher, signal.SIGKILL)
     story.send("free").result(DEADLINE_S)  # there is another
     assert not any(each.done() for each in waiting)
@@ -172,13 +172,6 @@ def test_a_batchers_successor_knows_who_executes(story: Story) -> None:
         each.result(DEADLINE_S)
     told = story.told("often", "seldom")
     assert all(end <= begin for (_, end, _), (begin, _, _) in pairwise(told))
-
-
-def title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().strip()
-    except FileNotFoundError:
-        return ""
 
 
 @pytest.mark.parametrize(
