@@ -91,9 +91,10 @@ def test_a_refusal_comes_with_its_remedy(
 
 
 def test_nobody_there_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    assert main(["models", "--url", url]) == 3
+    with socket.socket() as deaf:  # and nobody else gets the port meanwhile
+        deaf.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        assert main(["models", "--url", url]) == 3
     assert capsys.readouterr() == (
         "",
         f"No server answers at {url}: Connection refused.\n"

@@ -148,7 +148,7 @@ def test_help_is_printed_without_imports() -> None:
         "import sys; from shoal.cli import main; code = main(['run', '--help']);"
         "print(code, sorted({'numpy', 'google', 'shoal.testing'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("Usage: shoal run <model directory>")
     assert done.stdout.endswith("\n0 []\n")
 
