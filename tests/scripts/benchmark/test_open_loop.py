@@ -9,7 +9,7 @@ import pytest
 
 from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.goodput import judge, percentile
-from scripts.benchmark.open_loop import Answer, OpenLoop
+from scripts.benchmark.open_loop import Answer, OpenLoop, _Connection
 from scripts.benchmark.workloads import Request
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -54,15 +54,29 @@ def test_requests_come_at_their_rate_and_each_is_answered() -> None:
     with answering(OK, REFUSED) as loop:
         answers = loop.load(1000, 0.2, seed=1)
         assert 150 < len(answers) < 250
+        # A machine that stands still has them all asked at once, each on a connection of its own, whose next answer is
+        # the other.
+        answers += loop.load(1000, 0.2, seed=2)
         assert {(each.status, each.may_retry) for each in answers} == {(200, False), (503, True)}
         assert all(each.time_s > 0 for each in answers)
 
 
-def test_capacity_counts_what_was_answered_with_200() -> None:
-    with answering(OK) as loop:
-        assert loop.capacity(2, 0.1) > 50
-    with answering(REFUSED) as loop:
-        assert loop.capacity(2, 0.05) == 0
+@pytest.mark.parametrize(("answer", "per_s"), [(OK, 1000), (REFUSED, 0)])
+def test_capacity_counts_what_was_answered_with_200(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, per_s: float
+) -> None:
+    read, num_read = _Connection.read, 0
+
+    def count(connection: _Connection) -> Answer | None:
+        nonlocal num_read
+        found = read(connection)
+        num_read += found is not None
+        return found
+
+    monkeypatch.setattr(_Connection, "read", count)
+    monkeypatch.setattr("time.perf_counter", lambda: num_read / 1000)  # a millisecond goes by with each answer
+    with answering(answer) as loop:
+        assert loop.capacity(2, 0.1) == pytest.approx(per_s)
 
 
 def test_a_server_that_hangs_up_is_no_measurement() -> None:
