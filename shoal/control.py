@@ -33,9 +33,18 @@ MAX_DESCRIPTORS = 8
 #: broken pipe, or a reset, if the supervisor had not read all. Nothing is left to do then, and nobody to tell.
 GONE = (EOFError, ConnectionError)
 
-_PACKER = msgpack.Packer(use_bin_type=True)
-_PACKING = threading.Lock()  # a worker has several threads that send, and the packer one buffer
 _PEERCRED = struct.Struct("3i")
+
+
+class _Packing(threading.local):
+    """A packer has one buffer, and several threads of a worker or a client send: each has a packer of its own. A lock
+    would be held for ever in the copy of a process that a fork makes while another thread packs."""
+
+    def __init__(self) -> None:
+        self.packer = msgpack.Packer(use_bin_type=True)
+
+
+_PACKING = _Packing()
 
 
 class Channel:
@@ -56,8 +65,7 @@ class Channel:
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message and duplicates of descriptors. Raises OSError where the peer is gone or reads nothing."""
-        with _PACKING:
-            body = _PACKER.pack(message)
+        body = _PACKING.packer.pack(message)
         if len(body) <= MAX_INLINE_BYTES:
             self._send(b"\x00" + body, fds)
             return

@@ -1,11 +1,14 @@
 """Messages and descriptors over a real socket; hand-written bytes as the second witness of the format."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +54,31 @@ def test_large_message_travels_in_memory_of_its_own(
     assert num_descriptors() == before
     os.close(read_fd)
     os.close(write_fd)
+
+
+def test_a_copy_of_a_process_sends_whatever_another_thread_was_at(ends: tuple[Channel, Channel]) -> None:
+    is_packing, go_on = threading.Event(), threading.Event()
+
+    class Slow(dict[str, object]):
+        def items(self) -> Any:
+            is_packing.set()
+            go_on.wait()
+            return super().items()
+
+    thread = threading.Thread(target=ends[0].send, args=(Slow(op="slow"),))
+    thread.start()
+    is_packing.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        ends[1].send({"op": "quick"})
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    thread.join()
+    assert status == 0
+    assert ends[0].receive()[0] == {"op": "quick"}
+    assert ends[1].receive()[0] == {"op": "slow"}
 
 
 def test_end_of_file_is_the_news_of_a_death(ends: tuple[Channel, Channel]) -> None:
