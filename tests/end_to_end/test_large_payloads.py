@@ -15,7 +15,16 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title
+from tests.end_to_end.server import (
+    DEADLINE_S,
+    Server,
+    await_standby,
+    descendants,
+    imbalances,
+    samples,
+    serving,
+    title,
+)
 from tests.end_to_end.test_process_tree import wait_for_pending
 
 MIB = 1 << 20
@@ -25,17 +34,36 @@ LARGE = 16 * MIB
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 #: Process, open descriptors, bytes of Shoal's memory that it has mapped.
 Usage = list[tuple[str, int, int]]
+#: Writes down that it executes, and stands still as long as its gate is there.
+SLOW = """
+import os
+import time
+
+import triton_python_backend_utils as pb_utils
 
 
-def write_model(repository: Path, name: str, num_instances: int = 1, delay_ms: int = 0) -> None:
+class TritonPythonModel:
+    def initialize(self, args):
+        self.path = args["model_repository"]
+
+    def execute(self, requests):
+        open(f"{self.path}/begun", "w").close()
+        time.sleep(0.002)  # what an execution costs: too slow to be given executions ahead
+        while os.path.exists(f"{self.path}/gate"):
+            time.sleep(0.005)  # the model works until the test lets it end
+        tensors = [pb_utils.get_input_tensor_by_name(each, "INPUT0").as_numpy() for each in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each)]) for each in tensors]
+"""
+
+
+def write_model(repository: Path, name: str, num_instances: int = 1, backend: str = "identity") -> None:
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(
         f"""
-        backend: "identity"
+        backend: "{backend}"
         input {{ name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
         output {{ name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
         instance_group {{ count: {num_instances} kind: KIND_CPU }}
-        parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
         parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
         """
     )
@@ -99,11 +127,6 @@ def pid_with(server: Server, title: str) -> int:
     return found[0]
 
 
-def await_standby(server: Server) -> None:
-    """One more batcher starts once the server serves; return when it stands by."""
-    wait_until(lambda: [title for title, _ in processes(server)].count("shoal batcher") == 2, lambda: processes(server))
-
-
 @contextmanager
 def unchanged(server: Server) -> Iterator[None]:
     """Afterwards every process has as many descriptors open and as much memory mapped as before."""
@@ -127,12 +150,19 @@ def roomy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def tight_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One with little room, and a model that takes its time."""
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a model that takes its time."""
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "fast")
-    write_model(repository, "slow", delay_ms=500)
-    with serving(repository, *SMALL_SLABS, "--shm-oversize-mib=48") as server:
+    write_model(repository, "slow", backend="python")
+    (repository / "slow" / "1" / "model.py").write_text(SLOW)
+    return repository / "slow"
+
+
+@pytest.fixture(scope="module")
+def tight_server(slow: Path) -> Iterator[Server]:
+    """One with little room, and that model beside a fast one."""
+    write_model(slow.parent, "fast")
+    with serving(slow.parent, *SMALL_SLABS, "--shm-oversize-mib=48") as server:
         yield server
         assert server.stop() == 0, server.log.decode()
 
@@ -147,6 +177,16 @@ def roomy(roomy_server: Server) -> Iterator[Server]:
 def tight(tight_server: Server) -> Iterator[Server]:
     with unchanged(tight_server):
         yield tight_server
+
+
+@contextmanager
+def held(slow: Path) -> Iterator[None]:
+    """What the model begins to execute meanwhile it ends afterwards."""
+    (slow / "gate").touch()
+    try:
+        yield
+    finally:
+        (slow / "gate").unlink()
 
 
 @pytest.mark.parametrize("nbytes", [3 * MIB, 40 * MIB + 13, 100 * MIB + 4095])
@@ -164,15 +204,16 @@ def test_several_at_once_while_small_requests_flow(roomy: Server) -> None:
         assert all(map(np.array_equal, answers, tensors))
 
 
-def test_what_finds_no_room_is_refused_while_small_requests_are_answered(tight: Server) -> None:
-    held, more = pattern(20 * MIB, 1), pattern(30 * MIB, 2)
+def test_what_finds_no_room_is_refused_while_small_requests_are_answered(tight: Server, slow: Path) -> None:
+    large, more = pattern(20 * MIB, 1), pattern(30 * MIB, 2)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(ask, tight, held, "slow")
-        pid_with(tight, "shoal worker slow_0_0")
-        with pytest.raises(triton.InferenceServerException) as refusal:
-            ask(tight, more)
-        assert np.array_equal(ask(tight, held[:1000]), held[:1000])
-        assert np.array_equal(first.result(), held)
+        with held(slow):
+            first = pool.submit(ask, tight, large, "slow")
+            pid_with(tight, "shoal worker slow_0_0")
+            with pytest.raises(triton.InferenceServerException) as refusal:
+                ask(tight, more)
+            assert np.array_equal(ask(tight, large[:1000]), large[:1000])
+        assert np.array_equal(first.result(), large)
     assert refusal.value.status() == "503"
     assert re.fullmatch(
         r"a payload of 31457\d{3} bytes, its tensors' padding and header included, is too large for a slab, and others "
@@ -202,18 +243,20 @@ def test_what_can_never_fit_is_refused_with_the_flag(tight: Server) -> None:
     )
 
 
-def test_a_killed_worker_fails_what_it_ran_and_its_successor_runs_what_waited(tight: Server) -> None:
+def test_a_killed_worker_fails_what_it_ran_and_its_successor_runs_what_waited(tight: Server, slow: Path) -> None:
     tensors = [pattern(9 * MIB, 1), pattern(8 * MIB, 2), pattern(7 * MIB, 3), pattern(1000, 4)]
+    (slow / "begun").unlink(missing_ok=True)
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(ask, tight, tensor, "slow") for tensor in tensors]
-        wait_for_pending(tight, 1)
-        os.kill(pid_of(tight, "shoal worker slow_0_0"), signal.SIGKILL)
-        errors = [answer.exception() for answer in answers]
-    failed = [error for error in errors if error is not None]
-    assert len(failed) == 1
-    assert "was killed by signal 9 (SIGKILL) while executing them" in str(failed[0])
-    for tensor, answer, error in zip(tensors, answers, errors, strict=True):
-        assert error is not None or np.array_equal(answer.result(), tensor)
+        with held(slow):
+            answers = [pool.submit(ask, tight, tensors[0], "slow")]
+            wait_until((slow / "begun").exists, lambda: processes(tight))
+            answers += [pool.submit(ask, tight, tensor, "slow") for tensor in tensors[1:]]
+            wait_for_pending(tight, 1)  # the small one: the worker maps nothing while it executes, so no other is there
+            os.kill(pid_of(tight, "shoal worker slow_0_0"), signal.SIGKILL)
+        first, *others = answers
+        assert "was killed by signal 9 (SIGKILL) while executing them" in str(first.exception())
+        for tensor, answer in zip(tensors[1:], others, strict=True):
+            assert np.array_equal(answer.result(), tensor)
 
 
 def test_what_a_killed_worker_answered_is_delivered_to_the_last_byte(tight: Server) -> None:
@@ -229,9 +272,9 @@ def test_what_a_killed_worker_answered_is_delivered_to_the_last_byte(tight: Serv
     connection.close()
 
 
-def test_a_killed_front_end_leaves_nothing_behind(tight: Server) -> None:
+def test_a_killed_front_end_leaves_nothing_behind(tight: Server, slow: Path) -> None:
     tensor = pattern(20 * MIB, 5)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, held(slow):
         answer = pool.submit(ask, tight, tensor, "slow")
         pid_with(tight, "shoal worker slow_0_0")
         os.kill(pid_with(tight, "shoal road"), signal.SIGKILL)
