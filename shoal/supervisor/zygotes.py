@@ -37,8 +37,9 @@ MODULES = {
     "pytorch": (_WORKER, "shoal.workers.backends.pytorch"),
     "tensorflow": (_WORKER, "shoal.workers.backends.tensorflow"),
 }
-#: A zygote that needs longer for its imports, or has not forked by then, is killed (ours; usual are 0.3 s and 5 ms).
-IMPORT_S, FORK_S = 60.0, 2.0
+#: A zygote that needs longer for its imports, or to fork the next, is killed (ours; usual are 0.3 s and 5 ms, but it is
+#: nice: where six times as many run as there are cores a fork was seen to take 0.7 s, and an exec half a minute).
+IMPORT_S, FORK_S = 60.0, 10.0
 
 
 class Zygotes:
@@ -100,6 +101,7 @@ class Zygote:
         self._waiting: list[Child] = []
         self._num_deaths = 0
         self._started_s = 0.0
+        self._forked_s = 0.0
 
     def start(self) -> None:
         """Exec it."""
@@ -201,7 +203,8 @@ class Zygote:
         finally:
             theirs.close()
         self._loop.on_readable(ours.fileno(), lambda: self._begin(child, ours))
-        self._loop.call_after(FORK_S, lambda: self._check_begun(child, ours))
+        ordered_s = self._loop.now_s()
+        self._loop.call_after(FORK_S, lambda: self._check_begun(child, ours, ordered_s))
 
     def _begin(self, child: Child, link: socket.socket) -> None:
         """The child has said its pid, or nobody will."""
@@ -209,6 +212,7 @@ class Zygote:
         with link:
             try:
                 message, _ = Channel(link).receive()
+                self._forked_s = self._loop.now_s()
                 child.began(message["pid"])
                 Channel(link).send({"op": "go"})
             except (EOFError, ProcessLookupError):
@@ -216,8 +220,13 @@ class Zygote:
             except BrokenPipeError:
                 return  # dead since; its pidfd says so
 
-    def _check_begun(self, child: Child, link: socket.socket) -> None:
+    def _check_begun(self, child: Child, link: socket.socket, since_s: float) -> None:
+        """It has had FORK_S for this one since then, unless it was at another, as it forks one after the other."""
         if link.fileno() < 0:
+            return
+        if (forked_s := self._forked_s) > since_s:
+            left_s = max(0.0, forked_s + FORK_S - self._loop.now_s())
+            self._loop.call_after(left_s, lambda: self._check_begun(child, link, forked_s))
             return
         _log.error("zygote '%s' has not forked within %g s; it is killed", self.kind, FORK_S)
         self._loop.forget(link.fileno())

@@ -176,6 +176,41 @@ def test_a_zygote_that_stands_still_is_killed_and_the_child_execd(
     assert "has not forked within 0.05 s; it is killed" in caplog.text
 
 
+def test_whoever_s_turn_has_not_come_is_waited_for(
+    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "pass")
+    passes = os.open(tmp_path / "pass", os.O_RDWR)
+    gate = f"""
+import os
+passes = os.open({str(tmp_path / "pass")!r}, os.O_RDWR)
+os.register_at_fork(before=lambda: os.read(passes, 1))
+"""
+    (tmp_path / "child_of_zygote.py").write_text(gate + SOURCE)
+    timers: list[Callable[[], None]] = []
+    call_after = surroundings.loop.call_after
+
+    def collect(delay_s: float, callback: Callable[[], None]) -> None:
+        if delay_s > 500:
+            timers.append(callback)
+        else:
+            call_after(delay_s, callback)
+
+    monkeypatch.setattr(zygotes_module, "FORK_S", 1000)
+    monkeypatch.setattr(surroundings.loop, "call_after", collect)
+    surroundings.spawn()
+    surroundings.spawn()
+    os.write(passes, b"..")  # the zygote's fork, and that of the middle
+    assert surroundings.run() == FORKED
+    for timer in timers[:]:
+        timer()  # for the second, too, the time has come; but the zygote was at the first
+    assert len(timers) == 3
+    os.write(passes, b"..")
+    assert surroundings.run() == FORKED
+    os.close(passes)
+    assert caplog.text == ""
+
+
 def test_a_zygote_that_never_gets_ready_is_killed(
     surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
