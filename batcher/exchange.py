@@ -107,6 +107,12 @@ class Exchange:
         self.models[ensemble.id] = ensemble
         self.ensembles.add(ensemble)
 
+    def expect_worker(self, owner: int) -> None:
+        """A worker has told this successor which blocks it has; it need not have been given anything for that."""
+        worker = self.workers.get(owner)
+        if worker is not None:
+            self._busy[owner] = worker
+
     def retire_worker(self, owner: int) -> None:
         """A worker makes way: it gets nothing more, and is reported once it has answered what it was given."""
         worker = self.workers.get(owner)

@@ -6,6 +6,7 @@ worker gets batches after the batcher and all clients have its. Likewise for a s
 writer may name it after its readers have it.
 """
 
+import functools
 import logging
 import os
 import secrets
@@ -164,7 +165,9 @@ class Star:
             clients.append((client.member, news, ()))
         self.acknowledgements.announce(clients, lambda: successor.send({"op": "resume"}))
         for worker in self.workers.values():
-            worker.member.send(news)
+            # One that executes hears of it late, so nobody waits; and then the successor may expect nothing of it.
+            told = {"op": "worker_told", "owner": worker.owner}
+            self.acknowledgements.announce([(worker.member, news, ())], functools.partial(successor.send, told))
 
     # --- clients ---
 

@@ -15,7 +15,7 @@ from shoal.control import Channel, Message
 from shoal.shm import counters, layout, segment
 from shoal.shm.counters import CounterTable
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import BATCH_ITEM, CLIENT, COUNTERS, DONE, LINK, REPLY, REQUEST, WORKER, B, P
+from shoal.shm.layout import BATCH_ITEM, CLIENT, COUNTERS, DONE, HAVE, LINK, REPLY, REQUEST, WORKER, B, P
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from tests.batcher.star import GEOMETRY
@@ -156,3 +156,16 @@ def test_a_successor_that_is_told_again_reports_after_it_serves() -> None:
         supervisor.tell({"op": "resume"})
         assert supervisor.hear() == {"op": "worker_retired", "owner": FIRST}
         assert supervisor.hear() == {"op": "model_retired", "model": MODEL}
+
+
+def test_a_successor_looks_once_more_at_a_worker_that_has_told_it_all() -> None:
+    with batching(is_successor=True) as supervisor:
+        supervisor.add(CLIENT, FRONT_END, op="client")
+        worker = supervisor.add_worker(FIRST)
+        supervisor.tell({"op": "resume"})
+        for number in (1, 2):  # from the second time on nothing else is awaited of it
+            worker.say(HAVE, 0, 0, 0, layout.pack_ref(FIRST, number, 1))
+            supervisor.tell({"op": "worker_told", "owner": FIRST})
+            supervisor.channel.send({"op": "ledger"})
+            counts = supervisor.hear()["counts"]
+            assert (counts["slots_acquired"], counts["slots_released"]) == (number, number)

@@ -120,6 +120,31 @@ def test_a_block_whose_release_nobody_passed_on_is_freed() -> None:
     assert free[:4] == (FREE, 0, 0, output_block(item))
 
 
+def test_a_block_that_its_worker_tells_of_once_all_is_answered_is_freed() -> None:
+    """It was executing when it was to tell, and is given nothing more."""
+    star, client, worker = one_of_each(SINGLE)
+    ask(client, 1, 2)
+    star.exchange.step(now_ns=500)
+    (first,) = worker.heard()
+    answer(worker, first)
+    star.exchange.step(now_ns=600)
+    (second,) = worker.heard()
+    client.say(RELEASE, 1)
+    star.succeed()
+    ask(client, 2)
+    star.exchange.resume(now_ns=700)
+    answer(worker, second)
+    star.exchange.step(now_ns=800)
+    worker.say(HAVE, 0, 0, 0, output_block(first))
+    worker.say(HAVE, 0, 0, 0, output_block(second))
+    star.exchange.expect_worker(WORKER)
+    star.exchange.step(now_ns=900)
+    (free,) = worker.heard()
+    assert free[:4] == (FREE, 0, 0, output_block(first))
+    star.exchange.expect_worker(WORKER + 1)  # dead meanwhile
+    star.exchange.step(now_ns=1000)
+
+
 def test_a_worker_is_woken_for_what_the_dead_one_did_not_ring_for() -> None:
     star, client, worker = one_of_each(SINGLE)
     ask(client, 1)
@@ -177,7 +202,10 @@ def test_a_batch_size_seen_before_keeps_its_entry() -> None:
 
 
 STEPS = st.lists(
-    st.sampled_from(["ask", "answer", "release", "step", "serve", "succeed", "succeed_unheard"]), max_size=60
+    st.sampled_from(
+        ["ask", "answer", "release", "step", "serve", "tell", "succeed", "succeed_unheard", "succeed_untold"]
+    ),
+    max_size=60,
 )
 
 
@@ -192,6 +220,7 @@ def test_every_request_gets_exactly_one_answer_and_every_block_is_freed(
     for _ in range(2 * play.number + 3):
         play.step()
         play.answer()
+    play.tell()
     play.step()
     play.release()
     play.step()
@@ -273,6 +302,7 @@ class Play:
 
     def succeed(self) -> None:
         self.star.succeed()
+        self.tell()
         self.say_again()
 
     def succeed_unheard(self) -> None:
@@ -281,7 +311,18 @@ class Play:
         self.ask()
         self.collect()
         self.release()
+        self.tell()
         self.say_again()
+
+    def succeed_untold(self) -> None:
+        """The worker is executing, and tells later."""
+        self.star.succeed()
+        self.say_again()
+
+    def tell(self) -> None:
+        for block in self.blocks:
+            self.worker.say(HAVE, 0, 0, 0, block)
+        self.star.exchange.expect_worker(WORKER)
 
     def say_again(self) -> None:
         self.collect()
@@ -289,8 +330,6 @@ class Play:
             self.client.say(HOLD, number, 0, block)
         for number in sorted(self.open):
             ask(self.client, number)
-        for block in self.blocks:
-            self.worker.say(HAVE, 0, 0, 0, block)
         self.now_ns += 10
         self.star.exchange.resume(self.now_ns)
 

@@ -153,6 +153,8 @@ def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_serves_after
     assert successor.heard() == []
     sky.acknowledge(sky.b)
     assert successor.heard() == [{"op": "resume"}]
+    sky.acknowledge(sky.third)
+    assert successor.heard() == [{"op": "worker_told", "owner": sky.worker_of_3.owner}]
 
 
 def test_a_successor_that_dies_while_it_hears_is_followed_by_another(sky: Sky) -> None:
