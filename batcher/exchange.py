@@ -332,7 +332,7 @@ class Exchange:
         for ref in set(unheld):
             if ref and not self.holders.is_held(ref):
                 self.blocks.free(ref)
-        if not worker.missing:
+        if not (worker.missing or worker.says_more):
             self._busy.pop(worker.owner, None)
         self._read.append(worker)
 

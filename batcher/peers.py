@@ -200,7 +200,7 @@ class Worker(Peer):
 
     __slots__ = (
         "_link_words", "_words", "cancelled", "freed", "hungry_since_ns", "missing", "model", "num_batches",
-        "num_finished",
+        "num_finished", "says_more",
     )  # fmt: skip
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
@@ -215,6 +215,8 @@ class Worker(Peer):
         #: Requests that nobody waits for any more, which it has not been told: each once, whoever says it again.
         self.cancelled: set[int] = set()
         self.hungry_since_ns = 0  # it waits for memory; 0: it does not
+        #: Whether it may answer what is not missing: what a dead batcher gave it.
+        self.says_more = False
         self._words = segment.words
         self._link_words = link.words
 
@@ -259,6 +261,7 @@ class Worker(Peer):
         if self.overlaps:
             given = (record[B.BATCH] for record in self.writer.history() if record[0] == BATCH_ITEM)
             self.num_finished = self.num_batches = next(given, self.num_finished)
+            self.says_more = True
             return
         items = []
         for record in self.writer.history():

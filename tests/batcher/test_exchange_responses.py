@@ -321,10 +321,13 @@ def test_a_successor_fails_what_an_overlapping_worker_may_have_and_serves_on() -
     assert replies(client) == [(1, 2, 0, Reason.TAKEN_OVER, 0)]
     assert [record[:2] for record in worker.heard()] == [(CANCEL, item[B.KEY])]
     respond(worker, item, 2)
-    end(worker, item)
     client.say(RELEASE, 1, 0, block(1))
     star.exchange.step(now_ns=900)
     assert (replies(client), sorted(freed(worker))) == ([], [block(1), block(2)])
+    respond(worker, item, 3)  # its model does not look whether anybody waits
+    end(worker, item)
+    star.exchange.step(now_ns=950)
+    assert (replies(client), freed(worker)) == ([], [block(3)])
     ask(client, 2)
     star.exchange.step(now_ns=1_000)
     (next_item,) = worker.heard()
