@@ -48,11 +48,21 @@ async def ask(
 ) -> Answer:
     """One request over a connection that has none under way."""
     sent_s = time.monotonic()
+    return await receive(reader, send(writer, number, model, fields), sent_s)
+
+
+def send(writer: asyncio.StreamWriter, number: int, model: str = "m", fields: bytes = b"") -> list[int]:
+    """Write a request; its data, which its answer must have."""
     data = [number, -number, 7, number ^ 0x5555]
     request = {"inputs": [{"name": "A", "shape": [1, 4], "datatype": "INT32", "data": data}]}
     body = json.dumps(request).encode()
     line = b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: x\r\n" % model.encode()
     writer.write(line + fields + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    return data
+
+
+async def receive(reader: asyncio.StreamReader, data: list[int], sent_s: float) -> Answer:
+    """The answer to a request of `data`."""
     head = await reader.readuntil(b"\r\n\r\n")
     status = int(head.split(b" ", 2)[1])
     length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
@@ -65,7 +75,7 @@ class Outcome:
 
     num_right: int = 0
     faults: list[str] = field(default_factory=list)
-    #: When those were sent whose connection ended without an answer, or never began; each is a fault as well.
+    #: When those had been sent whose connection ended without an answer, or never began; each is a fault as well.
     lost_s: list[float] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
     is_steady: threading.Event = field(default_factory=threading.Event)
@@ -117,9 +127,10 @@ class Traffic:
             if not self._idle:
                 self._idle.append(await asyncio.open_connection("127.0.0.1", self._port))
             reader, writer = connection = self._idle.pop()
-            sent_s = time.monotonic()
             fields = b"Accept-Encoding: deflate;q=0.1, identity\r\n" if number % ROAD_EVERY == 0 else b""
-            answer = await ask(reader, writer, number, self._model, fields)
+            data = send(writer, number, self._model, fields)
+            sent_s = time.monotonic()  # not before it is on its way: another thread may end the server in between
+            answer = await receive(reader, data, sent_s)
         except (OSError, asyncio.IncompleteReadError) as error:
             if writer is not None:
                 writer.close()
