@@ -125,8 +125,9 @@ class Storm:
             kinds = {"worker": "shoal worker m_0_", "batcher": "shoal batcher"}
             alive = [(kind, pid) for kind in victims for pid in pids if title(pid).startswith(kinds[kind])]
             alive = [(kind, pid) for kind, pid in alive if not title(pid).startswith("shoal batcher (")]
+            spared = [(kind, pid) for kind, pid in alive if not phase.kills[kind]]
             if alive:
-                kind, pid = self._random.choice(alive)
+                kind, pid = self._random.choice(spared or alive)  # so that each kind has its turn
                 os.kill(pid, signal.SIGKILL)
                 phase.kills[kind] += 1
 
