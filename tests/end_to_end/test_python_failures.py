@@ -14,6 +14,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving
+from tests.end_to_end.test_deaths import worker_of
 from tests.end_to_end.traffic import MODEL, Traffic
 
 #: Does what it is told to, and counts as authors of models do.
@@ -99,12 +100,12 @@ backend: "python"
 input { name: "COMMAND" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "SAID" data_type: TYPE_STRING dims: [ 1 ] }
 instance_group { count: 1 kind: KIND_CPU }
-parameters { key: "execution_timeout_ms" value { string_value: "2000" } }
 """
+LIMIT = 'parameters { key: "execution_timeout_ms" value { string_value: "2000" } }'
 UP_AGAIN = b"instance 'victim_0_0' of model 'victim' is up again"
 
 
-def write_models(repository: Path, more: str = "") -> Path:
+def write_models(repository: Path, more: str) -> Path:
     """The victim and its neighbour, "m"."""
     for name, config, code in (("victim", CONFIG + more, CODE), ("m", MODEL, "")):
         (repository / name / "1").mkdir(parents=True)
@@ -133,7 +134,7 @@ def failure(server: Server, word: str) -> str:
 
 
 @contextmanager
-def victim_among_others(repository: Path, more: str = "") -> Iterator[Server]:
+def victim_among_others(repository: Path, more: str) -> Iterator[Server]:
     """The server, with traffic to the neighbour that nothing may disturb; at rest everything is given back."""
     with serving(write_models(repository, more)) as server:
         with Traffic(server, 100) as neighbour:
@@ -147,7 +148,7 @@ def victim_among_others(repository: Path, more: str = "") -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with victim_among_others(tmp_path_factory.mktemp("models")) as server:
+    with victim_among_others(tmp_path_factory.mktemp("models"), LIMIT) as server:
         yield server
 
 
@@ -202,12 +203,12 @@ def test_a_crash_shows_where_in_the_model_it_was(server: Server) -> None:
     ],
 )
 def test_an_exception_costs_its_request_only(server: Server, word: str, said: str) -> None:
-    server.log = b""
+    worker = worker_of(server, "victim_0_0")
     sentence = failure(server, word)
     beginning = r"Failed to process the request\(s\) for model 'victim_0_0', message: "
     assert re.match(beginning + said, sentence, re.DOTALL), sentence
     assert command(server, "echo") == "echo"
-    assert UP_AGAIN not in server.log
+    assert worker_of(server, "victim_0_0") == worker
 
 
 def test_who_prints_without_end_is_heard_for_a_while_and_answers(server: Server) -> None:
@@ -244,14 +245,16 @@ def test_what_a_model_counts_is_shown_and_outlives_its_instances(tmp_path: Path)
         os.mkfifo(gate)
         failed = pool.submit(failure, server, "halt")
         shown_once(server, {'commands{word="halt"}': 1, "commands_running": 1})
-        os.close(os.open(gate, os.O_RDWR))  # does not wait, whoever is there
+        opened = os.open(gate, os.O_RDWR)  # waits for nobody, and is there until the model has opened it
         failed.result(DEADLINE_S)
+        os.close(opened)
         assert server.read_log(b" of model 'victim' is up again")
         command(server, "leak")
-        shown = shown_once(server, {'commands{word="leak"}': 1, "commands_running": 0})
-        assert {name: value for name, value in shown.items() if name.startswith("command")} == {
+        expected: dict[str, float] = {
             'commands{word="echo"}': 6, 'commands{word="halt"}': 1, 'commands{word="leak"}': 1,
             "command_chars_count": 8, "command_chars_sum": 6 * 4 + 4 + 4,
             'command_chars_bucket{le="4"}': 8, 'command_chars_bucket{le="8"}': 8, 'command_chars_bucket{le="+Inf"}': 8,
             "commands_running": 0,
         }  # fmt: skip
+        shown = shown_once(server, expected)
+        assert {name: value for name, value in shown.items() if name.startswith("command")} == expected
