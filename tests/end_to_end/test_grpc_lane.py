@@ -276,6 +276,7 @@ def test_a_client_that_goes_away_in_the_middle_leaves_nothing(server: Server) ->
 
 
 def test_read_only_verbs(triton: Any) -> None:
+    triton.infer("simple", pair())
     assert triton.is_server_live()
     assert triton.is_server_ready()
     assert triton.is_model_ready("simple")
