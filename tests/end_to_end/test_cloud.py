@@ -19,7 +19,7 @@ def upload(s3: S3Server, bucket: str, *models: str) -> None:
 
 def ask(server: Server, path: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(f"http://{server.url}{path}", data, timeout=30) as response:
+    with urllib.request.urlopen(f"http://{server.url}{path}", data, timeout=DEADLINE_S) as response:
         return json.load(response)
 
 
@@ -47,6 +47,7 @@ def test_models_are_served_from_a_bucket_and_a_new_version_replaces_the_old(s3: 
         s3.remove("served", "models/simple/config.pbtxt")
         s3.remove("served", "models/simple/1/model.onnx")
         assert server.read_log(b"model 'simple' is gone from the repository", start=start)
+        end = time.monotonic() + DEADLINE_S
         while old in copies(tmp_path, "digits"):  # gone when version 1 has ended
             assert time.monotonic() < end, server.log.decode()
         assert server.stop() == 0
