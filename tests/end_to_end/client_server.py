@@ -1,9 +1,11 @@
 """What the tests of `shoal.Client` share: a server with its socket at a known place, requests to it."""
 
 import os
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 
 from shoal import Client, errors
-from tests.end_to_end.server import SAMPLES, Server, only, serving
+from shoal.batcher.scheduling.admission import WINDOW
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, samples, serving, title
 
 MODELS = only("simple", "simple_string", "mlp", "repeat", "echo", "echo_bf16", "asked", "steady")
 ECHO = """
@@ -41,15 +44,18 @@ class TritonPythonModel:
         output = pb_utils.Tensor("OUTPUT0", np.array([said.encode()], object))
         return pb_utils.InferenceResponse([output], parameters={"number": 5, "word": "x", "truth": True})
 """
-#: One that takes 20 ms for each request, and heeds timeouts over HTTP, too, which has no deadlines.
-STEADY = """
-backend: "identity" max_batch_size: 1
-input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
-instance_group { count: 1 kind: KIND_CPU }
-parameters { key: "execute_delay_ms" value: { string_value: "20" } }
-dynamic_batching { default_queue_policy { default_timeout_microseconds: 60000000 allow_timeout_override: true } }
+#: One that takes 20 ms for each execution, and heeds timeouts over HTTP, too, which has no deadlines. Where only single
+#: rows are known, a request of so many is thought to take 4 s.
+STEADY_ROWS = 200
+STEADY = f"""
+backend: "identity" max_batch_size: {STEADY_ROWS}
+input {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }}
+output {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+parameters {{ key: "execute_delay_ms" value {{ string_value: "20" }} }}
+dynamic_batching {{ default_queue_policy {{ default_timeout_microseconds: 3600000000 allow_timeout_override: true }} }}
 """
+PENDING = 'nv_inference_pending_request_count{model="steady",version="1"}'
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.ones((1, 16), np.int32)
 BOTH = {"INPUT0": A, "INPUT1": B}
@@ -76,6 +82,14 @@ def sums(client: Client) -> bool:
     return bool((client.infer("simple", BOTH)["OUTPUT0"] == A + B).all())
 
 
+def ask_until(client: Client, condition: Callable[[], bool]) -> None:
+    """Ask until it holds: what has come of earlier requests is looked at with the next one."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert sums(client)
+        assert time.monotonic() < end, "it never came"
+
+
 def repeat(*values: int, delay_ms: int = 0, wait_ms: int = 0) -> dict[str, Any]:
     """A request to the decoupled model."""
     return {
@@ -85,16 +99,19 @@ def repeat(*values: int, delay_ms: int = 0, wait_ms: int = 0) -> dict[str, Any]:
     }
 
 
-def refused_while_busy(asker: Client, client: Client) -> None:
+def refused_while_busy(asker: Client, client: Client, server: Server) -> None:
     """The asker's timeout is known to the server, which has more to do than can be done in that time."""
-    one = {"INPUT0": [[1]]}
-    for _ in range(5):  # after which the server knows how long one takes
-        asker.infer("steady", one, timeout=60)
+    one, many = {"INPUT0": [[1]]}, {"INPUT0": [[1]] * STEADY_ROWS}
+    for _ in range(WINDOW):  # after which the server knows how long a row takes
+        asker.infer("steady", one, timeout=DEADLINE_S)
+    (worker,) = [pid for pid in server.children if "worker steady_0_0 " in title(pid)]
     with ThreadPoolExecutor(12) as pool:
-        busy = [pool.submit(client.infer, "steady", one) for _ in range(12)]
-        while not any(each.done() for each in busy):  # so that all but the first few are queued
-            with suppress(TimeoutError):
-                busy[0].result(0.01)
-        with pytest.raises(errors.UnavailableError, match="'steady' is overloaded: it needs about"):
-            asker.infer("steady", one, timeout=0.08)
-        assert [each.result()["OUTPUT0"].tolist() for each in busy] == [[[1]]] * 12
+        os.kill(worker, signal.SIGSTOP)  # what is queued stays so, however long it takes to ask
+        try:
+            busy = [pool.submit(client.infer, "steady", many) for _ in range(12)]
+            ask_until(client, lambda: samples(server.metrics_port)[PENDING] == 11)
+            with pytest.raises(errors.UnavailableError, match="'steady' is overloaded: it needs about"):
+                asker.infer("steady", one, timeout=30)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert [each.result()["OUTPUT0"].tolist() for each in busy] == [[[1]] * STEADY_ROWS] * 12
