@@ -7,6 +7,7 @@ import gzip
 import http.client
 import json
 import os
+import signal
 import socket
 import struct
 import time
@@ -218,13 +219,18 @@ def test_half_closed_client_gets_all_its_answers(server: Server) -> None:
 def test_what_a_vanished_client_had_queued_is_cancelled(server: Server) -> None:
     canceled = 'model="slow",reason="CANCELED"'
     before = metric(server, "nv_inference_request_failure", canceled)
-    holding = [Client(server).send(numbers("slow", number)) for number in range(4)]
-    wait_for(server, "nv_inference_pending_request_count", 'model="slow"', 3)
-    leaving = [Client(server).send(numbers("slow", 99)) for _ in range(2)]
-    wait_for(server, "nv_inference_pending_request_count", 'model="slow"', 5)
-    for client in leaving:
-        client.reset()
-    wait_for(server, "nv_inference_request_failure", canceled, before + 2)
+    (worker,) = [pid for pid in server.children if "worker slow_0_0 " in title(pid)]
+    os.kill(worker, signal.SIGSTOP)  # what is queued stays so
+    try:
+        holding = [Client(server).send(numbers("slow", number)) for number in range(4)]
+        wait_for(server, "nv_inference_pending_request_count", 'model="slow"', 3)
+        leaving = [Client(server).send(numbers("slow", 99)) for _ in range(2)]
+        wait_for(server, "nv_inference_pending_request_count", 'model="slow"', 5)
+        for client in leaving:
+            client.reset()
+        wait_for(server, "nv_inference_request_failure", canceled, before + 2)
+    finally:
+        os.kill(worker, signal.SIGCONT)
     for number, client in enumerate(holding):
         with client:
             assert number_in(client.reply()) == number
