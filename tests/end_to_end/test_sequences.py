@@ -208,12 +208,14 @@ def test_a_dead_instance_ends_its_sequences(server: Server) -> None:
     ask, client = asker(triton_http, server.url)
     with client:
         ask("plain", 1, 77, **FIRST)
+        server.read_on()
         start = len(server.log)
         (worker,) = [pid for pid in server.children if title(pid).startswith("shoal worker plain_0_0")]
         os.kill(worker, signal.SIGKILL)
-        assert server.read_log(b"plain_0_0", start=start)
-        assert ask("plain", 5, 78, **FIRST, **LAST)[0] == 5  # by another
+        # First: a sequence that is begun before the batcher knows of the death ends with the instance, too.
         assert "the sequence 77 of model 'plain' has ended with the instance" in refusal(ask, "plain", 1, 77)
+        assert server.read_log(b"instance 'plain_0_0' (pid ", start=start)
+        assert ask("plain", 5, 78, **FIRST, **LAST)[0] == 5  # by another
         assert ask("plain", 2, 77, **FIRST, **LAST)[0] == 2
 
 
