@@ -22,6 +22,20 @@ from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, la
 WATCHDOG_S = 0.4
 #: A watchdog that has not been fed for as long is not fed.
 SILENCE_S = 5 * WATCHDOG_S
+#: A model whose worker is up when the test lets it be.
+GATED = """
+import os
+import time
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        while os.path.exists(f"{args['model_repository']}/closed"):
+            time.sleep(0.005)
+
+    def execute(self, requests):
+        return []
+"""
 
 
 class ServiceManager:
@@ -53,6 +67,14 @@ class ServiceManager:
         while line not in self.read():
             assert time.monotonic() < end, self.said
 
+    def catch_up(self) -> None:
+        """Read what has been said by now."""
+        try:
+            while True:
+                self.read(0.0)
+        except BlockingIOError:
+            return
+
     def read_until_silent(self) -> list[str]:
         """What is still said until nothing is for a while."""
         before = len(self.said)
@@ -73,12 +95,12 @@ def manager() -> Iterator[ServiceManager]:
     played.close()
 
 
-def identity_model(repository: Path, name: str, instances: int = 1) -> Path:
-    """A repository with one more identity model."""
+def identity_model(repository: Path, name: str, instances: int = 1, backend: str = "identity") -> Path:
+    """A repository with one more model, of an INT32."""
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(
         f"""
-        backend: "identity"
+        backend: "{backend}"
         input {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }}
         output {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
         instance_group {{ count: {instances} kind: KIND_CPU }}
@@ -165,19 +187,19 @@ def test_a_model_that_fails_is_counted_and_the_rest_is_ready(tmp_path: Path, man
 
 
 def test_a_lost_instance_is_in_the_status_and_among_the_reasons(tmp_path: Path, manager: ServiceManager) -> None:
-    (tmp_path / "digits").symlink_to(SAMPLES / "digits")
+    (identity_model(tmp_path, "gated", backend="python") / "gated" / "1" / "model.py").write_text(GATED)
     with serving(tmp_path, environment=manager.environment) as server:
         manager.read_until("READY=1")
         assert get(server, "/v2/health/reasons") == (200, b'{"ready":true,"reasons":[]}')
-        (tmp_path / "digits").unlink()  # so that the worker's successor is not up before we have asked
+        (tmp_path / "gated" / "closed").touch()  # the worker's successor is not up before we have asked
         os.kill(process(server, "worker"), signal.SIGKILL)
         manager.read_until("STATUS=0/1 instances up")
         status, body = get(server, "/v2/health/reasons")
         assert status == 503
         row = {"state": "READY", "reason": "0/1 instances up", "instances_up": 0, "instances": 1}
-        assert json.loads(body) == {"ready": False, "reasons": [{"name": "digits", "version": "1", **row}]}
+        assert json.loads(body) == {"ready": False, "reasons": [{"name": "gated", "version": "1", **row}]}
         assert get(server, "/v2/health/ready") == (400, b"")
-        (tmp_path / "digits").symlink_to(SAMPLES / "digits")
+        (tmp_path / "gated" / "closed").unlink()
         manager.read_until("STATUS=1/1 instances up")
         assert get(server, "/v2/health/reasons") == (200, b'{"ready":true,"reasons":[]}')
         assert server.stop() == 0
@@ -189,6 +211,7 @@ def test_the_watchdog_is_not_fed_while_one_process_is_stopped(tmp_path: Path, ma
             manager.read_until("WATCHDOG=1")
             stopped = process(server, title)
             os.kill(stopped, signal.SIGSTOP)
+            manager.catch_up()
             # A round may have been complete already, and another be under way.
             assert manager.read_until_silent() in ([], ["WATCHDOG=1"], ["WATCHDOG=1"] * 2), title
             os.kill(stopped, signal.SIGCONT)
