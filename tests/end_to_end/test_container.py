@@ -26,7 +26,7 @@ def in_container(*command: str) -> list[str]:
 
 @pytest.fixture
 def container() -> Iterator[Server]:
-    probe = subprocess.run(in_container("true"), capture_output=True, text=True, timeout=20, check=False)
+    probe = subprocess.run(in_container("true"), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     # Whether one may make namespaces is the kernel's and the container's decision (seccomp, user.max_user_namespaces).
     if probe.returncode:
         pytest.skip(f"no namespaces for us here: {probe.stderr.strip()}")
