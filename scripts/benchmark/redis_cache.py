@@ -31,9 +31,7 @@ def main() -> None:
     """Start the servers, ask, print medians."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         write_models(repository := Path(directory, "models"))
-        redis = RedisServer(Path(directory))
-        redis.start()
-        stack.callback(redis.kill)
+        redis = stack.enter_context(RedisServer(Path(directory)))
         shared = "--cache-config=redis,host=127.0.0.1", f"--cache-config=redis,port={redis.port}"
         servers = [stack.enter_context(serving(repository, *shared)) for _ in range(2)]
         for server in servers:

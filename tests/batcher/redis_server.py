@@ -16,14 +16,25 @@ DEADLINE_S = 30
 
 
 class RedisServer:
-    """`start` it; it keeps its port, and nothing on disk."""
+    """Runs within its `with`, and keeps its port, and nothing on disk. It may be killed, and started again."""
 
     def __init__(self, directory: Path, *flags: str) -> None:
         self._directory = directory
         self._flags = flags
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port: int = listener.getsockname()[1]
+        # Bound, and never listening: so nobody else is given the port, while Redis, who allows that too, can have it.
+        self._reservation = socket.socket()
+        self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reservation.bind(("127.0.0.1", 0))
+        self.port: int = self._reservation.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "RedisServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._reservation.close()
 
     def start(self) -> None:
         """It accepts connections from now on."""

@@ -86,10 +86,8 @@ class Loop:
 
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
+    with RedisServer(tmp_path) as server:
+        yield server
 
 
 Opened = Callable[[RedisSettings], Loop]

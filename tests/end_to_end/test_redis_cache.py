@@ -27,10 +27,8 @@ PASSWORD = "not to be seen"
 
 @pytest.fixture(scope="module")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"), "--requirepass", PASSWORD)
-    server.start()
-    yield server
-    server.kill()
+    with RedisServer(tmp_path_factory.mktemp("redis"), "--requirepass", PASSWORD) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
