@@ -26,6 +26,7 @@ from shoal.shm.layout import (
     UNIT,
     WANT,
     B,
+    D,
     LayoutError,
 )
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
@@ -89,6 +90,8 @@ class Memory:
         self.windows: dict[int, set[int]] = {}
         self.lock = threading.RLock()
         self._is_shared = False
+        #: Of several threads: blocks that the batcher was told of and that have not been freed.
+        self._said: set[int] = set()
         # The odd unit of a slab is kept back, so that an error can be told when clients hold everything else; of an
         # even slab nothing is, because it would split the largest block.
         self._has_spare = segment.header.slab_nbytes // UNIT % 2 == 1
@@ -103,6 +106,8 @@ class Memory:
         with self.lock:
             if self._is_shared:
                 return
+            self._said.update((*self.slab.taken_refs, *self.oversize.refs))
+            self.push = self._push_and_note
             for name in _SHARED:
                 setattr(self, name, _locked(self.lock, getattr(self, name)))
             self._is_shared = True
@@ -184,10 +189,15 @@ class Memory:
             if self._writer.num_free <= self._num_reserved:
                 self.ring()
                 return None
-            self._writer.push(record)
+            self._push_and_note(record)
             self._writer.publish()
         self.ring()
         return True
+
+    def _push_and_note(self, record: Record) -> None:
+        self._writer.push(record)
+        if len(record) > D.BLOCK:
+            self._said.add(record[D.BLOCK])
 
     def allocate_for_errors(self, nbytes: int) -> Block | None:
         """A block at once: an ordinary one, else the spare one, else None."""
@@ -200,6 +210,8 @@ class Memory:
         """Take a block back, the slab's or one of its own segment."""
         if not self.slab.free(ref):
             self.oversize.free(ref)
+        if self._is_shared:
+            self._said.discard(ref)
 
     def drain(self) -> None:
         """Take in all that the batcher has said."""
@@ -224,11 +236,18 @@ class Memory:
             self._words[TAKEN_WORD] += num_taken
 
     def tell_blocks(self) -> None:
-        """Tell a new batcher of every block that has not been freed; of those nobody needs it will say so."""
+        """Tell a new batcher of every block that has not been freed; of those nobody needs it will say so.
+
+        But not of one that another thread is still writing: it is told of that with the response.
+        """
+        refs = {*self.slab.taken_refs, *self.oversize.refs}
+        if self._is_shared:
+            refs &= self._said
+        if self._spare is not None:
+            refs.discard(self._spare.ref)
         try:
-            for ref in (*self.slab.taken_refs, *self.oversize.refs):
-                if self._spare is None or ref != self._spare.ref:
-                    self.push((HAVE, 0, 0, 0, ref))
+            for ref in refs:
+                self.push((HAVE, 0, 0, 0, ref))
         except RingFullError:
             # Told another batcher before, which died without looking: there it stands still.
             _log.info("a batcher hears of blocks what its predecessor was told")

@@ -16,8 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.end_to_end.server import Ledger, Server, descendants, imbalances, samples, serving, title
-from tests.end_to_end.test_large_payloads import await_standby
+from tests.end_to_end.server import Ledger, Server, await_standby, descendants, imbalances, samples, serving, title
 from tests.end_to_end.test_ledger import footprint
 from tests.end_to_end.traffic import ask
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal.shm.layout import LayoutError
+from shoal.shm.layout import DONE, HAVE, RESPONSE, LayoutError
 from shoal.shm.ring import RingReader
 from shoal.workers.answers import Answers
 from shoal.workers.loop import Loop
@@ -155,3 +155,21 @@ def test_threads_that_look_whether_a_request_is_cancelled_take_turns(batcher: Ba
     loop.step()
     assert not backend.slow.have_met
     assert [done.status for done in batcher.done()] == [0, 0]
+
+
+def test_of_a_block_that_another_thread_is_filling_a_new_batcher_hears_with_its_response(batcher: Batcher) -> None:
+    memory = batcher.memory()
+    known = memory.allocate(5000)
+    assert known is not None
+    memory.push((DONE, 1, 1, 0, known.ref))
+    memory.share()
+    said, unsaid, freed = [block for _ in range(3) if (block := memory.allocate(5000)) is not None]
+    for block in (said, freed):
+        assert memory.say((RESPONSE, 2, 1, 0, block.ref))
+    memory.free(freed.ref)
+    batcher.reader.drain()
+    memory.tell_blocks()
+    assert {record[4] for record in batcher.reader.drain()} == {known.ref, said.ref}
+    assert memory.say((RESPONSE, 2, 1, 0, unsaid.ref))
+    memory.tell_blocks()
+    assert {record[4] for record in batcher.reader.drain() if record[0] == HAVE} == {known.ref, said.ref, unsaid.ref}
