@@ -1,12 +1,14 @@
 """Real segments for the tests of the medium; the test's own process plays every owner and every peer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from shoal.shm import segment
+from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
 from shoal.shm.segment import Segment, SegmentView
+from tests.shm.port_star import MakePair, Star
 
 
 @pytest.fixture
@@ -19,3 +21,18 @@ def segment_pair() -> Callable[[int, int, Geometry], tuple[Segment, SegmentView]
         return Segment.attach(fd), SegmentView.attach(view_fd)
 
     return make
+
+
+@pytest.fixture
+def star(segment_pair: MakePair) -> Iterator[Star]:
+    bell = Doorbell.create()
+    yield Star(segment_pair, bell)
+    bell.close()
+
+
+@pytest.fixture
+def narrow(segment_pair: MakePair) -> Iterator[Star]:
+    """One request in flight, the ring for that, and more memory in the worker than may be held."""
+    bell = Doorbell.create()
+    yield Star(segment_pair, bell, max_in_flight=1, num_records=13, num_blocks=16)
+    bell.close()

@@ -10,7 +10,7 @@ from shoal.shm.layout import BATCHER, HOLD, RELEASE, REQUEST, Geometry
 from shoal.shm.pieces import as_block, whole
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab
-from tests.shm.test_port import Star
+from tests.shm.port_star import Star
 
 MakePair = Callable[[int, int, Geometry], tuple[Segment, SegmentView]]
 
