@@ -1,6 +1,6 @@
 """Whose a block of shared memory is: where it can be read, and who must be told that nobody holds it."""
 
-from shoal.batcher.peers import Client, Peer, Worker
+from shoal.batcher.peers import Client, Worker
 from shoal.shm.layout import OWNER_SHIFT, ref_owner
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab, SlabView
@@ -12,7 +12,7 @@ class Blocks:
     Whom something must be told joins `written`.
     """
 
-    def __init__(self, clients: dict[int, Client], workers: dict[int, Worker], written: set[Peer]) -> None:
+    def __init__(self, clients: dict[int, Client], workers: dict[int, Worker], written: set[Worker]) -> None:
         self._clients = clients
         self._workers = workers
         self._written = written

@@ -6,7 +6,7 @@ Lives in the batcher. Whom a batch was written for joins `written`; the exchange
 from collections.abc import Mapping
 
 from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.peers import Model, Peer, Running, Worker
+from shoal.batcher.peers import Model, Running, Worker
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.scheduling.scheduler import Batch
 from shoal.batcher.scheduling.sequence import SequenceScheduler
@@ -20,7 +20,7 @@ class Dispatch:
     """Models that may have a batch to form are in `awake`."""
 
     def __init__(
-        self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, written: set[Peer],
+        self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, written: set[Worker],
         counted: set[Model], limiter: RateLimiter | None = None,
     ) -> None:  # fmt: skip
         self._models = models

@@ -6,6 +6,7 @@ that is there. How a request ends is the business of `open_requests`.
 
 from collections.abc import Callable
 from itertools import takewhile
+from typing import TypeVar
 
 from shoal.batcher.arrivals import Arrivals
 from shoal.batcher.blocks import Blocks
@@ -29,6 +30,8 @@ from shoal.shm.counters import CacheFigures
 from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, RELEASE, REQUEST, RESPONSE, D, LayoutError, R
 from shoal.shm.ring import Record
 
+PeerT = TypeVar("PeerT", bound=Peer)
+
 _NUMBER, _PART, _OTHERS = R.NUMBER, R.BLOCK, R.HEADER  # the last two: of RELEASE
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
 
@@ -49,11 +52,14 @@ class Exchange:
         self.models: dict[int, Model] = {}
         # Changed by step and by deaths.
         self.holders = Holders()
-        self._written: set[Peer] = set()
-        self.blocks = Blocks(self.clients, self.workers, self._written)
+        self._written_workers: set[Worker] = set()
+        self._written_clients: set[Client] = set()
+        self.blocks = Blocks(self.clients, self.workers, self._written_workers)
         self._counted: set[Model] = set()
-        self._requests = OpenRequests(self.holders, self._written, self._counted)
-        self._dispatch = Dispatch(self.models, self.workers, self._requests, self._written, self._counted, limiter)
+        self._requests = OpenRequests(self.holders, self._written_clients, self._counted)
+        self._dispatch = Dispatch(
+            self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
+        )
         self._awake, self._busy = self._dispatch.awake, self._dispatch.busy
         self._executions = Executions(self._requests, self.blocks, self._awake, wall_offset_ns)
         self._arrivals = Arrivals(
@@ -131,7 +137,7 @@ class Exchange:
             return
         model = worker.model
         self._busy.pop(owner, None)
-        self._written.discard(worker)
+        self._written_workers.discard(worker)
         self._retirement.workers.discard(worker)
         model.scheduler.remove_instance(owner)
         self._requests.take_back(worker, reason, detail, now_ns)
@@ -145,7 +151,7 @@ class Exchange:
         client = self.clients.pop(owner, None)
         if client is None:
             return
-        self._written.discard(client)
+        self._written_clients.discard(client)
         for key, model in self._requests.forget(client):
             self._tell_cancelled(key, model)
         for ref in self.holders.release_owner(owner):
@@ -187,7 +193,7 @@ class Exchange:
         # The dead one may have shown a batch and not have rung for it.
         for worker in self.workers.values():
             worker.must_ring = True
-            self._written.add(worker)
+            self._written_workers.add(worker)
         self.step(now_ns)
         self._arrivals.end_resuming()
 
@@ -208,16 +214,15 @@ class Exchange:
             if not self.ensembles.are_idle:
                 self.ensembles.advance(now_ns)
             self._dispatch.form_batches(now_ns)
+        # Workers first: theirs is the longer way. Figures before clients, who may ask for them once they are answered.
+        _flush(self._written_workers)
         for model in self._counted:
             scheduler, row = model.scheduler, model.row
             row.cells[OLDEST_QUEUED_NS] = oldest_ns = scheduler.oldest_ns()
             row.cells[PENDING_COUNT] = scheduler.pending if oldest_ns else 0
             row.publish()
         self._counted.clear()
-        unfinished = [peer for peer in self._written if not peer.flush()]
-        self._written.clear()
-        if unfinished:
-            self._written.update(unfinished)
+        _flush(self._written_clients)
         # Last: until here a successor would have had to read it all again.
         for peer in self._read:
             peer.acknowledge()
@@ -228,8 +233,8 @@ class Exchange:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether a client's ring, unlike that of a worker, who is busy, must be looked at again soon: it was full."""
-        return bool(self._written) and any(isinstance(peer, Client) for peer in self._written)
+        """Whether a client's ring must be looked at again soon: it was full. (A worker whose ring was is busy.)"""
+        return bool(self._written_clients)
 
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
@@ -324,7 +329,7 @@ class Exchange:
                 unheld.append(record[D.BLOCK])
             elif kind == layout.WANT:
                 worker.must_ring = True
-                self._written.add(worker)
+                self._written_workers.add(worker)
                 if owner := starved_by(worker, self.holders, self.clients, now_ns):
                     self.distrust(owner)
         if self.blocks.claimed:
@@ -351,8 +356,15 @@ class Exchange:
         for worker in self._workers_of(model):
             if key in worker.missing or (self._arrivals.is_resuming and worker.overlaps):
                 worker.cancelled.add(key)
-                self._written.add(worker)
+                self._written_workers.add(worker)
 
     def _wake(self, model: Model) -> None:
         self._awake[model.id] = model
         self._counted.add(model)
+
+
+def _flush(written: set[PeerT]) -> None:
+    """Show them what was written for them; those who are to hear more stay."""
+    unfinished = [peer for peer in written if not peer.flush()]
+    written.clear()
+    written.update(unfinished)

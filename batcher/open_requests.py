@@ -6,7 +6,7 @@ back into its queue instead where its worker dies before its turn, or says so. L
 
 from shoal.batcher import statistics
 from shoal.batcher.holders import Holders
-from shoal.batcher.peers import Client, Model, Peer, Reply, Worker
+from shoal.batcher.peers import Client, Model, Reply, Worker
 from shoal.batcher.scheduling.admission import LateError
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence import SequenceError
@@ -32,7 +32,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     __slots__ = ("_counted", "_holders", "_responded", "_second_chances", "_written", "awake")
 
-    def __init__(self, holders: Holders, written: set[Peer], counted: set[Model]) -> None:
+    def __init__(self, holders: Holders, written: set[Client], counted: set[Model]) -> None:
         super().__init__()
         self._holders = holders
         self._written = written

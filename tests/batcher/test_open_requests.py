@@ -2,7 +2,7 @@
 
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
-from shoal.batcher.peers import Client, Model, Peer, Running, Worker
+from shoal.batcher.peers import Client, Model, Running, Worker
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.statistics import BACKEND
 from shoal.reasons import Reason
@@ -21,7 +21,7 @@ class Table:
         self.model = Star().add_model(MODEL, SINGLE, may_run_again=may_run_again)
         self.end = End(layout.CLIENT, CLIENT)
         self.client = Client(CLIENT, self.end.link, self.end.own_view, self.end.bell)
-        self.holders, self.written, self.counted = Holders(), set[Peer](), set[Model]()
+        self.holders, self.written, self.counted = Holders(), set[Client](), set[Model]()
         self.requests = OpenRequests(self.holders, self.written, self.counted)
         for number in range(1, num_requests + 1):
             queued = QueuedRequest(key(number), 1, 0, 500)
