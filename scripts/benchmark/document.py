@@ -98,7 +98,7 @@ def conditions(
 
 
 def _python() -> str:
-    """The interpreter, and whose it is where it came with the system: how it was compiled makes a third."""
+    """The interpreter, and whose it is where it came with the system: others may be compiled otherwise."""
     name = f"Python {platform.python_version()}"
     if Path(sys.executable).resolve().parent == Path("/usr/bin"):
         with suppress(OSError):
