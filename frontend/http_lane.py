@@ -9,15 +9,13 @@ back when it is idle again.
 import logging
 import select
 import socket
-from collections.abc import Callable
-from typing import Any
 
 from shoal.errors import ShoalError
 from shoal.frontend.connection import READ_BYTES, READING, RECEIVING, SENDING, WAITING, Connection
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.http_head import MAX_HEAD_BYTES, Head, parse_head
 from shoal.frontend.incoming import Incoming
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, Lane
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, Host, Lane
 from shoal.frontend.outgoing import Outgoing
 from shoal.frontend.prepared import PreparedRequest, RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, error_response, no_answer
@@ -40,15 +38,8 @@ _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPO
 class HttpLane(Lane[Connection]):
     """Every HTTP connection of one process."""
 
-    def __init__(
-        self,
-        front_end: FrontEnd,
-        listeners: list[Any],
-        wakeup_fd: int,
-        is_alive: Callable[[], bool],
-        notify: Callable[[], None],
-    ) -> None:
-        super().__init__(front_end, listeners, wakeup_fd, is_alive, notify)
+    def __init__(self, front_end: FrontEnd, host: Host) -> None:
+        super().__init__(front_end, host)
         self._largest_body_nbytes = self._port.slab.largest_nbytes // SLAB_PARTS
         self._submission = Submission(self._state, self._port)
         self._incoming = Incoming(self._port)

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.client.place import REPLIES_FIRST
 from shoal.frontend.doors import Doors
@@ -28,26 +28,28 @@ TICK_S = 0.5
 ConnectionT = TypeVar("ConnectionT")
 
 
+class Host(NamedTuple):
+    """What a lane has of the gunicorn worker that it runs in."""
+
+    listeners: list[Any]
+    wakeup_fd: int  # readable when a signal has come
+    is_alive: Callable[[], bool]
+    notify: Callable[[], None]  # the arbiter, that it is
+
+
 class Lane(ABC, Generic[ConnectionT]):
     """The loop and every connection of one process; a subclass per protocol."""
 
-    def __init__(
-        self,
-        front_end: FrontEnd,
-        listeners: list[Any],
-        wakeup_fd: int,
-        is_alive: Callable[[], bool],
-        notify: Callable[[], None],
-    ) -> None:
+    def __init__(self, front_end: FrontEnd, host: Host) -> None:
         self._front_end = front_end
         self._state = front_end.state
         self._place = front_end.place
         self._port = front_end.place.port
-        self._wakeup_fd = wakeup_fd
-        self._is_alive = is_alive
-        self._notify = notify
+        self._wakeup_fd = host.wakeup_fd
+        self._is_alive = host.is_alive
+        self._notify = host.notify
         self._poller = select.epoll()
-        self._doors = Doors(self._poller, listeners)
+        self._doors = Doors(self._poller, host.listeners)
         # Changed by every pass of the loop.
         self._connections: dict[int, ConnectionT] = {}
         self.now_s = time.monotonic()  # of this pass

@@ -7,8 +7,7 @@ the supervisor, for a model's word or for memory takes the road, call by call (r
 import logging
 import select
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
@@ -28,7 +27,7 @@ from shoal.frontend.grpc.reflection_call import ReflectionCall
 from shoal.frontend.grpc.service import MODEL_STREAM_INFER, GrpcCall
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.unary import UnaryCall
-from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, Lane
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, Host, Lane
 from shoal.frontend.outgoing import HOLD_S, MAX_KEPT_BYTES, SEND_S
 from shoal.frontend.response import no_answer
 from shoal.shm.slab import Block
@@ -49,15 +48,8 @@ _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPO
 class GrpcLane(Lane[GrpcConnection]):
     """Every gRPC connection of one process."""
 
-    def __init__(
-        self,
-        front_end: FrontEnd,
-        listeners: list[Any],
-        wakeup_fd: int,
-        is_alive: Callable[[], bool],
-        notify: Callable[[], None],
-    ) -> None:
-        super().__init__(front_end, listeners, wakeup_fd, is_alive, notify)
+    def __init__(self, front_end: FrontEnd, host: Host) -> None:
+        super().__init__(front_end, host)
         self._settings = self._state.grpc
         self._limits = Limits(
             max_ping_strikes=self._settings.http2_max_ping_strikes,
