@@ -7,7 +7,6 @@ supervisor hangs up. Also the only process that imports protobuf.
 """
 
 import faulthandler
-import logging
 import os
 import shutil
 import sys
@@ -21,9 +20,6 @@ from shoal.errors import ShoalError
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.poll import Override, Repositories
-
-# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
-_log = logging.getLogger("shoal.poller")
 
 
 class Poller:

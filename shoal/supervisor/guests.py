@@ -66,11 +66,6 @@ class Guests:
         self._connections: set[Member] = set()
         self._when_empty: Callable[[], None] | None = None
 
-    @property
-    def num_connected(self) -> int:
-        """Connections, of those too who have yet to join."""
-        return len(self._connections)
-
     def start(self, http_port: int) -> None:
         """Listen where the options say, or where a client looks for a server of this port. What hinders that is logged,
         and hinders nobody else."""

@@ -7,7 +7,6 @@ writer may name it after its readers have it.
 """
 
 import functools
-import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -42,8 +41,6 @@ from shoal.supervisor.participant import (
     worker_message,
 )
 from shoal.supervisor.payloads import Payloads, Recipient
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

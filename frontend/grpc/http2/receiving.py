@@ -5,8 +5,6 @@ rule of a stream resets the stream, one of the connection raises BrokenError (RF
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from struct import Struct
 
 from shoal.frontend.grpc.http2 import frames
 from shoal.frontend.grpc.http2.bodies import Bodies
@@ -379,9 +377,3 @@ class Receiving:
             self._conduct.fault(stream, PROTOCOL_ERROR, events)
         elif not sending.widen(stream, increment):
             self._conduct.fault(stream, FLOW_CONTROL_ERROR, events)
-
-
-@lru_cache(maxsize=1024)
-def _call(block_nbytes: int) -> Struct:
-    """HEADERS with a block of so many bytes, and the head of the next frame."""
-    return Struct(f">IBI{block_nbytes}sIBI")
