@@ -18,7 +18,12 @@ import stat
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    TextHandler = logging.StreamHandler[TextIO]
+else:
+    TextHandler = logging.StreamHandler  # generic at run time only since Python 3.11
 
 logger = logging.getLogger("shoal")
 
@@ -136,7 +141,7 @@ class _Switches(logging.Filter):
         return level >= verbose(self._log_verbose)  # independent of log_info, as in Triton
 
 
-class PatientHandler(logging.StreamHandler[TextIO]):
+class PatientHandler(TextHandler):
     """A stream that may be a pipe, which is full when nobody reads it."""
 
     def __init__(self, stream: TextIO) -> None:
