@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from shoal.client.file_overrides import PREFIX
-from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
+from shoal.client.models import parse_version
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
 from shoal.frontend.grpc import reflection
 from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
 from shoal.frontend.grpc.messages import service as pb
@@ -149,6 +150,15 @@ def _server_ready(call: GrpcCall, _request: Message) -> Message:
 
 
 def _model_ready(call: GrpcCall, request: Message) -> Message:
+    """A model or version that is not loaded is not ready, which is no error here: clients ask in a loop until it is.
+    Over HTTP the same question is answered 404, as in Triton."""
+    call.state.require_ready()
+    if request.version:
+        parse_version(request.version)  # raises InvalidArgumentError
+    try:
+        call.state.models.lookup(request.name, request.version)
+    except ShoalError:
+        return pb.ModelReadyResponse(ready=False)
     return pb.ModelReadyResponse(ready=is_model_ready(call.state, call.ask, request.name, request.version))
 
 

@@ -91,7 +91,9 @@ def forms_of(case: Case) -> list[Form]:
     if _ENCODING & case.headers.keys():
         raise HttpOnlyError(ENCODING)
     requests = list(infer.requests(case, fields)) if rpc.name == "ModelInfer" else [("", _request(rpc, case, fields))]
-    answer = _refusal(case) or _response(rpc, case.answer)
+    # What is not loaded is not ready: over gRPC that is no error. Nor is a name that would lead out of a path.
+    refusal = None if rpc.name == "ModelReady" else _refusal(case)
+    answer = refusal or _response(rpc, case.answer)
     metadata = tuple((name.lower(), value) for name, value in case.headers.items() if name != infer.LENGTH)
     version = LATE.get(case.id, "")
     return [Form(case.id + suffix, rpc.name, request, answer, metadata, version) for suffix, request in requests]

@@ -18,7 +18,6 @@ _NO_BYTE_SIZE = (
     "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor '{}'"
 )
 _TOO_LARGE_SHAPES = {"shape-product": "[16,1152921504606846978]", "shape-bytes": "[4,1152921504606846976]"}
-_NOT_FOUND = "Request for unknown model: '{}' is not found"
 
 _INVALID_ARGUMENT = {
     # Parameters have types, of which JSON's are not these.
@@ -62,12 +61,8 @@ _INVALID_ARGUMENT = {
     "unload-dependents-number": _TYPE.format("unload_dependents", "bool_param"),
 }
 
-#: A name does not stand in a path, so that none leads out of one.
-_PATHS = {"escaped-slash": "fixed/x", "two-dots": "..", "escaped-dots": ".."}
-
 SENTENCES: dict[str, tuple[StatusCode, str] | None] = {
     **{id_: (StatusCode.INVALID_ARGUMENT, sentence) for id_, sentence in _INVALID_ARGUMENT.items()},
-    **{id_: (StatusCode.NOT_FOUND, _NOT_FOUND.format(name)) for id_, name in _PATHS.items()},
     "reserved": None,  # triton_enable_empty_final_response
     "sequence-id-negative": None,
 }

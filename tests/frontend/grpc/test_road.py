@@ -86,7 +86,7 @@ def test_calls_and_refusals(channel: Any, transport: Transport) -> None:
     transport.answers["load"] = InternalError("é%" * 8000)
     status, sentence = refusal(channel, "RepositoryModelLoad", model_name="m")
     assert (status, sentence[:4], 500 < len(sentence) < 8000) == ("INTERNAL", "é%é%", True)
-    assert refusal(channel, "ModelReady", name="none") == (
+    assert refusal(channel, "ModelMetadata", name="none") == (
         "NOT_FOUND",
         "Request for unknown model: 'none' is not found",
     )

@@ -111,12 +111,21 @@ def test_a_stopping_server_says_so(call: Caller) -> None:
 
 def test_a_model_is_looked_up_as_everywhere(call: Caller) -> None:
     unknown = NotFoundError, "Request for unknown model: 'none' is not found"
-    for name in ("ModelReady", "ModelMetadata", "ModelConfig"):
+    for name in ("ModelMetadata", "ModelConfig"):
         assert call.refusal(name, name="none") == unknown
     assert call.refusal("ModelConfig", name="simple", version="2") == (
         UnavailableError, "Request for unknown model: 'simple' version 2 is not at ready state",
     )  # fmt: skip
     assert call.refusal("ModelMetadata", name="simple", version="x")[0] is InvalidArgumentError
+
+
+@pytest.mark.parametrize(("name", "version"), [("none", ""), ("simple", "2"), ("simple", "99")])
+def test_what_is_not_loaded_is_not_ready(lane: Caller, name: str, version: str) -> None:
+    assert not lane("ModelReady", name=name, version=version).ready
+
+
+def test_a_version_that_is_no_number_is_an_error_of_readiness_too(lane: Caller) -> None:
+    assert lane.refusal("ModelReady", name="simple", version="x")[0] is InvalidArgumentError
 
 
 def test_a_model_that_has_a_word_in_it_is_asked_on_the_road(call: Caller, make_message: Any) -> None:

@@ -94,7 +94,7 @@ def test_errors_arrive_as_they_are(tunnel: Tunnel) -> None:
         13,
         "failed to load 'é%',\r\n500: failed",
     )
-    assert tunnel.refusal("ModelReady", name="none") == (
+    assert tunnel.refusal("ModelMetadata", name="none") == (
         5,
         "Request for unknown model: 'none' is not found",
     )
