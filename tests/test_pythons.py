@@ -51,15 +51,13 @@ def taken_at_import(source: str) -> Iterator[tuple[str, str, bool]]:
             for alias in node.names:
                 known[alias.asname or alias.name] = (node.module, alias.name)
                 yield node.module, alias.name, False
-    for node in ast.walk(tree):
-        for base in node.bases if isinstance(node, ast.ClassDef) else []:
-            if not isinstance(base, ast.Subscript):
-                continue
-            if isinstance(base.value, ast.Name) and base.value.id in known:
-                yield *known[base.value.id], True
-            elif isinstance(base.value, ast.Attribute) and isinstance(base.value.value, ast.Name):
-                if base.value.value.id in sys.stdlib_module_names:
-                    yield base.value.value.id, base.value.attr, True
+    classes = [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
+    for subscripted in [base.value for each in classes for base in each.bases if isinstance(base, ast.Subscript)]:
+        match subscripted:
+            case ast.Name(id=name) if name in known:
+                yield *known[name], True
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if module in sys.stdlib_module_names:
+                yield module, name, True
 
 
 @functools.cache
