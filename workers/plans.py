@@ -65,10 +65,10 @@ class Plans:
         return Plans(self.signature, self.states)
 
     def encoded(self, output: str, array: Array) -> bytes:
-        """An output of strings in its wire form. Raises InternalError for what is none."""
+        """An output of strings in its wire form. Raises InternalError for text that UTF-8 cannot tell."""
         try:
             return encode_strings(array)
-        except (TypeError, UnicodeEncodeError) as error:
+        except UnicodeEncodeError as error:
             raise InternalError(
                 f"model '{self.signature.name}' returned output '{output}' that is no BYTES tensor: {error}"
             ) from error

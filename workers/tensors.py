@@ -59,22 +59,15 @@ def open_strings(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
 
 
 def encode_strings(array: Array) -> bytes:
-    """An array of bytes or str elements in the wire form of a BYTES tensor; str as UTF-8.
+    """An array in the wire form of a BYTES tensor: bytes as they are, of anything else its text in UTF-8, as Triton's
+    Python backend has it.
 
-    Raises TypeError for an element that is neither.
+    Raises UnicodeEncodeError for a text that UTF-8 cannot tell (half of a surrogate pair).
     """
     elements = array.ravel().tolist()
     kinds = set(map(type, elements))
     if kinds == {str}:
         elements = list(map(str.encode, elements))  # half the time of a look at each
     elif not kinds <= {bytes}:
-        elements = [_encoded(element) for element in elements]
+        elements = [element if isinstance(element, bytes) else str(element).encode() for element in elements]
     return encode_bytes_tensor(elements)
-
-
-def _encoded(element: object) -> bytes:
-    if isinstance(element, bytes):
-        return element
-    if isinstance(element, str):
-        return element.encode()
-    raise TypeError(f"an element of a BYTES tensor is {type(element).__name__}, not bytes or str")

@@ -96,7 +96,7 @@ def _as_bytes(model: str, output: str, array: Array) -> Array:
     strings: Array = np.empty(array.size, BYTES.dtype)
     try:
         strings[:] = decode_bytes_tensor(memoryview(encode_strings(array)))
-    except (TypeError, UnicodeEncodeError) as error:
+    except UnicodeEncodeError as error:
         raise InternalError(f"model '{model}' returned output '{output}' that is no BYTES tensor: {error}") from error
     return strings
 

@@ -249,7 +249,7 @@ def test_a_sender_that_is_kept_and_never_used_is_no_hang(tmp_path: Path) -> None
 def test_an_output_that_is_no_text_is_an_error(tmp_path: Path) -> None:
     code = """
     def execute(self, requests):
-        return [answer(np.array([[1, 7]], object)) for _ in requests]
+        return [answer(np.array([["\\ud800", "x"]], object)) for _ in requests]
 """
     version = write_python(tmp_path, "numbers", code)
     config = version.parent / "config.pbtxt"

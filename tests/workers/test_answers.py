@@ -132,13 +132,13 @@ def test_wrong_datatypes_of_outputs_are_told(batcher: Batcher) -> None:
     assert batcher.done()[0].sentence == "model 'm' returned output 'OUTPUT0' as float64, expected FP32"
 
 
-def test_elements_that_are_no_strings_are_told(batcher: Batcher) -> None:
-    loop = loop_of(batcher, STRINGS, Returning(lambda _inputs: {"OUTPUT0": np.array([[5]], object)}))
+def test_text_that_utf_8_cannot_tell_is_told(batcher: Batcher) -> None:
+    loop = loop_of(batcher, STRINGS, Returning(lambda _inputs: {"OUTPUT0": np.array([["\ud800"]], object)}))
     batcher.send(batcher.request([("INPUT0", "BYTES", ((1, 1), strings(b"")))]))
     loop.step()
     assert batcher.done()[0].sentence == (
         "model 'm' returned output 'OUTPUT0' that is no BYTES tensor: "
-        "an element of a BYTES tensor is int, not bytes or str"
+        "'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not allowed"
     )
 
 

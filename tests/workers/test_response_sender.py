@@ -179,7 +179,7 @@ def test_outputs_go_as_they_are(batcher: Batcher) -> None:
     assert done.outputs == {"OUTPUT0": b"\2\0\0\0\xc3\xa9\1\0\0\0\xff"}
     with pytest.raises(InternalError, match="returned output 'OUTPUT0' that is no BYTES tensor"):
         Answers(1, Plans(Signature.from_config(PAIR))).add_outputs(
-            backend.requests[0], [("OUTPUT0", BYTES, np.array([1], np.object_))]
+            backend.requests[0], [("OUTPUT0", BYTES, np.array(["\ud800"], np.object_))]
         )
 
 

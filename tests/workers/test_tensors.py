@@ -101,6 +101,13 @@ def test_str_is_encoded_as_utf8_and_rows_in_order() -> None:
     assert encode_strings(array) == (b"\x02\x00\x00\x00\xc3\xa9\x01\x00\x00\x00x\x00\x00\x00\x00\x01\x00\x00\x00z")
 
 
-def test_an_element_that_is_no_string_is_an_error() -> None:
-    with pytest.raises(TypeError, match="an element of a BYTES tensor is int, not bytes or str"):
-        encode_strings(np.array([b"a", 5], object))
+def test_an_element_that_is_no_string_is_its_text() -> None:
+    array = np.array([b"a", 5, 0.5, None, bytearray(b"b")], object)
+    assert open_strings("X", (5,), read_only(encode_strings(array))).tolist() == [
+        b"a", b"5", b"0.5", b"None", b"bytearray(b'b')",
+    ]  # fmt: skip
+
+
+def test_half_a_surrogate_pair_is_an_error() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        encode_strings(np.array(["\ud800"], object))

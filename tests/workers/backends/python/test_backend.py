@@ -152,12 +152,12 @@ def test_an_exception_is_the_answer(serve: Serve, batcher: Batcher, tmp_path: Pa
     ]
 
 
-def test_strings_that_are_none_fail_their_request(serve: Serve, batcher: Batcher) -> None:
-    loop, _ = serve("return [pb.InferenceResponse([pb.Tensor('Z', np.array([5], object))])]")
+def test_text_that_utf_8_cannot_tell_fails_its_request(serve: Serve, batcher: Batcher) -> None:
+    loop, _ = serve(r"return [pb.InferenceResponse([pb.Tensor('Z', np.array(['\ud800'], object))])]")
     batcher.send(batcher.request(x(1)))
     loop.step()
     ((status, sentence),) = Heard(batcher).answers(DONE)
-    assert (status, "an element of a BYTES tensor is int, not bytes or str" in sentence) == (2, True)
+    assert (status, "that is no BYTES tensor: 'utf-8' codec can't encode" in sentence) == (2, True)
 
 
 # -- inputs that are written to --
