@@ -9,8 +9,10 @@ from shoal.model_config.signature import TensorSpec
 #: What this server can do, in Triton's order. Clients and perf_analyzer decide by this list what they may ask for.
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
+    "schedule_policy",
     "model_configuration",
     "system_shared_memory",  # where it is allowed
     "binary_tensor_data",

@@ -63,8 +63,8 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
         200,
         JSON,
         b'{"name":"triton","version":"2.73.0",'
-        b'"extensions":["classification","model_repository","model_repository(unload_dependents)",'
-        b'"model_configuration","binary_tensor_data","parameters","statistics","trace","logging"]}',
+        b'"extensions":["classification","sequence","model_repository","model_repository(unload_dependents)",'
+        b'"schedule_policy","model_configuration","binary_tensor_data","parameters","statistics","trace","logging"]}',
     ),
     (
         "GET",

@@ -177,8 +177,10 @@ METADATA = [
                 "version": "2.73.0",
                 "extensions": [
                     "classification",
+                    "sequence",
                     "model_repository",
                     "model_repository(unload_dependents)",
+                    "schedule_policy",
                     "model_configuration",
                     "binary_tensor_data",
                     "parameters",

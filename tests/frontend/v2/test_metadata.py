@@ -16,8 +16,8 @@ def body(response: Response) -> bytes:
 def test_the_server_names_itself_its_protocol_and_what_works() -> None:
     assert body(server_metadata(ServerState(server_id="eins"))) == (
         b'{"name":"eins","version":"2.73.0",'
-        b'"extensions":["classification","model_repository","model_repository(unload_dependents)",'
-        b'"model_configuration","binary_tensor_data","parameters","statistics","trace","logging"]}'
+        b'"extensions":["classification","sequence","model_repository","model_repository(unload_dependents)",'
+        b'"schedule_policy","model_configuration","binary_tensor_data","parameters","statistics","trace","logging"]}'
     )
 
 

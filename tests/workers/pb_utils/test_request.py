@@ -32,6 +32,11 @@ def test_everything_that_can_be_said() -> None:
     assert made.parameters() == '{"k":true,"é":"v","n":3}'
 
 
+def test_names_may_be_bytes_as_triton_takes_them() -> None:
+    made = request(request_id=b"a", model_name="é".encode(), requested_output_names=[b"Y", "Z"])
+    assert (made.request_id(), made._model_name, made.requested_output_names()) == ("a", "é", ["Y", "Z"])
+
+
 @pytest.mark.parametrize("missing", ["inputs", "requested_output_names", "model_name"])
 def test_what_has_no_default(missing: str) -> None:
     with pytest.raises(TypeError):

@@ -49,11 +49,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: str | bytes = "",
         correlation_id: int | str = 0,
         inputs: Sequence[Tensor] | None = None,
-        requested_output_names: Sequence[str] | None = None,
-        model_name: str | None = None,
+        requested_output_names: Sequence[str | bytes] | None = None,
+        model_name: str | bytes | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -69,10 +69,10 @@ class InferenceRequest:
         if type(correlation_id) not in (int, str):
             raise TritonModelException("Correlation ID must be integer or string")
         self._inputs = tuple(inputs)
-        self._request_id = request_id
+        self._request_id = _text(request_id)
         self._correlation_id = correlation_id
-        self._requested_output_names = tuple(requested_output_names)
-        self._model_name = model_name
+        self._requested_output_names = tuple(map(_text, requested_output_names))
+        self._model_name = _text(model_name)
         self._model_version = model_version
         self._flags = flags
         self._timeout = timeout
@@ -153,6 +153,11 @@ class InferenceRequest:
     async def async_exec(self, decoupled: bool = False) -> "InferenceResponse | bls.ResponseIterator":
         """The same, for a coroutine."""
         return await bls.execute_async(self, decoupled)
+
+
+def _text(name: str | bytes) -> str:
+    """A name as text; Triton's binding takes either."""
+    return name.decode() if isinstance(name, bytes) else name
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
