@@ -42,8 +42,10 @@ class Executions:
             self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
         else:
             self._requests.answer(key, status, ref, header, compute, now_ns)
-        running.num_missing -= 1
-        if not running.num_missing:
+        running.num_missing = num_missing = running.num_missing - 1
+        if num_missing:
+            worker.partly_answered = running
+        else:
             self._finish_batch(worker, running, compute, now_ns)
 
     def respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
@@ -76,9 +78,12 @@ class Executions:
     def reschedule(self, worker: Worker, record: Record, now_ns: int) -> None:
         """One RESCHEDULE: the request is not this worker's any more, and is not answered either."""
         key = record[D.KEY]
-        running = worker.missing.pop(key, None)
-        if running is None:
+        running = worker.missing.get(key)
+        # A dead batcher may have read this, too, and have given the request to the worker a second time.
+        if running is None or running.number != record[D.BATCH]:
             return
+        del worker.missing[key]
+        worker.note_returned(running, key)
         self._requests.reschedule(key, now_ns)
         self._awake[worker.model.id] = worker.model
         running.num_missing -= 1

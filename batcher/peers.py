@@ -4,7 +4,7 @@ Values with little behaviour; `exchange.py` changes them. Live in the batcher.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from shoal.batcher.response_order import ResponseOrder
@@ -181,10 +181,11 @@ class Running:
     """A batch that a worker has been given: its number, how many rows, how many of its answers are missing.
 
     `is_executed` once only its answers are awaited, and the instance has been given others. `compute` is how the
-    execution spent its time that ended at `end_ns`.
+    execution spent its time that ended at `end_ns`. `positions`, of a batch whose answers come one by one: where in the
+    ring those of its requests stand that are not marked as answered, by key.
     """
 
-    __slots__ = ("compute", "end_ns", "is_executed", "num_missing", "number", "rows")
+    __slots__ = ("compute", "end_ns", "is_executed", "num_missing", "number", "positions", "rows")
 
     def __init__(self, number: int, rows: int, num_missing: int) -> None:
         self.number = number
@@ -193,6 +194,7 @@ class Running:
         self.is_executed = False
         self.end_ns = -1
         self.compute: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self.positions: dict[int, int] | None = None
 
 
 class Worker(Peer):
@@ -200,7 +202,7 @@ class Worker(Peer):
 
     __slots__ = (
         "_link_words", "_words", "cancelled", "freed", "hungry_since_ns", "missing", "model", "num_batches",
-        "num_finished", "says_more",
+        "num_finished", "partly_answered", "says_more",
     )  # fmt: skip
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
@@ -215,6 +217,8 @@ class Worker(Peer):
         #: Requests that nobody waits for any more, which it has not been told: each once, whoever says it again.
         self.cancelled: set[int] = set()
         self.hungry_since_ns = 0  # it waits for memory; 0: it does not
+        #: A batch some of whose requests were answered in this step, perhaps all.
+        self.partly_answered: Running | None = None
         #: Whether it may answer what is not missing: what a dead batcher gave it.
         self.says_more = False
         self._words = segment.words
@@ -247,32 +251,66 @@ class Worker(Peer):
         self._link_words[OVERLAP_WORD] = 1
 
     def acknowledge(self) -> None:
-        """Leave a successor the number of the batch up to which all answers were passed on, too."""
+        """Note what the worker has said as passed on. A successor is left the number of the batch up to which all
+        answers were, and, of the batch behind it, which were."""
+        if (running := self.partly_answered) is not None:
+            self.partly_answered = None
+            if running.num_missing and not self.overlaps:
+                for key in [key for key in self._positions(running) if self.missing.get(key) is not running]:
+                    self._mark(running, key)
         self._link_words[PROGRESS_WORD] = self.num_finished
-        Peer.acknowledge(self)
+        self.reader.acknowledge()
+
+    def note_returned(self, running: Running, key: int) -> None:
+        """Leave a successor that the worker has given a request of this batch back: it need not wait for an answer, and
+        may find the request in a later batch. Before the request is given to an instance again."""
+        if not self.overlaps:
+            self._mark(running, key)
+
+    def _mark(self, running: Running, key: int) -> None:
+        position = self._positions(running).pop(key, None)
+        if position is not None:
+            self.writer.mark(position, B.ANSWERED, 1)
+
+    def _positions(self, running: Running) -> dict[int, int]:
+        if running.positions is None:
+            running.positions = {
+                record[B.KEY]: position
+                for position, record in self._items(running.number - 1)
+                if record[B.BATCH] == running.number
+            }
+        return running.positions
+
+    def _items(self, finished: int) -> Iterator[tuple[int, Record]]:
+        """The requests of all batches behind the batch `finished`, the newest first, with their places in the ring."""
+        for position, record in self.writer.history():
+            if record[0] == BATCH_ITEM:
+                if record[B.BATCH] <= finished:
+                    return
+                yield position, record
 
     def take_over(self) -> None:
         """Find out what a dead batcher gave this worker and saw no answer to: it stands in the ring between them.
 
-        Of one whose executions overlap nobody can tell what it has and what clients have been shown of it: whatever it
-        says of earlier batches is passed over.
+        Requests of a worker whose executions overlap cannot be told from those whose responses clients have been
+        shown: whatever it says of earlier batches is passed over.
         """
-        self.num_finished = self.num_batches = self._link_words[PROGRESS_WORD]
+        finished = self._link_words[PROGRESS_WORD]
+        self.num_finished = self.num_batches = finished
+        items = list(self._items(finished))
+        if items:
+            self.num_finished = self.num_batches = items[0][1][B.BATCH]
         if self.overlaps:
-            given = (record[B.BATCH] for record in self.writer.history() if record[0] == BATCH_ITEM)
-            self.num_finished = self.num_batches = next(given, self.num_finished)
             self.says_more = True
             return
-        items = []
-        for record in self.writer.history():
-            if record[0] != BATCH_ITEM:
-                continue
-            if record[B.BATCH] <= self.num_finished:
-                break
-            items.append(record)
         batches: dict[int, Running] = {}
-        for record in reversed(items):
-            self.num_batches = number = record[B.BATCH]
-            running = batches.setdefault(number, Running(number, 0, record[B.COUNT]))
+        for _, record in reversed(items):
+            number = record[B.BATCH]
+            running = batches.setdefault(number, Running(number, 0, 0))
             running.rows += record[B.ROWS]
-            self.missing[record[B.KEY]] = running
+            if not record[B.ANSWERED]:
+                running.num_missing += 1
+                self.missing[record[B.KEY]] = running
+        if self.missing:
+            # Batches end in their order, so the first that misses answers is the first that has not ended.
+            self.num_finished = next(iter(self.missing.values())).number - 1

@@ -246,10 +246,12 @@ class B:
     FREED is a block of the worker's that nobody holds any more, or 0: a FREE that travels along. PRIORITY and
     TIMEOUT_US are the client's wishes, ACCEPTED_NS and DEADLINE_NS when the request was accepted and when nobody wants
     its answer any more; 0 = never. FLAGS, with the slot, and CORRELATION are those of a sequence (shoal/sequences.py).
+    ANSWERED is written by the batcher long after the worker has read the record, for a successor: 1 once the request is
+    not the worker's any more although others of its batch are.
     """
 
     KEY, BATCH, BLOCK, HEADER, ROWS, INDEX, COUNT, FREED = 1, 2, 3, 4, 5, 6, 7, 8
-    PRIORITY, TIMEOUT_US, ACCEPTED_NS, DEADLINE_NS, FLAGS, CORRELATION = 9, 10, 11, 12, 13, 14
+    PRIORITY, TIMEOUT_US, ACCEPTED_NS, DEADLINE_NS, FLAGS, CORRELATION, ANSWERED = 9, 10, 11, 12, 13, 14, 15
 
 
 class D:
@@ -257,7 +259,7 @@ class D:
 
     RESPONSE has the same words and leaves the request open; the DONE after it may have neither STATUS nor BLOCK.
     READY (BATCH and the times): the batch is executed, its requests are answered later, the instance is free again.
-    RESCHEDULE (KEY): the request goes back into its queue.
+    RESCHEDULE (KEY and BATCH): the request goes back into its queue.
 
     WANT has no words: the worker lacks memory and wants to be rung when some is freed. HAVE, which uses BLOCK alone,
     tells a new batcher of a block that has not been freed.

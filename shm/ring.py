@@ -73,11 +73,18 @@ class RingWriter:
         self._own_words[TAIL_WORD] = self._position  # publishes: every record below
         return True
 
-    def history(self) -> Iterator[Record]:
-        """What was published, newest first, as far back as the ring goes: for whoever takes a dead writer's place."""
+    def history(self) -> Iterator[tuple[int, Record]]:
+        """The records that were published, with their positions, newest first, as far back as the ring goes: for the
+        process that takes a dead writer's place."""
         tail = self._own_words[TAIL_WORD]
-        for position in range(tail - 1, max(0, tail - self._capacity) - 1, -1):
-            yield RECORD.unpack_from(self._records, position % self._capacity * RECORD_BYTES)
+        for position in range(tail - 1, max(0, self._position - self._capacity) - 1, -1):
+            yield position, RECORD.unpack_from(self._records, position % self._capacity * RECORD_BYTES)
+
+    def mark(self, position: int, word: int, value: int) -> None:
+        """Change a word of a record that its reader has read; of no effect where another record has its slot."""
+        if position >= self._position - self._capacity:
+            offset = RING_OFFSET + position % self._capacity * RECORD_BYTES
+            self._own_words[offset // WORD + word] = value  # publishes: nothing; a successor of this process reads it
 
 
 class RingReader:

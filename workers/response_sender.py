@@ -290,7 +290,7 @@ class WrittenResponseSender(ResponseSender):
             if self.is_cancelled:
                 self.fail(CancelledError("Request was cancelled"))
                 return
-            self._close(record(RESCHEDULE, self._request.key))
+            self._close(record(RESCHEDULE, self._request.key, self._request.batch))
 
     @property
     def is_cancelled(self) -> bool:

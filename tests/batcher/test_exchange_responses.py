@@ -121,11 +121,14 @@ def test_an_answer_is_counted_before_it_is_told_while_others_of_its_batch_are_mi
 
 def test_a_rescheduled_request_is_executed_again() -> None:
     star, client, worker, item = running()
-    worker.say(RESCHEDULE, item[B.KEY])
+    worker.say(RESCHEDULE, item[B.KEY], item[B.BATCH])
     star.exchange.step(now_ns=700)
     (again,) = worker.heard()
     assert (again[B.KEY], again[B.BATCH], replies(client)) == (item[B.KEY], 2, [])
-    worker.say(RESCHEDULE, item[B.KEY])
+    worker.say(RESCHEDULE, item[B.KEY], item[B.BATCH])  # read twice, where its first reader has died
+    star.exchange.step(now_ns=750)
+    assert worker.heard() == []
+    worker.say(RESCHEDULE, again[B.KEY], again[B.BATCH])
     star.exchange.remove_client(CLIENT)
     star.exchange.step(now_ns=800)
     assert star.exchange.num_open == 0

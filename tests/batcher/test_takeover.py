@@ -10,20 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.batcher.peers import Model
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, DONE, FREE, HAVE, HOLD, RELEASE, REPLY, B, P, pack_ref
-from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
+from shoal.shm.layout import BATCH_ITEM, FREE, HAVE, HOLD, RELEASE, RESCHEDULE, B, P
+from tests.batcher.star import MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
+from tests.batcher.takeover_play import Play, answer, output_block
 
 BATCHING = {"name": "m", "max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 0}}
-
-
-def output_block(item: tuple[int, ...]) -> int:
-    return pack_ref(WORKER, item[B.BATCH], 1)
-
-
-def answer(worker: End, item: tuple[int, ...]) -> None:
-    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, output_block(item), HEADER, 1_000, 1_010, 1_110, 1_115)
 
 
 def answers(client: End) -> list[tuple[int, int]]:
@@ -203,135 +195,30 @@ def test_a_batch_size_seen_before_keeps_its_entry() -> None:
 
 STEPS = st.lists(
     st.sampled_from(
-        ["ask", "answer", "release", "step", "serve", "tell", "succeed", "succeed_unheard", "succeed_untold"]
+        [
+            *("ask", "answer", "answer_one", "give_back", "release", "step", "serve", "tell"),
+            *("succeed", "succeed_unheard", "succeed_untold"),
+            *(f"die_{number}" for number in range(1, 7)),
+        ]
     ),
     max_size=60,
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(STEPS, st.sampled_from([SINGLE, BATCHING]))
 def test_every_request_gets_exactly_one_answer_and_every_block_is_freed(
     steps: list[str], config: dict[str, object]
 ) -> None:
     play = Play(config)
     for step in steps:
-        getattr(play, step)()
-    for _ in range(2 * play.number + 3):
-        play.step()
-        play.answer()
-    play.tell()
-    play.step()
-    play.release()
-    play.step()
-    play.answer()  # takes back what was freed
+        play.perform(step)
+    play.end()
     assert sorted(play.answered) == list(range(1, play.number + 1))
     assert sorted(play.executed) == sorted(set(play.executed))
     assert not play.blocks
     assert len(play.star.exchange.holders) == 0
     assert cell(play.star.model(MODEL), "pending_count") == 0
-
-
-class Play:
-    """One client and one worker that keep their side of the protocol, and batchers that die."""
-
-    def __init__(self, config: dict[str, object]) -> None:
-        self.star = Star()
-        model: Model = self.star.add_model(MODEL, config)
-        self.client, self.worker = self.star.add_client(CLIENT), self.star.add_worker(WORKER, model)
-        self.number = 0
-        self.now_ns = 1_000
-        self.open: set[int] = set()
-        self.unreleased: dict[int, int] = {}
-        self.answered: list[int] = []
-        self.todo: list[tuple[int, ...]] = []
-        self.executed: list[int] = []
-        self.blocks: set[int] = set()  # of the worker's, taken
-
-    def ask(self) -> None:
-        if self.number < 12:
-            self.number += 1
-            self.open.add(self.number)
-            ask(self.client, self.number)
-
-    def step(self) -> None:
-        self.now_ns += 10
-        self.star.exchange.step(self.now_ns)
-        self.collect()
-
-    def collect(self) -> None:
-        for reply in self.client.heard():
-            assert reply[0] == REPLY
-            if reply[P.NUMBER] in self.open:  # a reply that was told before is dropped
-                self.open.remove(reply[P.NUMBER])
-                self.answered.append(reply[P.NUMBER])
-                self.unreleased[reply[P.NUMBER]] = reply[P.BLOCK]
-
-    def answer(self) -> None:
-        """The worker takes what came and executes its first batch."""
-        for record in self.worker.heard():
-            if record[0] == FREE:
-                self.free(record[B.BLOCK])
-            else:
-                self.free(record[B.FREED])
-                self.todo.append(record)
-        if not self.todo:
-            return
-        batch = self.todo[0][B.BATCH]
-        self.worker.begin(batch)
-        for item in [item for item in self.todo if item[B.BATCH] == batch]:
-            self.todo.remove(item)
-            self.executed.append(item[B.KEY])
-            self.blocks.add(output_block(item))
-            answer(self.worker, item)
-
-    def free(self, block: int) -> None:
-        assert block not in self.unreleased.values()
-        self.blocks.discard(block)
-
-    def serve(self) -> None:
-        self.ask()
-        self.step()
-        self.answer()
-        self.step()
-
-    def release(self) -> None:
-        for number in list(self.unreleased):
-            del self.unreleased[number]
-            self.client.say(RELEASE, number)
-
-    def succeed(self) -> None:
-        self.star.succeed()
-        self.tell()
-        self.say_again()
-
-    def succeed_unheard(self) -> None:
-        """The client goes on before it has heard of the new batcher."""
-        self.star.succeed()
-        self.ask()
-        self.collect()
-        self.release()
-        self.tell()
-        self.say_again()
-
-    def succeed_untold(self) -> None:
-        """The worker is executing, and tells later."""
-        self.star.succeed()
-        self.say_again()
-
-    def tell(self) -> None:
-        for block in self.blocks:
-            self.worker.say(HAVE, 0, 0, 0, block)
-        self.star.exchange.expect_worker(WORKER)
-
-    def say_again(self) -> None:
-        self.collect()
-        for number, block in self.unreleased.items():
-            self.client.say(HOLD, number, 0, block)
-        for number in sorted(self.open):
-            ask(self.client, number)
-        self.now_ns += 10
-        self.star.exchange.resume(self.now_ns)
 
 
 @pytest.mark.parametrize("num_deaths", [1, 3])
@@ -346,3 +233,64 @@ def test_batchers_that_die_before_they_serve_lose_nothing(num_deaths: int) -> No
     answer(worker, item)
     star.exchange.resume(now_ns=600)
     assert answers(client) == [(1, Reason.NONE)]
+
+
+# --- batches whose answers come one by one: decoupled models, executions split for lack of the GPU's memory ---
+
+
+def given_a_batch(num: int) -> tuple[Star, End, End, list[tuple[int, ...]]]:
+    """A star whose worker has begun a batch of so many requests."""
+    star, client, worker = one_of_each(BATCHING)
+    ask(client, *range(1, num + 1))
+    star.exchange.step(now_ns=500)
+    return star, client, worker, worker.heard()
+
+
+def test_an_instance_whose_batch_was_partly_answered_is_given_the_next_one() -> None:
+    star, client, worker, (first, second, third, fourth) = given_a_batch(4)
+    answer(worker, first)
+    answer(worker, second)
+    star.exchange.step(now_ns=600)
+    assert answers(client) == [(1, Reason.NONE), (2, Reason.NONE)]
+    answer(worker, third)
+    star.succeed()
+    ask(client, 3, 4)
+    star.exchange.resume(now_ns=700)
+    assert answers(client) == [(3, Reason.NONE)]
+    star.succeed()  # what its predecessor had from the ring, this one has, too
+    ask(client, 4)
+    star.exchange.resume(now_ns=750)
+    answer(worker, fourth)
+    star.exchange.step(now_ns=800)
+    assert answers(client) == [(4, Reason.NONE)]
+    ask(client, 5)
+    star.exchange.step(now_ns=900)
+    (fifth,) = worker.heard()
+    assert (fifth[B.BATCH], cell(star.model(MODEL), "execution_count")) == (2, 1)
+    answer(worker, fifth)
+    star.exchange.step(now_ns=1_000)
+    assert answers(client) == [(5, Reason.NONE)]
+
+
+def test_a_request_that_was_given_back_is_queued_again_though_the_batcher_dies() -> None:
+    star, client, worker, (first, second) = given_a_batch(2)
+    worker.say(RESCHEDULE, first[B.KEY], first[B.BATCH])
+    star.exchange.step(now_ns=600)
+    star.succeed()
+    ask(client, 1, 2)
+    star.exchange.resume(now_ns=700)
+    answer(worker, second)
+    star.exchange.step(now_ns=800)
+    assert answers(client) == [(2, Reason.NONE)]
+    (again,) = worker.heard()
+    assert (again[B.KEY], again[B.BATCH]) == (first[B.KEY], 2)
+    answer(worker, again)
+    star.exchange.step(now_ns=900)
+    assert answers(client) == [(1, Reason.NONE)]
+
+
+def test_an_instance_that_gave_its_only_request_back_is_idle_for_a_successor() -> None:
+    play = Play(SINGLE)
+    for step in ("ask", "step", "give_back", "die_1", "step", "answer", "step"):
+        play.perform(step)
+    assert (play.answered, len(play.executed)) == ([1], 1)

@@ -146,7 +146,7 @@ def test_the_end_comes_once(batcher: Batcher) -> None:
 def test_a_request_goes_back_into_its_queue(batcher: Batcher) -> None:
     (sender,) = started(batcher).senders
     sender.reschedule()
-    assert [record[:2] for record in heard(batcher)] == [(READY, 0), (RESCHEDULE, 1)]
+    assert [record[:3] for record in heard(batcher)] == [(READY, 0, 1), (RESCHEDULE, 1, 1)]
     assert not sender.is_open
 
 
