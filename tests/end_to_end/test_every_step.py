@@ -8,6 +8,7 @@ import http.client
 import json
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,35 @@ MODELS = {"again": "true", "once": "false"}
 EXECUTING = {"begun", "opened", "written", "pushed"}
 #: Steps that only a batcher that takes a dead one's place goes through.
 TAKE_OVER = {"introduced", "resumed"}
+#: Steps of a batcher before a worker has its batch.
+BEFORE_EXECUTION = {"accepted", "dispatched"}
+#: A decoupled model that answers the requests of its batch one after the other while it executes them, and writes down
+#: which it executes. Behind the second answer it stands still until its gate is there.
+PARTS = """
+import os
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for position, request in enumerate(requests):
+            while position == 2 and not os.path.exists("{path}/gate"):
+                time.sleep(0.001)
+            values = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
+            with open("{path}/executed", "a") as file:
+                file.write(f"{{values[0, 0]}}\\n")
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("B", values)])
+            request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+PARTS_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "A" data_type: TYPE_INT32 dims: [ 4 ] }
+output { name: "B" data_type: TYPE_INT32 dims: [ 4 ] }
+instance_group { count: 1 kind: KIND_CPU }
+dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 600000000 }
+model_transaction_policy { decoupled: true }
+"""
 
 
 class Patient:
@@ -76,6 +106,56 @@ class Patient:
         return answer.status, said
 
 
+class Parts:
+    """The model whose batches are answered one request after the other, and clients that make up a batch of four."""
+
+    def __init__(self, patient: Patient, path: Path) -> None:
+        self._patient = patient
+        self._gate, self._executed = path / "gate", path / "executed"
+        self._number = 0
+
+    def ask_four(self, *steps: str, at_once: bool = False) -> None:
+        """All get the right answer, once executed, though a process dies at each of these steps: at once, or when two
+        have been answered and two have not."""
+        self._gate.unlink(missing_ok=True)
+        self._executed.unlink(missing_ok=True)
+        if at_once:
+            self._arm(*steps)
+        first = self._number + 1
+        self._number += 4
+        numbers = range(first, first + 4)
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(self._ask, number) for number in numbers]
+            answered = as_completed(asked)
+            told = [next(answered).result() for _ in range(2)]
+            if not at_once:
+                self._arm(*steps)
+            self._gate.touch()
+            told += [each.result() for each in answered]
+        right = [[number, 2, 3, 4] for number in numbers]
+        assert sorted(told) == [(200, each) for each in right]
+        assert sorted(map(int, self._executed.read_text().split())) == list(numbers)
+
+    def _arm(self, *steps: str) -> None:
+        for step in steps:
+            self._patient.arm(step)
+
+    def _ask(self, number: int) -> tuple[int, object]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._patient.server.http_port, timeout=DEADLINE_S)
+        try:
+            connection.request("POST", "/v2/models/parts/generate", json.dumps({"A": [number, 2, 3, 4]}))
+            answer = connection.getresponse()
+            body = json.loads(answer.read())
+        finally:
+            connection.close()
+        return answer.status, body.get("B", body)
+
+
+@pytest.fixture(scope="module")
+def parts(patient: Patient) -> Parts:
+    return Parts(patient, patient.faults.parent / "parts")
+
+
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     repository = tmp_path_factory.mktemp("models")
@@ -92,6 +172,11 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
             """
         )
     faults = tmp_path_factory.mktemp("faults")
+    told = faults.parent / "parts"
+    told.mkdir()
+    (repository / "parts" / "1").mkdir(parents=True)
+    (repository / "parts" / "1" / "model.py").write_text(PARTS.format(path=told))
+    (repository / "parts" / "config.pbtxt").write_text(PARTS_CONFIG)
     with serving(repository, "--http-process-count=1", environment={VARIABLE: str(faults)}) as server:
         patient = Patient(server, faults)
         yield patient
@@ -131,6 +216,20 @@ def test_the_batcher_dies_and_so_does_the_one_that_takes_its_place(patient: Pati
     patient.arm("batcher.accepted")
     assert patient.ask("once")[0] == 200
     patient.await_deaths()
+
+
+@pytest.mark.parametrize("step", sorted(STEPS["batcher"].keys() - TAKE_OVER))
+def test_the_batcher_dies_when_a_batch_is_partly_answered(patient: Patient, parts: Parts, step: str) -> None:
+    parts.ask_four(f"batcher.{step}", at_once=step in BEFORE_EXECUTION)
+    patient.await_deaths()
+    parts.ask_four()
+
+
+@pytest.mark.parametrize("step", sorted(TAKE_OVER))
+def test_two_batchers_die_when_a_batch_is_partly_answered(patient: Patient, parts: Parts, step: str) -> None:
+    parts.ask_four(f"batcher.{step}", "batcher.answered")
+    patient.await_deaths()
+    parts.ask_four()
 
 
 @pytest.mark.parametrize("step", STEPS["lane"])
