@@ -1,7 +1,7 @@
 """Whose a block of shared memory is: where it can be read, and who must be told that nobody holds it."""
 
 from shoal.batcher.peers import Client, Worker
-from shoal.shm.layout import OWNER_SHIFT, ref_owner
+from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab, SlabView
 
@@ -25,10 +25,11 @@ class Blocks:
         self.claimed: set[int] = set()
         #: The batcher's own memory, from the first ensemble on.
         self.own: Slab | None = None
+        self._own_owner = 0
 
     def connect(self, segment: Segment) -> None:
         """Memory of the batcher's own, which everybody who reads it has mapped, or can ask for."""
-        self.own = Slab(segment)
+        self.own, self._own_owner = Slab(segment), segment.header.owner
 
     def add_result(self, owner: int, worker_owner: int) -> None:
         """A result of that worker may lie in the segment `owner`, too."""
@@ -45,6 +46,20 @@ class Blocks:
         """Whether a block is a client's own, in its slab or in a segment that it has asked for."""
         owner = ref_owner(ref)
         return owner == client or self._askers.get(owner) == client
+
+    def check_named(self, worker: Worker, ref: int, *, may_be_gone: bool) -> bool:
+        """Whether a block that a worker's record names, and that is not in the worker's slab, is a result of its beside
+        it. False where the block's segment is gone, and may be. Raises LayoutError for a block of any other process."""
+        owner = ref >> OWNER_SHIFT
+        if self.results.get(owner) is worker:
+            return True
+        if may_be_gone and not self._is_known(owner):
+            return False
+        raise LayoutError(f"worker {worker.owner} names the block {ref:#x}")
+
+    def _is_known(self, owner: int) -> bool:
+        known = owner in self._workers or owner in self._clients or owner in self.results or owner in self._payloads
+        return known or owner == self._own_owner
 
     def remove(self, owner: int) -> None:
         """Nothing lies in that segment any more."""

@@ -4,7 +4,7 @@ It sees records only, never a tensor. It reads no clock and waits for nothing: `
 that is there. How a request ends is the business of `open_requests`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TypeVar
 
@@ -27,13 +27,14 @@ from shoal.control import Message
 from shoal.reasons import Reason
 from shoal.shm import layout
 from shoal.shm.counters import CacheFigures
-from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, RELEASE, REQUEST, RESPONSE, D, LayoutError, R
+from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, OWNER_SHIFT, RELEASE, REQUEST, RESPONSE, D, LayoutError, R
 from shoal.shm.ring import Record
 
 PeerT = TypeVar("PeerT", bound=Peer)
 
 _NUMBER, _PART, _OTHERS = R.NUMBER, R.BLOCK, R.HEADER  # the last two: of RELEASE
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
+_REF = D.BLOCK  # of whatever a worker says; 0 where that names none
 
 
 class Exchange:
@@ -61,7 +62,7 @@ class Exchange:
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
         )
         self._awake, self._busy = self._dispatch.awake, self._dispatch.busy
-        self._executions = Executions(self._requests, self.blocks, self._awake, wall_offset_ns)
+        self._executions = Executions(self._requests, self._awake, wall_offset_ns)
         self._arrivals = Arrivals(
             self.models,
             self.workers,
@@ -303,43 +304,49 @@ class Exchange:
     def _drain_worker(self, worker: Worker, now_ns: int) -> None:
         try:
             records = worker.reader.read()
+            if not records:
+                return
+            self._counted.add(worker.model)
+            unheld = self._obey_worker(worker, records, now_ns)
         except LayoutError:
             self.remove_worker(worker.owner, now_ns, Reason.DAMAGED)
             self.reports.append({"op": "distrusted", "owner": worker.owner})
             return
-        if not records:
-            return
-        self._counted.add(worker.model)
-        unheld = []
-        executions = self._executions
-        for record in records:
-            kind = record[0]
-            if kind == DONE:
-                executions.finish(worker, record, now_ns)
-                unheld.append(record[D.BLOCK])
-            elif kind == RESPONSE:
-                if (model := executions.respond(worker, record, now_ns)) is not None:
-                    self._tell_cancelled(record[D.KEY], model)
-                unheld.append(record[D.BLOCK])
-            elif kind == layout.READY:
-                executions.ready(worker, record, now_ns)
-            elif kind == layout.RESCHEDULE:
-                executions.reschedule(worker, record, now_ns)
-            elif kind == layout.HAVE:
-                unheld.append(record[D.BLOCK])
-            elif kind == layout.WANT:
-                worker.must_ring = True
-                self._written_workers.add(worker)
-                if owner := starved_by(worker, self.holders, self.clients, now_ns):
-                    self.distrust(owner)
         if self.blocks.claimed:
             self.blocks.claimed.difference_update(unheld)
         for ref in set(unheld):
-            if ref and not self.holders.is_held(ref):
+            if not self.holders.is_held(ref):
                 self.blocks.free(ref)
         if not (worker.missing or worker.says_more):
             self._busy.pop(worker.owner, None)
         self._read.append(worker)
+
+    def _obey_worker(self, worker: Worker, records: Sequence[Record], now_ns: int) -> list[int]:
+        """Put what a worker says in force. Returns the blocks that it names, which are all its own: a record that names
+        another process's changes nothing, and raises LayoutError."""
+        named = []
+        owner, executions = worker.owner, self._executions
+        for record in records:
+            kind, ref = record[0], record[_REF]
+            if ref and (
+                ref >> OWNER_SHIFT == owner or self.blocks.check_named(worker, ref, may_be_gone=kind == layout.HAVE)
+            ):
+                named.append(ref)
+            if kind == DONE:
+                executions.finish(worker, record, now_ns)
+            elif kind == RESPONSE:
+                if (model := executions.respond(worker, record, now_ns)) is not None:
+                    self._tell_cancelled(record[D.KEY], model)
+            elif kind == layout.READY:
+                executions.ready(worker, record, now_ns)
+            elif kind == layout.RESCHEDULE:
+                executions.reschedule(worker, record, now_ns)
+            elif kind == layout.WANT:
+                worker.must_ring = True
+                self._written_workers.add(worker)
+                if starver := starved_by(worker, self.holders, self.clients, now_ns):
+                    self.distrust(starver)
+        return named
 
     # --- both ways ---
 

@@ -1,15 +1,13 @@
 """What workers say of the batches they have been given: answers, whole or in parts, and when an instance is free again.
 
-User code may have written these records. Lives in the batcher; how a request ends is the business of `open_requests`.
+User code may have written these records; the exchange has looked whether the blocks that they name are the worker's.
+Lives in the batcher; how a request ends is the business of `open_requests`.
 """
 
 from shoal.batcher import statistics
-from shoal.batcher.blocks import Blocks
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Model, Running, Worker
-from shoal.batcher.statistics import BACKEND
-from shoal.reasons import Reason
-from shoal.shm.layout import OWNER_SHIFT, D
+from shoal.shm.layout import D
 from shoal.shm.ring import Record
 
 
@@ -19,17 +17,15 @@ class Executions:
     def __init__(
         self,
         requests: OpenRequests,
-        blocks: Blocks,
         awake: dict[int, Model],
         wall_offset_ns: int,
     ) -> None:
         self._requests = requests
-        self._blocks = blocks
         self._awake = awake
         self._wall_offset_ns = wall_offset_ns
 
     def finish(self, worker: Worker, record: Record, now_ns: int) -> None:
-        """One DONE: the request's only answer, or its last, if it lies where this worker may write."""
+        """One DONE: the request's only answer, or its last."""
         _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
         running = worker.missing.pop(key, None)
         if running is None:
@@ -38,10 +34,7 @@ class Executions:
             running.end_ns = end
             running.compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
         compute = running.compute
-        if ref and ref >> OWNER_SHIFT != worker.owner and self._is_foreign(worker, ref):
-            self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
-        else:
-            self._requests.answer(key, status, ref, header, compute, now_ns)
+        self._requests.answer(key, status, ref, header, compute, now_ns)
         running.num_missing = num_missing = running.num_missing - 1
         if num_missing:
             worker.partly_answered = running
@@ -57,8 +50,6 @@ class Executions:
         if key not in worker.missing:
             return None
         worker.note_overlap()
-        if ref and ref >> OWNER_SHIFT != worker.owner and self._is_foreign(worker, ref):
-            return self._requests.fail(key, Reason.DAMAGED, now_ns, BACKEND)
         return self._requests.respond(key, status, ref, header, now_ns)
 
     def ready(self, worker: Worker, record: Record, now_ns: int) -> None:
@@ -89,10 +80,6 @@ class Executions:
         running.num_missing -= 1
         if not running.num_missing:
             self._finish_batch(worker, running, (now_ns, 0, 0, 0), now_ns)
-
-    def _is_foreign(self, worker: Worker, ref: int) -> bool:
-        """Whether a block that is not in its slab is not in another segment of its either."""
-        return self._blocks.results.get(ref >> OWNER_SHIFT) is not worker
 
     def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
         worker.hungry_since_ns = 0

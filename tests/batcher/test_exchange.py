@@ -245,16 +245,6 @@ def test_lies_of_a_worker_change_nothing(lie: Callable[[End, tuple[int, ...]], N
     assert [reply[P.NUMBER] for reply in client.heard()] == [1]
 
 
-def test_answer_that_names_another_process_memory_is_an_error_for_its_request() -> None:
-    star, client, worker = one_of_each(SINGLE)
-    ask(client, 1)
-    star.exchange.step(now_ns=500)
-    answer(worker, worker.heard()[0], block=pack_ref(WORKER + 1, 2, 1))
-    star.exchange.step(now_ns=700)
-    assert [(reply[P.BLOCK], reply[P.REASON]) for reply in client.heard()] == [(0, Reason.DAMAGED)]
-    assert len(star.exchange.holders) == 0
-
-
 def test_a_result_in_a_segment_of_its_own_is_handed_out_and_freed() -> None:
     star, client, worker = one_of_each(SINGLE)
     star.exchange.blocks.add_result(99, WORKER)
@@ -266,22 +256,6 @@ def test_a_result_in_a_segment_of_its_own_is_handed_out_and_freed() -> None:
     client.say(RELEASE, 1)
     star.exchange.step(now_ns=800)
     assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, pack_ref(99, 0, 1))]
-
-
-def test_nobody_answers_with_a_segment_of_another_worker_or_one_that_is_gone() -> None:
-    star, client, worker = one_of_each(SINGLE)
-    star.add_worker(WORKER + 1, star.add_model(MODEL + 1, SINGLE))
-    star.exchange.blocks.add_result(98, WORKER + 1)
-    star.exchange.blocks.add_result(99, WORKER)
-    star.exchange.blocks.remove(99)
-    star.exchange.blocks.add_result(97, WORKER + 2)  # no such worker
-    for number, owner in enumerate((97, 98, 99), 1):
-        ask(client, number)
-        star.exchange.step(now_ns=500)
-        answer(worker, worker.heard()[0], block=pack_ref(owner, 0, 1))
-        star.exchange.step(now_ns=700)
-        assert [(reply[P.BLOCK], reply[P.REASON]) for reply in client.heard()] == [(0, Reason.DAMAGED)]
-    assert len(star.exchange.holders) == 0
 
 
 def test_ring_that_lies_ends_its_owner() -> None:

@@ -266,17 +266,6 @@ def test_a_retiring_worker_waits_for_its_streams() -> None:
     assert star.reports() == [("worker_retired", WORKER)]
 
 
-def test_a_foreign_block_in_a_response_fails_the_request() -> None:
-    star, client, worker, item = running()
-    worker.say(RESPONSE, item[B.KEY], 0, 0, pack_ref(99, 1, 1), HEADER, *TIMES)
-    respond(worker, item, 1)
-    star.exchange.step(now_ns=700)
-    assert replies(client) == [(1, 2, 0, Reason.DAMAGED, 0)]
-    records = worker.heard()
-    assert [record[B.BLOCK] for record in records if record[0] == FREE] == [block(1)]
-    assert [record[:2] for record in records if record[0] == CANCEL] == [(CANCEL, item[B.KEY])]
-
-
 def test_what_does_not_fit_into_a_client_s_ring_follows_in_order() -> None:
     star, client, worker, item = running()
     for number in range(1, 101):  # the ring holds 64
