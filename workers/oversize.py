@@ -2,6 +2,9 @@
 
 Runs in a worker. Whoever awaits a segment obeys whatever else the supervisor says meanwhile, be it the loop's thread or
 one of a response sender. Never on the way of an ordinary result.
+
+A segment has a block once its readers have mapped it, not before: a batcher that takes a dead one's place is told of
+all blocks, and would have one freed that is still awaited.
 """
 
 import os
@@ -12,7 +15,6 @@ from collections.abc import Callable
 from shoal import errors
 from shoal.control import Channel, Message
 from shoal.errors import ShoalError, UnavailableError
-from shoal.shm.layout import ref_owner
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import WholeSlabs
@@ -40,8 +42,8 @@ class OversizeBlocks:
         # Changed by allocate and hear: what was heard of the one asked for last.
         self._request = 0
         self._is_waiting = False
-        self._block: Block | None = None
-        self._is_ready = False
+        self._segment: Segment | None = None
+        self._may_be_kept = self._is_ready = False
         self._refusal: ShoalError | None = None
 
     def allocate(self, nbytes: int) -> Block:
@@ -52,17 +54,17 @@ class OversizeBlocks:
 
     def _allocate(self, nbytes: int) -> Block:
         self._request += 1
-        self._block, self._is_ready, self._refusal, self._is_waiting = None, False, None, True
+        self._segment, self._is_ready, self._refusal, self._is_waiting = None, False, None, True
         self._channel.send({"op": "oversize", "request": self._request, "nbytes": nbytes})
         try:
             self._wait()
         finally:
             self._is_waiting = False
-            block, self._block = self._block, None
-        if block is not None and self._is_ready:
-            return block
-        if block is not None:
-            self._let_go(block.ref, keep=False)
+            segment, self._segment = self._segment, None
+        if segment is not None and self._is_ready:
+            return self._slabs.add(segment, _ALL, may_be_kept=self._may_be_kept)
+        if segment is not None:
+            self._channel.send({"op": "oversize_gone", "owner": segment.header.owner})
         raise self._take_refusal() or UnavailableError(
             f"no shared memory for a result of {nbytes} bytes: it was not there within {self._wait_s:g} s. Try again"
         )
@@ -81,7 +83,7 @@ class OversizeBlocks:
     def hear(self, message: Message, fds: list[int]) -> None:
         """Take in what the supervisor says about a segment that was asked for; takes the descriptors."""
         if message["op"] == "oversize_ready":
-            self._is_ready = self._block is not None and message["owner"] == ref_owner(self._block.ref)
+            self._is_ready = self._segment is not None and message["owner"] == self._segment.header.owner
         elif not (self._is_waiting and message["request"] == self._request):
             if fds:  # too late: nobody waits for it any more
                 os.close(fds[0])
@@ -89,13 +91,12 @@ class OversizeBlocks:
         elif not fds:
             self._refusal = errors.from_wire(message["wire"], message["sentence"])
         else:
-            segment = Segment.attach(fds[0], populate=False)
-            self._block = self._slabs.add(segment, _ALL, may_be_kept="keep" in message)
+            self._segment, self._may_be_kept = Segment.attach(fds[0], populate=False), "keep" in message
             self._channel.send({"op": "oversize_mapped", "owner": message["owner"]})
 
     @property
     def refs(self) -> list[int]:
-        """References to all blocks that have not been freed."""
+        """References to all blocks that have not been freed; what is awaited is none yet."""
         return self._slabs.taken_refs
 
     def free(self, ref: int) -> None:
