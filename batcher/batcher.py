@@ -7,6 +7,7 @@ of everybody first, and looks at no ring until all clients have said again what 
 """
 
 import faulthandler
+import os
 import select
 import sys
 import time
@@ -280,7 +281,11 @@ class Batcher:
 
     def _on_worker(self, message: Message, fds: list[int]) -> None:
         segment, link, bell = fds
-        model = self._exchange.models[message["model"]]
+        model = self._exchange.models.get(message["model"])
+        if model is None:  # of a dead worker, which a successor is told of
+            for fd in fds:
+                os.close(fd)
+            return
         worker = Worker(message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell), model)
         if self._limiter is not None:
             self._limiter.add(worker.owner, Demand.from_message(message["demand"]))
@@ -289,7 +294,8 @@ class Batcher:
         self._starting[worker.owner] = worker
 
     def _on_worker_ready(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.add_worker(self._starting.pop(message["owner"]))
+        if (worker := self._starting.pop(message["owner"], None)) is not None:
+            self._exchange.add_worker(worker)
 
     def _on_worker_retire(self, message: Message, _fds: list[int]) -> None:
         self._exchange.retire_worker(message["owner"])
@@ -301,8 +307,7 @@ class Batcher:
             self._limiter.remove(owner)
         self._exchange.remove_worker(owner, time.monotonic_ns(), Reason(message["reason"]), message["detail"])
         # What the dead worker's last answers became is shown before the acknowledgement: then its segment may go.
-        if not self._is_taking_over:
-            self._exchange.step(time.monotonic_ns())
+        self._exchange.step(time.monotonic_ns())
         if worker is not None:
             worker.bell.close()
 

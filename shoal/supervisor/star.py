@@ -22,6 +22,7 @@ from shoal.shm import counters, layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
 from shoal.supervisor.batcher_memory import BatcherMemory
+from shoal.supervisor.dead_workers import DeadWorkers
 from shoal.supervisor.loans import Loans
 from shoal.supervisor.members import Acknowledgements, Member
 from shoal.supervisor.memory_plan import (
@@ -64,9 +65,11 @@ class Star:
     _counters: counters.CounterTableView | None = None
     payloads: Payloads = field(init=False)
     loans: Loans = field(default_factory=Loans)
+    dead_workers: DeadWorkers = field(init=False)
 
     def __post_init__(self) -> None:
         self.payloads = Payloads(self)
+        self.dead_workers = DeadWorkers(self.acknowledgements, self._let_go_of_worker)
 
     # --- the batcher ---
 
@@ -84,6 +87,7 @@ class Star:
             geometry = counters.GEOMETRY_WITH_WINDOWS if has_windows else counters.GEOMETRY
             self._counters_fd = create_segment(layout.COUNTERS, self.take_owner(), geometry, sealed=False)
             self.nbytes += geometry.nbytes
+            self.dead_workers.report_to(member)
         welcome = {
             "op": "joined",
             "log": self.log_settings,
@@ -127,6 +131,7 @@ class Star:
 
     def leave_batcher(self, member: Member) -> None:
         """The batcher is dead. What it was asked to acknowledge is void; a successor hears how things stand then."""
+        self.dead_workers.report_to(None)
         self.batcher = None
         self.acknowledgements.gone(member)
 
@@ -147,6 +152,7 @@ class Star:
             if worker.is_retiring:
                 told.append(({"op": "worker_retire", "owner": worker.owner}, []))
             told += self.payloads.results_of(worker)
+        told += self.dead_workers.introductions(self.payloads.results_of)
         told += self.payloads.requests_to_ensembles()
         recipients = [(successor, message, fds) for message, fds in told]
         self.acknowledgements.announce(recipients, lambda: self._reopen(successor))
@@ -160,11 +166,16 @@ class Star:
             if self.batcher_memory.owner and not client.is_guest:
                 clients.append((client.member, *self.batcher_memory.message))
             clients.append((client.member, news, ()))
-        self.acknowledgements.announce(clients, lambda: successor.send({"op": "resume"}))
+        self.acknowledgements.announce(clients, lambda: self._resume(successor))
         for worker in self.workers.values():
             # One that executes hears of it late, so nobody waits; and then the successor may expect nothing of it.
             told = {"op": "worker_told", "owner": worker.owner}
             self.acknowledgements.announce([(worker.member, news, ())], functools.partial(successor.send, told))
+
+    def _resume(self, successor: Member) -> None:
+        if self.batcher is successor:
+            successor.send({"op": "resume"})
+            self.dead_workers.report_to(successor)
 
     # --- clients ---
 
@@ -283,22 +294,18 @@ class Star:
         self.tell_batcher({"op": "worker_retire", "owner": worker.owner})
 
     def leave_worker(self, worker: Participant, reason: Reason, detail: int) -> None:
-        """A worker is dead; `reason` and `detail` are for the replies to what it was executing.
-
-        Clients unmap its segments once the batcher has passed on its last answers.
-        """
+        """A worker is dead; `reason` and `detail` are for the replies to what it was executing."""
         self.workers.pop(worker.owner, None)
         self.loans.forget(worker.member)
+        self.dead_workers.add(worker, reason, detail)
 
-        def passed_on() -> None:
-            told = [client.member for client in self.clients.values() if not client.is_guest]
-            for member in (*self.loans.end(worker.owner), *told):
-                member.send({"op": "segment_gone", "owner": worker.owner})
-            self.payloads.release_all(worker)
-            worker.close()
-
-        gone = {"op": "worker_gone", "owner": worker.owner, "reason": int(reason), "detail": detail}
-        self.acknowledgements.announce(self.to_batcher(gone), passed_on)
+    def _let_go_of_worker(self, worker: Participant) -> None:
+        """The batcher has passed on a dead worker's last answers: clients unmap its segments."""
+        told = [client.member for client in self.clients.values() if not client.is_guest]
+        for member in (*self.loans.end(worker.owner), *told):
+            member.send({"op": "segment_gone", "owner": worker.owner})
+        self.payloads.release_all(worker)
+        worker.close()
 
     # --- segments that somebody asks for ---
 
@@ -379,9 +386,9 @@ class Star:
         return made
 
     def take_owner(self) -> int:
-        """An owner id that nobody has. Each payload beyond a slab takes one, so the 24 bits come round."""
-        owner = self.next_owner
-        while owner in self.clients or owner in self.workers or owner in self.payloads.segments:
+        """An owner id that no segment has. Each payload beyond a slab takes one, so the 24 bits come round."""
+        owner, taken = self.next_owner, (*self.clients, *self.workers)
+        while owner in taken or owner in self.dead_workers or owner in self.payloads.segments:
             owner = _after(owner)
         self.next_owner = _after(owner)
         return owner

@@ -6,15 +6,19 @@ process dies, exactly there, while exactly one request is on its way.
 
 import http.client
 import json
+import os
+import signal
 import struct
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from shoal.fault import STEPS, VARIABLE
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving, title
 
 #: Executed twice if need be, or once and never again. Two instances each: the other one goes on.
 MODELS = {"again": "true", "once": "false"}
@@ -65,11 +69,28 @@ class Patient:
 
     def arm(self, step: str) -> None:
         """The next process that comes to this step dies there."""
-        self.get_live()  # the lane is past what the last request left it to do
         self.num_armed += 1
+        self._lay(step, "kill")
+
+    def stop_at(self, step: str) -> None:
+        """The next process that comes to this step stands still there, until it is killed."""
+        self.num_armed += 1
+        self._lay(step, "stop")
+
+    def _lay(self, step: str, action: str) -> None:
+        self.get_live()  # the lane is past what the last request left it to do
         # Complete before it has its name: a process may look at any moment.
-        (self.faults / "next").write_text("kill")
+        (self.faults / "next").write_text(action)
         (self.faults / "next").rename(self.faults / step)
+
+    def stopped(self, kind: str) -> int:
+        """The process whose title begins so and that stands still, as soon as there is one."""
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            for pid in descendants(self.server.process.pid):
+                if title(pid).startswith(kind) and Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T":
+                    return pid
+        raise AssertionError(f"no {kind} stands still")
 
     def get_live(self) -> None:
         """One request that goes no further than the lane."""
@@ -230,6 +251,25 @@ def test_two_batchers_die_when_a_batch_is_partly_answered(patient: Patient, part
     parts.ask_four(f"batcher.{step}", "batcher.answered")
     patient.await_deaths()
     parts.ask_four()
+
+
+def test_a_worker_dies_and_the_batcher_before_it_has_been_told(patient: Patient) -> None:
+    """What the worker was executing must not be executed a second time, by a successor that has not known it."""
+    patient.stop_at("worker.begun")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(patient.ask, "once")
+        worker = patient.stopped("shoal worker once")
+        batcher = next(pid for pid in descendants(patient.server.process.pid) if title(pid) == "shoal batcher")
+        os.kill(batcher, signal.SIGSTOP)
+        os.kill(worker, signal.SIGKILL)
+        patient.await_deaths()
+        patient.num_armed += 1
+        with suppress(ProcessLookupError):  # it was found to stand still, and was killed for that
+            os.kill(batcher, signal.SIGKILL)
+        status, said = asked.result()
+    assert (status, b"was killed by signal 9 (SIGKILL) while executing" in said) == (500, True), said
+    patient.await_deaths()
+    assert patient.ask("once")[0] == 200
 
 
 @pytest.mark.parametrize("step", STEPS["lane"])

@@ -157,6 +157,53 @@ def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_serves_after
     assert successor.heard() == [{"op": "worker_told", "owner": sky.worker_of_3.owner}]
 
 
+def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_not_passed_on(sky: Sky) -> None:
+    """Else it would have what they had begun executed a second time."""
+    result = sky.make(sky.third, sky.worker_of_3)
+    third = sky.worker_of_3.owner
+    gone = {"op": "worker_gone", "owner": third, "reason": 5, "detail": 77}
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
+    assert sky.batcher.heard() == [gone]
+    sky.star.leave_batcher(sky.batcher.member)
+    assert sky.a.heard() == []
+    sky.star.leave_worker(sky.worker_of_4, Reason.INSTANCE_DIED, 0)
+    first, second = sky.start(), sky.start()
+    for successor in (first, second):  # the first one dies, too, before it has passed anything on
+        sky.star.join_batcher(successor.member)
+        sky.star.introduce()
+        told = successor.heard()[3:]
+        assert told[:4] == [
+            {"op": "worker", "owner": third, "model": 3},
+            {"op": "worker_ready", "owner": third},
+            {"op": "worker_retire", "owner": third},
+            {"op": "segment", "owner": result, "worker": third},
+        ]
+        assert [message["op"] for message in told[4:]] == ["worker", "worker_ready", "worker_retire"]
+        sky.acknowledge(successor)
+        for process in (sky.a, sky.b):
+            assert process.heard() == [{"op": "batcher"}]
+            sky.acknowledge(process)
+        assert [message["op"] for message in successor.heard()] == ["resume", "worker_gone", "worker_gone"]
+        if successor is first:
+            sky.star.leave_batcher(successor.member)
+            assert sky.a.heard() == []
+    sky.acknowledge(second)
+    assert {"op": "segment_gone", "owner": third} in sky.a.heard()
+
+
+def test_a_worker_that_dies_while_a_place_is_taken_is_reported_to_the_batcher_that_serves(sky: Sky) -> None:
+    sky.star.leave_batcher(sky.batcher.member)
+    successor = sky.start()
+    sky.star.join_batcher(successor.member)
+    sky.star.introduce()
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 0)
+    sky.acknowledge(successor)
+    assert "worker_gone" not in [message["op"] for message in successor.all_heard]
+    for process in (sky.a, sky.b):
+        sky.acknowledge(process)
+    assert [message["op"] for message in successor.heard()] == ["resume", "worker_gone"]
+
+
 def test_a_successor_that_dies_while_it_hears_is_followed_by_another(sky: Sky) -> None:
     sky.star.leave_batcher(sky.batcher.member)
     first, second = sky.start(), sky.start()
@@ -267,8 +314,9 @@ def test_batcher_hears_how_a_worker_ended(sky: Sky) -> None:
 def test_owner_ids_come_round_and_skip_who_is_there(sky: Sky) -> None:
     taken = {each.owner for each in (sky.client_a, sky.client_b, sky.worker_of_3, sky.worker_of_4)}
     held = sky.make(sky.a, sky.client_a)
+    sky.star.leave_worker(sky.worker_of_4, Reason.INSTANCE_DIED, 0)  # its last answers are still to be passed on
     sky.star.next_owner = (1 << 24) - 1
-    owners = [sky.star.take_owner() for _ in range(12)]
+    owners = [sky.star.take_owner() for _ in range(16)]
     assert owners[0] == (1 << 24) - 1
     assert 0 not in owners
     assert (taken | {held}).isdisjoint(owners)

@@ -1,0 +1,66 @@
+"""Dead workers whose last answers no batcher has passed on yet. Runs in the supervisor, part of the star (star.py).
+
+A batcher that dies before it has is followed by one that must know them, too: which requests they had begun, which may
+not be executed again, and which they had answered stands in their memory. So a successor is introduced to them as to
+those that live, and told of their death once clients have said again what is open.
+"""
+
+from collections.abc import Callable
+
+from shoal.control import Message
+from shoal.reasons import Reason
+from shoal.supervisor.members import Acknowledgements, Member
+from shoal.supervisor.participant import Participant, worker_message
+
+#: A message and the descriptors that go with it.
+Introduction = tuple[Message, list[int]]
+
+
+class DeadWorkers:
+    """By owner id. `let_go` is called for each whose answers have been passed on."""
+
+    def __init__(self, acknowledgements: Acknowledgements, let_go: Callable[[Participant], None]) -> None:
+        self._acknowledgements = acknowledgements
+        self._let_go = let_go
+        # Changed by add and report: what a batcher is told; the batcher that serves, None while its place is taken.
+        self._dead: dict[int, tuple[Participant, Message]] = {}
+        self._batcher: Member | None = None
+
+    def __contains__(self, owner: int) -> bool:
+        return owner in self._dead
+
+    def add(self, worker: Participant, reason: Reason, detail: int) -> None:
+        """A worker is dead; the batcher is told, or the next one."""
+        gone = {"op": "worker_gone", "owner": worker.owner, "reason": int(reason), "detail": detail}
+        self._dead[worker.owner] = worker, gone
+        if self._batcher is not None:
+            self._report(worker.owner, self._batcher)
+
+    def report_to(self, batcher: Member | None) -> None:
+        """A batcher serves from now on, which is told of all; or none does."""
+        self._batcher = batcher
+        if batcher is not None:
+            for owner in tuple(self._dead):
+                self._report(owner, batcher)
+
+    def introductions(self, results_of: Callable[[Participant], list[Introduction]]) -> list[Introduction]:
+        """What a successor is told before it serves, of workers that may have been given requests: that they get
+        nothing more. `results_of` is what it must know of a worker's segments for single payloads."""
+        told: list[Introduction] = []
+        for worker, _ in self._dead.values():
+            if worker.is_ready:
+                told.append(worker_message(worker))
+                told.append(({"op": "worker_ready", "owner": worker.owner}, []))
+                told.append(({"op": "worker_retire", "owner": worker.owner}, []))
+                told += results_of(worker)
+        return told
+
+    def _report(self, owner: int, batcher: Member) -> None:
+        worker, gone = self._dead[owner]
+
+        def passed_on() -> None:
+            if self._batcher is batcher:  # else it has died before it had
+                del self._dead[owner]
+                self._let_go(worker)
+
+        self._acknowledgements.announce([(batcher, gone, ())], passed_on)
