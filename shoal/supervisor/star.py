@@ -62,6 +62,7 @@ class Star:
     #: Of strings that name sequences: all clients make the same number of one (shoal/sequences.py).
     correlation_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     _counters_fd: int = -1
+    _counters_owner: int = 0
     _counters: counters.CounterTableView | None = None
     payloads: Payloads = field(init=False)
     loans: Loans = field(default_factory=Loans)
@@ -85,7 +86,8 @@ class Star:
         if not is_successor:
             has_windows = self.options.metrics_config.summary_latencies
             geometry = counters.GEOMETRY_WITH_WINDOWS if has_windows else counters.GEOMETRY
-            self._counters_fd = create_segment(layout.COUNTERS, self.take_owner(), geometry, sealed=False)
+            self._counters_owner = self.take_owner()
+            self._counters_fd = create_segment(layout.COUNTERS, self._counters_owner, geometry, sealed=False)
             self.nbytes += geometry.nbytes
             self.dead_workers.report_to(member)
         welcome = {
@@ -387,7 +389,7 @@ class Star:
 
     def take_owner(self) -> int:
         """An owner id that no segment has. Each payload beyond a slab takes one, so the 24 bits come round."""
-        owner, taken = self.next_owner, (*self.clients, *self.workers)
+        owner, taken = self.next_owner, (self.batcher_memory.owner, self._counters_owner, *self.clients, *self.workers)
         while owner in taken or owner in self.dead_workers or owner in self.payloads.segments:
             owner = _after(owner)
         self.next_owner = _after(owner)
