@@ -1,11 +1,13 @@
 """A storm: workers and batchers are killed again and again while verified requests come in, and the sums must come out.
 
-`scripts/storm` is the long form, test_storm.py the short one. Every request carries a number of its own and is counted
-once: answered rightly, refused because its instance died, or anything else, which is a fault of the server.
+A model that answers the requests of its batches one by one is among those asked. Every request carries a number of its
+own and is counted once: answered rightly, refused because its instance died, or anything else, which is a fault of the
+server. `scripts/storm` is the long form, test_storm.py the short one.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import signal
@@ -18,12 +20,15 @@ from pathlib import Path
 
 from tests.end_to_end.server import Ledger, Server, await_standby, descendants, imbalances, samples, serving, title
 from tests.end_to_end.test_ledger import footprint
-from tests.end_to_end.traffic import ask
+from tests.end_to_end.traffic import Answer, ask, receive
 
 CONNECTIONS, MAX_BATCH_SIZE = 64, 8
+#: So many of the connections ask the decoupled model.
+DECOUPLED_CONNECTIONS = 12
 KILL_EVERY_S = (0.1, 0.3)
-#: That answer for the ledger: two lanes, the road, the batcher, two workers.
-NUM_PROCESSES = 6
+#: That answer for the ledger: two lanes, the road, the batcher, three workers.
+NUM_PROCESSES = 7
+KINDS = {"worker": ("shoal worker m_0_", "shoal worker parts_0_"), "batcher": ("shoal batcher",)}
 MODEL = f"""
 backend: "identity"
 max_batch_size: {MAX_BATCH_SIZE}
@@ -32,6 +37,26 @@ output {{ name: "B" data_type: TYPE_INT32 dims: [ 4 ] }}
 instance_group {{ count: 2 kind: KIND_CPU }}
 dynamic_batching {{ }}
 parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
+"""
+#: Answers the requests of a batch one after the other, while it executes them.
+PARTS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("B", values)])
+            request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+PARTS_CONFIG = f"""
+backend: "python"
+max_batch_size: {MAX_BATCH_SIZE}
+input {{ name: "A" data_type: TYPE_INT32 dims: [ 4 ] }}
+output {{ name: "B" data_type: TYPE_INT32 dims: [ 4 ] }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+dynamic_batching {{ max_queue_delay_microseconds: 2000 }}
+model_transaction_policy {{ decoupled: true }}
 """
 
 
@@ -82,7 +107,7 @@ class Storm:
         phase = Phase(name)
         start = time.monotonic()
         end = start + seconds
-        tasks = [self._client(phase, end) for _ in range(CONNECTIONS)]
+        tasks = [self._client(phase, end, is_decoupled=each < DECOUPLED_CONNECTIONS) for each in range(CONNECTIONS)]
         if victims:
             tasks.append(self._kill(phase, end, victims))
         # What nobody reads of the log is lost once the pipe is full.
@@ -96,19 +121,21 @@ class Storm:
     def _read_log(self, log_fd: int) -> None:
         self._server.log += os.read(log_fd, 65536)
 
-    async def _client(self, phase: Phase, end: float) -> None:
+    async def _client(self, phase: Phase, end: float, *, is_decoupled: bool) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server.http_port)
         try:
             while time.monotonic() < end:
-                await self._ask(phase, reader, writer)
+                await self._ask(phase, reader, writer, is_decoupled=is_decoupled)
         except (OSError, asyncio.IncompleteReadError) as error:
             phase.faults.append(f"connection: {error!r}")
         finally:
             writer.close()
 
-    async def _ask(self, phase: Phase, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _ask(
+        self, phase: Phase, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_decoupled: bool
+    ) -> None:
         self._number = number = self._number + 1
-        answer = await ask(reader, writer, number)
+        answer = await (ask_decoupled if is_decoupled else ask)(reader, writer, number)
         phase.latencies_s.append(answer.seconds)
         if answer.is_right:
             phase.num_right += 1
@@ -121,8 +148,7 @@ class Storm:
         while (now := time.monotonic()) < end:
             await asyncio.sleep(min(self._random.uniform(*KILL_EVERY_S), end - now))
             pids = descendants(self._server.process.pid)
-            kinds = {"worker": "shoal worker m_0_", "batcher": "shoal batcher"}
-            alive = [(kind, pid) for kind in victims for pid in pids if title(pid).startswith(kinds[kind])]
+            alive = [(kind, pid) for kind in victims for pid in pids if title(pid).startswith(KINDS[kind])]
             alive = [(kind, pid) for kind, pid in alive if not title(pid).startswith("shoal batcher (")]
             spared = [(kind, pid) for kind, pid in alive if not phase.kills[kind]]
             if alive:
@@ -131,10 +157,25 @@ class Storm:
                 phase.kills[kind] += 1
 
 
-def write_model(repository: Path) -> Path:
+async def ask_decoupled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Answer:
+    """Like `ask`, of the decoupled model, which answers once."""
+    sent_s, data = time.monotonic(), [number, -number, 7, number ^ 0x5555]
+    body = json.dumps({"A": data}).encode()
+    head = f"POST /v2/models/parts/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer = await receive(reader, data, sent_s)
+    if answer.status == 200:  # as the answer of the other model would be
+        outputs = [{"data": json.loads(answer.body)["B"]}]
+        return answer._replace(body=json.dumps({"outputs": outputs}).encode())
+    return answer
+
+
+def write_models(repository: Path) -> Path:
     """The repository that a storm needs."""
-    (repository / "m" / "1").mkdir(parents=True)
-    (repository / "m" / "config.pbtxt").write_text(MODEL)
+    for name, config in (("m", MODEL), ("parts", PARTS_CONFIG)):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(config)
+    (repository / "parts" / "1" / "model.py").write_text(PARTS)
     return repository
 
 
@@ -172,7 +213,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the choice of whom to kill and when; default 1")
     options = parser.parse_args()
     wrong: list[str] = []
-    with tempfile.TemporaryDirectory() as directory, serving(write_model(Path(directory))) as server:
+    with tempfile.TemporaryDirectory() as directory, serving(write_models(Path(directory))) as server:
         storm = Storm(server, options.seed)
         calm = max(2.0, options.seconds / 10)
         phases = (

@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 from tests.end_to_end.server import serving
-from tests.end_to_end.storm import Storm, footprint_at_rest, judge, write_model
+from tests.end_to_end.storm import Storm, footprint_at_rest, judge, write_models
 
 
 def test_every_request_is_answered_once_and_rightly(tmp_path: Path) -> None:
-    with serving(write_model(tmp_path)) as server:
+    with serving(write_models(tmp_path)) as server:
         storm = Storm(server, seed=7)
         asyncio.run(storm.phase("warm-up", 0.5, ()))
         before = footprint_at_rest(server)
