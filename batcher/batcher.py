@@ -90,6 +90,7 @@ class Batcher:
             "ensemble_models": self._on_ensemble_models,
             "client_gone": self._on_client_gone,
             "model": self._on_model,
+            "model_groups": self._on_model_groups,
             "model_failed": self._on_model_failed,
             "model_gone": self._on_model_gone,
             "model_retire": self._on_model_retire,
@@ -214,12 +215,15 @@ class Batcher:
             sequences=sequences,
             signature=Signature.from_config(message["config"]),
             version=message["version"],
-            groups=[group["name"] for group in message["config"]["instance_group"]],
+            groups=message["groups"],
             sharing=self._sharing(message),
         )
         if self._counts_first_responses:
             model.row.first_response_bounds = first_response_bounds(message["config"])
         self._exchange.models[model.id] = model
+
+    def _on_model_groups(self, message: Message, _fds: list[int]) -> None:
+        self._exchange.models[message["model"]].groups = message["groups"]
 
     def _on_memory(self, _message: Message, fds: list[int]) -> None:
         # Of a cache's memory the pages come as it fills.

@@ -50,6 +50,11 @@ class Placement(NamedTuple):
     gpu: Gpu | None = None  # with KIND_GPU
     demand: Demand = Demand()  # under --rate-limit
 
+    @property
+    def identity(self) -> tuple[str, str, int, Demand]:
+        """What two placements of the same worker process have in common: it may move to other cores."""
+        return self.instance_name, self.kind, self.device_id, self.demand
+
 
 class _Instance(NamedTuple):
     name: str

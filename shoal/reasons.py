@@ -49,7 +49,7 @@ class DeathDetail(NamedTuple):
     """
 
     pid: int  # the kernel's are below 2^22
-    group: int  # index of the group in the model's configuration
+    group: int  # index of the group among the names that the version's groups have had; UNNAMED_GROUP from there on
     number: int  # of the instance in its group: the last part of its name
     #: The return code in two's complement of 16 bits; of EXECUTION_LIMIT the limit in ms, of OUT_OF_MEMORY two sizes.
     figure: int
@@ -70,11 +70,13 @@ class DeathDetail(NamedTuple):
         return code - 0x10000 if code & 0x8000 else code
 
     def instance_name(self, groups: Sequence[str]) -> str:
-        """Triton's name of the instance, as in `simple_0_1`; `groups` are the names of the model's instance groups."""
-        return f"{groups[self.group] if self.group < len(groups) else '?'}_{self.number}"
+        """Triton's name of the instance, as in `simple_0_1`; `groups` are the names of its version's groups."""
+        return f"{groups[self.group] if self.group < min(len(groups), UNNAMED_GROUP) else '?'}_{self.number}"
 
 
 MAX_FIGURE = (1 << 26) - 1
+#: As many names of groups as the word can tell apart.
+UNNAMED_GROUP = (1 << 8) - 1
 _MANTISSA_BITS, _EXPONENT_BITS = 9, 4
 _MAX_MIB = ((1 << _MANTISSA_BITS) - 1) << ((1 << _EXPONENT_BITS) - 1)  # 16 TiB
 

@@ -40,6 +40,7 @@ class ModelEntry:
     signature: Signature
     load_seconds: float
     labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
+    groups: tuple[str, ...] = ()  # names of its instance groups, by the number that the word about a death has
     namespace: str = ""  # its repository, with --model-namespacing
     has_ready_check: bool = False  # the model says by itself if it is ready (readiness.py)
     is_cached: bool = False  # equal requests have equal answers, and the server keeps them
@@ -207,6 +208,7 @@ def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntr
         signature=Signature.from_config(config),
         load_seconds=message["load_seconds"],
         labels={output: tuple(lines) for output, lines in labels.items()},
+        groups=tuple(message["groups"]),
         namespace=message["namespace"],
         has_ready_check=message["has_ready_check"],
         is_cached=message["is_cached"],

@@ -18,7 +18,7 @@ def refusal(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: in
         version=entry.version,
         request_id=request_id,
         correlation_id=correlation_id,
-        groups=[group["name"] for group in entry.config.get("instance_group", ())],
+        groups=entry.groups,
     )
 
 

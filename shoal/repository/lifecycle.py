@@ -62,6 +62,8 @@ class ModelVersion:
     has_ready_check: bool = False
     #: Whether front ends shall say which of its requests are equal, for the response cache.
     is_cached: bool = False
+    #: Names of its instance groups, those included that a reload has removed: a worker's death names one by its place.
+    groups: list[str] = field(default_factory=list)
     # Changed by move and by the supervisor.
     state: VersionState = VersionState.LOADING
     reason: str = ""
@@ -77,6 +79,11 @@ class ModelVersion:
             raise ValueError(f"model '{self.name}' version {self.version} cannot go from {self.state} to {state}")
         self.state = state
         self.reason = reason
+
+    def name_groups(self) -> None:
+        """Its configuration has other instance groups: note the names that are new. A name keeps its place, since
+        instances of a group that is gone still end."""
+        self.groups += [group["name"] for group in self.config["instance_group"] if group["name"] not in self.groups]
 
     @property
     def identifier(self) -> ModelIdentifier:
@@ -115,6 +122,7 @@ class ModelVersion:
             "num_instances": self.num_instances,
             "num_instances_up": self.num_instances_up,
             "config": self.config if self.is_config_final else None,
+            "groups": self.groups,
             "labels": self.labels,
             "load_seconds": self.load_seconds,
             "has_ready_check": self.has_ready_check,

@@ -4,13 +4,12 @@ Pure; runs in the supervisor. The sentence that clients read is made from the wo
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from shoal.placement import Placement
 from shoal.process import EXIT_DEVICE_LOST
-from shoal.reasons import MAX_FIGURE, DeathDetail, Reason, describe_exit, pack_sizes
+from shoal.reasons import MAX_FIGURE, UNNAMED_GROUP, DeathDetail, Reason, describe_exit, pack_sizes
 
 _MIB = 1 << 20
 #: How many lines are worth a look where nothing among them begins a report.
@@ -39,11 +38,11 @@ class Death:
             return Reason.OUT_OF_MEMORY
         return Reason.INSTANCE_DIED
 
-    def detail(self, config: Mapping[str, Any], placement: Placement) -> int:
-        """The word that says whose death it is and how it ended."""
-        groups = [group["name"] for group in config["instance_group"]]
+    def detail(self, groups: Sequence[str], placement: Placement) -> int:
+        """The word that says whose death it is and how it ended; `groups` are the names of `ModelVersion.groups`."""
+        group = min(groups.index(placement.group), UNNAMED_GROUP)
         number = int(placement.instance_name.rpartition("_")[2])
-        return DeathDetail(self.pid, groups.index(placement.group), number, self._figure()).pack()
+        return DeathDetail(self.pid, group, number, self._figure()).pack()
 
     def _figure(self) -> int:
         if self.reason is Reason.EXECUTION_LIMIT:

@@ -339,7 +339,7 @@ class Instance:
         death = self._account(child, code, was)
         if self._participant is not None:
             self._host.readiness.hear(self.owner, is_ready=False)
-            detail = death.detail(self.version.config, self.placement)
+            detail = death.detail(self.version.groups, self.placement)
             self._host.star.leave_worker(self._participant, death.reason, detail)
         if self._member is not None:
             self._member.hang_up()

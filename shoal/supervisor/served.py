@@ -20,7 +20,6 @@ from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.messages import Config
 from shoal.model_config.normalise import place as place_groups
-from shoal.model_config.rate_limiter import Demand
 from shoal.model_config.response_cache import enables_response_cache
 from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
@@ -81,6 +80,7 @@ class Served:
         try:
             if look_into_file:
                 version.config = place_groups(version.config, self._gpu_ids)
+                version.name_groups()
             else:
                 self._finish(None)
             self.instances = [self._enrol(placement) for placement in self._placements(version.config)]
@@ -130,6 +130,7 @@ class Served:
             raise InvalidArgumentError(f"--backend-config default-max-batch-size must be a number, got '{text}'")
         version.config = finish_config(version.config, model_io, gpus=self._gpu_ids, default_max_batch_size=int(text))
         version.is_config_final = True
+        version.name_groups()
         self._host.star.tell_batcher(self._batcher_message())
 
     @property
@@ -251,13 +252,15 @@ class Served:
         """
         version = self.version
         config = place_groups({**version.config, "instance_group": groups}, self._gpu_ids)
-        wanted = {_identity(placement): placement for placement in self._placements(config)}
+        wanted = {placement.identity: placement for placement in self._placements(config)}
         self._previous_groups = version.config["instance_group"]
         version.config = config
-        for instance in [each for each in self.instances if _identity(each.placement) not in wanted]:
+        version.name_groups()  # before an instance of a new one can die
+        self._host.star.tell_batcher({**self._message("model_groups"), "groups": version.groups})
+        for instance in [each for each in self.instances if each.placement.identity not in wanted]:
             self._dismiss(instance)
         for instance in self.instances:
-            instance.pin(wanted.pop(_identity(instance.placement)))
+            instance.pin(wanted.pop(instance.placement.identity))
         started = [self._enrol(placement) for placement in wanted.values()]
         self.instances += started
         version.num_instances = len(self.instances)
@@ -385,6 +388,7 @@ class Served:
             **self._message("model"),
             "row": self.version.row,
             "config": self.version.config,
+            "groups": self.version.groups,
             "version": self.version.version,
             "may_run_again": may_run_again(self.version.config),
             "revision": self.revision,
@@ -394,7 +398,3 @@ class Served:
     def revision(self) -> str:
         """What it is called wherever it is served."""
         return revision(self.version.name, self.version.version, self.source)
-
-
-def _identity(placement: Placement) -> tuple[str, str, int, Demand]:
-    return placement.instance_name, placement.kind, placement.device_id, placement.demand

@@ -99,7 +99,15 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     try:
         supervisor = Supervisor(Channel(ours), bell)
         supervisor.tell(
-            {"op": "model", "model": MODEL, "row": 0, "version": 1, "config": CONFIG, "may_run_again": True}
+            {
+                "op": "model",
+                "model": MODEL,
+                "row": 0,
+                "version": 1,
+                "config": CONFIG,
+                "groups": [],
+                "may_run_again": True,
+            }
         )
         yield supervisor
     finally:

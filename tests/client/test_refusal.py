@@ -1,6 +1,7 @@
 """refusal.py: what a reply says is told with the names its model has for it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -26,8 +27,7 @@ DETAIL = 4242 << 42 | 1 << 26 | 0xFFF7
 def test_each_reply_without_an_answer(
     make_entry: Callable[..., ModelEntry], reply: Reply, kind: type[ShoalError], words: str
 ) -> None:
-    entry = make_entry("simple", 0, [])
-    entry.config["instance_group"] = [{"name": "simple_0"}]
+    entry = replace(make_entry("simple", 0, []), groups=("simple_0",))
     error = refusal(entry, "r7", reply)
     assert type(error) is kind
     assert words in str(error)

@@ -207,6 +207,23 @@ def test_instance_groups_change_in_place(client: triton.InferenceServerClient, s
     assert [each["pid"] for each in instances(client, a)] == [before["pid"]]
 
 
+def test_instance_groups_are_renamed_and_removed_in_place(
+    client: triton.InferenceServerClient, explicit: Server, shared: Path, a: str
+) -> None:
+    group = 'instance_group {{ name: "{}" count: 1 kind: KIND_CPU }}'
+    one = MODEL.replace("instance_group { count: 1 kind: KIND_CPU }", group.format("first"))
+    for config, names in [
+        (one + group.format("second"), ["first_0", "second_0"]),
+        (one.replace("first", "third") + group.format("second"), ["third_0", "second_0"]),
+        (one.replace("first", "second"), ["second_0"]),
+    ]:
+        (shared / a / "config.pbtxt").write_text(config)
+        client.load_model(a)
+        assert {each["name"] for each in instances(client, a)} == set(names)
+        assert infer(client, a) == "1"
+    assert b"Traceback" not in explicit.log
+
+
 def instances(client: triton.InferenceServerClient, model: str) -> list[dict[str, Any]]:
     response = client._get(f"v2/repository/models/{model}/instances", None, None)
     (version,) = json.loads(response.read())["versions"]

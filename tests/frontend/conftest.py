@@ -65,6 +65,7 @@ def model_message(name: str, version: int, model: int, config: dict[str, Any] | 
         "has_ready_check": False,
         "is_cached": False,
         "labels": {},
+        "groups": [],
         **more,
     }
 

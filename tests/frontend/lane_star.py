@@ -36,6 +36,7 @@ def message(model_id: int, configuration: dict[str, Any], **more: Any) -> dict[s
         "op": "model", "name": configuration["name"], "namespace": "", "version": 1, "model": model_id, "row": -1,
         "state": "READY", "reason": "", "failed": False, "num_instances": 1, "num_instances_up": 1,
         "config": configuration, "load_seconds": 0.0, "has_ready_check": False, "is_cached": False, "labels": {},
+        "groups": [],
         **more,
     }  # fmt: skip
 

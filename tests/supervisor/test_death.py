@@ -73,9 +73,16 @@ def test_each_end_has_its_sentence_and_its_reason(death: Death, reason: Reason, 
     ids=["signal", "code", "limit", "a long limit", "out of memory"],
 )
 def test_word_for_clients_says_which_instance_and_how_it_ended(death: Death, figure: int) -> None:
-    config = {"instance_group": [{"name": "m_cpu"}, {"name": "m_1"}]}
     placement = Placement("m_1_3", "m_1", "KIND_CPU", 0, (0,))
-    assert DeathDetail.unpack(death.detail(config, placement)) == (42, 1, 3, figure)
+    assert DeathDetail.unpack(death.detail(["m_cpu", "m_1"], placement)) == (42, 1, 3, figure)
+
+
+def test_a_group_beyond_those_that_the_word_can_name_has_no_name() -> None:
+    groups = [f"m_{number}" for number in range(300)]
+    death = Death(42, -11, "idle", 0, 0, is_oom_kill=False)
+    for number, name in [(254, "m_254_3"), (255, "?_3"), (299, "?_3")]:
+        placement = Placement(f"m_{number}_3", f"m_{number}", "KIND_CPU", 0, (0,))
+        assert DeathDetail.unpack(death.detail(groups, placement)).instance_name(groups) == name
 
 
 DUMP = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "m.py", line 1 in run'

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.errors import ShoalError
+from shoal.reasons import DeathDetail
 from shoal.supervisor.instance import Instance, InstanceState
 from shoal.supervisor.questions import Question
 from shoal.supervisor.served import Served
@@ -127,6 +128,25 @@ def test_the_end_takes_a_fresh_one_along(pair: Version) -> None:
     for instance in (old, pair.served.instances[1]):
         pair.end(instance)
     assert pair.owner.is_over
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_instance_of_a_group_that_is_gone_dies_under_its_name(pair: Version, number: int) -> None:
+    served, old = pair.served, pair.served.instances[number]
+    (group,) = served.version.config["instance_group"]
+    served.resize(
+        [{**group, "name": "first", "count": 1}, {**group, "name": "second", "count": 1}], lambda _error: None
+    )
+    owner = old.owner
+    pair.end(old)
+    (detail,) = (
+        told["detail"] for told in pair.told_batcher() if told["op"] == "worker_gone" and told["owner"] == owner
+    )
+    told = [each["groups"] for each in pair.told_batcher() if each["op"] in ("model", "model_groups")]
+    assert told[-1] == served.version.message()["groups"] == ["m_0", "first", "second"]
+    assert DeathDetail.unpack(detail).instance_name(told[-1]) == f"m_0_{number}"
+    for instance in served.instances:
+        pair.bring_up(instance)
 
 
 # --- whether it says that it is ready ---

@@ -147,7 +147,7 @@ def test_finds_the_model_that_is_meant(make_entry: Make) -> None:
     state.models.apply({
         "op": "model", "name": "m", "namespace": "", "version": 1, "model": 1, "row": -1, "state": "READY",
         "reason": "", "failed": False, "num_instances": 1, "num_instances_up": 1, "config": config, "load_seconds": 0.0,
-        "has_ready_check": False, "is_cached": False, "labels": {},
+        "has_ready_check": False, "is_cached": False, "labels": {}, "groups": [],
     })  # fmt: skip
     assert infer.find_model(state, message_of(model_version="1"), is_stream=True).name == "m"
     with pytest.raises(
