@@ -47,7 +47,7 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
     for warning in warnings:
         print(f"Warning: {warning}", file=sys.stderr)
 
-    from shoal.supervisor.supervisor import run  # here: --help needs none of it
+    from shoal.supervisor.run import run  # here: --help needs none of it
 
     return run(options)
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from shoal.reasons import describe_exit
 from shoal.supervisor.children import Child, spawn
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.restarts import backoff_s
+from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.restarts import HEALTHY_AFTER_S, backoff_s
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +50,34 @@ class Arbiter:
         self._is_open = False
         self._is_stopping = False
         self._num_deaths = 0
+        self._started_s = 0.0
 
     def start(self) -> None:
-        """Exec it; it imports what it needs and waits for `open`."""
+        """Exec it; it imports what it needs and waits for `open`. Where the system refuses, it is tried again."""
+        run_in(self, self._start)
+
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return f"the front end '{self.role}'"
+
+    def contain(self, _error: Exception) -> None:
+        """As a failure domain: its processes end, and are started again."""
+        if self._child is None or self._child.is_over:
+            self._start_later(f"the front end '{self.role}' cannot go on")
+        else:
+            self._child.signal(signal.SIGKILL)
+
+    def _start(self) -> None:
+        try:
+            self._execute()
+        except OSError as error:
+            self._start_later(f"the front end '{self.role}' cannot be started: {error}")
+
+    def _execute(self) -> None:
         for name in FOREIGN_VARIABLES:
             os.environ.pop(name, None)
-        read_fd, self._go_fd = os.pipe()
+        read_fd, go_fd = os.pipe()
         environment = {
             **self._environment,
             "SHOAL_FRONT_END": self.role,
@@ -64,16 +87,33 @@ class Arbiter:
             # numpy's BLAS would start threads at import, and the arbiter must fork without any.
             "OPENBLAS_NUM_THREADS": "1",
         }
-        self._child = spawn(self._loop, self.role, self._module, environment, pass_fds=[*self._fds, read_fd])
+        try:
+            self._child = spawn(self._loop, self.role, self._module, environment, pass_fds=[*self._fds, read_fd])
+        except OSError:
+            os.close(go_fd)
+            raise
+        finally:
+            os.close(read_fd)
+        self._go_fd = go_fd
         self._child.watch(self._on_exit)
-        os.close(read_fd)
+        self._started_s = self._loop.now_s()
+        if self._is_open:
+            self._let_go()
 
     def open(self) -> None:
         """The sockets listen: let it serve."""
         self._is_open = True
         if self._child is not None:
-            os.write(self._go_fd, b"g")
-            os.close(self._go_fd)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        go_fd, self._go_fd = self._go_fd, -1
+        try:
+            os.write(go_fd, b"g")
+        except BrokenPipeError:
+            return  # it has ended; its pidfd says so
+        finally:
+            os.close(go_fd)
 
     def stop(self) -> None:
         """Accept no more, answer what was accepted, end."""
@@ -83,24 +123,29 @@ class Arbiter:
         elif self._is_open:
             self._child.signal(signal.SIGTERM)
         else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """One that still waits for the word takes this as the end."""
+        if self._go_fd >= 0:
             os.close(self._go_fd)
+            self._go_fd = -1
 
     def _on_exit(self, child: Child, code: int) -> None:
         self._child = None
+        self._hang_up()
         if self._is_stopping:
             self._on_ended()
             return
-        self._num_deaths += 1
+        self._start_later(f"the front end '{self.role}' (pid {child.pid}) {describe_exit(code)}")
+
+    def _start_later(self, what_happened: str) -> None:
+        has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
+        self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
         pause_s = backoff_s(self._num_deaths)
-        _log.error(
-            "the front end '%s' (pid %d) %s; it is started again in %g s",
-            self.role, child.pid, describe_exit(code), pause_s,
-        )  # fmt: skip
+        _log.error("%s; it is started again in %g s", what_happened, pause_s)
         self._loop.call_after(pause_s, self._restart)
 
     def _restart(self) -> None:
-        if self._is_stopping:
-            return
-        self.start()
-        if self._is_open:
-            self.open()
+        if self._child is None and not self._is_stopping:
+            self.start()

@@ -14,6 +14,7 @@ from typing import IO
 
 from shoal.supervisor import niceness
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import bound
 
 #: Pids of those that run and have not been waited for. One set, as the kernel's list of a process's children is one.
 _RUNNING: set[int] = set()
@@ -46,6 +47,11 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting_signal = 0
         self._on_exit: Callable[[Child, int], None] | None = None
+        #: Whether it has ended, or could not begin.
+        self.is_over = False
+        #: What `execute` does, in the failure domain that wants it.
+        self.execute_later = bound(self.execute)
+        self._ended_here = bound(self._ended)
         #: Most memory it had at once, known once it has ended. It starts with what its parent had.
         self.peak_rss_bytes = 0
 
@@ -55,6 +61,8 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send a signal; to a child that has ended, nothing happens."""
+        if self.is_over:
+            return
         if self._pidfd < 0:
             self._waiting_signal = number
             return
@@ -64,7 +72,14 @@ class Child:
             return
 
     def execute(self) -> None:
-        """Begin by exec. Raises OSError where the system refuses."""
+        """Begin by exec. Raises OSError where the system refuses, and it is over."""
+        try:
+            self._execute()
+        except OSError:
+            self._give_up()
+            raise
+
+    def _execute(self) -> None:
         # Safe path: a file named json.py in the working directory must not stand in for the standard module.
         isolation = ["-P", "-s"] if sys.version_info >= (3, 11) else ["-s"]
         stdout, stderr = self.output_fds or (None, None)
@@ -80,30 +95,55 @@ class Child:
         self.began(self._process.pid)
 
     def began(self, pid: int) -> None:
-        """It runs, as our child, under this pid. Raises ProcessLookupError where it is no more."""
-        self._pidfd = os.pidfd_open(pid)
+        """It runs, as our child, under this pid. Raises ProcessLookupError where it is no more, another OSError where
+        it cannot be watched, and it is over."""
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise
+        except OSError:
+            self._give_up()
+            raise
         self.pid = pid
         if self.program.gives_way:
             niceness.give_way(pid)
         else:
             niceness.join_in(pid)  # its zygote may give way
         _RUNNING.add(pid)
-        self._loop.on_readable(self._pidfd, self._ended)
-        for fd in self.output_fds:
-            os.close(fd)
-        self.output_fds.clear()
+        self._loop.on_readable(self._pidfd, self._ended_here)
+        self._close_outputs()
         if self._waiting_signal:
             self.signal(self._waiting_signal)
 
+    def abandon(self) -> None:
+        """It is not to begin any more, and nobody reads what it would write."""
+        self._give_up()
+        for pipe in self.outputs:
+            pipe.close()
+
+    def _give_up(self) -> None:
+        self.is_over = True
+        self._close_outputs()
+        if self._process is not None and self._pidfd < 0:  # it runs, and nobody would ever know when it ends
+            self._process.kill()
+            self._process.wait()
+
+    def _close_outputs(self) -> None:
+        fds, self.output_fds = self.output_fds, []
+        for fd in fds:
+            os.close(fd)
+
     def _ended(self) -> None:
+        self.is_over = True
+        pidfd, self._pidfd = self._pidfd, -1
+        self._loop.forget(pidfd)
+        os.close(pidfd)
         _, status, usage = os.wait4(self.pid, 0)
         _RUNNING.discard(self.pid)
         code = os.waitstatus_to_exitcode(status)
         if self._process is not None:
             self._process.returncode = code  # or Popen would wait itself
         self.peak_rss_bytes = usage.ru_maxrss * 1024
-        self._loop.forget(self._pidfd)
-        os.close(self._pidfd)
         on_exit, self._on_exit = self._on_exit, None  # which may well hold this object
         if on_exit is not None:
             on_exit(self, code)
@@ -111,7 +151,16 @@ class Child:
 
 def prepare(loop: EventLoop, program: Program, *, captured: bool) -> Child:
     """A child that has yet to begin. Raises OSError where the system refuses."""
-    return Child(loop, program, [os.pipe(), os.pipe()] if captured else [])
+    pipes = list[tuple[int, int]]()
+    try:
+        for _ in (1, 2) if captured else ():
+            pipes.append(os.pipe())
+    except OSError:
+        for pipe in pipes:
+            for fd in pipe:
+                os.close(fd)
+        raise
+    return Child(loop, program, pipes)
 
 
 def spawn(

@@ -10,35 +10,57 @@ from collections.abc import Callable
 from shoal.control import Message
 from shoal.errors import UnavailableError
 from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Member
 from shoal.supervisor.models import Models
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.questions import Questions
+from shoal.supervisor.restarts import backoff_s
 from shoal.supervisor.star import Star
 
 _log = logging.getLogger(__name__)
 
 
 class Clients:
-    """All of them. `welcome` makes what each is told first; `on_front_end` gets each front end that has its memory."""
+    """All of them. `welcome` makes what each is told first; `on_front_end` gets each front end that has its memory;
+    `gives_up` says whether one that cannot have any is the server's end."""
 
     def __init__(
         self,
+        loop: EventLoop,
         star: Star,
         models: Models,
         questions: Questions,
         welcome: Callable[[], Message],
         on_front_end: Callable[[Participant], None],
+        gives_up: Callable[[Exception], bool],
     ) -> None:
+        self._loop = loop
         self._star = star
         self._models = models
         self._questions = questions
         self._welcome = welcome
         self._on_front_end = on_front_end
+        self._gives_up = gives_up
+        # Changed as front ends join.
+        self._num_refused = 0  # one after the other
 
     def join_front_end(self, member: Member) -> None:
-        """Raises OutOfSharedMemoryError."""
-        self._listen_to(member, self._star.join_client(member, self._welcome(), self._on_front_end))
+        """A front end is to have its memory; where there is none, it waits for it."""
+        if not member.is_open:
+            return
+        try:
+            client = self._star.join_client(member, self._welcome(), self._on_front_end)
+        except (OutOfSharedMemoryError, OSError) as error:
+            if self._gives_up(error):
+                return
+            self._num_refused += 1
+            pause_s = backoff_s(self._num_refused)
+            _log.error("a front end (pid %d) cannot join: %s; it is tried again in %g s", member.pid, error, pause_s)
+            self._loop.call_after(pause_s, lambda: self.join_front_end(member))
+        else:
+            self._num_refused = 0
+            self._listen_to(member, client)
 
     def join_caller(self, member: Member) -> None:
         """A model calls another for the first time. Where there is no room for that, the call fails, and no more."""

@@ -1,10 +1,18 @@
-"""The supervisor's event loop: descriptors, timers, one thread. Nothing in it blocks longer than it is told to."""
+"""The supervisor's event loop: descriptors, timers, one thread. Nothing in it blocks longer than it is told to.
+
+A callback belongs to the failure domain in which it is registered (failure_domains.py).
+"""
 
 import heapq
 import itertools
 import select
 import time
 from collections.abc import Callable
+
+from shoal.supervisor.failure_domains import bound
+
+#: A connection that cannot be accepted, as descriptors have run out, is tried again after this (ours).
+ACCEPT_AGAIN_S = 0.5
 
 Callback = Callable[[], None]
 
@@ -24,15 +32,26 @@ class EventLoop:
     def on_readable(self, fd: int, callback: Callback) -> None:
         """Call back whenever `fd` can be read or has been hung up."""
         self._poller.register(fd, select.EPOLLIN)
-        self._readable[fd] = callback
+        self._readable[fd] = bound(callback)
 
     def on_writable(self, fd: int, callback: Callback | None) -> None:
         """Call back, too, whenever `fd`, which is registered already, can be written; None ends that."""
         if callback is None:
             self._writable.pop(fd, None)
         else:
-            self._writable[fd] = callback
+            self._writable[fd] = bound(callback)
         self._poller.modify(fd, select.EPOLLIN | (select.EPOLLOUT if callback else 0))
+
+    def pause(self, fd: int, delay_s: float) -> None:
+        """Let what can be read from `fd` wait for so long: there is no descriptor for what would come of it."""
+        callback = self._readable[fd]
+        self._poller.modify(fd, 0)
+
+        def go_on() -> None:
+            if self._readable.get(fd) is callback:
+                self._poller.modify(fd, select.EPOLLIN)
+
+        self.call_after(delay_s, go_on)
 
     def forget(self, fd: int) -> None:
         """No more callbacks for `fd`; call before closing it."""
@@ -47,7 +66,7 @@ class EventLoop:
     def call_after(self, delay_s: float, callback: Callback) -> None:
         """Call back once, `delay_s` seconds from now."""
         due_ns = time.monotonic_ns() + int(delay_s * 1e9)
-        heapq.heappush(self._timers, (due_ns, next(self._order), callback))
+        heapq.heappush(self._timers, (due_ns, next(self._order), bound(callback)))
 
     def run(self) -> None:
         """Dispatch until `stop`."""

@@ -21,7 +21,7 @@ from shoal.errors import UnavailableError
 from shoal.options import ServerOptions
 from shoal.shm import segment
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop
 from shoal.supervisor.members import Member
 from shoal.supervisor.memory_plan import client_link_geometry, guest_geometry
 from shoal.supervisor.participant import Participant, client_message, make_guest
@@ -131,6 +131,7 @@ class Guests:
             accepted = self._listener.accept(is_guests=True)
         except OSError as error:
             _log.warning("a client cannot connect: %s", error)  # it has gone again, or descriptors have run out
+            self._loop.pause(self._listener.fileno(), ACCEPT_AGAIN_S)
             return
         if accepted is None:
             return

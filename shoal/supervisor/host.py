@@ -16,7 +16,8 @@ from shoal.supervisor.star import Star
 from shoal.supervisor.zygotes import Zygotes
 
 if TYPE_CHECKING:
-    from shoal.supervisor.instance import Instance, Listener
+    from shoal.supervisor.instance import Instance
+    from shoal.supervisor.instance_state import Listener
 
 
 class Enrolment(Protocol):

@@ -9,24 +9,25 @@ A worker that cannot load says why and exits; before the first UP that fails the
 import logging
 import signal
 from collections.abc import Callable
-from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from shoal import errors, log
 from shoal.control import Message
 from shoal.errors import InternalError, ShoalError, UnavailableError
-from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.execution_timeout import execution_timeout_ms
 from shoal.placement import Placement
 from shoal.process import pin_threads
+from shoal.reasons import Reason
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor import niceness
 from shoal.supervisor.children import Child
 from shoal.supervisor.death import Death, last_words
+from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.hangs import Execution
 from shoal.supervisor.host import Host
+from shoal.supervisor.instance_state import InstanceState, Listener
 from shoal.supervisor.members import Member
 from shoal.supervisor.output import Output
 from shoal.supervisor.participant import Participant
@@ -37,47 +38,7 @@ from shoal.supervisor.worker_program import load_message, reported_model_io, wor
 _log = logging.getLogger(__name__)
 
 
-class InstanceState(Enum):
-    """Where an instance is on its way."""
-
-    STARTING = "starting"
-    LOADING = "loading"
-    MAPPING = "mapping"
-    UP = "up"
-    DOWN = "down"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
 _COMING_UP = (InstanceState.STARTING, InstanceState.LOADING, InstanceState.MAPPING)
-
-
-class Listener(Protocol):
-    """Who hears what happens to an instance."""
-
-    def on_model_io(self, instance: "Instance", model_io: ModelIO) -> None:
-        """The worker has looked into the model file; its answer is `Instance.finish_config`."""
-        ...
-
-    def on_up(self, instance: "Instance") -> None:
-        """Batches may go to it."""
-        ...
-
-    def on_load_failed(self, instance: "Instance", error: ShoalError) -> None:
-        """It did not come up, and has been stopped."""
-        ...
-
-    def on_down(self, instance: "Instance") -> None:
-        """It was up and has died."""
-        ...
-
-    def on_failed(self, instance: "Instance", sentence: str) -> None:
-        """It died too often to be started again at once; the sentence is that of its last death."""
-        ...
-
-    def on_stopped(self, instance: "Instance") -> None:
-        """It has ended because it was told to."""
-        ...
 
 
 class Instance:
@@ -113,7 +74,9 @@ class Instance:
         self.rss_when_up_bytes = 0  # before its first batch
         self._is_over_limit = False
         self._error: ShoalError | None = None
-        self._has_been_up = self._is_failed = self._is_leaving = False
+        self._is_leaving = False
+        self.has_been_up = False  # ever ready for batches
+        self.is_failed = False  # it died too often and has not come up since, even if it is being tried again
         self._on: dict[str, Callable[[Message], None]] = {
             "model_io": self._on_model_io,
             "loaded": self._on_loaded,
@@ -152,14 +115,17 @@ class Instance:
         return self._participant
 
     @property
-    def is_failed(self) -> bool:
-        """Whether it died too often and has not come up since, even if it is being tried again."""
-        return self._is_failed
+    def title(self) -> str:
+        """For the log."""
+        return f"instance '{self.name}' of model '{self.version.name}'"
 
-    @property
-    def has_been_up(self) -> bool:
-        """Whether it has ever been ready for batches."""
-        return self._has_been_up
+    def contain(self, error: Exception) -> None:
+        """As a failure domain: its worker ends, and is started again as after any death."""
+        self._error = _unexpected(self.version, self.name, error)
+        if self._child is None or self._child.is_over:
+            self._host.loop.call_after(0, partial(self._let_go, self.num_starts))
+        else:
+            self.kill()
 
     def take_place_of(self, other: "Instance") -> None:
         """It is not started yet, and its start is another start of what has the other's name."""
@@ -167,12 +133,21 @@ class Instance:
 
     def start(self) -> None:
         """Start the worker. It has --model-load-timeout-secs to come up."""
+        run_in(self, self._start)
+
+    def _start(self) -> None:
         self.state = InstanceState.STARTING
         self.num_starts += 1
-        self._error, self._is_over_limit, self._num_oom_kills = None, False, self._host.oom_kills.count()
-        gives_way = not self._has_been_up  # who comes back after a death is missed
-        kind, program = worker_program(self.number, self.version, self.placement, self._host, gives_way=gives_way)
-        self._child = self._host.zygotes.spawn(kind, program, captured=True)
+        self._error, self._is_over_limit = None, False
+        gives_way = not self.has_been_up  # who comes back after a death is missed
+        try:
+            self._num_oom_kills = self._host.oom_kills.count()
+            kind, program = worker_program(self.number, self.version, self.placement, self._host, gives_way=gives_way)
+            self._child = self._host.zygotes.spawn(kind, program, captured=True)
+        except OSError as refused:
+            self._error = UnavailableError(f"the worker of instance '{self.name}' cannot be started: {refused}")
+            self._host.loop.call_after(0, partial(self._let_go, self.num_starts))
+            return
         self._child.watch(self._exited)
         self._output = Output(self._host.loop, self.name, self._child)
         self._output.start()
@@ -183,6 +158,7 @@ class Instance:
         """The worker has connected: tell it what to load."""
         self.state = InstanceState.LOADING
         self._member = member
+        member.domain = self
         member.on_message = lambda message, _fds: self._on[message["op"]](message)
         member.on_gone = lambda: self._host.star.acknowledgements.gone(member)
         member.send(load_message(self.version, self.placement, self._model_file, self._host))
@@ -195,6 +171,7 @@ class Instance:
     def stop(self) -> None:
         """End the worker: one that is up has --exit-timeout-secs to finish what it has, others have nothing."""
         was, self.state = self.state, InstanceState.STOPPED
+        self._is_leaving = True
         if self._child is None:
             self._listener.on_stopped(self)
             return
@@ -273,7 +250,7 @@ class Instance:
         try:
             self._participant = self._host.star.join_worker(self._member, self.version.config)
             self.state = InstanceState.MAPPING
-        except OutOfSharedMemoryError as error:
+        except (OutOfSharedMemoryError, OSError) as error:
             self._fail(UnavailableError(str(error)))
 
     def _on_mapped(self, _message: Message) -> None:
@@ -284,7 +261,7 @@ class Instance:
         if self._participant is None or self.state is not InstanceState.MAPPING:
             return
         self.state = InstanceState.UP
-        self._has_been_up, self._is_failed = True, False
+        self.has_been_up, self.is_failed = True, False
         self._up_since_s = self._host.loop.now_s()
         self.rss_when_up_bytes = rss_bytes(self.pid)
         self._progress = Progress(self._participant.read_only_fd, self._participant.link_fd)
@@ -344,26 +321,45 @@ class Instance:
         if self._member is not None:
             self._member.hang_up()
         progress, output = self._progress, self._output
+        error = self._error or InternalError(f"{_named(self.version, self.name)} {death.describe()}")
+        if not self._is_leaving and output is not None and (words := last_words(output.tail)):
+            _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
+        served_s = self._host.loop.now_s() - self._up_since_s if was is InstanceState.UP else 0.0
         self._child = self._output = self._member = self._participant = self._progress = None
-        if was is InstanceState.STOPPED or self._is_leaving:
+        self._follow(error, served_s, has_completed=progress is not None and progress.has_completed)
+
+    def _let_go(self, start: int) -> None:
+        """Its worker could not begin, or to handle its end has failed: whatever is left of it goes."""
+        child, output, member, participant = self._child, self._output, self._member, self._participant
+        has_begun = self.state is not InstanceState.STARTING if child is None else not child.is_over
+        if start != self.num_starts or has_begun:
+            return  # what follows has happened already, or its worker still has to end
+        self._child = self._output = self._member = self._participant = self._progress = None
+        was, self.state = self.state, InstanceState.DOWN
+        try:
+            if participant is not None and participant.owner in self._host.star.workers:
+                self._host.star.leave_worker(participant, Reason.INSTANCE_DIED, 0)
+            if member is not None:
+                member.hang_up()
+            if output is not None:
+                output.finish()
+            if was is InstanceState.UP and not self._is_leaving:
+                self._listener.on_down(self)
+        finally:
+            assert self._error is not None
+            self._follow(self._error)
+
+    def _follow(self, error: ShoalError, served_s: float = 0.0, *, has_completed: bool = False) -> None:
+        """What follows its worker's end: its own, or another start."""
+        if self._is_leaving:
             self.state = InstanceState.STOPPED
             self._listener.on_stopped(self)
             return
-        error = self._error or InternalError(
-            f"model '{self.version.name}' version {self.version.version}: instance '{self.name}' {death.describe()}"
-        )
-        if output is not None and (words := last_words(output.tail)):
-            _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
-        if not self._has_been_up:
+        if not self.has_been_up:
             self.state = InstanceState.STOPPED
             self._listener.on_load_failed(self, error)
             return
-        now_s = self._host.loop.now_s()
-        verdict = self._restarts.died(
-            now_s,
-            now_s - self._up_since_s if was is InstanceState.UP else 0.0,
-            has_completed=progress is not None and progress.has_completed,
-        )
+        verdict = self._restarts.died(self._host.loop.now_s(), served_s, has_completed=has_completed)
         self._restart_later(error, verdict)
 
     def _account(self, child: Child, code: int, was: InstanceState) -> Death:
@@ -384,17 +380,28 @@ class Instance:
 
     def _restart_later(self, error: ShoalError, verdict: Verdict) -> None:
         if verdict.is_failed:
-            self.state, self._is_failed = InstanceState.FAILED, True
+            self.state, self.is_failed = InstanceState.FAILED, True
             _log.error(
                 "%s; it has died too often without completing a batch and is FAILED, it is tried again in %g s",
                 error, verdict.pause_s,
             )  # fmt: skip
         else:
             _log.error("%s; it is started again in %g s", error, verdict.pause_s)
+        self._host.loop.call_after(verdict.pause_s, self._restart)
         if verdict.is_failed:
             self._listener.on_failed(self, str(error))
-        self._host.loop.call_after(verdict.pause_s, self._restart)
 
     def _restart(self) -> None:
         if self.state in (InstanceState.DOWN, InstanceState.FAILED):
             self.start()
+
+
+def _unexpected(version: ModelVersion, name: str, error: Exception) -> ShoalError:
+    """What is said of an instance where code of ours has failed."""
+    return InternalError(
+        f"{_named(version, name)} has met an error of the server's own, {type(error).__name__}: {error}"
+    )
+
+
+def _named(version: ModelVersion, name: str) -> str:
+    return f"model '{version.name}' version {version.version}: instance '{name}'"

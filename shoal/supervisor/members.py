@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shoal.control import Channel, Message
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import FailureDomain, bound, run_in
 
 #: Messages that may wait for one process. 512 model versions, their workers and their segments fit.
 MAX_OUTBOX = 8192
@@ -30,6 +31,17 @@ class Member:
         self.counts: dict[str, int] | None = None
         self.on_message: Callable[[Message, list[int]], None] = lambda _message, _fds: None
         self.on_gone: Callable[[], None] = lambda: None
+        #: What an error in hearing it costs: this connection, or what the process belongs to.
+        self.domain: FailureDomain = self
+
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return f"the connection of process {self.pid}"
+
+    def contain(self, _error: Exception) -> None:
+        """As a failure domain: the process takes this as the end of its supervisor."""
+        self.hang_up()
 
     @property
     def is_open(self) -> bool:
@@ -38,7 +50,7 @@ class Member:
 
     def start(self) -> None:
         """Begin to listen to it."""
-        self._loop.on_readable(self._channel.fileno(), self._receive)
+        self._loop.on_readable(self._channel.fileno(), lambda: run_in(self.domain, self._hear))
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send now or as soon as the process reads; descriptors are duplicated, so the caller keeps its own."""
@@ -55,12 +67,18 @@ class Member:
         if len(self._outbox) >= self._max_outbox:
             self.hang_up()
             return
-        self._outbox.append((message, [os.dup(fd) for fd in fds]))
+        duplicates = list[int]()
+        self._outbox.append((message, duplicates))
+        try:
+            for fd in fds:
+                duplicates.append(os.dup(fd))
+        except OSError:  # no descriptor is left: it would never hear of what others count on
+            self.hang_up()
 
     def drain(self) -> None:
         """The process has ended: hear what it had said before."""
         while self._hear():
-            pass
+            """On to the next."""
 
     def hang_up(self) -> None:
         """Close the connection; the process takes that as the end of its supervisor."""
@@ -93,9 +111,6 @@ class Member:
             _close_all(fds)
         self._loop.on_writable(self._channel.fileno(), None)
 
-    def _receive(self) -> None:
-        self._hear()
-
     def _hear(self) -> bool:
         """Take a message; False where there is none."""
         if not self._is_open:
@@ -107,11 +122,13 @@ class Member:
         except EOFError:
             self.hang_up()
             return False
-        if message["op"] == "ledger":
-            self.counts = message.get("counts")
-        else:
-            self.on_message(message, fds)
-        _close_all(fds)
+        try:
+            if message["op"] == "ledger":
+                self.counts = message.get("counts")
+            else:
+                self.on_message(message, fds)
+        finally:
+            _close_all(fds)
         return True
 
 
@@ -131,7 +148,7 @@ class Acknowledgements:
         if not recipients:
             then()
             return
-        self._pending[seq] = (Counter(member for member, _, _ in recipients), then)
+        self._pending[seq] = (Counter(member for member, _, _ in recipients), bound(then))
         for member, message, fds in recipients:
             member.send({**message, "seq": seq}, fds)
 

@@ -18,7 +18,8 @@ from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Plan, plan
-from shoal.supervisor.served import Outcome, Owner, Served
+from shoal.supervisor.served import Served
+from shoal.supervisor.version_owner import Outcome, Owner
 
 _log = logging.getLogger(__name__)
 

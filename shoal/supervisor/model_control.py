@@ -29,7 +29,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.models import Models
 from shoal.supervisor.questions import Handler, Question
 from shoal.supervisor.repository import Repository
-from shoal.supervisor.served import Outcome
+from shoal.supervisor.version_owner import Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ class ModelControl:
 
     def _on_polled(self, poll: Poll) -> None:
         """Load what is new or different, unload what is gone; a model that is still being loaded waits for its turn."""
+        self._loop.call_after(self._options.repository_poll_secs, self._look_again)
         for identifier, found in poll.models.items():
             model = self._models.models.get(identifier)
             if model is None or not model.is_loading:
@@ -109,7 +110,6 @@ class ModelControl:
             if identifier not in poll.identifiers and not model.is_loading and not model.is_unloaded:
                 _log.info("model '%s' is gone from the repository", identifier)
                 model.unload(_done)
-        self._loop.call_after(self._options.repository_poll_secs, self._look_again)
 
     # --- what clients ask ---
 

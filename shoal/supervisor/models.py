@@ -18,10 +18,12 @@ from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.repository.plan import source_of
 from shoal.shm.counters import MAX_ROWS
+from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.host import Host
 from shoal.supervisor.model import Model
-from shoal.supervisor.served import Outcome, Owner, Served
+from shoal.supervisor.served import Served
 from shoal.supervisor.served_ensemble import ServedEnsemble
+from shoal.supervisor.version_owner import Outcome, Owner
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +134,7 @@ class Models:
     def queue(self, served: Served) -> None:
         """Load it as soon as it is its turn. An ensemble waits for others, so it must not keep them waiting."""
         if isinstance(served, ServedEnsemble):
-            served.load()
+            run_in(served, served.load)
         else:
             self._waiting.append(served)
             self._load_next()
@@ -146,7 +148,7 @@ class Models:
         while self._waiting and len(self._loading) < self._host.options.model_load_thread_count:
             served = self._waiting.popleft()
             self._loading.add(served)
-            served.load()
+            run_in(served, served.load)
 
     def release(self, served: Served) -> None:
         """Nothing is left of it."""

@@ -4,6 +4,7 @@ Runs in the supervisor, whose control group its workers share. Both versions of 
 nothing is known of kills, and the machine's memory is the limit.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,8 +43,11 @@ class OomKills:
 
     def limit_bytes(self) -> int:
         """The least that a group above us allows, or the machine's memory."""
-        fields = dict(line.split(":") for line in (self._proc / "meminfo").read_text().splitlines())
-        limits = [int(fields["MemTotal"].split()[0]) * 1024]
+        try:
+            fields = dict(line.split(":") for line in (self._proc / "meminfo").read_text().splitlines())
+            limits = [int(fields["MemTotal"].split()[0]) * 1024]
+        except OSError:  # descriptors have run out
+            limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
         for group in self._groups():
             for name in ("memory.max", "memory.limit_in_bytes"):
                 try:
@@ -56,7 +60,11 @@ class OomKills:
 
     def _groups(self) -> Iterator[Path]:
         """Our group and those above it, first of version 1's memory controller, then of version 2."""
-        for line in (self._proc / "self" / "cgroup").read_text().splitlines():
+        try:
+            lines = (self._proc / "self" / "cgroup").read_text().splitlines()
+        except OSError:
+            return
+        for line in lines:
             _, controllers, path = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue

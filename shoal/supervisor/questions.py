@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.control import Message
 from shoal.errors import InternalError, ShoalError
+from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.members import Member
 
 
@@ -20,6 +21,18 @@ class Question:
     asker: Member
     number: int
     arguments: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return f"what process {self.asker.pid} has asked for"
+
+    def contain(self, error: Exception) -> None:
+        """As a failure domain: refused, unless it has been answered; the asker takes the first answer."""
+        if isinstance(error, ShoalError):
+            self.refuse(error)
+        else:
+            self.refuse(InternalError(f"an error of the server's own, {type(error).__name__}: {error}"))
 
     def answer(self, result: Any = None) -> None:
         """Done: `result` is of what msgpack can carry."""
@@ -44,10 +57,13 @@ class Questions:
     def take(self, asker: Member, message: Message) -> None:
         """Hand a front end's message to whom it concerns."""
         question = Question(asker, message["question"], message["arguments"])
-        handler = self._handlers.get(message["verb"])
+        run_in(question, self._take, question, message["verb"])
+
+    def _take(self, question: Question, verb: str) -> None:
+        handler = self._handlers.get(verb)
         try:
             if handler is None:
-                raise InternalError(f"the supervisor does not know the verb '{message['verb']}'")
+                raise InternalError(f"the supervisor does not know the verb '{verb}'")
             handler(question)
         except ShoalError as error:
             question.refuse(error)

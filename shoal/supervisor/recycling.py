@@ -10,6 +10,7 @@ from collections.abc import Callable
 from shoal.errors import ShoalError
 from shoal.model_config.recycling import RecyclingLimits, recycling_limits
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.instance import Instance
 from shoal.supervisor.models import Models
 from shoal.supervisor.progress import Progress, rss_bytes
@@ -40,8 +41,8 @@ class Recycling:
 
     def watch(self) -> None:
         """Look, and look again later."""
-        self.look()
         self._loop.call_after(LOOK_S, self.watch)
+        self.look()
 
     def look(self) -> None:
         """Have everybody replaced who is over a limit of its model."""
@@ -51,7 +52,7 @@ class Recycling:
                 limits = recycling_limits(served.version.config)
                 if limits.max_requests or limits.max_rss_bytes:
                     numbers |= {instance.number for instance in served.instances}
-                    self._judge(served, limits)
+                    run_in(served, self._judge, served, limits)
         self._jitters = {number: jitter for number, jitter in self._jitters.items() if number in numbers}
         self._retry_s = {number: retry_s for number, retry_s in self._retry_s.items() if number in numbers}
         self._too_large &= numbers

@@ -22,6 +22,7 @@ from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier
 from shoal.supervisor.children import Child, spawn
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import bound
 from shoal.supervisor.members import Member
 
 _log = logging.getLogger(__name__)
@@ -36,8 +37,9 @@ class Order:
         self, message: Message, on_done: Callable[[Message, list[FoundModel]], None], on_failed: Failed
     ) -> None:
         self.message = message
-        self.on_done = on_done
-        self.on_failed = on_failed
+        # In the failure domain of whoever asks.
+        self.on_done = bound(on_done)
+        self.on_failed = bound(on_failed)
         self.found: list[FoundModel] = []
 
 
@@ -152,7 +154,12 @@ class Repository:
         number = next(self._numbers)
         order = Order({"op": op, "order": number, **facts}, on_done, on_failed)
         self._orders[number] = order
-        self.start()
+        try:
+            self.start()
+        except OSError as error:
+            del self._orders[number]
+            on_failed(InternalError(f"the process that reads model repositories cannot be started: {error}"))
+            return
         if self._member is not None:
             self._member.send(order.message)
         self._check_answered(number, self._loop.now_s())

@@ -14,9 +14,11 @@ from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.scan import model_file
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.hangs import Hangs
 from shoal.supervisor.host import Host
-from shoal.supervisor.instance import Instance, InstanceState, Listener
+from shoal.supervisor.instance import Instance
+from shoal.supervisor.instance_state import InstanceState, Listener
 from shoal.supervisor.members import Member
 
 _log = logging.getLogger(__name__)
@@ -63,10 +65,17 @@ class Roster:
 
     def watch(self) -> None:
         """End who is over the execution limit; look again soon while anybody executes anything."""
+        next_s = 1.0  # where anything fails
+        try:
+            next_s = self._look()
+        finally:
+            self._loop.call_after(next_s, self.watch)
+
+    def _look(self) -> float:
         executions = [execution for each in self if (execution := each.execution())]
         look = self._hangs.look(time.monotonic_ns(), executions)
         if look.gap_ns:
             _log.warning("the server stood still for %.1f s; execution limits are extended by it", look.gap_ns / 1e9)
         for number, signal_number in look.endings:
-            self._instances[number].end_for_limit(signal_number)
-        self._loop.call_after(look.next_ns / 1e9, self.watch)
+            run_in(self._instances[number], self._instances[number].end_for_limit, signal_number)
+        return look.next_ns / 1e9

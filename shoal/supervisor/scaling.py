@@ -14,6 +14,7 @@ from shoal.model_config.messages import Config
 from shoal.shm.counters import RowView
 from shoal.supervisor.autoscale import Autoscaler, Load
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.instance import Instance
 from shoal.supervisor.model import Model
 from shoal.supervisor.models import Models
@@ -119,6 +120,7 @@ class Scaling:
 
     def watch(self) -> None:
         """See how busy instances are, and let the versions that want it follow."""
+        self._loop.call_after(LOOK_S, self.watch)
         now_ns = self._clock_ns()
         served = [each for model in self._models.models.values() for each in model.serving.values()]
         instances = [instance for each in served for instance in each.instances]
@@ -129,8 +131,7 @@ class Scaling:
         wanted = {each.version.model_id: each for each in served if scaling.autoscale(each.version.config)}
         self._autoscalers = {model_id: self._autoscaler(each) for model_id, each in wanted.items()}
         for each in wanted.values():
-            self._follow(each, now_ns)
-        self._loop.call_after(LOOK_S, self.watch)
+            run_in(each, self._follow, each, now_ns)
 
     def _autoscaler(self, served: Served) -> Autoscaler:
         version = served.version

@@ -9,12 +9,11 @@ Runs in the supervisor.
 """
 
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from shoal import errors
 from shoal.control import Message
-from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
 from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
@@ -25,32 +24,11 @@ from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
 from shoal.supervisor.host import Host
-from shoal.supervisor.instance import Instance, InstanceState
+from shoal.supervisor.instance import Instance
+from shoal.supervisor.instance_state import InstanceState
+from shoal.supervisor.version_owner import Outcome, Owner
 
 _log = logging.getLogger(__name__)
-
-#: Called once, with what went wrong or None.
-Outcome = Callable[[ShoalError | None], None]
-
-
-class Owner(Protocol):
-    """Who hears what becomes of a version: its model."""
-
-    def on_ready(self, served: "Served") -> None:
-        """All its instances have come up."""
-        ...
-
-    def on_load_failed(self, served: "Served", error: ShoalError) -> None:
-        """It cannot be loaded; it is UNAVAILABLE, and ending."""
-        ...
-
-    def on_changed(self, served: "Served") -> None:
-        """Its state, or how many of its instances are up, is another."""
-        ...
-
-    def on_over(self, served: "Served") -> None:
-        """Nothing is left of it."""
-        ...
 
 
 class Served:
@@ -69,6 +47,17 @@ class Served:
         self._has_come_up = self._is_retiring = self._is_ending = self._is_over = False
         self._resizes: list[Outcome] = []
         self._previous_groups: list[Config] = []
+
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return f"model '{self.version.identifier}' version {self.version.version}"
+
+    def contain(self, error: Exception) -> None:
+        """As a failure domain: what is under way fails, a load or a resize; what serves goes on."""
+        failure = InternalError(f"an error of the server's own, {type(error).__name__}: {error}")
+        self.fail(failure)
+        self._give_up_resize(failure)
 
     # --- loading ---
 
@@ -90,7 +79,7 @@ class Served:
         version.num_instances = len(self.instances)
         self._owner.on_changed(self)
         # Where the file must be looked into, the first instance does it and the others wait for what it finds.
-        for instance in self.instances[:1] if look_into_file else self.instances:
+        for instance in self.instances[: 1 if look_into_file else None]:
             instance.start()
 
     def _begin_load(self) -> None:

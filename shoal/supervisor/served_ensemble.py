@@ -20,7 +20,8 @@ from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
 from shoal.supervisor.host import Host
 from shoal.supervisor.model import Model
-from shoal.supervisor.served import Outcome, Owner, Served
+from shoal.supervisor.served import Served
+from shoal.supervisor.version_owner import Outcome, Owner
 
 #: The model that is meant by a name in the ensemble's own repository; None where there is none, or it could be several.
 Find = Callable[[ModelIdentifier], Model | None]

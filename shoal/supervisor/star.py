@@ -256,8 +256,12 @@ class Star:
             worker_link_geometry(config, self.options),
             sealed=True,
         )
+        try:
+            link_fd = segment.read_only(worker.link_fd)
+        except OSError:
+            worker.close()
+            raise
         self.workers[worker.owner] = worker
-        link_fd = segment.read_only(worker.link_fd)
         fds = [worker.segment_fd, link_fd, worker.bell.fd, self._batcher_bell.fd]
         # The log's settings again: they may have changed while it loaded, when it heard nothing.
         member.send({"op": "memory", "owner": worker.owner, "epoch": 1, "log": self.log_settings}, fds)

@@ -6,12 +6,10 @@
 It owns the listening sockets and nothing that a request needs. One thread: children die with the thread that made them.
 """
 
-import faulthandler
 import logging
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -26,17 +24,17 @@ from shoal.frontend.metrics import families
 from shoal.frontend.metrics.gpu import load_nvml
 from shoal.options import ServerOptions
 from shoal.placement import Machine
-from shoal.process import adopt_orphans, set_title
-from shoal.repository.cloud_cache import Slot, take_slot
+from shoal.process import adopt_orphans
+from shoal.repository.cloud_cache import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.available_memory import available_nbytes
 from shoal.supervisor.batchers import Batchers
-from shoal.supervisor.children import reap_orphans
 from shoal.supervisor.client_regions import ClientRegions
 from shoal.supervisor.clients import Clients
 from shoal.supervisor.custom_metrics import CustomMetrics
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop
 from shoal.supervisor.explanations import Explanations
+from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.front_ends import FrontEnds
 from shoal.supervisor.gauges import gauges
 from shoal.supervisor.gpu_memory import GpuMemory
@@ -44,9 +42,8 @@ from shoal.supervisor.guest_questions import GuestQuestions
 from shoal.supervisor.guests import Guests
 from shoal.supervisor.host import Host
 from shoal.supervisor.ledger import Ledger
-from shoal.supervisor.listeners import Listeners, bind
+from shoal.supervisor.listeners import Listeners
 from shoal.supervisor.log_settings import LogSettings
-from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.members import Member
 from shoal.supervisor.model_control import ModelControl
 from shoal.supervisor.models import Models, no_models_error
@@ -60,6 +57,7 @@ from shoal.supervisor.repository import Repository
 from shoal.supervisor.roster import Roster
 from shoal.supervisor.scaling import Scaling
 from shoal.supervisor.service import Service
+from shoal.supervisor.signals import Signals
 from shoal.supervisor.star import Star
 from shoal.supervisor.trace_settings import Tracing
 from shoal.supervisor.zygotes import Zygotes
@@ -68,34 +66,8 @@ from shoal.tracing.command_line import understand
 _log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
-#: How long processes have to end once they were told to end now.
-KILL_AFTER_S = 2.0
-
-
-def run(options: ServerOptions) -> int:
-    """Serve until a signal ends it; returns the exit code."""
-    logged = ("log_verbose", "log_info", "log_warning", "log_error", "log_format")
-    log_settings: dict[str, Any] = {name: getattr(options, name) for name in logged}
-    log.configure(**log_settings)
-    if options.log_file:
-        try:
-            log.to_file(options.log_file)
-        except OSError as error:
-            _log.error("cannot write the log to '%s': %s. Give another --log-file", options.log_file, error.strerror)
-            return EXIT_FAILED
-    set_title("supervisor")
-    faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: its journal then says where it stood
-    notifier = Notifier.take(os.environ, os.getpid())
-    try:
-        machine = find_machine(options, os.environ, server_cores())
-        listeners = bind(options)
-        slots = {
-            place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)
-        }
-    except (OSError, ShoalError) as error:
-        _log.error("%s", error)
-        return EXIT_FAILED
-    return Supervisor(options, log_settings, listeners, notifier, slots, machine).run()
+#: So many errors of the server's own within so many seconds that no part of it could contain end it (ours).
+MAX_FAULTS, FAULTS_WITHIN_S = 20, 60.0
 
 
 class Supervisor:
@@ -164,39 +136,58 @@ class Supervisor:
         verbs = {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **log_verbs, **others}
         verbs |= self._explanations.verbs
         self._clients = Clients(
-            self._star, self._models, Questions(verbs), self._front_ends.welcome, self._on_front_end_joined
+            self._loop,
+            self._star,
+            self._models,
+            Questions(verbs),
+            self._front_ends.welcome,
+            self._on_front_end_joined,
+            self._gives_up,
         )
         guest_questions = GuestQuestions(options, self._models, self._star.read_counters, readiness.take)
         self._guests = Guests(
             self._loop, self._star, options, Questions(guest_questions.verbs), self._clients.tell_models
         )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
-        # Changed by signals and as phases end.
-        self._signals: list[int] = []
+        self._signals = Signals(self._loop, self._on_signal, self._ledger.ask)
+        # Changed by signals, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected; the last words of some are not heard
-        self._is_stopping = False
+        self._is_serving = self._is_stopping = self._is_over = False
         self._exit_code = EXIT_OK
+        self._faults_s: list[float] = []
 
     def run(self) -> int:
         """Start, serve, stop; returns the exit code."""
+        run_in(self, self._start)
+        while not self._is_over:
+            run_in(self, self._run_loop)
+        for member in tuple(self._members):
+            member.close()
+        for each in (self._signals, self._control, self._guests, self._front_ends, self._gpu_memory):
+            each.close()
+        return self._exit_code
+
+    def _start(self) -> None:
         adopt_orphans()
-        wakeup = self._watch_signals()
+        self._signals.watch()
         self._loop.on_readable(self._control.fileno(), self._accept)
         self._repository.start()
         self._batchers.start()
         self._tracing.start()
+
+    def _run_loop(self) -> None:
         self._loop.run()
-        signal.set_wakeup_fd(-1)
-        for member in tuple(self._members):
-            member.close()
-        for each in (*wakeup, self._control, self._guests, self._front_ends, self._gpu_memory):
-            each.close()
-        return self._exit_code
+        self._is_over = True
 
     # --- joining ---
 
     def _accept(self) -> None:
-        accepted = self._control.accept()
+        try:
+            accepted = self._control.accept()
+        except OSError as error:
+            _log.error("no process can join: %s; it is tried again in %g s", error, ACCEPT_AGAIN_S)
+            self._loop.pause(self._control.fileno(), ACCEPT_AGAIN_S)
+            return
         if accepted is None:
             return
         channel, pid = accepted
@@ -207,42 +198,56 @@ class Supervisor:
 
     def _on_join(self, member: Member, message: Message) -> None:
         kind = message["kind"]
-        try:
-            if kind == "batcher":
-                self._batchers.join(member)
-            elif kind == "worker":
-                self._roster.join(message["instance"], member)
-            elif kind == "client":
-                self._clients.join_front_end(member)
-            elif kind == "caller":
-                self._clients.join_caller(member)
-            elif kind == "poller":
-                self._repository.join(member)
-            elif kind == "tracer":
-                self._tracing.tracer.join(member)
-            else:
-                member.hang_up()
-        except OutOfSharedMemoryError as error:
-            _log.error("%s", error)
-            self._end(EXIT_FAILED)
+        if kind == "batcher":
+            self._batchers.join(member)
+        elif kind == "worker":
+            self._roster.join(message["instance"], member)
+        elif kind == "client":
+            self._clients.join_front_end(member)
+        elif kind == "caller":
+            self._clients.join_caller(member)
+        elif kind == "poller":
+            self._repository.join(member)
+        elif kind == "tracer":
+            self._tracing.tracer.join(member)
+        else:
+            member.hang_up()
 
     def _join_batcher(self, member: Member) -> None:
         """The first one has nobody to hear of yet; each later one takes a dead one's place."""
         member.on_message = lambda message, _fds: self._on_batcher_message(member, message)
         is_successor = self._star.has_had_batcher
-        self._star.join_batcher(member)
+        try:
+            self._star.join_batcher(member)
+        except (OutOfSharedMemoryError, OSError) as error:
+            if is_successor or not self._gives_up(error):
+                raise
+            return
         if is_successor:
             self._models.tell_batcher()
             self._star.introduce()
             self._guests.await_word()
             self._models.tell_batcher_again()
         else:
-            self._roster.watch()
-            self._scaling.watch()
-            self._recycling.watch()
-            self._model_control.start(self._on_models_settled, partial(self._refuse_to_serve, "error: creating server"))
-            if not self._is_stopping:
-                self._front_ends.start()  # not before: until here the reader of repositories needs the cores to import
+            run_in(self, self._begin)
+
+    def _begin(self) -> None:
+        """The first batcher has its memory."""
+        self._roster.watch()
+        self._scaling.watch()
+        self._recycling.watch()
+        self._model_control.start(
+            partial(run_in, self, self._on_models_settled), partial(self._refuse_to_serve, "error: creating server")
+        )
+        if not self._is_stopping:
+            self._front_ends.start()  # not before: until here the reader of repositories needs the cores to import
+
+    def _gives_up(self, error: Exception) -> bool:
+        """What the server needs cannot be had: before it serves that is its end."""
+        if not self._is_serving:
+            _log.error("%s", error)
+            self._end(EXIT_FAILED)
+        return not self._is_serving
 
     def _leave_batcher(self, member: Member) -> None:
         self._star.leave_batcher(member)
@@ -326,13 +331,14 @@ class Supervisor:
         self._guests.start(self._front_ends.port)
 
     def _on_serving(self) -> None:
+        self._is_serving = True
         self._service.ready(self._models.versions, self._front_ends.num_front_ends)
 
     def _stop(self) -> None:
         """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
         self._is_stopping = True
-        self._service.stopping(self._models.versions)
         self._loop.call_after(self._options.exit_timeout_secs, self._on_exit_timeout)
+        self._service.stopping(self._models.versions)
         self._guests.close()
         self._star.tell_clients({"op": "exiting"})
         self._front_ends.stop()
@@ -361,37 +367,29 @@ class Supervisor:
 
     def _end(self, exit_code: int) -> None:
         """Leave the loop; children that still live die with this process (PR_SET_PDEATHSIG)."""
-        self._is_stopping = True
+        self._is_stopping = self._is_over = True
         self._exit_code = exit_code
         self._loop.stop()
 
-    # --- signals ---
+    def _on_signal(self, number: int) -> None:
+        log.say(f"Signal ({number}) received.")  # Triton's line, no log line there either
+        if self._is_stopping:
+            _log.warning("second signal: exiting immediately")
+            self._end(EXIT_FAILED)
+        else:
+            self._stop()
 
-    def _watch_signals(self) -> tuple[socket.socket, socket.socket]:
-        """Handlers only note the number; the loop interprets it. Returns what must stay open."""
-        reading, writing = socket.socketpair()
-        reading.setblocking(False)
-        writing.setblocking(False)
-        signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
-            signal.signal(number, lambda received, _frame: self._signals.append(received))
-        self._loop.on_readable(reading.fileno(), lambda: self._handle_signals(reading))
-        return reading, writing
+    # --- errors of our own that belong to nothing else ---
 
-    def _handle_signals(self, reading: socket.socket) -> None:
-        reading.recv(4096)
-        while self._signals:
-            number = self._signals.pop(0)
-            if number in (signal.SIGUSR1, signal.SIGCHLD):
-                (self._ledger.ask if number == signal.SIGUSR1 else self._reap_orphans)()
-                continue
-            log.say(f"Signal ({number}) received.")  # Triton's line, no log line there either
-            if self._is_stopping:
-                _log.warning("second signal: exiting immediately")
-                self._end(EXIT_FAILED)
-            else:
-                self._stop()
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return "the server"
 
-    def _reap_orphans(self) -> None:
-        if not reap_orphans():
-            self._loop.call_after(0, self._reap_orphans)
+    def contain(self, error: Exception) -> None:
+        """As a failure domain, the outermost: the loop goes on, unless it does so again and again."""
+        now_s = self._loop.now_s()
+        self._faults_s = [fault_s for fault_s in self._faults_s if now_s - fault_s <= FAULTS_WITHIN_S] + [now_s]
+        if not self._is_serving or len(self._faults_s) > MAX_FAULTS:
+            _log.error("the server ends: %s", "it cannot start" if not self._is_serving else f"again, {error!r}")
+            self._end(EXIT_FAILED)

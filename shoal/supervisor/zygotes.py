@@ -12,14 +12,16 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from shoal.control import ADDRESS_VARIABLE, Channel
 from shoal.reasons import describe_exit
 from shoal.supervisor import niceness
 from shoal.supervisor.children import Child, Program, prepare, spawn
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import bound, run_in
 from shoal.supervisor.restarts import HEALTHY_AFTER_S, backoff_s
 
 _log = logging.getLogger(__name__)
@@ -61,16 +63,23 @@ class Zygotes:
         if not self._is_serving:
             program = replace(program, gives_way=False)
         child = prepare(self._loop, program, captured=captured)
+        try:
+            self._begin(kind, child)
+        except OSError:
+            child.abandon()
+            raise
+        return child
+
+    def _begin(self, kind: str, child: Child) -> None:
         if kind not in self._modules:
             child.execute()
-            return child
+            return
         if kind not in self._zygotes:
             self._zygotes[kind] = Zygote(self._loop, kind, self._modules[kind], self._control_address)
             if self._is_serving:
                 self._zygotes[kind].give_way()
-            self._zygotes[kind].start()
+            run_in(self._zygotes[kind], self._zygotes[kind].start)
         self._zygotes[kind].fork(child)
-        return child
 
     def give_way(self) -> None:
         """From now on somebody serves: workers' zygotes give way, and whoever is started to (niceness.py)."""
@@ -98,23 +107,55 @@ class Zygote:
         self._channel: Channel | None = None
         self._is_ready = False
         self._is_over = False  # unfit, or told to stop
-        self._waiting: list[Child] = []
+        self._waiting: list[tuple[Child, Callable[[], None]]] = []  # and how it is forked, in its failure domain
         self._num_deaths = 0
         self._started_s = 0.0
         self._forked_s = 0.0
 
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return f"zygote '{self.kind}'"
+
+    def contain(self, _error: Exception) -> None:
+        """As a failure domain: another takes its place, until then processes are exec'd."""
+        if self._child is None:
+            self._start_later()
+        else:
+            self._child.signal(signal.SIGKILL)
+            self._hang_up()
+
     def start(self) -> None:
-        """Exec it."""
-        if self._is_over:
+        """Exec it; where the system refuses, later."""
+        if self._is_over or self._child is not None:
             return
+        try:
+            self._start()
+        except OSError as error:
+            pause_s = self._start_later()
+            _log.error("zygote '%s' cannot be started: %s; it is tried again in %g s", self.kind, error, pause_s)
+
+    def _start_later(self) -> float:
+        has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
+        self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
+        pause_s = backoff_s(self._num_deaths)
+        self._loop.call_after(pause_s, self.start)
+        return pause_s
+
+    def _start(self) -> None:
         self._started_s = self._loop.now_s()
         ours, theirs = _pair()
         # numpy's BLAS would start threads at import. Built-in backends compute with their framework, not with numpy.
         environment = {ADDRESS_VARIABLE: self._control_address, "OPENBLAS_NUM_THREADS": "1"}
         module = ["shoal.zygote", self.kind, str(theirs.fileno()), str(os.getpid()), *self._modules]
         fds, gives_way = [theirs.fileno()], self._gives_way
-        child = spawn(self._loop, f"zygote {self.kind}", module, environment, pass_fds=fds, gives_way=gives_way)
-        theirs.close()
+        try:
+            child = spawn(self._loop, f"zygote {self.kind}", module, environment, pass_fds=fds, gives_way=gives_way)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         child.watch(self._exited)
         self._child, self._channel = child, Channel(ours)
         self._loop.on_readable(ours.fileno(), self._receive)
@@ -133,7 +174,7 @@ class Zygote:
         elif self._is_ready:
             self._order(self._channel, child)
         else:
-            self._waiting.append(child)
+            self._waiting.append((child, bound(partial(self.fork, child))))
 
     def stop(self) -> None:
         """End it, and no other follows. At a server's end nobody may be left to hear of its death, so hang up here."""
@@ -152,8 +193,8 @@ class Zygote:
         if message["op"] == "ready":
             self._is_ready = True
             waiting, self._waiting = self._waiting, []
-            for child in waiting:
-                self.fork(child)
+            for _, fork in waiting:
+                fork()
         else:
             self._is_over = True
             self._hang_up()
@@ -168,22 +209,19 @@ class Zygote:
         self._channel = None
         self._is_ready = False
         waiting, self._waiting = self._waiting, []
-        for child in waiting:
-            child.execute()
+        for child, _ in waiting:
+            child.execute_later()
 
     def _exited(self, process: Child, code: int) -> None:
         self._child = None
         self._hang_up()
         if self._is_over:
             return
-        has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
-        self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
-        pause_s = backoff_s(self._num_deaths)
+        pause_s = self._start_later()
         _log.error(
             "zygote '%s' (pid %d) %s; it is started again in %g s, until then processes are exec'd",
             self.kind, process.pid, describe_exit(code), pause_s,
         )  # fmt: skip
-        self._loop.call_after(pause_s, self.start)
 
     def _check_ready(self, child: Child) -> None:
         if child is self._child and not self._is_ready:

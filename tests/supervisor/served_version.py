@@ -20,7 +20,8 @@ from shoal.shm.segment import Segment
 from shoal.supervisor.children import Child, Program, prepare
 from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.host import Host
-from shoal.supervisor.instance import Instance, InstanceState
+from shoal.supervisor.instance import Instance
+from shoal.supervisor.instance_state import InstanceState
 from shoal.supervisor.readiness import Readiness
 from shoal.supervisor.roster import Roster
 from shoal.supervisor.served import Served
@@ -131,6 +132,11 @@ class Version:
     def told_batcher(self) -> list[dict[str, Any]]:
         self.sky.settle()
         return self.sky.batcher.all_heard
+
+    @property
+    def num_received(self) -> int:
+        """Descriptors that the processes have been sent."""
+        return sum(len(process.fds) for process in self.sky.all)
 
     def end(self, instance: Instance, number: int = signal.SIGKILL) -> None:
         """Its worker ends by a signal."""

@@ -9,7 +9,8 @@ from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.supervisor.model import Model
-from shoal.supervisor.served import Owner, Served
+from shoal.supervisor.served import Served
+from shoal.supervisor.version_owner import Owner
 
 
 class Registry:

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.repository.identifier import ModelIdentifier
 from shoal.shm.layout import TAKEN_WORD
-from shoal.supervisor.instance import InstanceState
+from shoal.supervisor.instance_state import InstanceState
 from shoal.supervisor.progress import rss_bytes
 from shoal.supervisor.recycling import Recycling
 from tests.supervisor.served_version import Version, version

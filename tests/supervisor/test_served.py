@@ -1,13 +1,20 @@
 """served.py: fresh instances in the place of old ones, with everything that may come in between."""
 
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from shoal.errors import ShoalError
 from shoal.reasons import DeathDetail
-from shoal.supervisor.instance import Instance, InstanceState
+from shoal.repository.lifecycle import VersionState
+from shoal.supervisor import restarts
+from shoal.supervisor.death import Death
+from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.instance import Instance
+from shoal.supervisor.instance_state import InstanceState
 from shoal.supervisor.questions import Question
 from shoal.supervisor.served import Served
 from tests.supervisor.served_version import Version, version
@@ -147,6 +154,110 @@ def test_an_instance_of_a_group_that_is_gone_dies_under_its_name(pair: Version, 
     assert DeathDetail.unpack(detail).instance_name(told[-1]) == f"m_0_{number}"
     for instance in served.instances:
         pair.bring_up(instance)
+
+
+# --- errors of our own: what they cost ---
+
+
+def test_a_worker_that_says_what_no_worker_says_costs_its_instance(
+    pair: Version, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = pair.served.instances
+    process, pid = pair._processes[first.number], first.pid
+    process.member.start()
+    process.channel.send({"op": "segment_wanted"})  # without what belongs to it
+    process.channel.send({})
+    pair.until(lambda: first.pid not in (0, pid))
+    assert "instance 'm_0_0' of model 'm' has met an error of the server's own" in caplog.text
+    assert "KeyError: 'owner'" in caplog.text
+    pair._forget(first.number)
+    pair.bring_up(first)
+    assert (first.state, second.state) == (InstanceState.UP, InstanceState.UP)
+    assert pair.served.version.num_instances_up == 2
+
+
+@pytest.mark.parametrize("where", ["describe", "detail"])
+def test_an_error_in_handling_a_workers_end_costs_no_more_than_the_end(
+    pair: Version,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    num_descriptors: Callable[[], int],
+    where: str,
+) -> None:
+    first, second = pair.served.instances
+
+    def num_left(instance: Instance) -> int:
+        """How many descriptors more are open, once it has died and come up again."""
+        before = num_descriptors() - pair.num_received
+        pair.end(instance)
+        pair.until(lambda: instance.state is InstanceState.STARTING)
+        pair.bring_up(instance)
+        caplog.clear()  # its records hold the traceback, and that what the worker had
+        return num_descriptors() - pair.num_received - before
+
+    after_an_ordinary_end = num_left(second)
+    owner = first.owner
+    with monkeypatch.context() as broken:
+        broken.setattr(Death, where, lambda *_arguments: 1 / 0)
+        assert num_left(first) == after_an_ordinary_end
+    assert [told["owner"] for told in pair.told_batcher() if told["op"] == "worker_gone"][1:] == [owner]
+    assert [instance.state for instance in (first, second)] == [InstanceState.UP] * 2
+    assert pair.served.version.num_instances_up == 2
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Every further descriptor is refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_instance_that_cannot_be_started_is_started_again_later(
+    pair: Version, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = pair.served.instances[0]
+    monkeypatch.setattr(restarts, "BACKOFF_S", (0.01,))
+    monkeypatch.setattr(restarts, "HALF_OPEN_AFTER_S", 0.01)
+    with no_descriptors():
+        pair.end(first)
+        pair.until(lambda: "cannot be started: [Errno 24] Too many open files" in caplog.text)
+        assert first.pid == 0
+    pair.until(lambda: first.pid != 0)
+    pair.bring_up(first)
+    assert pair.served.version.num_instances_up == 2
+
+
+def test_an_instance_that_cannot_be_started_at_all_fails_its_load() -> None:
+    made = Version("", OPTIONS)
+    try:
+        with no_descriptors():
+            made.served.load()
+            made.until(lambda: made.owner.is_over)
+        (error,) = made.owner.errors
+        assert str(error).startswith("the worker of instance 'm_0_0' cannot be started: [Errno 24] Too many open files")
+        assert made.served.version.state is VersionState.UNAVAILABLE
+    finally:
+        made.close()
+
+
+def test_an_error_in_a_load_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Version("", OPTIONS)
+    try:
+        monkeypatch.setattr(made.host.rate_limits, "admit", lambda *_arguments: 1 / 0, raising=False)
+    except AttributeError:  # slots
+        monkeypatch.setattr(type(made.host.rate_limits), "admit", lambda *_arguments: 1 / 0)
+    try:
+        run_in(made.served, made.served.load)
+        assert [str(error) for error in made.owner.errors] == [
+            "an error of the server's own, ZeroDivisionError: division by zero"
+        ]
+        assert made.owner.is_over
+    finally:
+        made.close()
 
 
 # --- whether it says that it is ready ---

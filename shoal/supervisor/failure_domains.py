@@ -1,0 +1,62 @@
+"""Failure domains: what an exception in the supervisor that nobody expected costs.
+
+Each callback of the event loop works for something: an instance, a version's load, a question, a connection, a child
+process, or the server itself. An exception in it ends that one thing, with its traceback in the log under the thing's
+name, and the loop goes on. A callback belongs to the domain in which it was registered, so code in between need not
+know: `run_in` enters a domain, `bound` makes a callback that enters the present one whenever it is called. Errors that
+are expected (ShoalError, a refused fork) are handled where they are known, as everywhere. Runs in the supervisor, in
+its only thread. Outside every domain, as in most tests, exceptions propagate.
+"""
+
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import ParamSpec, Protocol
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+
+
+class FailureDomain(Protocol):
+    """Something that can be ended by itself, while the server goes on."""
+
+    @property
+    def title(self) -> str:
+        """Its name in the log, as in "instance 'simple_0_0' of model 'simple'"."""
+        ...
+
+    def contain(self, error: Exception) -> None:
+        """End it, or have it begin again: a callback of its own has raised this, and has been left half done."""
+        ...
+
+
+_CURRENT: ContextVar[FailureDomain | None] = ContextVar("failure_domain", default=None)
+
+
+def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call back on behalf of a domain, which contains what the callback raises.
+
+    Where to contain it fails, too, that is the failure of the domain around this one.
+    """
+    if domain is None:
+        callback(*args, **kwargs)
+        return
+    token = _CURRENT.set(domain)
+    try:
+        callback(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - the rim: a fault of ours costs one domain, not the server
+        _log.error("%s has met an error of the server's own", domain.title, exc_info=error)
+        domain.contain(error)
+    finally:
+        _CURRENT.reset(token)
+
+
+def bound(callback: Callable[P, object]) -> Callable[P, None]:
+    """The callback, in the domain in which this is called, whoever calls it later."""
+    domain = _CURRENT.get()
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_in(domain, callback, *args, **kwargs)
+
+    return call

@@ -1,0 +1,78 @@
+"""What an unexpected exception in a callback costs: the callback's domain, and nothing around it."""
+
+import os
+
+import pytest
+
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import bound, run_in
+
+
+class Domain:
+    """Notes what it had to contain; `is_hopeless`: it cannot."""
+
+    def __init__(self, title: str, *, is_hopeless: bool = False) -> None:
+        self.title = title
+        self.contained: list[str] = []
+        self._is_hopeless = is_hopeless
+
+    def contain(self, error: Exception) -> None:
+        self.contained.append(str(error))
+        if self._is_hopeless:
+            raise RuntimeError("hopeless")
+
+
+def fail(words: str = "why") -> None:
+    raise ValueError(words)
+
+
+def test_an_error_is_contained_where_it_belongs_and_its_traceback_is_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outer, inner = Domain("the outer"), Domain("the inner")
+    went_on: list[bool] = []
+
+    def work() -> None:
+        run_in(inner, fail, "inside")
+        went_on.append(True)
+        fail("outside")
+
+    run_in(outer, work)
+    assert (inner.contained, outer.contained, went_on) == (["inside"], ["outside"], [True])
+    assert "the inner has met an error of the server's own" in caplog.text
+    assert "in fail" in caplog.text  # the traceback
+
+
+def test_what_a_domain_cannot_contain_is_its_surroundings_failure() -> None:
+    outer, inner = Domain("the outer"), Domain("the inner", is_hopeless=True)
+    run_in(outer, run_in, inner, fail)
+    assert outer.contained == ["hopeless"]
+    with pytest.raises(RuntimeError, match="hopeless"):
+        run_in(inner, fail)
+
+
+def test_outside_every_domain_exceptions_propagate() -> None:
+    with pytest.raises(ValueError, match="why"):
+        run_in(None, fail)
+    with pytest.raises(ValueError, match="why"):
+        bound(fail)()
+
+
+def test_a_callback_belongs_to_the_domain_in_which_it_was_registered() -> None:
+    loop, ours, others = EventLoop(), Domain("ours"), Domain("others'")
+    reading, writing = os.pipe()
+
+    def read() -> None:
+        fail(os.read(reading, 1).decode())
+
+    def register() -> None:
+        loop.on_readable(reading, read)
+        loop.call_after(0.0, lambda: loop.call_after(0.0, fail))
+
+    run_in(ours, register)
+    run_in(others, os.write, writing, b"x")
+    run_in(others, loop.call_after, 0.01, loop.stop)
+    loop.run()
+    assert (sorted(ours.contained), others.contained) == (["why", "x"], [])
+    os.close(reading)
+    os.close(writing)
