@@ -21,11 +21,9 @@ from shoal.batcher.exchange import Exchange
 from shoal.batcher.guests import is_fixed
 from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.response_order import keeps_order
-from shoal.batcher.scheduling.explanation import explain
 from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
-from shoal.batcher.scheduling.scheduler import Scheduler, from_config
-from shoal.batcher.scheduling.sequence import SequenceScheduler
+from shoal.batcher.scheduling.scheduler import from_config
 from shoal.batcher.shared_answers import SharedAnswers
 from shoal.cache_settings import RedisSettings
 from shoal.control import GONE, Channel, Message
@@ -112,11 +110,10 @@ class Batcher:
             shared = None if self._redis is None else SharedAnswers(self._redis)
             self._exchange.enable_cache(counters.cache_figures(cache_bytes), time.monotonic_ns, shared)
         # Changed by control messages: clients' bells by owner, guests' by descriptor; workers that are mapped but not
-        # ready yet; models' schedulers, the rate limiter aside; whether a dead batcher's place is still being taken.
+        # ready yet; whether a dead batcher's place is still being taken.
         self._bells: dict[int, Doorbell | GuestBell] = {}
         self._guest_bells: dict[int, GuestBell] = {}
         self._starting: dict[int, Worker] = {}
-        self._schedulers: dict[int, Scheduler] = {}
         self._is_taking_over = is_successor
 
     def run(self) -> None:
@@ -199,8 +196,6 @@ class Batcher:
 
     def _on_model(self, message: Message, _fds: list[int]) -> None:
         scheduler = from_config(message["config"], self._max_queue_size, self._latency_target_ms)
-        self._schedulers[message["model"]] = scheduler
-        sequences = scheduler if isinstance(scheduler, SequenceScheduler) else None
         if self._limiter is not None:
             scheduler = RateLimitedScheduler(scheduler, self._limiter)
         row = self._counters.restored_row if self._is_taking_over else self._counters.row
@@ -212,7 +207,6 @@ class Batcher:
             is_fixed=is_fixed(message["config"]),
             may_run_again=message["may_run_again"],
             keeps_order=keeps_order(message["config"]),
-            sequences=sequences,
             signature=Signature.from_config(message["config"]),
             version=message["version"],
             groups=message["groups"],
@@ -265,7 +259,6 @@ class Batcher:
 
     def _on_model_gone(self, message: Message, _fds: list[int]) -> None:
         self._exchange.remove_model(message["model"], time.monotonic_ns())
-        self._schedulers.pop(message["model"], None)
 
     def _on_model_retire(self, message: Message, _fds: list[int]) -> None:
         # The step that follows looks into clients' rings before it looks whether anything is left.
@@ -316,8 +309,8 @@ class Batcher:
             worker.bell.close()
 
     def _on_explain(self, message: Message, _fds: list[int]) -> None:
-        if (scheduler := self._schedulers.get(message["model"])) is not None:
-            self._channel.send({"op": "explained", "model": message["model"], "told": explain(scheduler)})
+        if (model := self._exchange.models.get(message["model"])) is not None:
+            self._channel.send({"op": "explained", "model": model.id, "told": model.scheduler.explain()})
 
     def _on_ledger(self, _message: Message, _fds: list[int]) -> None:
         exchange = self._exchange

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Model, Running, Worker
+from shoal.batcher.scheduling.contract import Sequences
+from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
-from shoal.batcher.scheduling.scheduler import Batch
-from shoal.batcher.scheduling.sequence import SequenceScheduler
 from shoal.batcher.statistics import CANCELED, REJECTED
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM
@@ -68,7 +68,7 @@ class Dispatch:
                 model = self._workers[instance].model
                 self.awake[model.id] = model
 
-    def _refuse(self, sequences: SequenceScheduler, now_ns: int) -> None:
+    def _refuse(self, sequences: Sequences, now_ns: int) -> None:
         for key, reason in sequences.refused():
             self._requests.fail(key, reason, now_ns, CANCELED if reason is Reason.CANCELLED else REJECTED)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from shoal.batcher.passed_on import Asked, EnsembleResponses, Kept, Passed, StepRequests, StepResponses
 from shoal.batcher.peers import Client, Model, Sharing
+from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.ensemble import Graph, Stage
+from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.scheduler import Batch
 from shoal.batcher.statistics import Compute
 from shoal.batcher.step_headers import StepHeaders
 from shoal.batcher.step_results import Result
@@ -161,7 +162,7 @@ class Progress:
         return start_ns, input_ns, infer_ns, output_ns
 
 
-class Unqueued:
+class Unqueued(Scheduler):
     """The scheduler of an ensemble: nothing waits here, requests begin at once. See `Scheduler` for the contract."""
 
     __slots__ = ("abandoned", "arrived", "on_news", "open")

@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from shoal.batcher.response_order import ResponseOrder
+from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.deadlines import DeadlineScheduler
-from shoal.batcher.scheduling.dynamic import PolicyBatchScheduler
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.scheduler import Scheduler
-from shoal.batcher.scheduling.sequence import SequenceScheduler
 from shoal.batcher.statistics import Compute, time_points
 from shoal.model_config.signature import Signature
 from shoal.shm.counters import Row
@@ -142,7 +140,6 @@ class Model:
         is_fixed: bool = False,
         may_run_again: bool = False,
         keeps_order: bool = False,
-        sequences: SequenceScheduler | None = None,
         signature: Signature | None = None,
         version: int = 0,
         groups: Sequence[str] = (),
@@ -157,10 +154,10 @@ class Model:
         self.version = version
         self.groups = groups
         self.scheduler = scheduler
-        if isinstance(scheduler, PolicyBatchScheduler) and scheduler.rejects:
+        if scheduler.rejects:
             self.heed_deadlines()
-        #: The scheduler, or what it limits, where that is a sequence batcher.
-        self.sequences = sequences
+        #: Where requests belong to sequences, what decides of those.
+        self.sequences = scheduler.sequences
         self.row = row
         #: Whether a request whose execution ended with its instance's death may be executed a second time.
         self.may_run_again = may_run_again
@@ -173,7 +170,7 @@ class Model:
 
     def heed_deadlines(self) -> None:
         """A request with a deadline is about to be queued: from now on they are looked at."""
-        if not isinstance(self.scheduler, DeadlineScheduler):
+        if not self.scheduler.heeds_deadlines:
             self.scheduler = DeadlineScheduler(self.scheduler)
 
 

@@ -12,10 +12,10 @@ from itertools import count
 from typing import NamedTuple
 
 from shoal.batcher.scheduling.admission import Admission, LateError
-from shoal.batcher.scheduling.dynamic import PolicyBatchScheduler
+from shoal.batcher.scheduling.contract import Scheduler
+from shoal.batcher.scheduling.forwarding import ForwardingScheduler
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.scheduler import Scheduler
 
 #: Deadlines of requests that have left, beyond as many as there are of others, before they are thrown out (ours).
 _MAX_STALE = 64
@@ -28,15 +28,13 @@ class _Waiting(NamedTuple):
     serial: int
 
 
-class DeadlineScheduler:
+class DeadlineScheduler(ForwardingScheduler):
     """In front of another scheduler, which knows nothing of it."""
 
-    __slots__ = ("_admission", "_deadlines", "_policy", "_scheduler", "_serial", "_waiting")
+    __slots__ = ("_admission", "_deadlines", "_serial", "_waiting")
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        #: The same, where its queue has timeouts of its own.
-        self._policy = scheduler if isinstance(scheduler, PolicyBatchScheduler) else None
+        super().__init__(scheduler)
         self._admission = Admission()
         # Changed by every method that lets requests in or out.
         self._waiting: dict[int, _Waiting] = {}
@@ -45,14 +43,8 @@ class DeadlineScheduler:
         self._serial = count()
 
     @property
-    def pending(self) -> int:
-        return self._scheduler.pending
-
-    def oldest_ns(self) -> int:
-        return self._scheduler.oldest_ns()
-
-    def rows_before(self, request: QueuedRequest) -> int | None:
-        return self._scheduler.rows_before(request)
+    def heeds_deadlines(self) -> bool:
+        return True
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         leave_ns = self._admit(request, now_ns)
@@ -63,7 +55,7 @@ class DeadlineScheduler:
     def _admit(self, request: QueuedRequest, now_ns: int) -> int:
         """When it leaves the queue, 0 = never. Raises LateError for one that would be late."""
         deadline_ns = request.deadline_ns
-        expiry_ns = 0 if self._policy is None else self._policy.expiry_ns(request)
+        expiry_ns = self._scheduler.expiry_ns(request)
         if not (deadline_ns or expiry_ns):
             return 0
         rows = self._scheduler.rows_before(request)

@@ -6,12 +6,15 @@ bound holds. Where executions are so short that handing over the next one takes 
 Triton's prefetch theirs. Pure policy, runs in the batcher.
 """
 
+from typing import Any
+
+from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.instances import Instances
 from shoal.batcher.scheduling.payload import Batch, make_batch
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
 
 
-class DefaultScheduler:
+class DefaultScheduler(Scheduler):
     """See `Scheduler` for the contract of each method."""
 
     __slots__ = ("_instances", "_queue")
@@ -65,3 +68,6 @@ class DefaultScheduler:
 
     def drain(self) -> list[QueuedRequest]:
         return self._queue.drain()
+
+    def explain(self) -> dict[str, Any]:
+        return {**super().explain(), "scheduler": "default"}

@@ -20,8 +20,10 @@ never rearranged to find requests that fit. Pure policy, runs in the batcher.
 
 from bisect import bisect_right
 from collections import deque
+from typing import Any
 
-from shoal.batcher.scheduling.batch_account import REASON_BITS, BatchReason, account, noted
+from shoal.batcher.scheduling.batch_account import REASON_BITS, BatchReason, account, noted, told
+from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.instances import Instances
 from shoal.batcher.scheduling.payload import Batch, Payload, make_batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
@@ -33,7 +35,7 @@ _DELAY, _SHAPE = int(BatchReason.DELAY_OVER), int(BatchReason.SHAPES_DIFFER)
 _ONE = noted(1, _IDLE)
 
 
-class DynamicBatchScheduler:
+class DynamicBatchScheduler(Scheduler):
     """See `Scheduler` for the contract of each method."""
 
     __slots__ = (
@@ -168,6 +170,9 @@ class DynamicBatchScheduler:
         self._wake_rows = 0
         return requests
 
+    def explain(self) -> dict[str, Any]:
+        return {"scheduler": "dynamic", **told(self.account)}
+
     def _has_slot(self) -> bool:
         """Whether the batcher may form payloads; while it may not, the open one does not grow either."""
         slots = 2 * len(self._instances) if self._prefetching else len(self._instances.idle)
@@ -281,11 +286,9 @@ class PolicyBatchScheduler(DynamicBatchScheduler):
 
     @property
     def rejects(self) -> bool:
-        """Whether some requests are refused when they have waited for so long."""
         return self._policy_queue.rejects
 
     def expiry_ns(self, request: QueuedRequest) -> int:
-        """When the request would be refused for having waited; 0 = never."""
         return self._policy_queue.expiry_ns(request)
 
     def rows_before(self, request: QueuedRequest) -> int:

@@ -14,6 +14,8 @@ Where latency grows with rows as fast as rows do, one request at a time is best,
 Rules: as those of the dynamic batcher, whose queue and instances these are. Pure policy, runs in the batcher.
 """
 
+from typing import Any
+
 from shoal.batcher.scheduling.arrival_profile import ArrivalProfile, ArrivalRate
 from shoal.batcher.scheduling.batch_account import BatchReason, noted
 from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler, PolicyBatchScheduler
@@ -264,6 +266,16 @@ class GoalBatchScheduler(DynamicBatchScheduler):
         super().remove_instance(instance)
         self.goal.forget(instance)
         self.goal.num_instances = len(self._instances)
+
+    def explain(self) -> dict[str, Any]:
+        goal = self.goal
+        return {
+            **super().explain(),
+            "scheduler": "goal",
+            "latency_target_ms": goal.target_ms,
+            "arrivals_per_s": round(goal.arrivals_per_s, 1),
+            "learned": [{"rows": rows, "ns": ns, "samples": samples} for rows, ns, samples in goal.curve.points()],
+        }
 
     def _fitting(self) -> tuple[list[QueuedRequest], int, BatchReason]:
         """What could be executed together now, its rows, and what keeps it from being more; at least one request."""

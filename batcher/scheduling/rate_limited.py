@@ -7,24 +7,23 @@ in the queue, and no others join them. Pure policy, runs in the batcher.
 
 from collections import deque
 
-from shoal.batcher.scheduling.dynamic import PolicyBatchScheduler
+from shoal.batcher.scheduling.contract import Scheduler
+from shoal.batcher.scheduling.forwarding import ForwardingScheduler
 from shoal.batcher.scheduling.instances import FAST_NS
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
-from shoal.batcher.scheduling.scheduler import Scheduler
 
 
-class RateLimitedScheduler:
+class RateLimitedScheduler(ForwardingScheduler):
     """See `Scheduler` for the contract of each method."""
 
-    __slots__ = ("_expiring", "_left_idle", "_limiter", "_policy", "_scheduler", "_staged")
+    __slots__ = ("_expiring", "_left_idle", "_limiter", "_rejects", "_staged")
 
     def __init__(self, scheduler: Scheduler, limiter: RateLimiter) -> None:
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         self._limiter = limiter
-        #: The scheduler, where its queue refuses who has waited for too long.
-        self._policy = scheduler if isinstance(scheduler, PolicyBatchScheduler) and scheduler.rejects else None
+        self._rejects = scheduler.rejects
         # Changed by take, cancel, remove_instance and drain. By instance, only of those that have some:
         self._staged: dict[int, deque[Batch]] = {}
         #: Of those that were staged and have not begun, by key: who expires, and when.
@@ -55,12 +54,6 @@ class RateLimitedScheduler:
         staged = sum([batch.rows for batches in self._staged.values() for batch in batches])
         return staged + rows
 
-    def add(self, request: QueuedRequest, now_ns: int) -> None:
-        self._scheduler.add(request, now_ns)
-
-    def add_first(self, request: QueuedRequest) -> None:
-        self._scheduler.add_first(request)
-
     def take(self, now_ns: int) -> Batch | None:
         """The next batch that may run now; the others are staged meanwhile."""
         for instance in self._staged:
@@ -73,9 +66,9 @@ class RateLimitedScheduler:
                 return self._begin(batch)
             self._staged.setdefault(batch.instance, deque()).append(batch)
             self._limiter.stage(batch.instance)
-            if self._policy is not None:
+            if self._rejects:
                 for request in batch.requests:
-                    if expiry_ns := self._policy.expiry_ns(request):
+                    if expiry_ns := self._scheduler.expiry_ns(request):
                         self._expiring[request.key] = expiry_ns, request
         return None
 

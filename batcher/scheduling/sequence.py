@@ -20,6 +20,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil
 from typing import Any
 
+from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_slots import DirectSlots, OldestSlots, Slots
@@ -72,8 +73,8 @@ class Sequence:
         self.idle_since_ns = 0
 
 
-class SequenceScheduler:
-    """See `Scheduler` for the contract of each method."""
+class SequenceScheduler(Scheduler):
+    """See `Scheduler` and `Sequences` for the contract of each method."""
 
     __slots__ = (
         "_backlog", "_expiries", "_free", "_idle", "_instances", "_is_iterative", "_live", "_lost", "_make_slots",
@@ -92,7 +93,6 @@ class SequenceScheduler:
         waits_for_answers: bool = True,
     ) -> None:
         """`num_slots` are an instance's. Where it `is_iterative`, a request of no sequence is one by itself."""
-        #: Whether an execution ends with its answers: else, of a decoupled model, when the instance says so.
         self.waits_for_answers = waits_for_answers
         self._make_slots = make_slots
         self._num_slots = num_slots
@@ -124,8 +124,11 @@ class SequenceScheduler:
     def rows_before(self, request: QueuedRequest) -> int | None:
         return None  # it waits for its predecessor, or a slot; and a sequence that misses a part is worth nothing
 
+    @property
+    def sequences(self) -> "SequenceScheduler":
+        return self
+
     def refused(self) -> list[tuple[int, Reason]]:
-        """The requests that nobody will run, and why; each is told once."""
         refused, self._refused = self._refused, []
         return refused
 
@@ -158,7 +161,6 @@ class SequenceScheduler:
             self._offer(sequence)
 
     def add_again(self, request: QueuedRequest) -> None:
-        """A request that is being run is to be run once more: next of its sequence, and without START."""
         for instance in self._instances.values():
             sequence = instance.running.get(request.key)
             if sequence is not None and request.key not in self._waiting:

@@ -7,8 +7,10 @@ from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
 from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.response_order import keeps_order
+from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
+from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.scheduling.scheduler import from_config
-from shoal.batcher.scheduling.sequence import SequenceScheduler
+from shoal.model_config.rate_limiter import Demand, Resource
 from shoal.model_config.signature import Signature
 from shoal.shm import counters, layout, segment
 from shoal.shm.counters import CELL, CounterTable, CounterTableView, Row
@@ -59,10 +61,11 @@ class End:
 
 
 class Star:
-    """An exchange with whatever the test adds."""
+    """An exchange with whatever the test adds; `is_limited`: as under --rate-limit=execution_count."""
 
-    def __init__(self) -> None:
-        self.exchange = Exchange(WALL_OFFSET_NS, 1000)
+    def __init__(self, *, is_limited: bool = False) -> None:
+        self._limiter = RateLimiter() if is_limited else None
+        self.exchange = Exchange(WALL_OFFSET_NS, 1000, self._limiter)
         table, table_view = make_segment(layout.COUNTERS, 1000, counters.GEOMETRY)
         self._table = CounterTable(table)
         self._table_view = CounterTableView(table_view)
@@ -84,13 +87,14 @@ class Star:
 
     def _model(self, model_id: int, config: dict[str, Any], row: Row, max_queue: int, *, may_run_again: bool) -> Model:
         scheduler = from_config(config, max_queue)
+        if self._limiter is not None:
+            scheduler = RateLimitedScheduler(scheduler, self._limiter)
         return Model(
             model_id,
             scheduler,
             row,
             may_run_again=may_run_again,
             keeps_order=keeps_order(config),
-            sequences=scheduler if isinstance(scheduler, SequenceScheduler) else None,
             signature=Signature.from_config(config) if "input" in config else None,
             version=1,
         )
@@ -131,6 +135,8 @@ class Star:
     def add_worker(self, owner: int, model: Model) -> End:
         """A ready worker."""
         end = End(layout.WORKER, owner)
+        if self._limiter is not None:
+            self._limiter.add(owner, Demand(resources=((Resource("SLOT", 0), 1),)))
         self.exchange.add_worker(Worker(owner, end.link, end.own_view, end.bell, model))
         self._workers.append((end, model.id))
         return end

@@ -127,6 +127,24 @@ def test_who_would_be_late_is_refused_at_once_with_the_estimate() -> None:
     assert cell(star.model(MODEL), "failed_rejected") == 1
 
 
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_requests_that_would_expire_in_the_queue_are_refused_at_once(is_limited: bool) -> None:
+    star = Star(is_limited=is_limited)
+    policy = {"default_timeout_microseconds": 30_000}
+    model = star.add_model(MODEL, BATCHING | {"dynamic_batching": {"default_queue_policy": policy}})
+    client, worker = star.add_client(CLIENT), star.add_worker(WORKER, model)
+    ask(client, 1)
+    star.exchange.step(now_ns=0)
+    for number in range(1, 8):  # executions of 10 ms each; the eighth has begun
+        ask(client, number + 1)
+        execute(star, worker, number * 10 * MS)
+    client.heard()
+    ask(client, *range(11, 21))
+    star.exchange.step(now_ns=70 * MS)
+    # Two wait for 20 and 30 ms, with CAUTION 25 and 37.5.
+    assert replies(client) == [(number, Reason.TOO_LATE) for number in range(13, 21)]
+
+
 def test_a_request_of_a_dead_batcher_keeps_its_deadline() -> None:
     star = Star()
     star.add_model(MODEL, SINGLE)

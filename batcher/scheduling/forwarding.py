@@ -1,0 +1,78 @@
+"""A scheduler in front of another one: every question and every event reaches the policy behind it.
+
+Subclasses change what they are for. Whatever `Scheduler` gets is forwarded here too, or the policy would be invisible
+behind its wrappers. Pure policy, runs in the batcher.
+"""
+
+from typing import Any
+
+from shoal.batcher.scheduling.contract import Scheduler, Sequences
+from shoal.batcher.scheduling.payload import Batch
+from shoal.batcher.scheduling.queue import QueuedRequest
+
+
+class ForwardingScheduler(Scheduler):
+    """See `Scheduler` for the contract of each method."""
+
+    __slots__ = ("_scheduler",)
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    @property
+    def pending(self) -> int:
+        return self._scheduler.pending
+
+    def oldest_ns(self) -> int:
+        return self._scheduler.oldest_ns()
+
+    def rows_before(self, request: QueuedRequest) -> int | None:
+        return self._scheduler.rows_before(request)
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        self._scheduler.add(request, now_ns)
+
+    def add_first(self, request: QueuedRequest) -> None:
+        self._scheduler.add_first(request)
+
+    def take(self, now_ns: int) -> Batch | None:
+        return self._scheduler.take(now_ns)
+
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        return self._scheduler.expire(now_ns)
+
+    def cancel(self, key: int) -> bool:
+        return self._scheduler.cancel(key)
+
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
+        self._scheduler.complete(instance, now_ns, compute_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        return self._scheduler.next_deadline_ns()
+
+    def add_instance(self, instance: int, num_running: int = 0) -> None:
+        self._scheduler.add_instance(instance, num_running)
+
+    def remove_instance(self, instance: int) -> None:
+        self._scheduler.remove_instance(instance)
+
+    def drain(self) -> list[QueuedRequest]:
+        return self._scheduler.drain()
+
+    @property
+    def rejects(self) -> bool:
+        return self._scheduler.rejects
+
+    def expiry_ns(self, request: QueuedRequest) -> int:
+        return self._scheduler.expiry_ns(request)
+
+    @property
+    def heeds_deadlines(self) -> bool:
+        return self._scheduler.heeds_deadlines
+
+    @property
+    def sequences(self) -> Sequences | None:
+        return self._scheduler.sequences
+
+    def explain(self) -> dict[str, Any]:
+        return self._scheduler.explain()
