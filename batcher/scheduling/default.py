@@ -42,7 +42,7 @@ class DefaultScheduler(Scheduler):
     def take(self, now_ns: int) -> Batch | None:
         if not self._queue.rows:
             return None
-        instance = self._instances.take_or_work_ahead()
+        instance = self._instances.take_or_work_ahead(now_ns)
         if instance is None:
             return None
         request = self._queue.popleft()
@@ -55,7 +55,7 @@ class DefaultScheduler(Scheduler):
         return self._queue.cancel(key)
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
-        self._instances.complete(instance, compute_ns)
+        self._instances.complete(instance, now_ns, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
         return None  # Only an arrival or a completion changes anything, and take() follows each.

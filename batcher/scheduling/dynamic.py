@@ -147,7 +147,7 @@ class DynamicBatchScheduler(Scheduler):
         return False
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
-        self._instances.complete(instance, compute_ns)
+        self._instances.complete(instance, now_ns, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
         # Without a slot the delay may pass unheeded: whatever frees one is followed by take().

@@ -13,19 +13,31 @@ FAST_NS = 250_000
 TINY_NS = 50_000
 #: Executions that a fast instance may have at once: one it runs and those that lie ready in its ring.
 MAX_AHEAD = 8
+#: An execution that takes longer than this is slow: what lies behind it in a ring would wait longer than for the wakes
+#: that work ahead saves, and cannot move to another instance (ours).
+SLOW_NS = 1_000_000
+#: After a slow execution none of several instances works ahead for so many times as long: not where slow ones take a
+#: tenth of the time, and still where an execution is interrupted now and then (measured: with 4 instances on 2 crowded
+#: cores, 3 a second took 1 to 12 ms instead of 0.02; at 100 times a request cost the batcher 33 us instead of 21).
+CALM_TIMES = 10
+#: But for no longer than this (ours).
+MAX_CALM_NS = 10_000_000_000
 
 
 class Instances:
     """Taking and completing are O(1), or O(busy) where executions are short; adding and removing are rare."""
 
-    __slots__ = ("_busy", "_mean_ns", "idle")
+    __slots__ = ("_begun_ns", "_busy", "_calm_until_ns", "_mean_ns", "idle")
 
     def __init__(self) -> None:
         # Changed by every method here. An instance is in exactly one of idle and busy.
         #: Truthy while some instance is idle.
         self.idle: deque[int] = deque()
         self._busy: dict[int, int] = {}  # instance → executions it was given and has not completed
+        #: Instance → when the one that it runs was given to it, or could begin; only where it may work ahead.
+        self._begun_ns: dict[int, int] = {}
         self._mean_ns = 2 * FAST_NS  # of an execution, over the last few; not fast until proven by six of them
+        self._calm_until_ns = 0  # an execution was slow: no instance works ahead until then
 
     def __len__(self) -> int:
         return len(self.idle) + len(self._busy)
@@ -34,6 +46,7 @@ class Instances:
         """A new instance is idle, unless it has executions already; one that is known stays as it is."""
         if instance in self._busy or instance in self.idle:
             return
+        self._begun_ns[instance] = 0
         if num_running:
             self._busy[instance] = num_running
         else:
@@ -41,6 +54,7 @@ class Instances:
 
     def remove(self, instance: int) -> None:
         """Forgets the instance, idle or busy; its completions will have no effect any more."""
+        self._begun_ns.pop(instance, None)
         if instance in self._busy:
             del self._busy[instance]
         elif instance in self.idle:
@@ -52,36 +66,53 @@ class Instances:
         self._busy[instance] = 1
         return instance
 
-    def take_or_work_ahead(self) -> int | None:
+    def take_or_work_ahead(self, now_ns: int) -> int | None:
         """An instance for one execution more, idle or, where executions are short, busy; None where that would not pay.
 
         An execution cannot move to another instance that becomes idle first, so only fast models work ahead: on the
         instance with the fewest where none is idle, and tiny ones on the fullest that may have more, so that the others
-        can sleep.
+        can sleep. Of several instances none works ahead behind an execution that is, or may be, a slow one.
         """
-        busy = self._busy
-        if busy and self._mean_ns < FAST_NS:
-            instance = None
-            if self._mean_ns < TINY_NS:
-                fullest = 0
-                for each, count in busy.items():  # max() would take 3k instructions more, of 105k a request
-                    if fullest < count < MAX_AHEAD:
-                        instance, fullest = each, count
-            elif not self.idle:
-                instance = min(busy, key=busy.__getitem__)
-            if instance is not None and busy[instance] < MAX_AHEAD:
-                busy[instance] += 1
+        busy, idle = self._busy, self.idle
+        if busy and (mean_ns := self._mean_ns) < FAST_NS:
+            instance, most = 0, 0
+            if not idle and len(busy) == 1:  # there is no other one to which an execution could go
+                ((instance, most),) = busy.items()
+            elif now_ns >= self._calm_until_ns:
+                begun_ns = self._begun_ns
+                if mean_ns < TINY_NS:
+                    for each, count in busy.items():  # max() would take 3k instructions more, of 105k a request
+                        if most < count < MAX_AHEAD and now_ns - begun_ns[each] <= SLOW_NS:
+                            instance, most = each, count
+                elif not idle:
+                    most = MAX_AHEAD
+                    for each, count in busy.items():
+                        if count < most and now_ns - begun_ns[each] <= SLOW_NS:
+                            instance, most = each, count
+            if 0 < most < MAX_AHEAD:
+                busy[instance] = most + 1
                 return instance
-        return self.take() if self.idle else None
+        if not idle:
+            return None
+        instance = idle.popleft()  # as in take, whose call would cost as much again
+        busy[instance] = 1
+        self._begun_ns[instance] = now_ns
+        return instance
 
-    def complete(self, instance: int, compute_ns: int) -> None:
+    def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
         """One execution less, which took so long. For one that was removed, or was idle anyway, nothing changes."""
         count = self._busy.get(instance)
         if count is None:
             return
         self._mean_ns += (compute_ns - self._mean_ns) >> 3
+        if compute_ns > SLOW_NS:
+            self._note_slow(now_ns, compute_ns)
         if count > 1:
             self._busy[instance] = count - 1
+            self._begun_ns[instance] = now_ns
             return
         del self._busy[instance]
         self.idle.append(instance)
+
+    def _note_slow(self, now_ns: int, compute_ns: int) -> None:
+        self._calm_until_ns = max(self._calm_until_ns, now_ns + min(CALM_TIMES * compute_ns, MAX_CALM_NS))

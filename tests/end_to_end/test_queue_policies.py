@@ -31,7 +31,10 @@ MODELS = {
     "bounded": f"dynamic_batching {{ {LEVELS} priority_queue_policy {{ key: 3 value {{ max_queue_size: 1 }} }} }}",
     "ordered": "dynamic_batching { preserve_ordering: true }",
     "plain": "",
+    "pair": "",
 }
+#: Models of two instances.
+PAIRS = ("ordered", "pair")
 MODEL = """
 import os
 import time
@@ -95,6 +98,10 @@ class Story:
             each.result(DEADLINE_S)
         return self.told(model)
 
+    def close(self, model: str) -> None:
+        """Whoever holds from now on stands still."""
+        (self._repository / model / "gate").unlink()
+
     def told(self, model: str) -> list[int]:
         path = self._repository / model / "told"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
@@ -117,7 +124,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             max_batch_size: 1
             input {{ name: "X" data_type: TYPE_INT32 dims: [ 1 ] }}
             output {{ name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }}
-            instance_group {{ count: {2 if name == "ordered" else 1} kind: KIND_CPU }}
+            instance_group {{ count: {2 if name in PAIRS else 1} kind: KIND_CPU }}
             {scheduling}
             """
         )
@@ -194,3 +201,22 @@ def test_without_dynamic_batching_wishes_do_nothing(story: Story) -> None:
     held = story.hold("plain")
     sent = story.queue_up("plain", [{"timeout": 1, "priority": 2}, {"priority": 1}])
     assert story.let_go("plain", [held, *sent]) == [HOLD, 0, 1]
+
+
+def test_fast_requests_are_not_put_behind_one_that_stands_still(story: Story) -> None:
+    """Its instance worked ahead while executions were fast; the first that is slow tells that they may not be."""
+
+    def hold_when_fast(count: int) -> "Future[int]":
+        for number in range(60):  # as many as prove executions fast, on a machine that is not too busy for it
+            assert story.ask("pair", number) == number
+        held = story.send("pair", HOLD)
+        story.wait_for_told("pair", count)
+        return held
+
+    story.let_go("pair", [hold_when_fast(61)])
+    story.close("pair")
+    held = hold_when_fast(122)
+    sent = [story.send("pair", number) for number in range(12)]
+    assert [each.result(DEADLINE_S) for each in sent] == list(range(12))
+    assert not held.done()
+    story.let_go("pair", [held])

@@ -15,8 +15,8 @@ def some(*numbers: int) -> Instances:
 def test_the_longest_idle_is_taken_first() -> None:
     instances = some(0, 1)
     assert [instances.take(), instances.take()] == [0, 1]
-    instances.complete(1, 10**9)
-    instances.complete(0, 10**9)
+    instances.complete(1, 0, 10**9)
+    instances.complete(0, 0, 10**9)
     assert [instances.take(), instances.take()] == [1, 0]
 
 
@@ -31,7 +31,7 @@ def test_none_idle_is_an_error_and_changes_nothing() -> None:
 def test_an_instance_is_never_idle_twice() -> None:
     instances = some(0)
     instances.add(0)
-    instances.complete(0, 10**9)
+    instances.complete(0, 0, 10**9)
     assert list(instances.idle) == [0]
     instances.take()
     instances.add(0)
@@ -44,7 +44,7 @@ def test_a_removed_instance_does_not_come_back_by_completing() -> None:
     instances.remove(0)
     instances.remove(2)
     instances.remove(9)
-    instances.complete(0, 10**9)
+    instances.complete(0, 0, 10**9)
     assert (len(instances), list(instances.idle)) == (1, [1])
 
 
@@ -60,17 +60,17 @@ def proven(instances: Instances, instance: int, compute_ns: int) -> None:
     """Enough executions to know how long they take."""
     for _ in range(30):
         assert instances.take() == instance
-        instances.complete(instance, compute_ns)
+        instances.complete(instance, 0, compute_ns)
 
 
 def test_a_fast_instance_works_ahead_up_to_eight() -> None:
     instances = some(0)
     proven(instances, 0, 200_000)
-    assert [instances.take_or_work_ahead() for _ in range(9)] == [0] * 8 + [None]
+    assert [instances.take_or_work_ahead(0) for _ in range(9)] == [0] * 8 + [None]
     for _ in range(7):
-        instances.complete(0, 0)
+        instances.complete(0, 0, 0)
         assert not instances.idle
-    instances.complete(0, 0)
+    instances.complete(0, 0, 0)
     assert list(instances.idle) == [0]
 
 
@@ -78,37 +78,37 @@ def test_fast_executions_go_to_idle_instances_first_and_then_to_the_one_with_the
     instances = some(0)
     proven(instances, 0, 200_000)
     instances.add(1)
-    assert [instances.take_or_work_ahead() for _ in range(6)] == [0, 1, 0, 1, 0, 1]
+    assert [instances.take_or_work_ahead(0) for _ in range(6)] == [0, 1, 0, 1, 0, 1]
 
 
 def test_tiny_executions_fill_one_instance_before_another_is_woken() -> None:
     instances = some(0)
     proven(instances, 0, 20_000)
     instances.add(1)
-    assert [instances.take_or_work_ahead() for _ in range(17)] == [0] * 8 + [1] * 8 + [None]
-    instances.complete(0, 20_000)
-    instances.complete(1, 20_000)
-    instances.complete(1, 20_000)
-    assert [instances.take_or_work_ahead() for _ in range(4)] == [0, 1, 1, None]
+    assert [instances.take_or_work_ahead(0) for _ in range(17)] == [0] * 8 + [1] * 8 + [None]
+    instances.complete(0, 0, 20_000)
+    instances.complete(1, 0, 20_000)
+    instances.complete(1, 0, 20_000)
+    assert [instances.take_or_work_ahead(0) for _ in range(4)] == [0, 1, 1, None]
 
 
 def test_an_instance_that_is_new_or_slow_does_not_work_ahead() -> None:
     instances = some(0)
-    assert [instances.take_or_work_ahead(), instances.take_or_work_ahead()] == [0, None]
-    instances.complete(0, 0)
+    assert [instances.take_or_work_ahead(0), instances.take_or_work_ahead(0)] == [0, None]
+    instances.complete(0, 0, 0)
     proven(instances, 0, 20_000)
     instances.take()
-    instances.complete(0, 10_000_000)
-    assert [instances.take_or_work_ahead(), instances.take_or_work_ahead()] == [0, None]
+    instances.complete(0, 0, 10_000_000)
+    assert [instances.take_or_work_ahead(0), instances.take_or_work_ahead(0)] == [0, None]
 
 
 def test_an_instance_may_come_with_executions() -> None:
     instances = some(0)
     instances.add(1, 2)
     assert (len(instances), list(instances.idle)) == (2, [0])
-    instances.complete(1, 0)
+    instances.complete(1, 0, 0)
     assert list(instances.idle) == [0]
-    instances.complete(1, 0)
+    instances.complete(1, 0, 0)
     assert list(instances.idle) == [0, 1]
 
 
@@ -116,4 +116,4 @@ def test_nobody_works_where_nobody_is() -> None:
     instances = some(0)
     proven(instances, 0, 20_000)
     instances.remove(0)
-    assert instances.take_or_work_ahead() is None
+    assert instances.take_or_work_ahead(0) is None
