@@ -28,6 +28,10 @@ A segment is written by one process, its owner, and mapped read-only by its peer
                            that have ended
     384         8          taken: requests since the number    worker → supervisor
                            worker is ready
+    448         8          moved: when the batch     ns        worker → supervisor
+                           being executed last sent
+                           a response, or waited
+                           for a client
     4096        128 × cap  the ring's records                  owner → the ring's reader
     …           8 × units  generation table                    owner → whoever opens a block
     slab offset slab size  blocks, each 2^n × 4096 bytes       owner → whoever holds a reference
@@ -59,6 +63,7 @@ KIND_NAMES = {
 HEADER = struct.Struct("<8Q")
 # Word indices (byte offset / 8) of what changes after the start; each on its own cache line.
 TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD, BUSY_FOR_WORD, TAKEN_WORD = 8, 16, 24, 32, 40, 48
+MOVED_WORD = 56
 OVERLAP_WORD = BUSY_SINCE_WORD  # of a link
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits (DESIGN: "tensors stay").

@@ -86,7 +86,9 @@ class ServerOptions:
     model_load_retry_count: int = 0  # more attempts to load a version that failed; Triton's
     model_load_thread_count: int = 4  # models loaded at once; Triton's
     model_load_timeout_secs: int = 600  # s from an instance's process to a warm model; ours: a large engine
-    model_execution_timeout_secs: int = 60  # s for one batch, then the instance is ended; 0 = no limit; ours
+    model_execution_timeout_secs: int = (
+        60  # s for one batch or one response; 0 = no limit; ours; tritonserver's is Triton's, 0
+    )
 
     latency_target: int = 0  # ms for an answer of a model that batches and does not say how; 0 = none; ours
 

@@ -21,6 +21,7 @@ from shoal.shm.layout import (
     CANCEL,
     FREE,
     HAVE,
+    MOVED_WORD,
     PROGRESS_WORD,
     TAKEN_WORD,
     UNIT,
@@ -79,7 +80,8 @@ class Memory:
         self.publish = writer.publish
         #: Wake the batcher.
         self.ring = batcher_bell.ring
-        self._block_wait_s = block_wait_s
+        #: How long clients are waited for.
+        self.block_wait_s = block_wait_s
         # Changed by what the batcher sends.
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
@@ -134,6 +136,18 @@ class Memory:
                 waiting = {record[B.KEY] for batch in self._batches for record in batch}
                 self._cancelled &= waiting | self.open_keys
 
+    def moved(self, batch: int, now_ns: int) -> None:
+        """A response of a batch was sent, or a client is waited for: if it is being executed, its clock begins anew.
+
+        Not where that is another batch, which may hang while threads answer requests of an earlier one.
+        """
+        if batch == self._words[PROGRESS_WORD]:
+            self._words[MOVED_WORD] = now_ns
+
+    def is_executing(self, batch: int) -> bool:
+        """Whether the instance is at this batch, and can take no other."""
+        return self._words[BUSY_SINCE_WORD] != 0 and self._words[PROGRESS_WORD] == batch
+
     @property
     def begun_ns(self) -> int:
         """When the batch that is being executed began."""
@@ -155,12 +169,19 @@ class Memory:
 
     def wait_for_block(self, nbytes: int) -> Block | None:
         """A block of the own slab, which has none now: waits for one to be freed, then gives up with None."""
-        return self.wait_for(lambda: self.allocate(nbytes))
+        # The loop's thread is at the batch that is being executed; which one a sender's is answering is not known here.
+        is_loops = threading.current_thread() is threading.main_thread()
+        return self.wait_for(lambda: self.allocate(nbytes), self._words[PROGRESS_WORD] if is_loops else 0)
 
-    def wait_for(self, attempt: Callable[[], _Result | None]) -> _Result | None:
-        """What `attempt` comes to, which is made again when the batcher has said something; None where time is up."""
+    def wait_for(
+        self, attempt: Callable[[], _Result | None], batch: int = 0, wait_s: float | None = None
+    ) -> _Result | None:
+        """What `attempt` comes to, which is made again when the batcher has said something; None where time is up.
+
+        Where clients of `batch` are waited for, that is no part of its execution.
+        """
         now_s = want_s = time.monotonic()
-        deadline_s, pause_s = now_s + self._block_wait_s, _FIRST_PAUSE_S
+        deadline_s, pause_s = now_s + (self.block_wait_s if wait_s is None else wait_s), _FIRST_PAUSE_S
         with select.epoll() as poller:
             # Edges: the loop alone clears the bell, and each ring wakes all who wait for it.
             poller.register(self.bell.fd, select.EPOLLIN | select.EPOLLET)
@@ -168,6 +189,8 @@ class Memory:
                 self.drain()
                 result = attempt()
                 now_s = time.monotonic()
+                if batch:
+                    self.moved(batch, int(now_s * 1e9))
                 if result is not None or now_s >= deadline_s:
                     return result
                 if now_s >= want_s:

@@ -27,6 +27,9 @@ from shoal.workers.tensors import Output
 #: Responses to one request whose blocks its client has not given back (ours: a client that lags by a few dozen tokens
 #: is usual, and 32 of the smallest blocks are 128 KiB).
 WINDOW = 32
+#: What a client has to read in the time that clients are waited for, while its request keeps the instance from others
+#: (ours: with 10 s that is a response every 1.25 s, and others wait no longer than 10 s for a client that stops).
+READ_IN_TIME = 8
 #: Batches whose requests are answered after `execute` has returned; beyond, the instance gets no further one (ours).
 MAX_OPEN_BATCHES = 256
 
@@ -164,8 +167,8 @@ class OpenBatch:
     def __init__(self, batches: OpenBatches, number: int) -> None:
         self.start_ns = batches.memory.begun_ns or time.monotonic_ns()
         self.input_end_ns = 0
+        self.number = number
         self._batches = batches
-        self._number = number
         # Changed by add, executed and ended.
         self.senders: dict[int, ResponseSender] = {}
         self._num_open = 0
@@ -184,7 +187,7 @@ class OpenBatch:
         with batches.memory.lock:
             if not self._num_open:
                 return
-            ready = (READY, 0, self._number, 0, 0, 0, *times)
+            ready = (READY, 0, self.number, 0, 0, 0, *times)
             if batches.num_open <= MAX_OPEN_BATCHES:
                 batches.memory.push(ready)
             else:
@@ -244,8 +247,10 @@ class WrittenResponseSender(ResponseSender):
         self._make_answers = make_answers
         self._turn = threading.RLock()
         memory.open_keys.add(request.key)
-        # Changed by the methods: blocks of responses that have not been freed; whether the end is still to come.
+        # Changed by the methods: blocks of responses that have not been freed; how long its client is still waited for;
+        # whether the end is still to come.
         self._window: set[int] = set()
+        self._patience_s = memory.block_wait_s
         self._is_open = True
 
     def send(self, outputs: Sequence[Output], parameters: Parameters | None = None, *, final: bool) -> None:
@@ -301,10 +306,15 @@ class WrittenResponseSender(ResponseSender):
         return self._is_open
 
     def _wait_for_window(self) -> None:
-        window = self._window
+        window, memory, number = self._window, self._memory, self._batch.number
         if len(window) < WINDOW:
             return
-        has_room = self._memory.wait_for(lambda: True if len(window) < WINDOW or self.is_cancelled else None)
+        holds_others_up, began_s = memory.is_executing(number), time.monotonic()
+        wait_s = self._patience_s if holds_others_up else memory.block_wait_s
+        has_room = memory.wait_for(lambda: True if len(window) < WINDOW or self.is_cancelled else None, number, wait_s)
+        if holds_others_up:
+            left_s = wait_s - (time.monotonic() - began_s) + memory.block_wait_s / READ_IN_TIME
+            self._patience_s = min(left_s, memory.block_wait_s)
         if not has_room:
             raise UnavailableError(
                 f"the client has not read {WINDOW} responses of the request for too long; it gets no more of them"
@@ -312,6 +322,7 @@ class WrittenResponseSender(ResponseSender):
 
     def _say(self, status: int, ref: int, span: int, *, final: bool) -> None:
         batch, now_ns = self._batch, time.monotonic_ns()
+        self._memory.moved(batch.number, now_ns)
         input_end_ns = batch.input_end_ns or batch.start_ns
         words = (self._request.key, 0, status, ref, span, batch.start_ns, input_end_ns, now_ns, now_ns)
         if final:

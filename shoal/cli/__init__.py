@@ -48,7 +48,8 @@ Start with:
 """
 
 
-#: Where Triton's defaults are not Shoal's: it is open to the network, and installs nothing.
+#: Where Triton's defaults are not Shoal's: it is open to the network, installs nothing, and has no
+#: execution limit.
 TRITONS_DEFAULTS: dict[str, Any] = {
     "http_address": "0.0.0.0",
     "grpc_address": "0.0.0.0",
@@ -56,6 +57,7 @@ TRITONS_DEFAULTS: dict[str, Any] = {
     "vertex_ai_address": "0.0.0.0",
     "allow_remote_admin": True,
     "install_requirements": False,
+    "model_execution_timeout_secs": 0,
 }
 
 

@@ -122,7 +122,9 @@ MODELS = (
     honour("model-load-thread-count", integer(1), "models loaded at once"),
     honour("model-load-timeout-secs", integer(1), "seconds for one instance to load and warm up"),
     honour(
-        "model-execution-timeout-secs", integer(0), "seconds for one batch before its instance is ended; 0: no limit"
+        "model-execution-timeout-secs",
+        integer(0),
+        "seconds for one batch, or one response of a stream, before the instance is ended; 0: no limit",
     ),
     honour(
         "latency-target",

@@ -1,4 +1,4 @@
-"""A model's own execution limit: how long one batch may take before its instance is taken to hang. Pure.
+"""A model's own execution limit: how long one batch, or one response, may take before its instance hangs. Pure.
 
     parameters { key: "execution_timeout_ms" value { string_value: "1500" } }
 

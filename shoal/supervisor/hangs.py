@@ -1,8 +1,9 @@
-"""When a worker is taken to hang: it has been at one batch for longer than the execution limit of its model.
+"""When a worker is taken to hang: it has been at one batch, without a response, for longer than its execution limit.
 
-Pure: told what was seen and the time, it says whom to end. First SIGABRT, for which a worker dumps its stack, a second
-later SIGKILL. A look that comes late excuses everybody: whoever stopped us (a suspended machine, a debugger, a starved
-host) stopped them, too. Runs in the supervisor.
+A response that the batch sends restarts the clock, which stands still while the worker waits for clients to read. First
+SIGABRT, for which a worker dumps its stack, a second later SIGKILL. A look that comes late excuses everybody: whoever
+stopped us (a suspended machine, a debugger, a starved host) stopped them, too. Pure: told what was seen and the time,
+it says whom to end. Runs in the supervisor.
 """
 
 import signal
@@ -20,7 +21,8 @@ GRACE_NS = 1_000_000_000
 
 
 class Execution(NamedTuple):
-    """A batch that a look found on a worker: executed since `began_ns`, or waiting to be taken up where that is 0."""
+    """A batch that a look found on a worker: since `began_ns` it is executed without a response or a wait for a client;
+    where that is 0 it waits to be taken up."""
 
     worker: int  # a number that no other worker has
     number: int  # of the batch begun last
@@ -82,6 +84,8 @@ class Hangs:
         known = self._watched.get(execution.worker)
         if known is not None and known.execution == execution:
             return known
+        if known is not None and known.aborted_ns and known.execution.number == execution.number:
+            return known  # a response that comes so late saves it no more
         # The time stands in memory that a model's code can write: what lies ahead began now.
         return _Watched(execution, min(execution.began_ns, now_ns) or now_ns)
 

@@ -225,7 +225,7 @@ class Instance:
         limit_ms, progress = self._limit_ms, self._progress
         if not limit_ms or progress is None or not (progress.busy_since_ns or progress.is_waited_for):
             return None
-        return Execution(self.number, progress.number, progress.busy_since_ns, limit_ms * 1_000_000)
+        return Execution(self.number, progress.number, progress.moved_ns, limit_ms * 1_000_000)
 
     def end_for_limit(self, number: int) -> None:
         """Send the worker a signal because it is over the limit."""

@@ -13,6 +13,7 @@ from shoal.shm.layout import (
     BUSY_FOR_WORD,
     BUSY_SINCE_WORD,
     HEAD_WORD,
+    MOVED_WORD,
     PAGE,
     PROGRESS_WORD,
     RECORD_BYTES,
@@ -46,6 +47,12 @@ class Progress:
     def busy_since_ns(self) -> int:
         """When the batch being executed began; 0 where none is."""
         return self._words[BUSY_SINCE_WORD]
+
+    @property
+    def moved_ns(self) -> int:
+        """When the batch being executed began, last sent a response or last waited for a client; 0 where none is."""
+        busy_since_ns = self.busy_since_ns
+        return busy_since_ns and max(busy_since_ns, self._words[MOVED_WORD])
 
     @property
     def busy_for_ns(self) -> int:

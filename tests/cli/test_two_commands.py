@@ -48,7 +48,14 @@ def test_the_two_commands_differ_in_who_is_let_in_and_in_what_is_installed(
     addresses = ("http_address", "grpc_address", "metrics_address", "sagemaker_address", "vertex_ai_address")
     everywhere: dict[str, Any] = dict.fromkeys(addresses, "0.0.0.0")
     assert shoal.install_requirements  # Triton takes no notice of the file
-    assert triton == replace(shoal, **everywhere, allow_remote_admin=True, install_requirements=False)
+    assert shoal.model_execution_timeout_secs == 60  # Triton lets a batch execute for ever
+    assert triton == replace(
+        shoal,
+        **everywhere,
+        allow_remote_admin=True,
+        install_requirements=False,
+        model_execution_timeout_secs=0,
+    )
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == (
         "",

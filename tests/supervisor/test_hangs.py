@@ -32,6 +32,21 @@ def test_time_before_the_first_look_counts() -> None:
     assert look(Hangs(), 5000, busy(began_ms=0)) == [(1, SIGABRT)]
 
 
+def test_a_batch_that_moves_is_not_ended_until_it_has_not_moved_for_the_limit() -> None:
+    hangs = Hangs()
+    for at_ms in range(0, 10_000, 250):  # a response each time, ten times as long as the limit
+        assert look(hangs, at_ms, busy(began_ms=at_ms)) == []
+    seen = {at_ms: look(hangs, at_ms, busy(began_ms=9750)) for at_ms in range(10_000, 13_001, 250)}
+    assert {at_ms: found for at_ms, found in seen.items() if found} == {11_000: [(1, SIGABRT)], 12_000: [(1, SIGKILL)]}
+
+
+def test_a_response_after_the_signal_changes_nothing() -> None:
+    hangs = Hangs()
+    assert look(hangs, 1250, busy()) == [(1, SIGABRT)]
+    assert look(hangs, 1500, busy(began_ms=1400)) == []
+    assert look(hangs, 2250, busy(began_ms=1400)) == [(1, SIGKILL)]
+
+
 @pytest.mark.parametrize("began_ns", [0, START + 10**15], ids=["not taken up", "in the future"])
 def test_what_has_no_believable_beginning_began_when_it_was_seen(began_ns: int) -> None:
     hangs, execution = Hangs(), Execution(1, 1, began_ns, 1000 * MS)

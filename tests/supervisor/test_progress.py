@@ -47,6 +47,15 @@ def test_words_are_where_the_layout_draws_them(worker: Worker) -> None:
     assert (worker.progress.number, worker.progress.busy_since_ns, worker.progress.busy_for_ns) == (17, 123, 99)
 
 
+def test_an_execution_has_moved_when_it_began_or_when_it_said_so_since(worker: Worker) -> None:
+    worker.words[56] = 50  # while an earlier batch was executed
+    assert worker.progress.moved_ns == 0
+    worker.words[32] = 123
+    assert worker.progress.moved_ns == 123
+    worker.words[56] = 200
+    assert worker.progress.moved_ns == 200
+
+
 @pytest.mark.parametrize(
     ("number", "busy_since_ns", "num_completed"), [(0, 0, 0), (0, 5, 0), (1, 5, 0), (1, 0, 1), (2, 5, 1), (2, 0, 2)]
 )

@@ -33,6 +33,8 @@ class Sending(Backend):
         self.senders: list[ResponseSender] = []
         self.requests: list[Request] = []
         self._also = also
+        self.loop: Any = None
+        self.raised: Exception | None = None
 
     def describe(self, model: Model, device: Device) -> ModelIO:
         return ModelIO((), ())
@@ -44,8 +46,12 @@ class Sending(Backend):
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
         self.requests += requests
         self.senders += [answers.sender(request) for request in requests]
-        if self._also is not None:
-            self._also(requests, answers)
+        try:
+            if self._also is not None:
+                self._also(requests, answers)
+        except Exception as error:
+            self.raised = error
+            raise
 
 
 def output(*values: float, name: str = "OUTPUT0") -> list[Output]:
@@ -74,7 +80,7 @@ def rung(batcher: Batcher) -> None:
 def started(batcher: Batcher, *, config: Any = CONFIG, num_requests: int = 1, **more: Any) -> Sending:
     """A worker that has executed one batch, whose senders are open."""
     backend = Sending(**more)
-    loop = loop_of(batcher, config, backend)
+    backend.loop = loop = loop_of(batcher, config, backend)
     batcher.send(*[batcher.request([("INPUT0", "FP32", rows(1))]) for _ in range(num_requests)])
     assert loop.step() == 1
     return backend
