@@ -190,7 +190,8 @@ class HttpLane(Lane[Connection]):
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
             return
         # Without room it waits for memory, or is refused; either takes reading the body.
-        if self._incoming.begin(connection, head, memoryview(data)[end:], self.now_s):
+        model = self._submission.model_of(head)
+        if self._incoming.begin(connection, head, memoryview(data)[end:], self.now_s, model):
             self._receive(connection)
         else:
             self._hand_over(connection, data)

@@ -40,14 +40,15 @@ class Incoming:
         # Changed by every method.
         self._nbytes = 0
 
-    def begin(self, connection: Connection, head: Head, begun: memoryview, now_s: float) -> bool:
-        """Go on receiving a body of which `begun` has come. False, and nothing happens, where there is no room."""
+    def begin(self, connection: Connection, head: Head, begun: memoryview, now_s: float, model: int) -> bool:
+        """Go on receiving a body for a model, of which `begun` has come. False, and nothing happens, where there is no
+        room."""
         offset, length = body_offset(head), head.content_length
         nbytes = offset + length + HEADER_BYTES  # the request's header goes behind the body
         if self._nbytes + nbytes > self._max_nbytes:
             return False
         try:
-            block = self._port.allocate(nbytes)
+            block = self._port.allocate(nbytes, model)
         except UnavailableError:
             return False
         self._nbytes += len(block.memory)

@@ -183,7 +183,7 @@ def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_n
             f"a streamed request of {nbytes} bytes finds no room in the shared memory of this front end: send it with "
             "ModelInfer, or raise --shm-client-slab-mib"
         )
-    block = port.allocate(nbytes)
+    block = port.allocate(nbytes, prepared.entry.model_id)
     try:
         span = write_block(prepared, block.memory)
     except BaseException:

@@ -111,7 +111,7 @@ class Submission:
         form = known.form
         if form is None:
             return self._submit_json(known.entry, known.head, rest, start_ns)
-        block = self._port.allocate(form.nbytes)
+        block = self._port.allocate(form.nbytes, known.entry.model_id)
         memory = block.memory
         memory[form.tail_offset : form.tail_end] = rest
         memory[form.header_offset : form.nbytes] = form.header
@@ -136,6 +136,8 @@ class Submission:
         start_ns = time.monotonic_ns()
         try:
             entry = self._entry(head)
+            if block is not None:
+                self._port.admit(entry.model_id)
             pattern = self._state.header_forward_pattern
             fields = forwarded(pattern, head.raw) if pattern else NOTHING
             submitted = None if fields else self._submit_as_known(entry, head, body, block, raw, start_ns)
@@ -184,12 +186,19 @@ class Submission:
                     self._json_forms.clear()
                 self._json_forms[key] = made
             return submit_copy(self._port, prepared, start_ns), prepared
-        block = self._port.allocate(form.header_offset + len(form.header))
+        block = self._port.allocate(form.header_offset + len(form.header), entry.model_id)
         memory = block.memory
         for each, data in zip(form.inputs, tensors, strict=True):
             memory[each.offset : each.offset + len(data)] = data
         memory[form.header_offset : form.header_offset + len(form.header)] = form.header
         return submit_block(self._port, form.prepared, block, form.span, start_ns), form
+
+    def model_of(self, head: Head) -> int:
+        """The model that a request is for; 0 where there is none."""
+        try:
+            return self._entry(head).model_id
+        except ShoalError:
+            return 0
 
     def _entry(self, head: Head) -> ModelEntry:
         found = head.found
@@ -201,7 +210,7 @@ class Submission:
 
     def _submit_form(self, form: Form, head: Head, body: memoryview, block: Block | None, start_ns: int) -> int:
         if block is None:
-            block = self._port.allocate(form.nbytes)
+            block = self._port.allocate(form.nbytes, form.prepared.entry.model_id)
             block.memory[form.tail_offset : form.tail_end] = body[head.json_length :]
         block.memory[form.header_offset : form.nbytes] = form.header
         return submit_block(self._port, form.prepared, block, form.span, start_ns)

@@ -8,12 +8,10 @@ readable until `release`.
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.reasons import Reason
 from shoal.sequences import correlation_word
-from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import (
     CANCEL,
@@ -33,67 +31,31 @@ from shoal.shm.layout import (
     unpack_span,
 )
 from shoal.shm.pieces import as_block
+from shoal.shm.reply import Reply
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
+from shoal.shm.shares import MODELS_AT_ONCE, Shares, least_ample
 from shoal.shm.slab import Block, Slab, SlabView
 
-#: Replies that a client may hold, per request that it may have in flight. A stream has up to 32, so with the default of
-#: 1024 requests 256 clients may stall at once (ours).
+__all__ = ["HELD_PER_REQUEST", "RECORDS_PER_REQUEST", "NoRoomError", "Port", "Reply"]
+
+#: Replies that a client may hold, per request that one model may have in flight. A stream has up to 32, so with the
+#: default of 1024 requests 256 clients may stall at once (ours).
 HELD_PER_REQUEST = 8
-#: Records of a client's ring per request in flight: its REQUEST, its TRACE, two CANCELs and, to a new batcher, the
-#: REQUEST once more. Each reply has one: its RELEASE or, to a new batcher, its HOLD.
-RECORDS_PER_REQUEST = 5 + HELD_PER_REQUEST
+#: Records of a client's ring per request that one model may have in flight. Each request in flight has five: its
+#: REQUEST, its TRACE, two CANCELs and, to a new batcher, the REQUEST once more. Each reply has one: its RELEASE or, to
+#: a new batcher, its HOLD.
+RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
 # Looked up in its class, each takes 0.3k instructions, per reply.
-_BLOCK, _MORE, _PIECES, _ASKED_BLOCK = P.BLOCK, P.MORE, P.PIECES, R.BLOCK
-_NO_RECORD = layout.record()
+_BLOCK, _MORE, _PIECES, _ASKED_BLOCK, _ASKED_MODEL = P.BLOCK, P.MORE, P.PIECES, R.BLOCK, R.MODEL
 
 
 class NoRoomError(UnavailableError):
-    """There is no block, or no slot, before a reply has come or was released."""
+    """There is no block, or no place, for a request of `model` before a reply has come or was released."""
 
-
-@dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
-class Reply:
-    """An answer to a request. `status` 0 is success; `header` is then the response's header, copied from `block`.
-
-    One that is not final leaves the request open; the final one may have no block, and say no more than that it ends.
-    Otherwise `reason` names why the batcher refused, or, where it is 0, `header` holds the worker's sentence (UTF-8).
-    `block` may be several, of an ensemble, as if they were one.
-    """
-
-    number: int
-    status: int
-    reason: int
-    block: memoryview | None
-    header: bytes | None
-    detail: int = 0  # what the sentence of `reason` names
-    record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # as it came
-    piece: int = 0  # of an ensemble's, the block that all its tensors lie in, if it is one
-
-    @property
-    def is_final(self) -> bool:
-        """Whether no other reply to the request follows."""
-        return not self.record[_MORE]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it says only that the request has had its last answer."""
-        return not (self.status or self.reason or self.record[_BLOCK])
-
-    @property
-    def part(self) -> int:
-        """What `release` must be told of a reply that is not final; 0 of others."""
-        return self.record[_BLOCK] if self.record[_MORE] else 0
-
-    @property
-    def tensors_ref(self) -> int:
-        """The block that the tensors lie in; 0 where they lie in several."""
-        return self.record[_BLOCK] if not self.record[_PIECES] else self.piece
-
-    @property
-    def times(self) -> Record:
-        """Of a request that is traced: when it was accepted, and the four compute time points, in monotonic ns."""
-        return self.record[P.QUEUE_START_NS : P.COMPUTE_END_NS + 1]
+    def __init__(self, model: int) -> None:
+        super().__init__("Exceeds maximum queue size")
+        self.model = model
 
 
 class Port:
@@ -109,19 +71,23 @@ class Port:
         *,
         asks_for_segments: bool = False,
     ) -> None:
-        """All clients of a server have the same `correlation_key` (shoal/sequences.py). One that `asks_for_segments` is
-        told of none unasked: `wanted` says which one an answer lies in."""
+        """`max_in_flight` is what one model may have; all together may have MODELS_AT_ONCE times as many, and share
+        them and the slab (shares.py). All clients of a server have the same `correlation_key` (shoal/sequences.py). One
+        that `asks_for_segments` is told of none unasked: `wanted` says which one an answer lies in."""
         self.slab = Slab(segment)
         self._writer = RingWriter(segment, link)
         self._reader = RingReader(segment, link)
         self._batcher_bell = batcher_bell
-        self._max_in_flight = max_in_flight
+        self._max_of_model = max_in_flight
+        self._max_in_flight = MODELS_AT_ONCE * max_in_flight
+        self._ample_nbytes = least_ample(self.slab.nbytes)
         self._correlation_key = correlation_key
         self._max_held = HELD_PER_REQUEST * max_in_flight
         # Changed by submit, poll, release and the announcements of segments.
         self._must_ring = False
         self._number = 0
         self._open: dict[int, Record] = {}  # number → its REQUEST, until it is answered
+        self._shares: Shares | None = None  # what each model has of `_open`, while places or memory are scarce
         self._held: dict[int, int] = {}  # number → the block of its reply, until that is released
         self._parts = Counter[tuple[int, int]]()  # number and block of replies before the last one, and of pieces
         #: Number and part, 0 for the last → the blocks that the reply's tensors lie in, if not its own.
@@ -147,11 +113,42 @@ class Port:
         return len(self._held) + len(self._parts)
 
     @property
-    def is_full(self) -> bool:
-        """Whether no request may be submitted now: as many as may be are in flight, or their replies might be too many
-        with those that are held."""
+    def is_ample(self) -> bool:
+        """Whether so little is in flight that no model can have more than its share."""
+        return len(self._open) < self._max_of_model and self.slab.free_nbytes >= self._ample_nbytes
+
+    def has_place(self, model: int) -> bool:
+        """Whether a request of this model may be in flight now, as far as their number goes: of the model's own, of all
+        models', and of replies that are held or might come."""
         num_open = len(self._open)
-        return num_open >= self._max_in_flight or num_open + len(self._held) + len(self._parts) >= self._max_held
+        if num_open + len(self._held) + len(self._parts) >= self._max_held:
+            return False
+        if num_open < self._max_of_model:
+            return True
+        shares = self._shares or self._count_shares()
+        return shares.num_requests(model) < self._max_of_model and shares.has_place(
+            model, self._max_in_flight - num_open
+        )
+
+    def has_memory(self, model: int) -> bool:
+        """Whether this model may have a block of the slab now, as far as its share goes."""
+        free_nbytes = self.slab.free_nbytes
+        if free_nbytes >= self._ample_nbytes:
+            return True
+        return (self._shares or self._count_shares()).has_memory(model, free_nbytes)
+
+    def _count_shares(self) -> Shares:
+        """Count by model from now on. What costs time with each request is done only while something is scarce."""
+        self._shares = shares = Shares()
+        for record in self._open.values():
+            shares.add(record[_ASKED_MODEL], self.slab.nbytes_of(record[_ASKED_BLOCK]))
+        return shares
+
+    def _uncount(self, shares: Shares, asked: Record) -> None:
+        """A request is answered whose block is not free yet; where most is free by now, nothing is counted."""
+        shares.remove(asked[_ASKED_MODEL], self.slab.nbytes_of(asked[_ASKED_BLOCK]))
+        if 2 * len(self._open) < self._max_of_model and self.slab.free_nbytes >= self._ample_nbytes:
+            self._shares = None
 
     @property
     def is_crowded(self) -> bool:
@@ -184,20 +181,32 @@ class Port:
         if owner == self.wanted:
             self.wanted, self._refused = 0, owner
 
-    def allocate(self, nbytes: int) -> Block:
-        """A block of the slab for a request of `nbytes`.
+    def allocate(self, nbytes: int, model: int = 0) -> Block:
+        """A block of the slab for a request of `nbytes` to a model; 0, where it is not known yet: see `admit`.
 
         Raises NoRoomError where there is none now (the queue is memory, too), InvalidArgumentError where there never is
         """
-        if nbytes > self.slab.largest_nbytes:
+        slab = self.slab
+        if nbytes > slab.largest_nbytes:
             raise InvalidArgumentError(
                 f"the request takes {nbytes} bytes of shared memory, its tensors' padding and header included; the "
-                f"largest block has {self.slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
+                f"largest block has {slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
             )
-        block = None if self.is_full else self.slab.allocate(nbytes)
+        num_used = len(self._open) + len(self._held) + len(self._parts)
+        if num_used >= self._max_of_model or slab.free_nbytes < self._ample_nbytes:  # else `admit` refuses nobody
+            self.admit(model)
+        block = slab.allocate(nbytes)
         if block is None:
-            raise NoRoomError("Exceeds maximum queue size")
+            raise NoRoomError(model)
         return block
+
+    def admit(self, model: int) -> None:
+        """Look whether a request may be submitted in a block that was allocated before its model was known.
+
+        Raises NoRoomError.
+        """
+        if not (self.has_place(model) and self.has_memory(model)):
+            raise NoRoomError(model)
 
     def submit(
         self,
@@ -229,6 +238,8 @@ class Port:
             record = (*record, 0, *digest, deadline_ns)
         self._writer.push(record)
         self._open[number] = record
+        if self._shares is not None:
+            self._shares.add(model, self.slab.nbytes_of(block.ref))
         self._must_ring = True
         return number
 
@@ -311,15 +322,19 @@ class Port:
         Of more than may be held, the rest is given back unread, with a reason. Clear a bell that is cleared first.
         """
         replies = []
+        opened, free = self._open, self.slab.free
         for record in self._drain() if self._asks_for_segments else self._reader.drain():
             kind, number, status, ref, span, reason, detail, _, _, _, _, _, more, num_pieces, _, _ = record
             if kind != REPLY:
                 raise LayoutError(f"the batcher sent a record of kind {kind}")
-            asked = self._open.get(number) if more else self._open.pop(number, None)
+            asked = opened.get(number) if more else opened.pop(number, None)
             if asked is None:
                 continue  # answered before: a late reply to a number that is gone
-            if not more and not self.slab.free(asked[_ASKED_BLOCK]):
-                self.spent.append(asked[_ASKED_BLOCK])
+            if not more:
+                if self._shares is not None:
+                    self._uncount(self._shares, asked)
+                if not free(asked[_ASKED_BLOCK]):
+                    self.spent.append(asked[_ASKED_BLOCK])
             view = self._segments.get(ref >> OWNER_SHIFT)
             block = view.open(ref) if view is not None else None
             if block is not None and len(self._held) + len(self._parts) >= self._max_held and not num_pieces:

@@ -47,6 +47,8 @@ class Slab:
         # Changed by allocate and free: per order the first units of free blocks; reference → order of those handed out.
         self._free: list[list[int]] = whole_blocks(num_units)
         self._taken: dict[int, int] = {}
+        #: Bytes that are not handed out, in however many pieces.
+        self.free_nbytes = self.nbytes = num_units * UNIT
         self._freed_since_join = False
 
     @property
@@ -80,8 +82,14 @@ class Slab:
         self._generations[unit] = word  # publishes: references of this generation are good
         ref = (self._first + unit << GENERATION_BITS) + (word >> 8 & GENERATION_MASK)
         self._taken[ref] = order
+        self.free_nbytes -= UNIT << order
         start = unit * UNIT
         return Block(ref, self._memory[start : start + (UNIT << order)])
+
+    def nbytes_of(self, ref: int) -> int:
+        """The size of a block that has been handed out and not freed; 0 where it is not this slab's."""
+        order = self._taken.get(ref)
+        return 0 if order is None else UNIT << order
 
     def is_taken(self, ref: int) -> bool:
         """Whether this is a block that has been handed out and not freed."""
@@ -101,6 +109,7 @@ class Slab:
         unit = ref >> GENERATION_BITS & MAX_UNITS - 1
         self._generations[unit] += _NEXT_GENERATION  # publishes: every reference to the block is stale
         self._free[order].append(unit)
+        self.free_nbytes += UNIT << order
         self._freed_since_join = True
         return True
 

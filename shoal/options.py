@@ -189,7 +189,7 @@ class ServerOptions:
     shm_oversize_mib: int = 2048  # MiB of all payloads together that no slab takes, made when needed; ours
 
     # Bounds.
-    max_in_flight: int = 1024  # requests of one front-end process between acceptance and answer; ours
+    max_in_flight: int = 1024  # requests of a model in a front-end process between acceptance and answer; ours
     default_max_queue_size: int = 1024  # requests per model whose config has no bound; ours: Triton has none
     request_deadline_ms: int = 0  # ms from its arrival in which every request must be answered; 0 = none; ours
     request_timeout_secs: int = 300  # s from acceptance to answer, then 503; ours: Triton waits for ever

@@ -58,7 +58,7 @@ class GrpcLane(Lane[GrpcConnection]):
         )
         self.harbour = Harbour(self._port)
         self.inference = Inference(self._state, self._port)
-        self.parking = Parking(self._port)
+        self.parking = Parking(self._port, self.inference.model_of)
         self._landing = Landing()
         # Changed by every pass of the loop.
         self._dirty: list[GrpcConnection] = []

@@ -84,6 +84,10 @@ class Inference:
         self._wait(asker, number, asked, opening, begun_s)
         return number
 
+    def model_of(self, received: Received) -> int:
+        """The model that a message is for; 0 where that cannot be told before it is asked."""
+        return 0 if received.is_compressed else self.submission.model_of(received.data)
+
     def asked(self, number: int) -> Asked | None:
         """What was asked of a request that waits."""
         waiting = self._waiting.get(number)

@@ -1,63 +1,108 @@
-"""Calls that came while there was no room for their requests: they wait for replies, in their order.
+"""Calls that came while there was no room for their requests: they wait for replies, each model's in their order.
 
 HTTP/1.1 has one request per connection, and sockets that nobody reads; a client of gRPC may have a thousand calls on
-each. Only what they take of the lane's memory is bounded: beyond that they are refused. One thread, the lane's.
+each. Only what they take of the lane's memory is bounded: beyond that they are refused. Each model has a queue of its
+own, a share of that memory (shoal/shm/shares.py), and its turn when there is room again: calls to a slow model wait for
+that model alone. One thread, the lane's.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from shoal.frontend.grpc.inbox import Received
 from shoal.shm.port import Port
+from shoal.shm.shares import may_take
 
 #: Messages of all calls that wait together (ours: ten thousand of a few kilobytes).
 MAX_PARKED_BYTES = 64 << 20
 
 
 class Parked(Protocol):
-    """Whoever waits."""
+    """A call that waits."""
 
-    def resume(self) -> bool:
-        """There is room, for all that is known. False where it does not suffice: it waits on."""
+    def resume(self) -> int:
+        """There is room, for all that is known: go on. Returns 0, or the model that there is no room for; then nothing
+        has happened, and the call waits on."""
         ...
 
 
 class Parking:
-    """All of a lane."""
+    """All calls of a lane that wait. `model_of` finds the model of a message; 0 where it cannot be told."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, model_of: Callable[[Received], int]) -> None:
         self._port = port
-        # Changed by every method: who waits, and how many bytes it keeps.
-        self._waiting: deque[tuple[Parked, int]] = deque()
+        self._model_of = model_of
+        # Changed by park and resume: by model, which calls wait and the bytes that each keeps, and how many bytes these
+        # are together; whose turn is next.
+        self._waiting: dict[int, deque[tuple[Parked, int]]] = {}
+        self._nbytes_of: dict[int, int] = {}
         self._nbytes = 0
+        self._turns: deque[int] = deque()
 
-    @property
-    def is_occupied(self) -> bool:
-        """Whether anybody waits."""
-        return bool(self._waiting)
+    def is_waiting(self, model: int) -> bool:
+        """Whether a call to this model waits."""
+        return model in self._waiting
 
-    def must_wait(self, nbytes: int) -> bool:
-        """Whether a message of so many bytes has to wait: there is no room, or others were there before.
+    def must_wait(self, received: Received) -> int:
+        """The model that a message has to wait for: it has no room, or earlier calls to it wait. 0 where it need not.
 
-        False, too, where even waiting takes too much: whoever asks then is refused.
+        0, too, where waiting would take too much memory: the request is then refused as it is asked.
         """
-        return (bool(self._waiting) or self._port.is_full) and self._nbytes + nbytes <= MAX_PARKED_BYTES
+        port = self._port
+        if not self._waiting and port.is_ample:
+            return 0
+        model = self._model_of(received)
+        if model in self._waiting or not (port.has_place(model) and port.has_memory(model)):
+            return model if self._has_space(model, len(received.data)) else 0
+        return 0
 
-    def may_wait(self, message: Received) -> bool:
+    def may_wait(self, model: int, received: Received) -> bool:
         """Whether a message for which there was no room may wait; one that had a block has lost it."""
-        return message.block is None and self._nbytes + len(message.data) <= MAX_PARKED_BYTES
+        return received.block is None and self._has_space(model, len(received.data))
 
-    def park(self, call: Parked, nbytes: int) -> None:
-        """Have it wait."""
-        self._waiting.append((call, nbytes))
+    def _has_space(self, model: int, nbytes: int) -> bool:
+        free_nbytes = MAX_PARKED_BYTES - self._nbytes
+        return nbytes <= free_nbytes and may_take(self._nbytes_of.get(model, 0), free_nbytes)
+
+    def park(self, call: Parked, model: int, nbytes: int) -> None:
+        """Have a call wait for a model."""
+        self._add(call, model, nbytes, is_first=False)
+
+    def _add(self, call: Parked, model: int, nbytes: int, *, is_first: bool) -> None:
+        waiting = self._waiting.get(model)
+        if waiting is None:
+            waiting = self._waiting[model] = deque()
+            self._turns.append(model)
+        (waiting.appendleft if is_first else waiting.append)((call, nbytes))
         self._nbytes += nbytes
+        self._nbytes_of[model] = self._nbytes_of.get(model, 0) + nbytes
+
+    def _take(self, model: int) -> tuple[Parked, int]:
+        """The call to a model that has waited longest; it waits no longer."""
+        waiting = self._waiting[model]
+        call, nbytes = waiting.popleft()
+        self._nbytes -= nbytes
+        self._nbytes_of[model] -= nbytes
+        if not waiting:
+            del self._waiting[model], self._nbytes_of[model]
+            self._turns.remove(model)
+        return call, nbytes
 
     def resume(self) -> None:
-        """Replies have come: let go on who may."""
-        waiting = self._waiting
-        while waiting and not self._port.is_full:
-            call, nbytes = waiting[0]
-            if not call.resume():
-                return
-            waiting.popleft()
-            self._nbytes -= nbytes
+        """Replies have come: of each model in turn, one call goes on, as long as there is room for any."""
+        port, turns = self._port, self._turns
+        num_refused = 0
+        while num_refused < len(turns):
+            model = turns[0]
+            turns.rotate(-1)
+            if not (port.has_place(model) and port.has_memory(model)):
+                num_refused += 1
+                continue
+            call, nbytes = self._take(model)
+            lacking = call.resume()
+            if lacking:
+                self._add(call, lacking, nbytes, is_first=True)
+                num_refused += 1
+            else:
+                num_refused = 0

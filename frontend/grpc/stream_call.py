@@ -102,55 +102,57 @@ class StreamCall:
 
     def _work_off(self) -> None:
         """Ask what has come, as far as the bound and the room allow."""
-        if not self._is_parked and not self._ask_all(is_our_turn=False):
+        if not self._is_parked and (model := self._ask_all(is_our_turn=False)):
             self._is_parked = True
-            self._lane.parking.park(self, 0)  # its messages are bounded by the stream's window
+            self._lane.parking.park(self, model, 0)  # its messages are bounded by the stream's window
 
-    def resume(self) -> bool:
+    def resume(self) -> int:
         """As Parked: for one request it is our turn."""
         num_waiting = len(self._backlog)
-        self._is_parked = not self._ask_all(is_our_turn=True)
-        if self._is_parked and len(self._backlog) == num_waiting:
-            return False
-        if self._is_parked:
-            self._lane.parking.park(self, 0)
+        model = self._ask_all(is_our_turn=True)
+        self._is_parked = bool(model)
+        if model and len(self._backlog) == num_waiting:
+            return model
+        if model:
+            self._lane.parking.park(self, model, 0)
         self._end_if_done()
         self._lane.has_output(self._connection)
-        return True
+        return 0
 
-    def _ask_all(self, *, is_our_turn: bool) -> bool:
-        """Ask what has come; then the client may send as much again. False where there is no room before a reply."""
+    def _ask_all(self, *, is_our_turn: bool) -> int:
+        """Ask what has come; then the client may send as much again. Returns 0, or the model that has no room before a
+        reply has come."""
         backlog, parking = self._backlog, self._lane.parking
         while backlog and len(self._open) + len(self._order) < MAX_OPEN and not self._is_over:
             arrival = backlog[0]
             if isinstance(arrival, Large):
                 error = _too_large(arrival) if self._lane.harbour.is_too_large(arrival.nbytes) else _no_room()
                 self._refuse(stream_error(str(error), arrival.begun), error, self._order.enter())
-            elif (not is_our_turn and parking.must_wait(0)) or not self._ask(arrival):
-                return False
+            elif model := (0 if is_our_turn else parking.must_wait(arrival)) or self._ask(arrival):
+                return model
             is_our_turn = False
             if backlog:  # a refusal may have ended it all
                 backlog.popleft()
         if not backlog and self._num_uncredited and not self._has_ended:
             self._connection.http2.credit(self._stream_id, self._num_uncredited)
             self._num_uncredited = 0
-        return True
+        return 0
 
-    def _ask(self, received: Received) -> bool:
-        """False where there is no room before a reply has come."""
+    def _ask(self, received: Received) -> int:
+        """Returns 0, or the model that has no room for the request before a reply has come."""
         lane = self._lane
         try:
             number, asked = lane.inference.ask(
                 self, self._opening, received, self._connection.begun_s, self._deadline_s, is_stream=True
             )
         except ShoalError as error:
-            if isinstance(error, NoRoomError) and lane.parking.may_wait(received):
-                return False
+            if isinstance(error, NoRoomError) and lane.parking.may_wait(error.model, received):
+                return error.model
             self._refuse(stream_error(str(error), received.data), error, self._order.enter())
-            return True
+            return 0
         ticket = None if asked.found.entry.is_decoupled else self._order.enter()
         self._open[number] = Waiting(ticket, lane.answer_by_s())
-        return True
+        return 0
 
     # --- answers go out ---
 

@@ -148,6 +148,7 @@ class GrpcSubmission:
                 tensors = [bytes(message[start : start + nbytes]) for start, nbytes in places]
                 return self.submit_known(form, split.id.encode(), tensors, start_ns, deadline_ns)
             if form is not None and block is not None:
+                self._port.admit(form.prepared.entry.model_id)
                 prepared = replace(form.prepared, id=split.id) if split.id else form.prepared
                 span = _write_in_place(prepared, split, block, offset, len(message))
                 if span:
@@ -158,6 +159,16 @@ class GrpcSubmission:
             if block is not None:
                 self._port.slab.free(block.ref)
             raise
+
+    def model_of(self, message: bytes | memoryview) -> int:
+        """The model that a message is for; 0 where there is none, or it is no message."""
+        form = self._latest.get(_model_field(message))
+        if form is not None and form.num_changes == self._state.models.num_changes:
+            return form.prepared.entry.model_id
+        try:
+            return infer.find_model(self._state, infer.parse_form(wire.split(message)), is_stream=True).model_id
+        except ShoalError:
+            return 0
 
     def _submit_as_latest(
         self, message: bytes, start_ns: int, deadline_ns: int, *, is_stream: bool
@@ -189,7 +200,7 @@ class GrpcSubmission:
     ) -> tuple[int, Asked]:
         """As `submit`, for a message of this form."""
         layout, head, tail, span = form.in_block.get(len(id_)) or form.place(len(id_))
-        block = self._port.allocate(layout.size)
+        block = self._port.allocate(layout.size, form.prepared.entry.model_id)
         layout.pack_into(block.memory, 0, *tensors, head, id_, tail)
         number = submit_block(self._port, form.prepared, block, span, start_ns, deadline_ns)
         return number, new(Asked, (id_.decode(), form, form.prepared))
@@ -213,6 +224,7 @@ class GrpcSubmission:
         form = None if fields else self._keep_form(split, message, prepared)
         asked = Asked(split.id, form, prepared)
         if block is not None:
+            self._port.admit(entry.model_id)
             span = _write_in_place(prepared, split, block, offset, len(message))
             if span:
                 return submit_block(self._port, prepared, block, span, start_ns, deadline_ns), asked

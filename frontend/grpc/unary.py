@@ -104,12 +104,17 @@ class UnaryCall:
             self._connection.respond(self._stream_id, chunks, None)
 
     def _infer(self, received: Received) -> None:
-        if self._lane.parking.must_wait(len(received.data)) or not self._ask(received):
+        model = self._lane.parking.must_wait(received)
+        if model and received.block is not None:  # what waits takes none of the memory that all models share
+            block, received = received.block, received._replace(data=bytes(received.data), block=None)
+            self._lane.free(block)
+        model = model or self._ask(received)
+        if model:
             self._parked = received
-            self._lane.parking.park(self, len(received.data))
+            self._lane.parking.park(self, model, len(received.data))
 
-    def _ask(self, received: Received) -> bool:
-        """False where there is no room before a reply has come."""
+    def _ask(self, received: Received) -> int:
+        """Returns 0, or the model that has no room for the request before a reply has come."""
         try:
             self._number, _ = self._lane.inference.ask(
                 self, self._opening, received, self._connection.begun_s, self._deadline_s, is_stream=False
@@ -117,17 +122,17 @@ class UnaryCall:
         except RoadOnlyError:  # the message's block is free by now, and as it was
             self._hand_over(bytes(received.data), is_compressed=received.is_compressed)
         except NoRoomError as error:
-            if self._lane.parking.may_wait(received):
-                return False
+            if self._lane.parking.may_wait(error.model, received):
+                return error.model
             self._refuse(error)
         except ShoalError as error:
             self._refuse(error)
-        return True
+        return 0
 
     def infer_known(self, form: Form, id_: bytes, tensors: Sequence[bytes]) -> bool:
         """All of it has come, and it is like one before. False, and nothing happens, where there is no room."""
         lane = self._lane
-        if lane.parking.is_occupied:  # others were there before
+        if lane.parking.is_waiting(form.prepared.entry.model_id):  # others were there before
             return False
         try:
             self._number = lane.inference.ask_known(
@@ -140,15 +145,15 @@ class UnaryCall:
             lane.has_output(self._connection)
         return True
 
-    def resume(self) -> bool:
+    def resume(self) -> int:
         """As Parked."""
         received = self._parked
         if received is not None:
-            if not self._ask(received):
-                return False
+            if model := self._ask(received):
+                return model
             self._parked = None
             self._lane.has_output(self._connection)
-        return True
+        return 0
 
     @property
     def form(self) -> Form | None:
@@ -226,6 +231,4 @@ class UnaryCall:
         if self._number:
             self._lane.inference.forget(self._number)
         if self._parked is not None:
-            if self._parked.block is not None:
-                self._lane.free(self._parked.block)
             self._parked = None

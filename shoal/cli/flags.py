@@ -294,7 +294,11 @@ SHARED_MEMORY = (
     honour("shm-oversize-mib", integer(0), "MiB of all requests and results together that are too large for a slab"),
 )
 BOUNDS = (
-    honour("max-in-flight", integer(1, 65536), "requests of one front-end process at once; above it 503"),
+    honour(
+        "max-in-flight",
+        integer(1, 65536),
+        "requests of one model in one front-end process at once, of all models four times as many; above it 503",
+    ),
     honour("default-max-queue-size", integer(1), "requests queued for a model whose config bounds nothing"),
     honour(
         "request-deadline-ms",

@@ -122,12 +122,12 @@ class Connection:
             self._open[number] = waiter
             self.flush()
 
-    def allocate(self, nbytes: int) -> Block:
-        """A block of the slab for a request. Raises ShoalError."""
+    def allocate(self, nbytes: int, model_id: int) -> Block:
+        """A block of the slab for a request to a model. Raises ShoalError."""
         self.tidy_if_needed()
         with self._lock:
             self._refuse_if_lost()
-            return self._port.allocate(nbytes)
+            return self._port.allocate(nbytes, model_id)
 
     def _refuse_if_lost(self) -> None:
         if self.is_lost:

@@ -102,7 +102,7 @@ class Session:
         if form is None:
             return self._submit_checked(key, asked, notify, is_stream=is_stream)
         _check_kind(form.entry, is_stream=is_stream)
-        block = connection.allocate(form.nbytes)
+        block = connection.allocate(form.nbytes, form.entry.model_id)
         arrays = tuple(asked.inputs.values())
         span = form.write(block.memory, arrays)
         return self._hand_over(asked, form, block, span, Waiter(notify, arrays if form.lends else None))
@@ -136,7 +136,7 @@ class Session:
                 arrays[name] = copy = self._memory.copy(array, datatype, self._allocate_beside)
                 lent[name] = self._memory.find(copy) or Lent(0, 0)
                 outgoing = forms.prepare(entry, arrays, asked, lent)
-        block = connection.allocate(outgoing.nbytes)
+        block = connection.allocate(outgoing.nbytes, outgoing.entry.model_id)
         span = outgoing.write(block.memory)
         if unpack_span(span)[1] > MAX_HEADER_BYTES:
             connection.shared.free(block.ref)

@@ -16,10 +16,10 @@ from shoal.client.oversize import OversizeBlocks
 from shoal.client.place import REPLIES_FIRST, Apply, Place
 from shoal.client.questions import Questions
 from shoal.control import GONE, Message
-from shoal.errors import ShoalError, UnavailableError
+from shoal.errors import ShoalError
 from shoal.options import SLAB_PARTS
 from shoal.shm.doorbell import GuestBell
-from shoal.shm.port import Reply
+from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
 
 #: After which what could not be opened can, or never will.
@@ -64,9 +64,10 @@ class SharedPort:
         """A block for a request to a model, of the slab or, for a large one, of its own. Raises ShoalError."""
         if nbytes <= self._largest_shared_nbytes:
             with self.lock:
-                return self._port.allocate(nbytes)
-        if self._port.is_full:
-            raise UnavailableError("Exceeds maximum queue size")
+                return self._port.allocate(nbytes, model_id)
+        with self.lock:
+            if not self._port.has_place(model_id):
+                raise NoRoomError(model_id)
         return self._oversize.allocate(nbytes, model_id)
 
     def free(self, ref: int) -> None:

@@ -11,6 +11,7 @@ from shoal.datatypes import BY_CONFIG_NAME
 from shoal.options import ServerOptions
 from shoal.shm.layout import UNIT, Geometry
 from shoal.shm.port import RECORDS_PER_REQUEST
+from shoal.shm.shares import MODELS_AT_ONCE
 
 MIB = 1 << 20
 #: Executions whose outputs a worker's slab holds: one running, one being sent, and slow readers (ours).
@@ -55,7 +56,7 @@ def batcher_geometry(options: ServerOptions) -> Geometry:
 
 def client_link_geometry(options: ServerOptions) -> Geometry:
     """The batcher's segment towards a front end: one reply per request in flight."""
-    return Geometry(options.max_in_flight + SPARE_RECORDS, 0)
+    return Geometry(MODELS_AT_ONCE * options.max_in_flight + SPARE_RECORDS, 0)
 
 
 def worker_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:

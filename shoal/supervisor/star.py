@@ -21,6 +21,7 @@ from shoal.reasons import Reason
 from shoal.shm import counters, layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
+from shoal.shm.shares import MODELS_AT_ONCE
 from shoal.supervisor.batcher_memory import BatcherMemory
 from shoal.supervisor.dead_workers import DeadWorkers
 from shoal.supervisor.loans import Loans
@@ -94,7 +95,7 @@ class Star:
             "op": "joined",
             "log": self.log_settings,
             "max_queue_size": self.options.default_max_queue_size,
-            "max_in_flight": self.options.max_in_flight,
+            "max_in_flight": MODELS_AT_ONCE * self.options.max_in_flight,
             "cache_bytes": self.options.cache_bytes,
             "redis": redis_settings(self.options.cache_config, os.environ),
             "deadline_ns": self.options.request_deadline_ms * 1_000_000,

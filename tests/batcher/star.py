@@ -37,9 +37,9 @@ def make_segment(kind: int, owner: int, geometry: Geometry = GEOMETRY) -> tuple[
 class End:
     """A client's or a worker's side of its link, as the test plays it."""
 
-    def __init__(self, kind: int, owner: int) -> None:
+    def __init__(self, kind: int, owner: int, geometry: Geometry = GEOMETRY) -> None:
         self.owner = owner
-        self.own, own_view = make_segment(kind, owner)
+        self.own, own_view = make_segment(kind, owner, geometry)
         link, link_view = make_segment(layout.LINK, owner)
         self.writer = RingWriter(self.own, link_view)
         self.reader = RingReader(self.own, link_view)
@@ -119,9 +119,9 @@ class Star:
         self.exchange.add_ensemble(ensemble)
         return ensemble
 
-    def add_client(self, owner: int, *, is_guest: bool = False) -> End:
+    def add_client(self, owner: int, *, is_guest: bool = False, geometry: Geometry = GEOMETRY) -> End:
         """A client."""
-        end = End(layout.CLIENT, owner)
+        end = End(layout.CLIENT, owner, geometry)
         self.exchange.clients[owner] = Client(owner, end.link, end.own_view, end.bell, is_guest=is_guest)
         if is_guest:
             self._guests.add(owner)

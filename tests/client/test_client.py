@@ -22,7 +22,7 @@ from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableE
 from shoal.request import InferResponse, TensorRef, pack_response, unpack_request
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.port import Port
+from shoal.shm.port import RECORDS_PER_REQUEST, Port
 from shoal.shm.slab import Slab
 from tests.batcher.star import CLIENT, WORKER, Star
 
@@ -49,13 +49,17 @@ class Told:
         return self._queue.empty()
 
 
+#: The ring that a client of eight requests to one model has.
+GEOMETRY = layout.Geometry(8 * RECORDS_PER_REQUEST, 16 * layout.UNIT)
+
+
 class Surroundings:
     """The client, a worker of the model, and the batcher between them."""
 
     def __init__(self, entry: ModelEntry) -> None:
         self.star = Star()
         self.model = self.star.add_model(MODEL_ID, CONFIG)
-        self.end = self.star.add_client(CLIENT)
+        self.end = self.star.add_client(CLIENT, geometry=GEOMETRY)
         self.worker = self.star.add_worker(WORKER, self.model)
         self.slab = Slab(self.worker.own)
         self.batcher_bell = Doorbell.create()
@@ -268,11 +272,11 @@ def test_of_thousands_of_answers_that_are_let_go_the_batcher_is_woken_and_reques
         around.answer(around.batch(), np.full(1, number, np.float32))
         answers.append(told.next())
     around.batcher_bell.clear()
-    around.crowd(2 * 8 + 2)
+    around.crowd(2 * 32 + 2)
     answers.clear()
     gc.collect()
     assert select.select([around.batcher_bell], [], [], WAIT_S)[0]  # two releases are there, two wait for room
-    assert around.end.own.header.ring_capacity - around.port_unread() == 2 * 8
+    assert around.end.own.header.ring_capacity - around.port_unread() == 2 * 32
     around.step()
     assert around.is_all_returned()
 

@@ -211,14 +211,14 @@ def test_what_is_taken_and_given_back_is_counted(star: Star) -> None:
 
 def test_no_more_than_max_in_flight_and_a_reply_makes_room(star: Star) -> None:
     (first, _), _ = star.submit(), star.submit()
-    assert star.port.is_full
+    assert not star.port.has_place(3)
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
-        star.port.allocate(1)
+        star.port.allocate(1, 3)
     assert star.port.slab.num_taken == 2
     star.reply(4, first, 5, 0, 0, 1)
     star.port.poll()
-    assert not star.port.is_full
-    assert len(star.port.allocate(1).memory) == 4096
+    assert star.port.has_place(3)
+    assert len(star.port.allocate(1, 3).memory) == 4096
 
 
 def test_no_block_left_is_unavailable_and_changes_nothing(star: Star) -> None:

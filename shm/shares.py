@@ -1,0 +1,57 @@
+"""How what a client has for all models is divided among them: its requests in flight, and the bytes of its slab. Pure.
+
+The rule is that of dynamic thresholds for the shared buffer of a switch (Choudhury and Hahne, 1998): a model may take
+more while it holds less than WEIGHT times what is free. So a model alone gets most, several busy ones get equal shares,
+and whatever they do, something stays free for a model that holds little. Nobody has to know how many models are busy.
+While much is free the rule refuses nobody, so a port counts by model only while little is.
+"""
+
+#: Requests that may be in flight for all models together, as a multiple of what one may have (ours: three models that
+#: have all they may leave a fourth of the places free).
+MODELS_AT_ONCE = 4
+#: How many times as much as is free a model may hold: alone two thirds of the whole, beside k others like it
+#: 2 / (2 k + 3), and then 1 / (2 k + 3) is left free (ours).
+WEIGHT = 2
+
+
+def may_take(held: int, free: int) -> bool:
+    """Whether a model that holds so much may take more, while so much is free."""
+    return held < WEIGHT * free
+
+
+def least_ample(total: int) -> int:
+    """The least of `total` that must be free for `may_take` to refuse no model, however much of the rest it holds."""
+    return total // (WEIGHT + 1) + 1
+
+
+class Shares:
+    """What each model holds of a client's places and of its slab."""
+
+    def __init__(self) -> None:
+        # Changed by add and remove: by model, how many requests, and how many bytes their blocks have.
+        self._num_requests: dict[int, int] = {}
+        self._nbytes: dict[int, int] = {}
+
+    def add(self, model: int, nbytes: int) -> None:
+        """A request of a model is in flight, in a block of so many bytes."""
+        self._num_requests[model] = self._num_requests.get(model, 0) + 1
+        self._nbytes[model] = self._nbytes.get(model, 0) + nbytes
+
+    def remove(self, model: int, nbytes: int) -> None:
+        """A request that was added is answered."""
+        self._nbytes[model] -= nbytes
+        self._num_requests[model] -= 1
+        if not self._num_requests[model]:
+            del self._num_requests[model], self._nbytes[model]
+
+    def num_requests(self, model: int) -> int:
+        """Requests of a model that are in flight."""
+        return self._num_requests.get(model, 0)
+
+    def has_place(self, model: int, num_free: int) -> bool:
+        """Whether a model may have one request more, while so many places are free."""
+        return may_take(self._num_requests.get(model, 0), num_free)
+
+    def has_memory(self, model: int, free_nbytes: int) -> bool:
+        """Whether a model may have one block more, while so many bytes are free."""
+        return may_take(self._nbytes.get(model, 0), free_nbytes)

@@ -1,0 +1,122 @@
+"""What a slow model, or a slow client, must not take from others: places, turns, threads. One lane of each protocol.
+
+`slow` and `stuck` are held by stopping their workers; sixteen requests of each may be in flight.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from shoal.frontend.grpc.messages import service
+from tests.end_to_end.raw_client import Client, number_in, numbers
+from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.test_batching import signal_worker, wait_for_pending
+
+MAX_IN_FLIGHT = 16
+HELD = ("slow", "stuck")
+#: Too slow to be given executions ahead.
+EXECUTION_MS = 5
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = tmp_path_factory.mktemp("models")
+    for name in (*HELD, "idle"):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(
+            f"""
+            backend: "identity"
+            input {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }}
+            output {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
+            instance_group {{ count: 1 kind: KIND_CPU }}
+            parameters {{ key: "execute_delay_ms" value {{ string_value: "{EXECUTION_MS * (name in HELD)}" }} }}
+            """
+        )
+    flags = [f"--max-in-flight={MAX_IN_FLIGHT}", "--http-process-count=1", "--grpc-process-count=1", "--grpc-port=0"]
+    with serving(repository, *flags, "--http-thread-count=1") as running:
+        yield running
+        assert running.stop() == 0
+    assert b"Traceback" not in running.log, running.log.decode()
+
+
+@contextmanager
+def held(server: Server, *models: str) -> Iterator[None]:
+    """Meanwhile these models answer nothing."""
+    for model in models:
+        signal_worker(server, model, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for model in models:
+            signal_worker(server, model, signal.SIGCONT)
+
+
+def wait_for_queued(server: Server, model: str, count: int) -> None:
+    """Return when so many requests are accepted, one of which a stopped worker has."""
+    wait_for_pending(server, model, count - 1)
+
+
+def test_two_slow_models_leave_places_for_an_idle_one_over_http(server: Server) -> None:
+    each = 12  # below their own bounds, and together more than one model may have
+    clients = {model: [Client(server) for _ in range(each)] for model in HELD}
+    with held(server, *HELD), Client(server) as other:
+        for model, waiting in clients.items():
+            for number, client in enumerate(waiting):
+                client.send(numbers(model, number))
+            wait_for_queued(server, model, each)
+        assert [other.ask(numbers("idle", number)).status for number in range(100)] == [200] * 100
+    for waiting in clients.values():
+        for number, client in enumerate(waiting):
+            with client:
+                assert number_in(client.reply()) == number
+
+
+def test_a_model_over_its_own_bound_is_refused_and_nobody_else(server: Server) -> None:
+    clients = [Client(server) for _ in range(MAX_IN_FLIGHT)]
+    with held(server, "slow"), Client(server) as other:
+        for number, client in enumerate(clients):
+            client.send(numbers("slow", number))
+        wait_for_queued(server, "slow", MAX_IN_FLIGHT)
+        assert other.ask(numbers("slow", 1)).status == 503
+        assert number_in(other.ask(numbers("idle", 1))) == 1
+    for number, client in enumerate(clients):
+        with client:
+            assert number_in(client.reply()) == number
+
+
+def message(model: str, number: int) -> bytes:
+    request = service.ModelInferRequest(model_name=model)
+    request.inputs.add(name="A", datatype="INT32", shape=[1])
+    request.raw_input_contents.append(number.to_bytes(4, "little"))
+    return bytes(request.SerializeToString())
+
+
+def number_of(response: bytes) -> int:
+    (raw,) = service.ModelInferResponse.FromString(response).raw_output_contents
+    return int.from_bytes(raw, "little")
+
+
+def test_calls_that_wait_for_a_slow_model_hold_up_no_call_to_another(server: Server) -> None:
+    """Those that may not be in flight yet wait in the lane; an idle model's calls, in streams too, pass them by."""
+    many = 5 * MAX_IN_FLIGHT
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel, held(server, *HELD):
+        infer: Any = channel.unary_unary(INFER)
+        waiting = {model: [infer.future(message(model, number)) for number in range(many)] for model in HELD}
+        for model in HELD:
+            wait_for_queued(server, model, MAX_IN_FLIGHT)
+        for number in range(MAX_IN_FLIGHT):
+            assert number_of(infer(message("idle", number), timeout=DEADLINE_S)) == number
+        stream: Any = channel.stream_stream(STREAM)
+        streamed = stream(iter([message("idle", 7)]), timeout=DEADLINE_S)
+        (answer,) = [service.ModelStreamInferResponse.FromString(each) for each in streamed]
+        assert int.from_bytes(answer.infer_response.raw_output_contents[0], "little") == 7
+        for model in HELD:
+            signal_worker(server, model, signal.SIGCONT)
+        for calls in waiting.values():
+            assert [number_of(call.result(DEADLINE_S)) for call in calls] == list(range(many))

@@ -1,0 +1,96 @@
+"""A client's places and slab, divided among models: those that wait leave room for the others."""
+
+import pytest
+
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import CLIENT, LINK, WORKER, Geometry
+from shoal.shm.port import RECORDS_PER_REQUEST, NoRoomError, Port
+from shoal.shm.ring import RingReader, RingWriter
+from tests.shm.port_star import MakePair
+
+SLOW, OTHER, IDLE = 3, 4, 5
+MAX = 8
+
+
+class Client:
+    """A port of eight requests to one model, with a slab of 64 units, and the batcher's ends of its rings."""
+
+    def __init__(self, make: MakePair) -> None:
+        client, client_view = make(CLIENT, 5, Geometry(MAX * RECORDS_PER_REQUEST, 64 * 4096))
+        link, link_view = make(LINK, 1, Geometry(64, 0))
+        make(WORKER, 9, Geometry(0, 4096))
+        self.port = Port(client, link_view, Doorbell.create(), MAX)
+        self.seen = RingReader(link, client_view)
+        self.replies = RingWriter(link, client_view)
+
+    def ask(self, model: int, nbytes: int = 1) -> int:
+        return self.port.submit(model, self.port.allocate(nbytes, model), 0, 1, 0, 0)
+
+    def ask_all(self, model: int, nbytes: int = 1) -> list[int]:
+        """As many as may be."""
+        asked = []
+        try:
+            while True:
+                asked.append(self.ask(model, nbytes))
+        except NoRoomError as error:
+            assert error.model == model
+        return asked
+
+    def answer(self, *numbers: int) -> None:
+        for number in numbers:
+            self.replies.push((4, number, 5, *[0] * 13))
+            self.replies.publish()
+            assert [reply.number for reply in self.port.poll()] == [number]
+
+
+@pytest.fixture
+def client(segment_pair: MakePair) -> Client:
+    return Client(segment_pair)
+
+
+def test_models_that_have_all_they_may_leave_places_for_one_that_has_none(client: Client) -> None:
+    slow, other = client.ask_all(SLOW), client.ask_all(OTHER)
+    assert (len(slow), len(other)) == (MAX, MAX)
+    for _ in range(20):
+        client.answer(client.ask(IDLE))
+    client.answer(slow[0])
+    assert len(client.ask_all(SLOW)) == 1
+    assert not client.port.has_place(SLOW)
+
+
+def test_ever_more_models_share_the_places(client: Client) -> None:
+    asked = [client.ask_all(model) for model in range(1, 6)]
+    assert [len(each) for each in asked] == [MAX, MAX, MAX, 6, 2]  # each takes two thirds of what it finds free
+    client.answer(*asked[0][:2])
+    assert not client.port.has_place(1)  # two are free, and it still has six
+    assert client.port.has_place(5)
+
+
+def test_what_was_counted_while_places_were_scarce_is_right_afterwards(client: Client) -> None:
+    for _ in range(3):
+        asked = [*client.ask_all(SLOW), *client.ask_all(OTHER)]
+        assert len(asked) == 2 * MAX
+        client.answer(*asked)
+        assert client.port.has_place(SLOW)
+        assert client.port.is_ample
+    assert client.port.slab.num_taken == 0
+
+
+def test_a_models_requests_leave_memory_for_one_that_holds_none(client: Client) -> None:
+    slow = client.ask_all(SLOW, 8 * 4096)
+    assert len(slow) == 6  # two thirds of eight blocks
+    assert client.port.has_place(SLOW)
+    assert not client.port.has_memory(SLOW)
+    client.answer(client.ask(IDLE, 8 * 4096))
+    client.answer(slow[0])
+    assert len(client.ask_all(SLOW, 8 * 4096)) == 1
+
+
+def test_a_block_that_was_taken_before_its_model_was_known_is_looked_at_once_it_is(client: Client) -> None:
+    client.ask_all(SLOW)
+    block = client.port.allocate(1)
+    with pytest.raises(NoRoomError):
+        client.port.admit(SLOW)
+    client.port.admit(IDLE)
+    assert client.port.slab.free(block.ref)
+    assert client.port.slab.free_nbytes == 64 * 4096 - MAX * 4096
