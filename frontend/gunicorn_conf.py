@@ -7,10 +7,13 @@ expect. It is clean and threadless, so forking it is safe.
 
 import gc
 import importlib
+import logging
 import os
+import resource
 import sys
 from typing import Any
 
+from shoal.log import PatientHandler
 from shoal.process import die_with_parent, set_title
 
 _ROLE = os.environ["SHOAL_FRONT_END"]
@@ -26,6 +29,8 @@ wsgi_app = "shoal.frontend.road:create()"  # a lane has none and does not load i
 bind = [f"fd://{fd}" for fd in os.environ["SHOAL_LISTENER_FDS"].split(",")]
 workers = int(os.environ["SHOAL_PROCESSES"])
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
+#: Of the road, those included that lanes have handed over: gunicorn's default, or half of a low limit of descriptors.
+worker_connections = max(threads + 1, min(1000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 #: Triton has no limit; proxies keep idle connections for 60 s, and whoever closes first should be the client.
 keepalive = 75
 #: Only a worker whose main thread hangs; a slow model does not count, it runs elsewhere.
@@ -53,10 +58,20 @@ def on_starting(_arbiter: Any) -> None:
     die_with_parent(int(os.environ["SHOAL_SUPERVISOR_PID"]))
     set_title(f"{_ROLE} (gunicorn)")
     importlib.import_module(worker_class.rpartition(".")[0])
+    _log_patiently()
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     if not os.read(_GO_FD, 1):
         sys.exit(0)  # the supervisor gave up before there was anything to serve
     os.close(_GO_FD)
+
+
+def _log_patiently() -> None:
+    """gunicorn's own log, as ours, loses lines where nobody reads them: it would stop the arbiter and its workers."""
+    for handler in (logger := logging.getLogger("gunicorn.error")).handlers[:]:
+        patient = PatientHandler(sys.stderr)
+        patient.setFormatter(handler.formatter)
+        logger.removeHandler(handler)
+        logger.addHandler(patient)
 
 
 def post_fork(_arbiter: Any, worker: Any) -> None:

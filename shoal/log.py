@@ -172,14 +172,15 @@ def say(line: str) -> None:
     put(sys.stdout, f"{line}\n")
 
 
-def put(stream: TextIO, text: str, patience_ms: int = PATIENCE_MS) -> bool:
-    """Write to a stream without waiting longer than that for any part; False where the rest, or all, is lost."""
+def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bool:
+    """Write to a stream without waiting longer than that for any part; False where the rest, or all, is lost: it is not
+    read, its reader has gone, or the disk is full."""
     try:
         fd = stream.fileno()
     except OSError:  # it is no file: a test's
-        stream.write(text)
+        stream.write(text if isinstance(text, str) else text.decode("utf-8", "backslashreplace"))
         return True
-    data = text.encode(stream.encoding, "backslashreplace")
+    data = text.encode(stream.encoding, "backslashreplace") if isinstance(text, str) else text
     try:
         stream.flush()
         # What a pipe that has room takes at once. A file takes all, in one piece among those of other processes.
@@ -191,7 +192,7 @@ def put(stream: TextIO, text: str, patience_ms: int = PATIENCE_MS) -> bool:
                 return False
             data = data[os.write(fd, data[:most]) :]
     except OSError:
-        return False  # whoever read has gone
+        return False  # whoever read has gone, or the disk is full
     return True
 
 

@@ -11,6 +11,7 @@ import sys
 import termios
 from typing import IO
 
+from shoal import log
 from shoal.supervisor.children import Child
 from shoal.supervisor.event_loop import EventLoop
 
@@ -131,18 +132,16 @@ class Output:
         self._tell_dropped(now_ns)
         had_dropped = self._lines.num_dropped
         file = (sys.stdout, sys.stderr)[stream]
-        file.flush()
         passed_on = self._lines.feed(stream, data, now_ns, room_of(file))
-        if passed_on:
-            file.buffer.write(passed_on)
-            file.buffer.flush()
+        if passed_on and not log.put(file, passed_on, patience_ms=0):
+            self._lines.num_dropped += passed_on.count(b"\n")
         if self._lines.num_dropped and not had_dropped:
             self._loop.call_after(1.0, lambda: self._tell_dropped(int(self._loop.now_s() * 1e9)))
 
     def _tell_dropped(self, now_ns: int) -> None:
         if num_dropped := self._lines.take_dropped(now_ns):
             _log.warning(
-                "worker %s writes more than %d bytes a second, or than is read: %d lines were dropped",
+                "worker %s writes more than %d bytes a second, or than the log takes: %d lines were dropped",
                 self._name, BYTES_PER_S, num_dropped,
             )  # fmt: skip
 

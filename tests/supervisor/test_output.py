@@ -5,8 +5,10 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.output import Lines, Output, room_of
 
 S = 1_000_000_000
-SAID = "worker simple_0_0 writes more than 65536 bytes a second, or than is read: ([0-9]+) lines were dropped"
+SAID = "worker simple_0_0 writes more than 65536 bytes a second, or than the log takes: ([0-9]+) lines were dropped"
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.text("ab\n", max_size=9)), max_size=50))
@@ -133,6 +135,37 @@ def test_both_streams_come_through_and_the_end_of_stderr_is_kept(
     assert capfd.readouterr() == ("one\ntwo\n", "x" * 5000 + "\nno end of line\n")
     assert output.tail == "x" * (4096 - 15) + "\nno end of line"
     assert num_descriptors() == before + 1  # the loop's epoll
+
+
+@contextmanager
+def full_disk() -> Iterator[TextIO]:
+    with open("/dev/full", "w") as file:
+        yield file
+
+
+@contextmanager
+def nobody_who_reads() -> Iterator[TextIO]:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        yield pipe
+
+
+@pytest.mark.parametrize("log_of", [full_disk, nobody_who_reads])
+def test_what_cannot_be_written_is_dropped_and_counted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    log_of: Callable[[], AbstractContextManager[TextIO]],
+) -> None:
+    with log_of() as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        output = run_child(tmp_path, monkeypatch, "raise ValueError")
+        monkeypatch.undo()
+    (said,) = (re.fullmatch(SAID, record.getMessage()) for record in caplog.records)
+    assert said is not None
+    assert said[1] == str(output.tail.count("\n"))
+    assert output.tail.endswith("ValueError\n")
 
 
 def test_a_process_that_outlives_the_worker_does_not_hold_it_up(
