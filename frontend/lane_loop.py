@@ -4,6 +4,7 @@ One pass of the loop handles all that is ready, bells and sockets, and rings the
 """
 
 import os
+import resource
 import select
 import socket
 import time
@@ -16,8 +17,12 @@ from shoal.client.place import REPLIES_FIRST
 from shoal.frontend.doors import Doors
 from shoal.frontend.front_end import FrontEnd
 
-#: Open connections of one lane; further ones wait in the kernel.
+#: Open connections of one lane, at most (ours); further ones wait in the kernel.
 MAX_CONNECTIONS = 10_000
+#: Descriptors that connections leave to everything else: one for each segment and each region of a client's that the
+#: lane has, and for connections on their way. Half of a low limit (ours; the supervisor has workers for a tenth of it,
+#: and regions for a quarter).
+RESERVE = 4096
 #: How long a stopping lane leaves idle connections open for a request that is on its way already.
 LINGER_S = 2.0
 #: How long a client may take for its first bytes, and for a head from its first byte.
@@ -26,6 +31,14 @@ HEAD_S = 10.0
 TICK_S = 0.5
 
 ConnectionT = TypeVar("ConnectionT")
+
+
+def max_connections() -> int:
+    """How many connections this process can have: its limit of descriptors less what it needs itself."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, limit - min(limit // 2, RESERVE))
 
 
 class Host(NamedTuple):
@@ -48,6 +61,7 @@ class Lane(ABC, Generic[ConnectionT]):
         self._wakeup_fd = host.wakeup_fd
         self._is_alive = host.is_alive
         self._notify = host.notify
+        self._max_connections = max_connections()
         self._poller = select.epoll()
         self._doors = Doors(self._poller, host.listeners)
         # Changed by every pass of the loop.
@@ -114,7 +128,7 @@ class Lane(ABC, Generic[ConnectionT]):
             if self.now_s >= next_tick_s:
                 next_tick_s = self.now_s + TICK_S
                 self._notify()
-                if len(self._connections) < MAX_CONNECTIONS and not self._stops_at_s:
+                if len(self._connections) < self._max_connections and not self._stops_at_s:
                     self._doors.reopen()
                 self._tick()
         self._doors.end()
@@ -141,7 +155,7 @@ class Lane(ABC, Generic[ConnectionT]):
             is_new = self._doors.leads_outside(fd)
             for accepted, data in self._doors.enter(fd):
                 self._add(accepted, data, is_new=is_new)
-            if len(self._connections) >= MAX_CONNECTIONS:
+            if len(self._connections) >= self._max_connections:
                 self._doors.shut()
         else:
             self._on_other(fd, event)

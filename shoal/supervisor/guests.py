@@ -21,6 +21,7 @@ from shoal.errors import UnavailableError
 from shoal.options import ServerOptions
 from shoal.shm import segment
 from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop
 from shoal.supervisor.members import Member
 from shoal.supervisor.memory_plan import client_link_geometry, guest_geometry
@@ -54,12 +55,14 @@ class Guests:
         options: ServerOptions,
         questions: Questions,
         tell_models: Callable[[Participant], None],
+        descriptors: Descriptors,
     ) -> None:
         self._loop = loop
         self._star = star
         self._options = options
         self._questions = questions
         self._tell_models = tell_models
+        self._descriptors = descriptors
         # Changed by open and close, and as guests come and go.
         self._listener: Listener | None = None
         self._path = ""
@@ -155,8 +158,9 @@ class Guests:
             self._distrust(member, "did not join")
             return
         try:
+            self._descriptors.check_guest()
             guest = self._make(member)
-        except (OutOfSharedMemoryError, OSError) as error:
+        except (UnavailableError, OutOfSharedMemoryError, OSError) as error:
             _log.error("a client cannot join: %s", error)
             self._refuse(member, str(error))
             return

@@ -7,6 +7,7 @@ from shoal.options import ServerOptions
 from shoal.placement import Machine, Placement
 from shoal.repository.lifecycle import ModelVersion
 from shoal.supervisor.custom_metrics import CustomMetrics
+from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.gpu_memory import GpuMemory
 from shoal.supervisor.oom_kills import OomKills
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 class Enrolment(Protocol):
     """Who knows all instances (roster.py)."""
+
+    @property
+    def num_coming_up(self) -> int:
+        """Instances that are not up, and may come up."""
+        ...
 
     def enrol(self, version: ModelVersion, placement: Placement, host: "Host", listener: "Listener") -> "Instance":
         """A new instance. Raises ShoalError where there is no model file for it."""
@@ -49,3 +55,4 @@ class Host:
     oom_kills: OomKills = field(default_factory=OomKills)
     gpu_memory: GpuMemory = field(default_factory=GpuMemory)
     rate_limits: RateLimits = field(default_factory=RateLimits)
+    descriptors: Descriptors = field(default_factory=Descriptors)

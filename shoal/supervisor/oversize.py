@@ -9,11 +9,13 @@ Runs in the supervisor. This is the table and the bound; who hears of a segment 
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.options import MAX_OVERSIZE_BYTES
 from shoal.shm import layout, segment
+from shoal.supervisor.descriptors import is_scarce
 from shoal.supervisor.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
 
 #: In the place of a model, whose workers read a request: clients read it; whoever asks for it does (loans.py).
@@ -70,12 +72,15 @@ class OversizeSegments:
         self._check_room(payload_nbytes, nbytes)
         if is_guests:
             self._check_guests_share(payload_nbytes, nbytes)
+        may_be_kept = not is_guests and self._would_be_little(nbytes)
         try:
-            segment_fd = segment.create(layout.OVERSIZE, owner, 1, geometry, sealed=True, for_guest=is_guests)
+            with ExitStack() as undo:
+                segment_fd = segment.create(layout.OVERSIZE, owner, 1, geometry, sealed=True, for_guest=is_guests)
+                undo.callback(os.close, segment_fd)
+                read_only_fd = segment.read_only(segment_fd)
+                undo.pop_all()
         except (OSError, segment.OutOfSharedMemoryError) as error:
             raise UnavailableError(f"no shared memory for a payload of {payload_nbytes} bytes: {error}") from error
-        may_be_kept = not is_guests and self._would_be_little(nbytes)
-        read_only_fd = segment.read_only(segment_fd)
         made = OversizeSegment(owner, asker, model_id, nbytes, segment_fd, read_only_fd, is_guests, may_be_kept)
         self._segments[owner] = made
         self._num_made += 1
@@ -109,6 +114,11 @@ class OversizeSegments:
             raise UnavailableError(
                 f"{what} is too large for a slab, and there are {self._num_open} like it already, no more are taken. "
                 "Try again, or send smaller batches"
+            )
+        if is_scarce():
+            raise UnavailableError(
+                f"{what} is too large for a slab, and the server has no file descriptor left for it. Try again, or "
+                "raise the limit of open files"
             )
         available = self._available_nbytes()
         if nbytes > available:

@@ -37,6 +37,12 @@ class Roster:
     def __iter__(self) -> Iterator[Instance]:
         return iter(tuple(self._instances.values()))
 
+    @property
+    def num_coming_up(self) -> int:
+        """Instances that are not up, and may come up."""
+        done = (InstanceState.UP, InstanceState.STOPPED)
+        return sum(each.state not in done for each in self._instances.values())
+
     def enrol(self, version: ModelVersion, placement: Placement, host: Host, listener: Listener) -> Instance:
         """A new instance. Raises ShoalError where there is no model file for it."""
         backend_directory = Path(host.options.backend_directory)

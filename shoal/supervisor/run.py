@@ -11,6 +11,7 @@ from shoal.errors import ShoalError
 from shoal.options import ServerOptions
 from shoal.process import set_title
 from shoal.repository.cloud_cache import take_slot
+from shoal.supervisor.descriptors import raise_limit
 from shoal.supervisor.listeners import bind
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.notify import Notifier
@@ -31,6 +32,7 @@ def run(options: ServerOptions) -> int:
             _log.error("cannot write the log to '%s': %s. Give another --log-file", options.log_file, error.strerror)
             return EXIT_FAILED
     set_title("supervisor")
+    raise_limit()
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: its journal then says where it stood
     notifier = Notifier.take(os.environ, os.getpid())
     try:

@@ -105,8 +105,15 @@ class Served:
 
     def _placements(self, config: Config) -> tuple[Placement, ...]:
         placements = place(config, self._host.machine)
+        known = {each.placement.identity for each in self.instances}
+        self._admit(sum(placement.identity not in known for placement in placements))
         self._host.rate_limits.admit(self.version.model_id, placements)
         return placements
+
+    def _admit(self, num_instances: int) -> None:
+        """Raises UnavailableError where there are not enough descriptors for so many more."""
+        host = self._host
+        host.descriptors.admit_instances(self.version.name, num_instances, host.roster.num_coming_up)
 
     def _enrol(self, placement: Placement) -> Instance:
         return self._host.roster.enrol(self.version, placement, self._host, self)
@@ -289,6 +296,7 @@ class Served:
         """
         if self._fresh or self._resizes or self._is_retiring or self._is_ending or not self._has_come_up:
             return False
+        self._admit(1)
         fresh = self._enrol(instance.placement)
         fresh.take_place_of(instance)
         self._fresh[fresh] = instance

@@ -146,7 +146,12 @@ class Supervisor:
         )
         guest_questions = GuestQuestions(options, self._models, self._star.read_counters, readiness.take)
         self._guests = Guests(
-            self._loop, self._star, options, Questions(guest_questions.verbs), self._clients.tell_models
+            self._loop,
+            self._star,
+            options,
+            Questions(guest_questions.verbs),
+            self._clients.tell_models,
+            host.descriptors,
         )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         self._signals = Signals(self._loop, self._on_signal, self._ledger.ask)

@@ -1,0 +1,229 @@
+"""What the server outlives: too few descriptors, too little memory, a log that nobody reads, a worker that lies.
+
+One server for all: the limits of its processes are lowered and raised from outside, as if they had been used up.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title
+from tests.end_to_end.test_model_lifecycle import instances, write_model
+from tests.end_to_end.traffic import MODEL
+
+#: What the request is: answered, answered after a message to the supervisor that lacks what belongs to it, or refused
+#: with a word on stderr.
+ECHO, LIE, COMPLAIN = range(3)
+LIAR = """
+import gc, sys
+import triton_python_backend_utils as pb_utils
+from shoal.control import Channel
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            word = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
+            if word[0, 0] == 1:
+                for channel in (each for each in gc.get_objects() if isinstance(each, Channel)):
+                    channel.send({"op": "segment_wanted"})
+            if word[0, 0] == 2:
+                raise ValueError("as it was told")
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("B", word)]))
+        return responses
+"""
+#: Of a process that gunicorn forks from now on.
+FEW_DESCRIPTORS = 128
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("repository")
+    write_model(made, "steady", 1)
+    write_model(made, "later", 1, config=MODEL.replace("count: 1", "count: 4"))
+    liar = write_model(made, "liar", 1, config=MODEL.replace("identity", "python"))
+    (liar / "1" / "model.py").write_text(LIAR)
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        with serving(repository, *only("steady", "liar"), "--http-process-count=2") as started:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            yield started
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as made:
+        yield made
+    assert server.process.poll() is None
+
+
+def ask(client: triton.InferenceServerClient, model: str, word: int = ECHO) -> None:
+    tensor = triton.InferInput("A", [1, 4], "INT32")
+    tensor.set_data_from_numpy(np.full((1, 4), word, np.int32))
+    values = client.infer(model, [tensor]).as_numpy("B")
+    assert values is not None
+    assert values.tolist() == [[word] * 4]
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.01)  # between two looks at another process
+
+
+@contextmanager
+def limited(pid: int, what: int, most: int) -> Iterator[None]:
+    """A process has no more than that."""
+    soft, hard = resource.prlimit(pid, what)
+    resource.prlimit(pid, what, (most, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, what, (soft, hard))
+
+
+def pid_of(client: triton.InferenceServerClient, model: str) -> int:
+    (instance,) = instances(client, model)
+    return int(instance["pid"])
+
+
+def lanes(server: Server) -> dict[int, str]:
+    """HTTP's lanes, by their pid."""
+    titles = {pid: title(pid) for pid in descendants(server.process.pid)}
+    return {pid: name for pid, name in titles.items() if name == "shoal http"}
+
+
+def num_open(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_every_process_may_have_as_many_descriptors_as_the_system_allows(server: Server) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pids = [server.process.pid, *descendants(server.process.pid)]
+    assert {resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] for pid in pids} == {min(hard, 1 << 20)}
+
+
+def test_a_worker_that_lies_costs_itself(server: Server, client: triton.InferenceServerClient) -> None:
+    steady, liar = pid_of(client, "steady"), pid_of(client, "liar")
+    start = len(server.log)
+    with suppress(InferenceServerException):  # its instance may be killed before it has answered
+        ask(client, "liar", LIE)
+    assert server.read_log(b"instance 'liar_0_0' of model 'liar' has met an error of the server's own", start=start)
+    assert server.read_log(b"KeyError: 'owner'", start=start)
+    until(lambda: pid_of(client, "liar") not in (0, liar) and client.is_model_ready("liar"))
+    ask(client, "liar")
+    assert pid_of(client, "steady") == steady
+
+
+def test_a_load_for_which_there_are_no_descriptors_is_refused(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    pid = server.process.pid
+    with limited(pid, resource.RLIMIT_NOFILE, num_open(pid) + 48 + 10):
+        with pytest.raises(InferenceServerException, match="cannot have 4 more instances: each takes 10 file descr"):
+            client.load_model("later")
+        ask(client, "steady")
+    client.load_model("later")
+    ask(client, "later")
+    client.unload_model("later")
+
+
+def test_a_worker_that_cannot_be_started_again_is_tried_later(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    start, liar = len(server.log), pid_of(client, "liar")
+    with limited(server.process.pid, resource.RLIMIT_NOFILE, 3):
+        os.kill(liar, signal.SIGKILL)
+        assert server.read_log(b"the worker of instance 'liar_0_0' cannot be started", start=start)
+        ask(client, "steady")
+    until(lambda: client.is_model_ready("liar"))
+    ask(client, "liar")
+
+
+def test_a_front_end_for_which_there_is_no_memory_waits_for_it(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    start, before = len(server.log), lanes(server)
+    with limited(server.process.pid, resource.RLIMIT_FSIZE, 4096):
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        assert server.read_log(b"cannot join: no shared memory for a client segment", start=start)
+    ask(client, "steady")
+
+
+def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client: triton.InferenceServerClient) -> None:
+    liar = pid_of(client, "liar")  # what takes the road would not find back into a full table
+    arbiters = [pid for pid in descendants(server.process.pid) if title(pid) == "gunicorn: master [shoal http]"]
+    idle = list[socket.socket]()
+    with limited(arbiters[0], resource.RLIMIT_NOFILE, FEW_DESCRIPTORS):
+        before = lanes(server)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: len(lanes(server)) == len(before) and not before.keys() & lanes(server).keys())
+    address = "127.0.0.1", server.http_port
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as first:
+        ask(first, "steady")
+        fresh = lanes(server)
+        assert {resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] for pid in fresh} == {FEW_DESCRIPTORS}
+        idle += [socket.create_connection(address, DEADLINE_S) for _ in range(2 * FEW_DESCRIPTORS)]
+        until(lambda: all(num_open(pid) > FEW_DESCRIPTORS // 2 for pid in fresh))
+        start = len(server.log)
+        os.kill(liar, signal.SIGKILL)
+        assert server.read_log(b"instance 'liar_0_0' of model 'liar' is up again", start=start)
+        ask(first, "liar")  # over the connection that it had
+        assert lanes(server) == fresh
+    for each in idle:
+        each.close()
+    for pid in fresh:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not fresh.keys() & lanes(server).keys())
+    ask(client, "steady")
+
+
+def test_a_log_that_nobody_reads_keeps_nobody_from_working(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    # Of each of these gunicorn writes a line; a pipe takes 64 KiB.
+    for number in range(600):
+        with socket.create_connection(("127.0.0.1", server.metrics_port), DEADLINE_S) as connection:
+            connection.sendall(b"GET /%d HTTP/1.1\r\nHost: a\r\nContent-Length: what\r\n\r\n" % number)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+    before = lanes(server)
+    (killed, *_) = before
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: len(lanes(server)) == len(before) and killed not in lanes(server))
+    ask(client, "steady")
+    server.read_on()
+
+
+def test_a_log_whose_reader_has_gone_ends_nothing(server: Server, client: triton.InferenceServerClient) -> None:
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    server.process.stdout = open(os.devnull, "rb")  # noqa: SIM115  what the fixture reads at its end
+    with pytest.raises(InferenceServerException, match="as it was told"):
+        ask(client, "liar", COMPLAIN)
+    liar = pid_of(client, "liar")
+    os.kill(liar, signal.SIGKILL)
+    until(lambda: pid_of(client, "liar") not in (0, liar) and client.is_model_ready("liar"))
+    ask(client, "liar")
+    assert json.loads(client._get("v2/repository/models/liar/instances", None, None).read())
