@@ -29,8 +29,8 @@ wsgi_app = "shoal.frontend.road:create()"  # a lane has none and does not load i
 bind = [f"fd://{fd}" for fd in os.environ["SHOAL_LISTENER_FDS"].split(",")]
 workers = int(os.environ["SHOAL_PROCESSES"])
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
-#: Of the road, those included that lanes have handed over: gunicorn's default, or half of a low limit of descriptors.
-worker_connections = max(threads + 1, min(1000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+#: Of the road, what lanes have handed over included: as many as a lane has, or half of a low limit of descriptors.
+worker_connections = max(threads + 1, min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 #: Triton has no limit; proxies keep idle connections for 60 s, and whoever closes first should be the client.
 keepalive = 75
 #: Only a worker whose main thread hangs; a slow model does not count, it runs elsewhere.

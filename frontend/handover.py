@@ -60,11 +60,13 @@ class Sender:
 def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
     """The next connection and what was read of it; None where another process took it, or there is none."""
     try:
-        data, ancillary, _, _ = channel.recvmsg(MAX_BYTES + 1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = channel.recvmsg(MAX_BYTES + 1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     except BlockingIOError:
         return None
     fds = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload)
+    if flags & socket.MSG_CTRUNC:
+        _log.error("a connection is lost on its way from one process to another: no file descriptor is left for it")
     return (socket.socket(fileno=fds[0]), data[1:]) if fds else None

@@ -93,15 +93,21 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def run(self) -> None:
         """Serve what lanes hand over, and the listener for metrics."""
-        self.poller.register(self._incoming, selectors.EVENT_READ, self._take_over)
         super().run()
         for each in (self._incoming, self._lanes, self._returned):
             each.close()
 
     def set_accept_enabled(self, enabled: bool) -> None:
-        """Without metrics there is nothing to accept; gunicorn has a listener only because it insists on one."""
+        """Without metrics there is nothing to accept; gunicorn has a listener only because it insists on one. What
+        lanes hand over waits with them, too, while there are as many connections as there may be."""
+        is_taking = self._incoming in self.poller.get_map()
+        if enabled and not is_taking:
+            self.poller.register(self._incoming, selectors.EVENT_READ, self._take_over)
+        elif is_taking and not enabled and self.alive:  # what comes while it ends is still answered
+            self.poller.unregister(self._incoming)
         if os.environ["SHOAL_ACCEPTS"] == "1":
             super().set_accept_enabled(enabled)
+        self._accepting = enabled
 
     def _take_over(self, incoming: socket.socket) -> bool:
         received = handover.receive(incoming)

@@ -130,7 +130,9 @@ class Batchers:
     def join(self, member: Member) -> None:
         """A batcher has imported all it needs and waits for its first message."""
         member.domain = self
-        if self.active is None:
+        if self.is_stopping:
+            member.hang_up()
+        elif self.active is None:
             self._activate(member)
         elif self._standby is None:
             self._standby = member

@@ -160,6 +160,30 @@ def test_a_worker_that_cannot_be_started_again_is_tried_later(
     ask(client, "liar")
 
 
+def test_batchers_and_front_ends_that_cannot_be_started_are_tried_later(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    start = len(server.log)
+    ask(client, "steady")
+    names = ("shoal batcher", "shoal batcher (standby)", "shoal zygote batcher", "gunicorn: master [shoal http]")
+    with limited(server.process.pid, resource.RLIMIT_NOFILE, 3):
+        for pid in descendants(server.process.pid):
+            if title(pid) in names:
+                os.kill(pid, signal.SIGKILL)
+        for words in (b"no batcher can be started", b"zygote 'batcher' cannot be", b"the front end 'http' cannot be"):
+            assert server.read_log(words, start=start)
+    until(lambda: is_answering(server))
+    ask(client, "steady")
+
+
+def is_answering(server: Server) -> bool:
+    try:
+        with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
+            return bool(client.is_model_ready("steady"))
+    except ConnectionError:
+        return False
+
+
 def test_a_front_end_for_which_there_is_no_memory_waits_for_it(
     server: Server, client: triton.InferenceServerClient
 ) -> None:

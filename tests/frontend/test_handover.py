@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -167,3 +168,18 @@ def test_two_readers_share_each_to_exactly_one(channel: Channel, sender: Sender)
     assert [share == sorted(share, key=int) for share in shares] == [True, True]
     for client in clients:
         client.close()
+
+
+def test_a_connection_for_which_there_is_no_descriptor_is_lost_and_said_so(
+    channel: Channel, sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = give(sender, b"x")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert receive(channel[0]) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "no file descriptor is left" in caplog.text
+    assert client.recv(1) == b""
+    client.close()
