@@ -25,11 +25,14 @@ class BatcherMemory:
         """Give it to a batcher; who read that of another one must have been told that it is gone. What is `lazy` is
         taken as it fills: from a memfd, since /dev/shm may be full by then. Raises OutOfSharedMemoryError."""
         fd = create_segment(layout.BATCHER, owner, geometry, sealed=lazy, lazy=lazy)
-        if self.owner:
-            os.close(self.read_only_fd)
-        self.owner, self.read_only_fd = owner, segment.read_only(fd)
-        batcher.send({"op": "memory"}, [fd])
-        os.close(fd)
+        try:
+            read_only_fd = segment.read_only(fd)
+            if self.owner:
+                os.close(self.read_only_fd)
+            self.owner, self.read_only_fd = owner, read_only_fd
+            batcher.send({"op": "memory"}, [fd])
+        finally:
+            os.close(fd)
 
     @property
     def message(self) -> tuple[Message, Sequence[int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal import errors
 from shoal.control import Message
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config.ensemble import LATEST, decoupled_steps, mismatches, steps
 from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
@@ -18,6 +18,7 @@ from shoal.model_config.messages import Config
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
+from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.host import Host
 from shoal.supervisor.model import Model
 from shoal.supervisor.served import Served
@@ -87,14 +88,18 @@ class ServedEnsemble(Served):
         try:
             self._refuse_cycles((self.version.identifier,))
             composing = self._resolve(waits=True)
+            if composing is not None:
+                self._host.star.give_batcher_memory()
         except ShoalError as error:
             self.fail(error)
+            return
+        except (OutOfSharedMemoryError, OSError) as error:
+            self.fail(UnavailableError(str(error)))
             return
         if composing is not None:
             self._has_come_up = True
             self._compose(composing)
             self._host.star.payloads.ensembles.add(self.version.model_id)
-            self._host.star.give_batcher_memory()
             star = self._host.star
             star.acknowledgements.announce(star.to_batcher(self._batcher_message()), self._come_up)
 

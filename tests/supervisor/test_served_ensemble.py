@@ -13,6 +13,7 @@ from shoal.supervisor.model import Model
 from shoal.supervisor.models import Models
 from shoal.supervisor.served import Served
 from shoal.supervisor.served_ensemble import ServedEnsemble
+from tests.shm.test_segment import files_of_at_most_a_page
 from tests.supervisor.served_version import CONFIG, Owner, Version, version
 
 ENSEMBLE = """
@@ -65,3 +66,18 @@ def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Vers
     ensemble.look()
     assert owner.labels == [{}, {"B": ("new",)}]
     assert step.told_batcher()[-1]["models"] == [11]
+
+
+def test_an_ensemble_for_which_there_is_no_memory_fails_alone(step: Version) -> None:
+    owner = Owner()
+    model = Model(ModelIdentifier("m", ""), Models(step.host, lambda: None, lambda _: None, lambda _: None))
+    model.versions[1] = step.served
+    config = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
+    made = ModelVersion("e", 1, 10, 1, Path("/e/1"), config)
+    ensemble = ServedEnsemble(made, step.served.source, step.host, owner, lambda _: model)
+    with files_of_at_most_a_page():
+        ensemble.load()
+        step.until(lambda: bool(owner.errors))
+    assert str(owner.errors[0]).startswith("no shared memory for a batcher segment of ")
+    assert made.state is VersionState.UNAVAILABLE
+    assert step.served.version.state is VersionState.READY
