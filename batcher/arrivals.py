@@ -7,7 +7,7 @@ from shoal.batcher.guests import checked
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Client, Model, Worker
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.sequence import SequenceError
+from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import REJECTED
 from shoal.errors import UnavailableError
 from shoal.reasons import Reason
@@ -29,8 +29,10 @@ class Arrivals:
         #: In how long every request is to be answered, whatever its client says; 0 = in any time.
         self._deadline_ns = deadline_ns
         self._tell_cancelled = tell_cancelled
-        # Only while a dead batcher's place is taken: the requests that workers have from it, and those that have come.
+        # Only while a dead batcher's place is taken: the requests that workers have from it, and those that have come;
+        # while all clients speak, those of sequences, with the times at which their clients had begun to receive them.
         self.is_resuming = False
+        self._said_again: list[tuple[int, Model, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
         self._heard: set[int] = set()
 
@@ -38,6 +40,16 @@ class Arrivals:
         """Clients say again what is open, behind what they had said before they knew; workers have some of it."""
         self.is_resuming = True
         self._in_hand = in_hand
+        self._said_again = []
+
+    def queue_in_order(self, now_ns: int) -> None:
+        """All clients have spoken: requests of sequences, which may have come by several, are queued as they came."""
+        said_again, self._said_again = self._said_again or [], None
+        for _, model, queued in sorted(said_again, key=lambda each: each[0]):
+            self._queue(model, queued, now_ns)
+        for model in self._models.values():
+            if model.sequences is not None:
+                model.sequences.end_restoring()
 
     def end_resuming(self) -> None:
         """Every client has said what is open: all that comes from now on is new."""
@@ -81,10 +93,16 @@ class Arrivals:
         sharing = model.sharing
         if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
             return
+        if self._said_again is not None and model.sequences is not None:
+            self._said_again.append((start_ns, model, queued))
+            return
+        self._queue(model, queued, now_ns)
+
+    def _queue(self, model: Model, queued: QueuedRequest, now_ns: int) -> None:
         try:
             model.scheduler.add(queued, now_ns)
         except (UnavailableError, SequenceError) as error:
-            self._requests.refuse(key, error, now_ns)
+            self._requests.refuse(queued.key, error, now_ns)
             return
         self._counted.add(model)
         self._awake[model.id] = model
@@ -98,6 +116,6 @@ class Arrivals:
         """Whether a dead batcher may have begun what its client says again, so that it must not begin here."""
         if isinstance(model, Ensemble):
             return not model.may_run_again
-        if model.sequences is not None:
-            return True  # and which of them goes on with what, its successor cannot know
+        if model.sequences is not None and model.sequences.is_iterative:
+            return True  # what is executed again and again, and how often it was, its successor cannot know
         return any(worker.overlaps for worker in self._workers.values() if worker.model is model)

@@ -292,7 +292,7 @@ class Batcher:
 
     def _on_worker_ready(self, message: Message, _fds: list[int]) -> None:
         if (worker := self._starting.pop(message["owner"], None)) is not None:
-            self._exchange.add_worker(worker)
+            self._exchange.add_worker(worker, time.monotonic_ns())
 
     def _on_worker_retire(self, message: Message, _fds: list[int]) -> None:
         self._exchange.retire_worker(message["owner"])

@@ -57,6 +57,8 @@ class Dispatch:
                 self._refuse(model.sequences, now_ns)
             while (batch := scheduler.take(now_ns)) is not None:
                 self._dispatch(model, batch)
+            if model.sequences is not None and model.sequences.changes:
+                self._note_slots(model.sequences)
             deadline = scheduler.next_deadline_ns()
             if deadline is not None:
                 self.deadlines[model.id] = deadline
@@ -67,6 +69,13 @@ class Dispatch:
             for instance in self._limiter.allocate():
                 model = self._workers[instance].model
                 self.awake[model.id] = model
+
+    def _note_slots(self, sequences: Sequences) -> None:
+        for change in sequences.changes:
+            worker = self._workers.get(change.instance)
+            if worker is not None:
+                worker.slots.note(change)
+        sequences.changes.clear()
 
     def _refuse(self, sequences: Sequences, now_ns: int) -> None:
         for key, reason in sequences.refused():

@@ -15,7 +15,7 @@ from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.passed_on import EnsembleRequests
 from shoal.batcher.peers import Model
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.sequence import SequenceError
+from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import REJECTED
 from shoal.batcher.step_headers import allocate
 from shoal.batcher.step_results import StepResults, refusal

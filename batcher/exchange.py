@@ -95,12 +95,25 @@ class Exchange:
 
     # --- arrivals and departures, told by the supervisor ---
 
-    def add_worker(self, worker: Worker) -> None:
+    def add_worker(self, worker: Worker, now_ns: int = 0) -> None:
         """A worker that is loaded and has mapped everything: batches may go to it."""
         self.workers[worker.owner] = worker
         worker.model.is_failed = False
         worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
+        if worker.held:
+            self._restore_sequences(worker, now_ns)
         self._awake[worker.model.id] = worker.model
+
+    def _restore_sequences(self, worker: Worker, now_ns: int) -> None:
+        """Go on with the sequences that a worker has from a dead batcher, where it is known what of them it has."""
+        held, worker.held = worker.held, []
+        sequences = worker.model.sequences
+        if sequences is None:
+            return
+        if worker.overlaps or sequences.is_iterative:
+            sequences.lose(worker.owner, held)
+        else:
+            sequences.restore(worker.owner, held, now_ns)
 
     def enable_cache(
         self, figures: CacheFigures, clock_ns: Callable[[], int], shared: SharedAnswers | None = None
@@ -137,6 +150,9 @@ class Exchange:
         if self.workers.pop(owner, None) is None:
             return
         model = worker.model
+        if model.sequences is not None:
+            for queued in self._requests.not_begun(worker, reason):
+                model.sequences.give_back(owner, queued)
         self._busy.pop(owner, None)
         self._written_workers.discard(worker)
         self._retirement.workers.discard(worker)
@@ -189,6 +205,9 @@ class Exchange:
         What a worker has from the dead one stays with it; the rest is queued, and times count from now.
         """
         self._arrivals.resume({key for worker in self.workers.values() for key in worker.missing})
+        for client in tuple(self.clients.values()):
+            self._drain_client(client, now_ns)
+        self._arrivals.queue_in_order(now_ns)
         self._busy.update(self.workers)
         self._counted.update(self.models.values())  # whose queues were not empty when they were shown last
         # The dead one may have shown a batch and not have rung for it.

@@ -9,7 +9,7 @@ from shoal.batcher.holders import Holders
 from shoal.batcher.peers import Client, Model, Reply, Worker
 from shoal.batcher.scheduling.admission import LateError
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.sequence import SequenceError
+from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED
 from shoal.errors import InternalError, UnavailableError
 from shoal.reasons import Reason, pack_times
@@ -181,6 +181,12 @@ class OpenRequests(dict[int, OpenRequest]):
         for key in (*[queued.key for queued in model.scheduler.drain()], *waiting):
             self.fail(key, reason, now_ns, REJECTED)
 
+    def not_begun(self, worker: Worker, reason: Reason) -> list[QueuedRequest]:
+        """What a dead worker had been given and had not begun."""
+        begun = _batch_begun(worker, reason)
+        given = [key for key, running in worker.missing.items() if running.number > begun]
+        return [request[-1] for key in given if (request := self.get(key)) is not None]
+
     def take_back(self, worker: Worker, reason: Reason, detail: int, now_ns: int) -> None:
         """A worker is dead: what it had not begun is queued again.
 
@@ -188,8 +194,7 @@ class OpenRequests(dict[int, OpenRequest]):
         is found; else, and the second time, it fails. A limit it went beyond is not tried a second time.
         """
         model = worker.model
-        # One that wrote nonsense is not believed in this either.
-        begun = worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun
+        begun = _batch_begun(worker, reason)
         for key, running in reversed(worker.missing.items()):  # each goes to the front
             if running.number > begun:
                 self._queue_again(key)
@@ -247,3 +252,8 @@ class OpenRequests(dict[int, OpenRequest]):
         for client, reply in replies:
             client.say(reply)
             self._written.add(client)
+
+
+def _batch_begun(worker: Worker, reason: Reason) -> int:
+    """The batch that a dead worker began last; one that wrote nonsense is not believed in this either."""
+    return worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun

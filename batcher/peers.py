@@ -11,8 +11,12 @@ from shoal.batcher.response_order import ResponseOrder
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.deadlines import DeadlineScheduler
 from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.sequence_values import HeldSlot
+from shoal.batcher.slot_table import SlotTable
 from shoal.batcher.statistics import Compute, time_points
 from shoal.model_config.signature import Signature
+from shoal.sequences import FLAGS, SLOT_SHIFT
+from shoal.shm import layout
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import BATCH_ITEM, CANCEL, FREE, NUMBER_BITS, OVERLAP_WORD, PROGRESS_WORD, B
@@ -22,6 +26,7 @@ from shoal.shm.slab import SlabView
 
 #: CANCEL records in a worker's ring at once: half of what it has room for beside blocks and batches (memory_plan.py).
 MAX_CANCELS = 32
+_NO_ITEM = layout.record()
 
 
 class Peer:
@@ -198,8 +203,8 @@ class Worker(Peer):
     """A model instance: the requests it has been given and has not answered, in the order of their batches."""
 
     __slots__ = (
-        "_link_words", "_words", "cancelled", "freed", "hungry_since_ns", "missing", "model", "num_batches",
-        "num_finished", "partly_answered", "says_more",
+        "_link_words", "_words", "cancelled", "freed", "held", "hungry_since_ns", "missing", "model", "num_batches",
+        "num_finished", "partly_answered", "says_more", "slots",
     )  # fmt: skip
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
@@ -218,6 +223,9 @@ class Worker(Peer):
         self.partly_answered: Running | None = None
         #: Whether it may answer what is not missing: what a dead batcher gave it.
         self.says_more = False
+        #: Which sequences the instance has; as a successor finds them, `held`.
+        self.slots = SlotTable(link)
+        self.held: list[HeldSlot] = []
         self._words = segment.words
         self._link_words = link.words
 
@@ -297,10 +305,13 @@ class Worker(Peer):
         items = list(self._items(finished))
         if items:
             self.num_finished = self.num_batches = items[0][1][B.BATCH]
+        slots = list(self.slots.read())
         if self.overlaps:
             self.says_more = True
+            self.held = [HeldSlot(*each) for each in slots]
             return
         batches: dict[int, Running] = {}
+        given: dict[int, Record] = {}  # by slot
         for _, record in reversed(items):
             number = record[B.BATCH]
             running = batches.setdefault(number, Running(number, 0, 0))
@@ -308,6 +319,12 @@ class Worker(Peer):
             if not record[B.ANSWERED]:
                 running.num_missing += 1
                 self.missing[record[B.KEY]] = running
+                given[(record[B.FLAGS] >> SLOT_SHIFT) - 1] = record
         if self.missing:
             # Batches end in their order, so the first that misses answers is the first that has not ended.
             self.num_finished = next(iter(self.missing.values())).number - 1
+        for slot, correlation, number, state in slots:
+            record = given.get(slot, _NO_ITEM)
+            if record[B.CORRELATION] != correlation:
+                record = _NO_ITEM
+            self.held.append(HeldSlot(slot, correlation, number, state, record[B.KEY], record[B.FLAGS] & FLAGS))

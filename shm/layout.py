@@ -36,6 +36,10 @@ A segment is written by one process, its owner, and mapped read-only by its peer
     …           8 × units  generation table                    owner → whoever opens a block
     slab offset slab size  blocks, each 2^n × 4096 bytes       owner → whoever holds a reference
 
+A link to a worker whose model has a sequence batcher has a slab for a table (batcher → its successor), four words per
+slot: the id of the sequence that has the slot (CORRELATION), its number, its state (batcher/scheduling/
+sequence_values.py), 0.
+
 A link between two processes is a pair of segments: each side's ring, and each side's head of the other's ring.
 A segment for a single payload that no slab takes has no ring, and one block of any size, which is all of its slab.
 Positions are u64 counts that never wrap; a slot is position modulo capacity. Every word is little-endian u64.

@@ -8,10 +8,12 @@ One scheduler a model; runs in the batcher, which calls it after every burst of 
     add and complete what came in · expire(now) · take(now) until None · sleep until next_deadline_ns() or a bell
 """
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.batcher.scheduling.sequence_values import HeldSlot, SlotChange
 from shoal.reasons import Reason
 
 
@@ -20,6 +22,10 @@ class Sequences(Protocol):
 
     #: Whether an execution ends with its answers: else, of a decoupled model, when the instance says so.
     waits_for_answers: bool
+    #: Whether the model may give requests back for one execution more.
+    is_iterative: bool
+    #: What has changed of which sequence has which slot; whoever writes it down clears the list.
+    changes: list[SlotChange]
 
     def refused(self) -> list[tuple[int, Reason]]:
         """The requests that will not be executed, and why; each is returned once."""
@@ -27,6 +33,22 @@ class Sequences(Protocol):
 
     def add_again(self, request: QueuedRequest) -> None:
         """Queue a request that is being executed for one execution more: next of its sequence, and without START."""
+        ...
+
+    def give_back(self, instance: int, request: QueuedRequest) -> None:
+        """An instance is about to be removed that had been given a request and had not begun it."""
+        ...
+
+    def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
+        """An instance has been added that has these sequences from a dead batcher, which another goes on with."""
+        ...
+
+    def lose(self, instance: int, held: Iterable[HeldSlot]) -> None:
+        """An instance has been added whose sequences cannot go on: what follows of them is refused."""
+        ...
+
+    def end_restoring(self) -> None:
+        """All requests that waited in a dead batcher have been added again."""
         ...
 
 

@@ -7,7 +7,7 @@
     no request        for so long, none waiting or running: it ends by itself
     a cancelled one   ends its sequence, with all that waits behind: the model has missed a part
     its own timeout   counts as long as its sequence is in the backlog, and ends that
-    instance's death  ends its sequences; those that had not begun go back into the backlog, before all others
+    instance's death  ends its sequences; those that it had not begun go back into the backlog, before all others
 
 Rules: an instance has at most one batch, so that nothing overtakes what runs; a slot has at most one sequence, and gets
 another when the last request of that has been executed. Every request leaves once: in a batch, or refused.
@@ -15,71 +15,36 @@ Pure policy, runs in the batcher.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
-from math import ceil
 from typing import Any
 
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.sequence_slots import DirectSlots, OldestSlots, Slots
-from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.batcher.scheduling.sequence_slots import Slots, slots_from_config
+from shoal.batcher.scheduling.sequence_values import (
+    HeldSlot,
+    Instance,
+    LostSequences,
+    Sequence,
+    SequenceError,
+    SlotChange,
+    SlotState,
+)
+from shoal.errors import UnavailableError
+from shoal.model_config import sequences
 from shoal.reasons import Reason
 from shoal.sequences import END, FLAGS, SLOT_SHIFT, START
-
-#: Ids of sequences that ended with their instance, for whoever goes on with one (ours).
-MAX_LOST = 1024
-
-
-class SequenceError(InvalidArgumentError):
-    """A request that belongs to no sequence; `reason` is the sentence."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.name)
-        self.reason = reason
-
-
-class Instance:
-    """An instance with its slots: which sequences have them, how many executions it has, and of whom."""
-
-    __slots__ = ("num_running", "owners", "running", "slots")
-
-    def __init__(self, slots: Slots, num_running: int) -> None:
-        self.slots = slots
-        # Changed by the scheduler; by slot, and by the key of the request that runs.
-        self.owners: dict[int, Sequence] = {}
-        self.running: dict[int, Sequence] = {}
-        self.num_running = num_running
-
-
-class Sequence:
-    """One sequence; `instance` is None as long as it is in the backlog."""
-
-    __slots__ = (
-        "correlation", "has_begun", "idle_since_ns", "instance", "is_over", "is_running", "number", "requests", "slot",
-    )  # fmt: skip
-
-    def __init__(self, number: int, correlation: int) -> None:
-        self.number = number  # in the order in which they began
-        self.correlation = correlation
-        # Changed by the scheduler.
-        self.instance: int | None = None
-        self.slot = 0
-        self.requests: deque[QueuedRequest] = deque()  # that wait
-        self.is_running = False
-        self.has_begun = False  # its instance has been given some of it
-        self.is_over = False  # no request can join it any more
-        self.idle_since_ns = 0
 
 
 class SequenceScheduler(Scheduler):
     """See `Scheduler` and `Sequences` for the contract of each method."""
 
     __slots__ = (
-        "_backlog", "_expiries", "_free", "_idle", "_instances", "_is_iterative", "_live", "_lost", "_make_slots",
-        "_max_idle_ns", "_max_total_queue", "_num_sequences", "_num_slots", "_refused", "_waiting",
-        "waits_for_answers",
+        "_backlog", "_ending", "_expiries", "_free", "_idle", "_instances", "_live", "_lost", "_make_slots",
+        "_max_idle_ns", "_max_total_queue", "_num_sequences", "_num_slots", "_refused", "_waiting", "changes",
+        "is_iterative", "waits_for_answers",
     )  # fmt: skip
 
     def __init__(
@@ -98,7 +63,7 @@ class SequenceScheduler(Scheduler):
         self._num_slots = num_slots
         self._max_idle_ns = max_idle_ns
         self._max_total_queue = max_total_queue
-        self._is_iterative = is_iterative
+        self.is_iterative = is_iterative
         # All that changes. Instances; their slots that are free, as (slot, instance) with the lowest first; sequences
         # that requests may join, by id; those that wait for a slot, and those that have nothing to do, by number,
         # longest first; requests that wait, in order; when sequences must leave the backlog, some of them gone; the ids
@@ -110,9 +75,13 @@ class SequenceScheduler(Scheduler):
         self._idle: OrderedDict[int, Sequence] = OrderedDict()
         self._waiting: OrderedDict[int, tuple[QueuedRequest, Sequence]] = OrderedDict()
         self._expiries: list[tuple[int, int]] = []
-        self._lost: OrderedDict[int, None] = OrderedDict()
+        self._lost = LostSequences()
+        #: By id, the oldest first, while a dead batcher's place is taken: sequences whose END is yet to be added again.
+        self._ending: dict[int, deque[Sequence]] = {}
         self._refused: list[tuple[int, Reason]] = []
         self._num_sequences = 0
+        #: Slots that have got another sequence, for whoever writes that down; cleared there.
+        self.changes: list[SlotChange] = []
 
     @property
     def pending(self) -> int:
@@ -136,12 +105,12 @@ class SequenceScheduler(Scheduler):
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         """The same; raises SequenceError for a request that neither belongs to a sequence nor begins one."""
-        is_alone = self._is_iterative and not request.correlation
+        is_alone = self.is_iterative and not request.correlation
         if is_alone:
             request = request.in_sequence(self._num_sequences + 1, START)
         if not request.correlation:
             raise SequenceError(Reason.NO_CORRELATION)
-        sequence = None if is_alone else self._live.get(request.correlation)
+        sequence = None if is_alone else self._of_id(request)
         if sequence is None and not request.flags & START:
             raise SequenceError(Reason.SEQUENCE_LOST if request.correlation in self._lost else Reason.NOT_STARTED)
         if len(self._waiting) >= self._max_total_queue:
@@ -154,6 +123,8 @@ class SequenceScheduler(Scheduler):
         sequence.requests.append(request)
         if request.flags & END or is_alone:
             self._close(sequence)
+            if sequence.has_begun and sequence.instance is not None:
+                self.changes.append(sequence.change(SlotState.ENDING))
         if sequence.instance is None:
             self._note_timeout(request, sequence)
         elif len(sequence.requests) == 1 and not sequence.is_running:
@@ -164,6 +135,7 @@ class SequenceScheduler(Scheduler):
         for instance in self._instances.values():
             sequence = instance.running.get(request.key)
             if sequence is not None and request.key not in self._waiting:
+                sequence.first_key = 0
                 again = request.in_sequence(sequence.correlation, request.flags & ~START)
                 self._waiting[request.key] = again, sequence
                 sequence.requests.appendleft(again)
@@ -171,7 +143,20 @@ class SequenceScheduler(Scheduler):
         self._refused.append((request.key, Reason.SEQUENCE_LOST))
 
     def add_first(self, request: QueuedRequest) -> None:
-        self._refused.append((request.key, Reason.SEQUENCE_LOST))  # its sequence has ended with its instance
+        if request.key not in self._waiting:  # else it was given back, and begins its sequence elsewhere
+            self._refused.append((request.key, Reason.SEQUENCE_LOST))  # its sequence has ended with its instance
+
+    def give_back(self, instance: int, request: QueuedRequest) -> None:
+        """An instance is about to be removed that had been given a request and had not begun it. Where that was the
+        first of its sequence, the sequence has not begun either."""
+        given = self._instances.get(instance)
+        sequence = None if given is None else given.running.get(request.key)
+        if sequence is not None and sequence.first_key == request.key:
+            sequence.has_begun = False
+            again = request.in_sequence(sequence.correlation, request.flags | START)
+            sequence.requests.appendleft(again)
+            self._waiting[request.key] = again, sequence
+            self._waiting.move_to_end(request.key, last=False)
 
     def take(self, now_ns: int) -> Batch | None:
         for number, instance in self._instances.items():
@@ -182,7 +167,10 @@ class SequenceScheduler(Scheduler):
                 for request in requests:
                     _, sequence = self._waiting.pop(request.key)
                     sequence.requests.popleft()
-                    sequence.is_running = sequence.has_begun = True
+                    sequence.is_running = True
+                    if not sequence.has_begun:
+                        sequence.has_begun, sequence.first_key = True, request.key
+                        self.changes.append(sequence.change(sequence.slot_state))
                     instance.running[request.key] = sequence
                 return Batch(number, requests, rows)
         return None
@@ -254,6 +242,45 @@ class SequenceScheduler(Scheduler):
             heappush(self._free, (slot, instance))
         self._fill()
 
+    def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
+        """An instance has been added that has these sequences from a dead batcher, which another goes on with."""
+        restored = self._instances[instance]
+        for slot, correlation, number, state, key, flags in sorted(held, key=lambda each: each.number):
+            is_over = state is SlotState.CLOSED or bool(flags & END)
+            if is_over and not key:
+                self.changes.append(SlotChange(instance, slot, 0, 0, SlotState.FREE))
+                continue
+            self._num_sequences = max(self._num_sequences, number)
+            sequence = restored.owners[slot] = Sequence(number, correlation)
+            sequence.instance, sequence.slot, sequence.has_begun = instance, slot, True
+            sequence.is_over, sequence.is_running, sequence.idle_since_ns = is_over, key != 0, now_ns
+            sequence.first_key = key if flags & START else 0
+            if key:
+                restored.running[key] = sequence
+            else:
+                self._idle[number] = sequence
+            if state is SlotState.ENDING and not is_over:
+                self._ending.setdefault(correlation, deque()).append(sequence)
+            elif not is_over:
+                self._live[correlation] = sequence
+        self._free = [each for each in self._free if each[1] != instance or each[0] not in restored.owners]
+        heapify(self._free)
+
+    def end_restoring(self) -> None:
+        """Whatever waited in a dead batcher has been added again; an END that has not is of a client that is dead."""
+        ending, self._ending = self._ending, {}
+        for sequence in [sequence for those in ending.values() for sequence in those]:
+            sequence.is_over = True
+            if not (sequence.is_running or sequence.requests):
+                self._clear(sequence)
+        self._fill()
+
+    def lose(self, instance: int, held: Iterable[HeldSlot]) -> None:
+        """An instance has been added whose sequences cannot go on: what follows of them is refused."""
+        for each in held:
+            self.changes.append(SlotChange(instance, each.slot, 0, 0, SlotState.FREE))
+            self._lost.add(each.correlation)
+
     def remove_instance(self, instance: int) -> None:
         gone = self._instances.pop(instance, None)
         if gone is None:
@@ -276,8 +303,15 @@ class SequenceScheduler(Scheduler):
 
     # --- sequences ---
 
+    def _of_id(self, request: QueuedRequest) -> Sequence | None:
+        """The sequence that a request joins: of those that have ended in a dead batcher's queue, the oldest."""
+        ending = self._ending.get(request.correlation)
+        if not ending:
+            return self._live.get(request.correlation)
+        return ending.popleft() if request.flags & END else ending[0]
+
     def _begin(self, correlation: int) -> Sequence:
-        self._lost.pop(correlation, None)
+        self._lost.discard(correlation)
         self._num_sequences += 1
         sequence = Sequence(self._num_sequences, correlation)
         self._backlog[sequence.number] = sequence
@@ -287,9 +321,7 @@ class SequenceScheduler(Scheduler):
     def _note_loss(self, sequence: Sequence) -> None:
         """More of it may come, which should hear why it is refused."""
         if self._live.get(sequence.correlation) is sequence:
-            self._lost[sequence.correlation] = None
-            if len(self._lost) > MAX_LOST:
-                self._lost.popitem(last=False)
+            self._lost.add(sequence.correlation)
 
     def _note_timeout(self, request: QueuedRequest, sequence: Sequence) -> None:
         if request.timeout_us:
@@ -329,6 +361,8 @@ class SequenceScheduler(Scheduler):
             if requests:
                 self._of(sequence).slots.withdraw(sequence.slot, requests[0].key)
             self._release(sequence)
+        elif sequence.instance is not None:
+            self.changes.append(sequence.change(SlotState.CLOSED))
         return requests
 
     def _release(self, sequence: Sequence) -> None:
@@ -336,6 +370,8 @@ class SequenceScheduler(Scheduler):
         assert sequence.instance is not None
         del self._of(sequence).owners[sequence.slot]
         heappush(self._free, (sequence.slot, sequence.instance))
+        if sequence.has_begun:
+            self.changes.append(sequence.change(SlotState.FREE))
         sequence.instance = None
 
     def _of(self, sequence: Sequence) -> Instance:
@@ -348,26 +384,11 @@ class SequenceScheduler(Scheduler):
 
 def from_config(config: dict[str, Any], max_total_queue: int) -> SequenceScheduler:
     """The scheduler of a model with `sequence_batching`, by its normalised configuration."""
-    batching = config["sequence_batching"]
-    num_slots = max_batch_size = max(1, int(config.get("max_batch_size", 0)))
-    max_idle_ns = int(batching["max_sequence_idle_microseconds"]) * 1000
-    make_slots: Callable[[], Slots]
-    if "oldest" in batching:
-        oldest = batching["oldest"]
-        num_slots = int(oldest["max_candidate_sequences"]) or max_batch_size
-        preferred = tuple(map(int, oldest["preferred_batch_size"])) or (max_batch_size,)
-        delay_ns = int(oldest["max_queue_delay_microseconds"]) * 1000
-        make_slots = lambda: OldestSlots(num_slots, max_batch_size, preferred, delay_ns)  # noqa: E731
-    else:
-        direct = batching.get("direct", {})
-        delay_ns = int(direct.get("max_queue_delay_microseconds", 0)) * 1000
-        # Triton's rule: it waits only where both are set.
-        num_wanted = ceil(direct.get("minimum_slot_utilization", 0.0) * num_slots) if delay_ns else 0
-        make_slots = lambda: DirectSlots(delay_ns, num_wanted)  # noqa: E731
+    batching, num_slots = config["sequence_batching"], sequences.num_slots(config)
     return SequenceScheduler(
-        make_slots,
+        slots_from_config(batching, num_slots, max(1, int(config.get("max_batch_size", 0)))),
         num_slots,
-        max_idle_ns,
+        int(batching["max_sequence_idle_microseconds"]) * 1000,
         max_total_queue,
         is_iterative=batching["iterative_sequence"],
         waits_for_answers=not config.get("model_transaction_policy", {}).get("decoupled"),

@@ -9,7 +9,9 @@ There is at most one request per slot, the next one of the sequence that has it.
 Pure policy, runs in the batcher.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from math import ceil
+from typing import Any, Protocol
 
 from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
@@ -109,3 +111,17 @@ class OldestSlots:
 
 def _age(request: QueuedRequest) -> tuple[int, int]:
     return request.arrival_ns, request.key
+
+
+def slots_from_config(batching: dict[str, Any], num_slots: int, max_batch_size: int) -> Callable[[], Slots]:
+    """What makes the slots of an instance, by a model's `sequence_batching`."""
+    if "oldest" in batching:
+        oldest = batching["oldest"]
+        preferred = tuple(map(int, oldest["preferred_batch_size"])) or (max_batch_size,)
+        delay_ns = int(oldest["max_queue_delay_microseconds"]) * 1000
+        return lambda: OldestSlots(num_slots, max_batch_size, preferred, delay_ns)
+    direct = batching.get("direct", {})
+    delay_ns = int(direct.get("max_queue_delay_microseconds", 0)) * 1000
+    # Triton's rule: it waits only where both are set.
+    num_wanted = ceil(direct.get("minimum_slot_utilization", 0.0) * num_slots) if delay_ns else 0
+    return lambda: DirectSlots(delay_ns, num_wanted)

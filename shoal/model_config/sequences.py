@@ -45,6 +45,15 @@ def completed(given: Config, max_batch_size: int) -> Config:
     return given
 
 
+def num_slots(config: Config) -> int:
+    """How many sequences an instance can have at once; 0 of a model without `sequence_batching`."""
+    given = batching(config)
+    if given is None:
+        return 0
+    candidates = int(given["oldest"]["max_candidate_sequences"]) if "oldest" in given else 0
+    return candidates or max(1, int(config.get("max_batch_size", 0)))
+
+
 def controls(config: Config) -> list[Control]:
     """The control tensors of a configuration that has been checked."""
     found = []

@@ -8,8 +8,9 @@ import math
 from typing import Any
 
 from shoal.datatypes import BY_CONFIG_NAME
+from shoal.model_config import sequences
 from shoal.options import ServerOptions
-from shoal.shm.layout import UNIT, Geometry
+from shoal.shm.layout import UNIT, WORD, Geometry
 from shoal.shm.port import RECORDS_PER_REQUEST
 from shoal.shm.shares import MODELS_AT_ONCE
 
@@ -67,9 +68,11 @@ def worker_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:
 
 
 def worker_link_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:
-    """The batcher's segment towards a worker: a batch's items, and a FREE for every block, its slab's and others."""
+    """The batcher's segment towards a worker: a batch's items, and a FREE for every block, its slab's and others; the
+    table of the slots that sequences have."""
     num_blocks = worker_slab_nbytes(config, options) // UNIT + MAX_OVERSIZE_SEGMENTS
-    return Geometry(num_blocks + max(1, config["max_batch_size"]) + SPARE_RECORDS, 0)
+    slots_nbytes = 4 * WORD * sequences.num_slots(config)
+    return Geometry(num_blocks + max(1, config["max_batch_size"]) + SPARE_RECORDS, -(-slots_nbytes // UNIT) * UNIT)
 
 
 def oversize_geometry(payload_nbytes: int) -> Geometry:

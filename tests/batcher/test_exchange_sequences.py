@@ -107,11 +107,28 @@ def test_a_workers_death_ends_the_sequences_it_has_begun() -> None:
     assert given(successor) == [(3, START | END | 1 << 8, 8)]
 
 
-def test_what_a_worker_had_not_begun_is_lost_with_its_sequence() -> None:
+def test_a_sequence_that_a_dead_worker_had_not_begun_moves_to_another() -> None:
     star, client, _ = begun()
     star.remove_worker(WORKER, DEAD_NS)
     star.exchange.step(now_ns=DEAD_NS)
-    assert sorted(replies(client)) == [(1, Reason.SEQUENCE_LOST), (2, Reason.SEQUENCE_LOST)]
+    assert replies(client) == []
+    other = star.add_worker(WORKER + 1, star.model(MODEL))
+    star.exchange.step(now_ns=DEAD_NS + 1)
+    assert given(other) == [(1, START | 1 << 8, NAME)]
+    answer(other, 1, 1)
+    star.exchange.step(now_ns=DEAD_NS + 2)
+    assert given(other) == [(2, 1 << 8, NAME)]
+    assert replies(client) == [(1, 0)]
+
+
+def test_a_later_request_that_a_dead_worker_had_not_begun_is_lost_with_its_sequence() -> None:
+    star, client, worker = begun()
+    worker.begin(1)
+    answer(worker, 1, 1)
+    star.exchange.step(now_ns=600)
+    star.remove_worker(WORKER, DEAD_NS)
+    star.exchange.step(now_ns=DEAD_NS)
+    assert replies(client) == [(1, 0), (2, Reason.SEQUENCE_LOST)]
 
 
 def test_an_instance_is_free_when_it_has_answered() -> None:
@@ -134,18 +151,3 @@ def test_a_decoupled_model_says_when_it_is_free() -> None:
     answer(worker, 1, 1, READY)
     star.exchange.step(now_ns=600)
     assert [number for number, _, _ in given(worker)] == [2]
-
-
-def test_a_successor_knows_no_sequences() -> None:
-    star, client, worker = begun()
-    star.succeed()
-    ask(client, 1, NAME, START)
-    ask(client, 2, NAME)
-    ask(client, 3, 8, START | END)
-    star.exchange.resume(now_ns=600)
-    assert replies(client) == [(2, Reason.TAKEN_OVER), (3, Reason.TAKEN_OVER)]
-    answer(worker, 1, 1)
-    ask(client, 4, 8, START)
-    star.exchange.step(now_ns=700)
-    assert replies(client) == [(1, 0)]
-    assert given(worker) == [(4, START | 1 << 8, 8)]

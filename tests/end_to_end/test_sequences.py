@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from shoal import Client
 from tests.end_to_end.sequence_models import write_models
-from tests.end_to_end.server import DEADLINE_S, Server, serving, title
+from tests.end_to_end.server import DEADLINE_S, Server, await_standby, serving, title
 
 #: One request: model, number, id, flags as tritonclient calls them. Gives Y, and TOLD where the model tells anything.
 Ask = Callable[..., tuple[int, str]]
@@ -217,6 +217,26 @@ def test_a_dead_instance_ends_its_sequences(server: Server) -> None:
         assert server.read_log(b"instance 'plain_0_0' (pid ", start=start)
         assert ask("plain", 5, 78, **FIRST, **LAST)[0] == 5  # by another
         assert ask("plain", 2, 77, **FIRST, **LAST)[0] == 2
+
+
+def test_sequences_survive_a_batchers_death(server: Server) -> None:
+    """Twice: what the second successor knows, the first has written down."""
+    ask, client = asker(triton_http, server.url)
+    with client:
+        for model in ("plain", "direct", "onnx"):
+            ask(model, 1, 81, **FIRST)
+            ask(model, 10, 82, **FIRST)
+        for number in (1, 2):
+            await_standby(server)
+            (batcher,) = [pid for pid in server.children if title(pid) == "shoal batcher"]
+            os.kill(batcher, signal.SIGKILL)
+            for model in ("plain", "direct", "onnx"):
+                assert ask(model, 1, 81)[0] == 1 + number
+                assert ask(model, 10, 82)[0] == 10 + 10 * number
+        for model in ("plain", "direct", "onnx"):
+            assert ask(model, 1, 81, **LAST)[0] == 4
+            assert ask(model, 10, 82, **LAST)[0] == 40
+            assert "must specify the START flag" in refusal(ask, model, 1, 81)
 
 
 def test_the_configuration_is_tritons(server: Server) -> None:

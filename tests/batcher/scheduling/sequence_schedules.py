@@ -9,7 +9,8 @@ from typing import Any
 
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.scheduler import from_config
-from shoal.batcher.scheduling.sequence import SequenceError, SequenceScheduler
+from shoal.batcher.scheduling.sequence import SequenceScheduler
+from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.errors import UnavailableError
 from shoal.reasons import Reason
 from tests.batcher.scheduling.many_seeds import Step, Steps, Told

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.scheduler import from_config
-from shoal.batcher.scheduling.sequence import MAX_LOST, SequenceError, SequenceScheduler
+from shoal.batcher.scheduling.sequence import SequenceScheduler
+from shoal.batcher.scheduling.sequence_values import MAX_LOST, SequenceError
 from shoal.errors import UnavailableError
 from shoal.reasons import Reason
 from tests.batcher.scheduling import sequence_schedules as schedules
