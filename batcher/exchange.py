@@ -285,6 +285,8 @@ class Exchange:
                     if model is not None:
                         self._tell_cancelled(key, model)
                 elif kind == layout.HOLD and self._arrivals.is_resuming:
+                    if record[R.ROWS]:
+                        self.holders.release_owner(client.owner)
                     if client.is_guest:
                         self.blocks.claimed.add(record[R.BLOCK])
                     hold = self.holders.hold_part if record[R.MORE] else self.holders.hold

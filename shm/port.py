@@ -294,10 +294,13 @@ class Port:
 
         A cancelled request is open, too; it is not cancelled again, and its one reply still comes.
         """
+        is_first = 1
         for number, ref in self._held.items():
-            self._writer.push((HOLD, number, 0, ref))
+            self._writer.push((HOLD, number, 0, ref, 0, is_first))
+            is_first = 0
         for number, ref in self._parts.elements():
-            self._writer.push((HOLD, number, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 1))
+            self._writer.push((HOLD, number, 0, ref, 0, is_first, 0, 0, 0, 0, 0, 0, 1))
+            is_first = 0
         for record in self._open.values():
             self._writer.push(record)
         self._must_ring = True

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, FREE, HAVE, HOLD, RELEASE, RESCHEDULE, B, P
-from tests.batcher.star import MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
+from shoal.shm.layout import BATCH_ITEM, DONE, FREE, HAVE, HOLD, RELEASE, RESCHEDULE, RESPONSE, B, P
+from shoal.shm.port import Port
+from shoal.shm.slab import Slab
+from tests.batcher.star import HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
 from tests.batcher.takeover_play import Play, answer, output_block
 
 BATCHING = {"name": "m", "max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 0}}
@@ -233,6 +235,33 @@ def test_batchers_that_die_before_they_serve_lose_nothing(num_deaths: int) -> No
     answer(worker, item)
     star.exchange.resume(now_ns=600)
     assert answers(client) == [(1, Reason.NONE)]
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_what_a_client_said_to_a_successor_that_died_counts_once(is_part: bool) -> None:
+    """A client that is slow says all of it when the next successor has passed over what stood in its ring."""
+    star, client, worker = one_of_each(SINGLE)
+    port = Port(client.own, client.link_view, client.bell, max_in_flight=4)
+    port.add_segment(WORKER, worker.own_view)
+    result = Slab(worker.own).allocate(100)
+    assert result is not None
+    number = port.submit(MODEL, port.allocate(100), HEADER, 1, 0, 100)
+    port.flush()
+    star.exchange.step(now_ns=500)
+    (item,) = worker.heard()
+    worker.say(RESPONSE if is_part else DONE, item[B.KEY], item[B.BATCH], 0, result.ref, HEADER)
+    star.exchange.step(now_ns=600)
+    (reply,) = port.poll()
+    star.succeed()
+    for _ in range(2):
+        port.resubmit()
+    worker.say(HAVE, 0, 0, 0, result.ref)
+    star.exchange.resume(now_ns=700)
+    assert FREE not in [record[0] for record in worker.heard()]
+    port.release(number, reply.part)
+    port.flush()
+    star.exchange.step(now_ns=800)
+    assert [record[:4] for record in worker.heard() if record[0] == FREE] == [(FREE, 0, 0, result.ref)]
 
 
 # --- batches whose answers come one by one: decoupled models, executions split for lack of the GPU's memory ---
