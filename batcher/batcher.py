@@ -1,9 +1,9 @@
 """The batcher process: waits for its bell, lets the exchange handle what came.
 
 Forked by a zygote, or exec'd as `python -m shoal.batcher.batcher`.
-One thread, one epoll: the bell that every client and worker rings, and the control connection. Segments and bells
-arrive as descriptors over the latter and are acknowledged once mapped. Where a batcher has died, the next one is told
-of everybody first, and looks at no ring until all clients have said again what is open.
+One thread, one epoll: a bell of each client and each worker, which says whose ring to look into, and the control
+connection. Segments and bells arrive as descriptors over the latter and are acknowledged once mapped. Where a batcher
+has died, the next one is told of everybody first, and looks at no ring until all clients have said again what is open.
 """
 
 import faulthandler
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shoal import control, fault, log
+from shoal.batcher.bells import Bells
 from shoal.batcher.cached_responses import CachedResponses
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
@@ -42,15 +43,19 @@ from shoal.shm.segment import Segment, SegmentView
 if TYPE_CHECKING:
     from shoal.batcher.redis_connection import RedisConnection
 
-#: Longest sleep. Nothing is due by then; it bounds what a lost wake-up could cost (there is no known way to lose one).
+#: Longest sleep; all rings are looked into after it. Nothing is due by then; it bounds what a lost wake-up could cost
+#: (there is no known way to lose one).
 MAX_SLEEP_S = 10.0
+#: While there is work, all rings are looked into so often: a peer that is quiet does not ring for a RELEASE (ours).
+LOOK_NS = 1_000_000_000
 #: Until it is looked whether a full ring has room again; reading one rings no bell (ours).
 ROOM_SLEEP_S = 0.001
 
 #: Below it a sleep is timed in microseconds: epoll rounds up to whole milliseconds, longer than many a batch takes.
 FINE_SLEEP_S = 0.01
-#: At a time: there are two descriptors and one for each guest, and by default epoll makes room for a thousand.
-MAX_EVENTS = 16
+#: At a time, of as many as there are peers; by default epoll makes room for a thousand, each time. The others are first
+#: the next time.
+MAX_EVENTS = 64
 
 
 class Batcher:
@@ -109,17 +114,18 @@ class Batcher:
         if cache_bytes:
             shared = None if self._redis is None else SharedAnswers(self._redis)
             self._exchange.enable_cache(counters.cache_figures(cache_bytes), time.monotonic_ns, shared)
-        # Changed by control messages: clients' bells by owner, guests' by descriptor; workers that are mapped but not
-        # ready yet; whether a dead batcher's place is still being taken.
+        # Changed by control messages: the bells that peers ring; those of clients, by owner; workers that are mapped
+        # but not ready yet; whether a dead batcher's place is still being taken.
         self._bells: dict[int, Doorbell | GuestBell] = {}
-        self._guest_bells: dict[int, GuestBell] = {}
+        self._rung = Bells(self._poller)
         self._starting: dict[int, Worker] = {}
         self._is_taking_over = is_successor
 
     def run(self) -> None:
         """Serve until the supervisor hangs up."""
-        poller, guest_bells, redis = self._poller, self._guest_bells, self._redis
+        poller, owners, guests, redis = self._poller, self._rung.owners, self._rung.guests, self._redis
         exchange, control_fd = self._exchange, self._channel.fileno()
+        look_ns = 0
         poller.register(self._bell.fd, select.EPOLLIN | select.EPOLLET)
         poller.register(control_fd, select.EPOLLIN)
         while True:
@@ -132,16 +138,28 @@ class Batcher:
                 if 0 < sleep_s < FINE_SLEEP_S:
                     select.select((poller,), (), (), sleep_s)
                     sleep_s = 0
-            for fd, _ in poller.poll(sleep_s, MAX_EVENTS):
-                if fd == control_fd:
-                    self._receive()
-                elif (guest_bell := guest_bells.get(fd)) is not None:
-                    guest_bell.clear()
+            events = poller.poll(sleep_s, MAX_EVENTS)
+            rung_by: list[int] | None = []
+            for fd, _ in events:
+                owner = owners.get(fd)
+                if owner is not None:
+                    if fd in guests:
+                        guests[fd].clear()
+                    if rung_by is not None:
+                        rung_by.append(owner)
                 elif redis is not None and fd == redis.fd:
                     redis.is_ready = True
+                else:  # the supervisor, or the batcher's own bell: quiet peers are looked at, too
+                    rung_by = None
+                    if fd == control_fd:
+                        self._receive()
             if self._is_taking_over:
                 continue
-            exchange.step(time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            exchange.step(now_ns, rung_by if events or sleep_s < MAX_SLEEP_S else None)
+            if now_ns >= look_ns:  # after the step, so that no request waits for it
+                exchange.step(now_ns)
+                look_ns = now_ns + LOOK_NS
             if exchange.reports:
                 self._report()
 
@@ -161,7 +179,7 @@ class Batcher:
         self._exchange.resume(time.monotonic_ns())
 
     def _on_client(self, message: Message, fds: list[int]) -> None:
-        segment, link, bell_fd = fds
+        segment, link, bell_fd, *peers_fds = fds
         owner, is_guest, is_caller = message["owner"], message.get("is_guest", False), message.get("is_caller", False)
         bell = GuestBell(bell_fd) if is_guest else Doorbell(bell_fd)
         self._bells[owner] = bell
@@ -177,22 +195,17 @@ class Batcher:
         except LayoutError:
             self._exchange.distrust(owner)  # a guest's, written over before a successor came to read it
             return
-        if isinstance(bell, GuestBell):
-            # Edges: of one that hung up there is nothing to be cleared.
-            self._poller.register(bell.fd, select.EPOLLIN | select.EPOLLET)
-            self._guest_bells[bell.fd] = bell
+        self._rung.add(owner, bell if isinstance(bell, GuestBell) else Doorbell(*peers_fds))
         if self._is_taking_over:
             client.reader.skip()
         self._exchange.clients[owner] = client
 
     def _on_client_gone(self, message: Message, _fds: list[int]) -> None:
         self._exchange.remove_client(message["owner"])
+        self._rung.remove(message["owner"])
         bell = self._bells.pop(message["owner"], None)
-        if bell is None:
-            return
-        if self._guest_bells.pop(bell.fd, None) is not None:
-            self._poller.unregister(bell.fd)
-        bell.close()
+        if bell is not None:
+            bell.close()
 
     def _on_model(self, message: Message, _fds: list[int]) -> None:
         scheduler = from_config(message["config"], self._max_queue_size, self._latency_target_ms)
@@ -277,7 +290,7 @@ class Batcher:
         self._exchange.blocks.remove(message["owner"])
 
     def _on_worker(self, message: Message, fds: list[int]) -> None:
-        segment, link, bell = fds
+        segment, link, bell, peers_bell = fds
         model = self._exchange.models.get(message["model"])
         if model is None:  # of a dead worker, which a successor is told of
             for fd in fds:
@@ -288,6 +301,7 @@ class Batcher:
             self._limiter.add(worker.owner, Demand.from_message(message["demand"]))
         if self._is_taking_over:
             worker.take_over()
+        self._rung.add(worker.owner, Doorbell(peers_bell))
         self._starting[worker.owner] = worker
 
     def _on_worker_ready(self, message: Message, _fds: list[int]) -> None:
@@ -299,6 +313,7 @@ class Batcher:
 
     def _on_worker_gone(self, message: Message, _fds: list[int]) -> None:
         owner = message["owner"]
+        self._rung.remove(owner)
         worker = self._starting.pop(owner, None) or self._exchange.workers.get(owner)
         if self._limiter is not None:
             self._limiter.remove(owner)

@@ -33,7 +33,8 @@ class Dispatch:
         self.awake = requests.awake
         #: Model → when it must be looked at again though nobody asks.
         self.deadlines: dict[int, int] = {}
-        #: Workers that have something, so that their answers are looked for.
+        #: Workers whose answers are looked for though their bells have not rung: those with several batches, which ring
+        #: after several executions, the last of which may be long.
         self.busy: dict[int, Worker] = {}
 
     def forget(self, model_id: int) -> None:
@@ -86,7 +87,7 @@ class Dispatch:
         worker = self._workers[instance]
         missing, freed, push = worker.missing, worker.freed, worker.writer.push
         worker.num_batches = number = worker.num_batches + 1
-        count = len(requests)
+        count, has_more = len(requests), bool(missing)
         running = Running(number, rows, count)
         if model.order is not None and model.order.begin([request.key for request in requests]):
             worker.note_overlap()  # its answers may be kept back: a successor cannot know which
@@ -100,6 +101,7 @@ class Dispatch:
             )  # fmt: skip
             push(item if model.sequences is None else (*item, request.flags, request.correlation))
         self._counted.add(model)
-        self.busy[instance] = worker
+        if has_more and instance not in self.busy and not worker.overlaps:
+            self.busy[instance] = worker
         worker.must_ring = True
         self._written.add(worker)

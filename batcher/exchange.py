@@ -4,7 +4,7 @@ It sees records only, never a tensor. It reads no clock and waits for nothing: `
 that is there. How a request ends is the business of `open_requests`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import TypeVar
 
@@ -219,13 +219,27 @@ class Exchange:
 
     # --- the loop's body ---
 
-    def step(self, now_ns: int) -> None:
-        """Handle every record that is there, form batches, show everybody what was written for them."""
-        for client in tuple(self.clients.values()):
-            if client.reader.has_unread():
-                self._drain_client(client, now_ns)
-        for worker in tuple(self._busy.values()):
-            self._drain_worker(worker, now_ns)
+    def step(self, now_ns: int, rung_by: Iterable[int] | None = None) -> None:
+        """Handle the records that are there, form batches, show everybody what was written for them.
+
+        `rung_by` are the owners of the peers that have rung: only their rings are looked into, however many others
+        there are; None: all peers' rings.
+        """
+        own = self.blocks.own
+        if rung_by is None or not (own is None or own.is_roomy):
+            self._look_at_clients(now_ns)
+            for worker in tuple(self.workers.values()):
+                self._drain_worker(worker, now_ns)
+        else:
+            for owner in rung_by:
+                if owner in self.workers:
+                    self._drain_worker(self.workers[owner], now_ns)
+                elif owner in self.clients:
+                    self._drain_client(self.clients[owner], now_ns)
+            if self._busy:
+                for worker in tuple(self._busy.values()):
+                    if worker.reader.has_unread():
+                        self._drain_worker(worker, now_ns)
         if self.cached is not None:
             self.cached.advance(now_ns)
         if self._dispatch.deadlines:
@@ -265,6 +279,12 @@ class Exchange:
         return earliest_ns
 
     # --- records from clients ---
+
+    def _look_at_clients(self, now_ns: int) -> None:
+        """Read all clients' rings: RELEASEs stand there for which no bell has rung."""
+        for client in tuple(self.clients.values()):
+            if client.reader.has_unread():
+                self._drain_client(client, now_ns)
 
     def _drain_client(self, client: Client, now_ns: int) -> None:
         try:
@@ -338,7 +358,7 @@ class Exchange:
         for ref in set(unheld):
             if not self.holders.is_held(ref):
                 self.blocks.free(ref)
-        if not (worker.missing or worker.says_more):
+        if self._busy and not (worker.missing or worker.says_more):
             self._busy.pop(worker.owner, None)
         self._read.append(worker)
 
@@ -363,6 +383,7 @@ class Exchange:
             elif kind == layout.RESCHEDULE:
                 executions.reschedule(worker, record, now_ns)
             elif kind == layout.WANT:
+                self._look_at_clients(now_ns)
                 worker.must_ring = True
                 self._written_workers.add(worker)
                 if starver := starved_by(worker, self.holders, self.clients, now_ns):

@@ -71,6 +71,12 @@ class Slab:
         """Blocks handed out and not freed."""
         return len(self._taken)
 
+    @property
+    def is_roomy(self) -> bool:
+        """Whether a block is free that has a quarter of the slab at least, as it was when it was made; False where that
+        is not known without joining blocks."""
+        return any(self._free[-3:])
+
     def allocate(self, nbytes: int) -> Block | None:
         """A block of at least `nbytes`, 4096-byte aligned, contents undefined; None where there is none now."""
         order = ((nbytes - 1) // UNIT).bit_length() if nbytes > UNIT else 0

@@ -2,12 +2,14 @@
 
 from collections import OrderedDict, deque
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.sequence_slots import Slots
 from shoal.errors import InvalidArgumentError
 from shoal.reasons import Reason
+
+if TYPE_CHECKING:
+    from shoal.batcher.scheduling.sequence_slots import Slots
 
 #: Ids of sequences that ended with their instance, for whoever goes on with one (ours).
 MAX_LOST = 1024
@@ -74,7 +76,7 @@ class Instance:
 
     __slots__ = ("num_running", "owners", "running", "slots")
 
-    def __init__(self, slots: Slots, num_running: int) -> None:
+    def __init__(self, slots: "Slots", num_running: int) -> None:
         self.slots = slots
         # Changed by the scheduler; by slot, and by the key of the request that runs.
         self.owners: dict[int, Sequence] = {}

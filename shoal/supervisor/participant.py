@@ -25,6 +25,9 @@ class Participant:
     read_only_fd: int
     link_fd: int
     bell: Doorbell | GuestBell  # a guest's: the batcher's end
+    batcher_bell: Doorbell | None = (
+        None  # rung by it, heard by the batcher, which knows by that whose ring to look into
+    )
     is_joined: bool = False  # others may be told of it, and it of others
     is_caller: bool = False  # a client that is a worker, too: its model calls others
     is_guest: bool = False  # a client that is no process of ours: nobody waits for it, and it is told little unasked
@@ -43,18 +46,23 @@ class Participant:
         for fd in (self.segment_fd, self.read_only_fd, self.link_fd):
             os.close(fd)
         self.bell.close()
+        if self.batcher_bell is not None:
+            self.batcher_bell.close()
 
 
 def client_message(client: Participant) -> tuple[Message, list[int]]:
     """What the batcher hears of a client."""
     fds = [client.read_only_fd, client.link_fd, client.bell.fd]
+    if client.batcher_bell is not None:
+        fds.append(client.batcher_bell.fd)
     kind = {name: True for name in ("is_guest", "is_caller") if getattr(client, name)}
     return {"op": "client", "owner": client.owner, **kind}, fds
 
 
 def worker_message(worker: Participant) -> tuple[Message, list[int]]:
     """What the batcher hears of a worker."""
-    fds = [worker.read_only_fd, worker.link_fd, worker.bell.fd]
+    assert worker.batcher_bell is not None
+    fds = [worker.read_only_fd, worker.link_fd, worker.bell.fd, worker.batcher_bell.fd]
     limited = {} if worker.demand is None else {"demand": worker.demand}
     return {"op": "worker", "owner": worker.owner, "model": worker.model_id, **limited}, fds
 
@@ -70,7 +78,8 @@ def make_participant(
         undo.callback(os.close, link_fd)
         read_only_fd = segment.read_only(segment_fd)
         undo.callback(os.close, read_only_fd)
-        made = Participant(owner, member, segment_fd, read_only_fd, link_fd, Doorbell.create())
+        bell = Doorbell.create()
+        made = Participant(owner, member, segment_fd, read_only_fd, link_fd, bell, Doorbell.create())
         undo.pop_all()
     return made
 

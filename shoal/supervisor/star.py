@@ -218,7 +218,8 @@ class Star:
     def _welcome_client(self, client: Participant, welcome: Message, then: Callable[[Participant], None]) -> None:
         link_fd = segment.read_only(client.link_fd)
         counters_fd = segment.read_only(self._counters_fd)
-        fds = [client.segment_fd, link_fd, client.bell.fd, self._batcher_bell.fd, counters_fd]
+        assert client.batcher_bell is not None
+        fds = [client.segment_fd, link_fd, client.bell.fd, client.batcher_bell.fd, counters_fd]
         message = {"op": "joined", "correlation_key": self.correlation_key, **welcome}
         self.acknowledgements.announce([(client.member, message, fds)], lambda: then(client))
         os.close(link_fd)
@@ -263,7 +264,8 @@ class Star:
             worker.close()
             raise
         self.workers[worker.owner] = worker
-        fds = [worker.segment_fd, link_fd, worker.bell.fd, self._batcher_bell.fd]
+        assert worker.batcher_bell is not None
+        fds = [worker.segment_fd, link_fd, worker.bell.fd, worker.batcher_bell.fd]
         # The log's settings again: they may have changed while it loaded, when it heard nothing.
         member.send({"op": "memory", "owner": worker.owner, "epoch": 1, "log": self.log_settings}, fds)
         os.close(link_fd)

@@ -45,11 +45,11 @@ class Supervisor:
         own = segment.create(kind, owner, 1, GEOMETRY, sealed=True)
         link = segment.create(LINK, owner, 1, GEOMETRY, sealed=False)
         views = segment.read_only(own), segment.read_only(link)
-        bell = Doorbell.create()
-        self.tell({**message, "owner": owner}, views[0], link, bell.fd)
+        bell, batcher_bell = Doorbell.create(), Doorbell.create()
+        self.tell({**message, "owner": owner}, views[0], link, bell.fd, batcher_bell.fd)
         os.close(views[0])
         os.close(link)
-        return End(Segment.attach(own), SegmentView.attach(views[1]), bell, self.bell)
+        return End(Segment.attach(own), SegmentView.attach(views[1]), bell, batcher_bell)
 
     def add_worker(self, owner: int) -> "End":
         """Introduce a worker to which batches may go."""

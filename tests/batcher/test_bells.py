@@ -1,0 +1,170 @@
+"""Who rings is looked at, and who does not only where something may stand in its ring that others wait for."""
+
+import select
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from shoal.batcher import batcher as loop
+from shoal.batcher.bells import Bells
+from shoal.shm.doorbell import Doorbell, GuestBell
+from shoal.shm.layout import BATCH_ITEM, CLIENT, DONE, FREE, RELEASE, REPLY, WANT, B, P, pack_ref
+from shoal.shm.ring import RingReader
+from tests.batcher.ensemble_star import CHAIN, Sky
+from tests.batcher.star import HEADER, SINGLE, WORKER, End, Star, ask, one_of_each
+from tests.batcher.test_batcher import FIRST, FRONT_END, Supervisor, answer, batching
+from tests.batcher.test_batcher import End as Peer
+from tests.batcher.test_batcher import ask as ask_for
+
+OTHER = 22
+MANY = 8
+OUTPUT_BLOCK = pack_ref(WORKER, 2, 1)
+
+
+def execute(worker: End) -> None:
+    for item in worker.heard():
+        if item[0] == BATCH_ITEM:
+            worker.say(DONE, item[B.KEY], item[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
+
+
+def served(*, count: int) -> tuple[Star, End, End]:
+    """A star of one client and one worker, which has answered some requests that the client has not released."""
+    star, client, worker = one_of_each(SINGLE)
+    for number in range(1, count + 1):
+        ask(client, number)
+        star.exchange.step(500, [client.owner])
+        execute(worker)
+        star.exchange.step(500, [WORKER])
+    client.heard()
+    return star, client, worker
+
+
+def test_only_the_rings_of_those_that_have_rung_are_looked_into() -> None:
+    star, client, worker = one_of_each(SINGLE)
+    other = star.add_client(OTHER)
+    ask(client, 1)
+    ask(other, 1)
+    star.exchange.step(500, [other.owner])
+    assert [item[B.KEY] >> 40 for item in worker.heard()] == [OTHER]
+    star.exchange.step(500, [])
+    assert star.exchange.num_open == 1
+    star.exchange.step(500)
+    assert star.exchange.num_open == 2
+
+
+def test_whoever_is_gone_may_have_rung() -> None:
+    star, client, _ = one_of_each(SINGLE)
+    star.exchange.remove_client(client.owner)
+    star.remove_worker(WORKER, 500)
+    star.exchange.step(500, [client.owner, WORKER, 99])
+    assert star.exchange.num_open == 0
+
+
+def test_a_worker_that_lacks_memory_gets_what_clients_have_released_without_ringing() -> None:
+    star, client, worker = served(count=1)
+    client.say(RELEASE, 1)
+    star.exchange.step(600, [])
+    assert worker.heard() == []
+    worker.say(WANT)
+    star.exchange.step(600, [WORKER])
+    assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, OUTPUT_BLOCK)]
+
+
+def test_answers_before_a_long_execution_are_seen_though_their_worker_does_not_ring() -> None:
+    star, client, worker = served(count=40)  # so fast that it is given work ahead
+    ask(client, 41, 42)
+    star.exchange.step(500, [client.owner])
+    first, _ = [item for item in worker.heard() if item[0] == BATCH_ITEM]
+    worker.say(DONE, first[B.KEY], first[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
+    star.exchange.step(700, [])
+    assert [reply[P.NUMBER] for reply in client.heard()] == [41]
+
+
+def test_without_room_for_ensembles_all_rings_are_looked_into() -> None:
+    sky = Sky(CHAIN, (5, 6))
+    own = sky.exchange.blocks.own
+    assert own is not None
+    ask(sky.client, 1)
+    sky.exchange.step(500, [])
+    assert sky.exchange.num_open == 0
+    while own.is_roomy:
+        assert own.allocate(4096) is not None
+    sky.exchange.step(500, [])
+    assert sky.exchange.num_open == 1
+
+
+def test_bells_know_whose_they_are_and_are_closed_with_their_peers() -> None:
+    with select.epoll() as poller:
+        bells = Bells(poller)
+        plain, (near, far) = Doorbell.create(), GuestBell.pair()
+        bells.add(1, plain)
+        bells.add(2, near)
+        for _ in range(2):  # edges: each ring is one
+            plain.ring()
+            far.ring()
+            assert sorted(bells.owners[fd] for fd, _ in poller.poll(0)) == [1, 2]
+            assert poller.poll(0) == []
+        assert list(bells.guests.values()) == [near]
+        for owner in (1, 2, 2, 3):
+            bells.remove(owner)
+        assert (bells.owners, bells.guests, plain.fd, near.fd) == ({}, {}, -1, -1)
+
+
+# --- the loop itself ---
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the batcher's thread, which never looks at all rings unasked, looks into a ring."""
+    counts: Counter[str] = Counter()
+    monkeypatch.setattr(loop, "LOOK_NS", 10**18)
+
+    def counted(name: str) -> Any:
+        original = getattr(RingReader, name)
+
+        def look(reader: RingReader) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                counts[name] += 1
+            return original(reader)
+
+        return look
+
+    for name in ("read", "has_unread"):
+        monkeypatch.setattr(RingReader, name, counted(name))
+    return counts
+
+
+def test_a_lone_request_costs_no_look_more_beside_busy_workers_and_idle_clients(looks: Counter[str]) -> None:
+    with batching() as supervisor:
+        client, worker = supervisor.add(CLIENT, FRONT_END, op="client"), supervisor.add_worker(FIRST)
+
+        def lone(number: int) -> int:
+            """How many looks one request takes."""
+            looks.clear()
+            ask_for(client, number)
+            answer(worker, worker.hear())
+            assert client.hear()[:2] == (REPLY, number)
+            return looks.total()
+
+        lone(1)  # the batcher has done with what it was told last
+        alone = lone(2)
+        busy = _keep_busy(supervisor, client, worker)
+        lone(100)
+        assert lone(101) == alone <= 4
+        for each, item in busy:
+            answer(each, item)
+            client.hear()
+
+
+def _keep_busy(supervisor: Supervisor, client: Peer, worker: Peer) -> list[tuple[Peer, tuple[int, ...]]]:
+    """Many clients that are idle, many workers that execute, and the first one idle again."""
+    for owner in range(50, 50 + MANY):
+        supervisor.add(CLIENT, owner, op="client")
+    workers = [supervisor.add_worker(owner) for owner in range(70, 70 + MANY)]
+    for number in range(10, 11 + MANY):
+        ask_for(client, number)
+    answer(worker, worker.hear())
+    client.hear()
+    return [(each, each.hear()) for each in workers]
