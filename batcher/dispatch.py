@@ -5,6 +5,7 @@ Lives in the batcher. Whom a batch was written for joins `written`; the exchange
 
 from collections.abc import Mapping
 
+from shoal.batcher.due_models import DueModels
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Model, Running, Worker
 from shoal.batcher.scheduling.contract import Sequences
@@ -31,8 +32,7 @@ class Dispatch:
         self._limiter = limiter
         # Changed by form_batches, and by whatever gives a model something to do, or takes it away.
         self.awake = requests.awake
-        #: Model → when it must be looked at again though nobody asks.
-        self.deadlines: dict[int, int] = {}
+        self.deadlines = DueModels()
         #: Workers whose answers are looked for though their bells have not rung: those with several batches, which ring
         #: after several executions, the last of which may be long.
         self.busy: dict[int, Worker] = {}
@@ -40,13 +40,12 @@ class Dispatch:
     def forget(self, model_id: int) -> None:
         """A model version is gone."""
         self.awake.pop(model_id, None)
-        self.deadlines.pop(model_id, None)
+        self.deadlines.forget(model_id)
 
     def wake_due(self, now_ns: int) -> None:
         """Models whose time has come are awake."""
-        for model_id, deadline in self.deadlines.items():
-            if deadline <= now_ns:
-                self.awake[model_id] = self._models[model_id]
+        for model_id in self.deadlines.take(now_ns):
+            self.awake[model_id] = self._models[model_id]
 
     def form_batches(self, now_ns: int) -> None:
         """Of all that are awake; then none is, but for those whose batches may leave the rate limiter now."""
@@ -62,9 +61,9 @@ class Dispatch:
                 self._note_slots(model.sequences)
             deadline = scheduler.next_deadline_ns()
             if deadline is not None:
-                self.deadlines[model.id] = deadline
+                self.deadlines.set(model.id, deadline)
             elif self.deadlines:
-                self.deadlines.pop(model.id, None)
+                self.deadlines.forget(model.id)
         self.awake.clear()
         if self._limiter is not None:
             for instance in self._limiter.allocate():

@@ -273,7 +273,7 @@ class Exchange:
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
         deadlines = self._dispatch.deadlines
-        earliest_ns = min(deadlines.values()) if deadlines else None
+        earliest_ns = deadlines.next_ns() if deadlines else None
         if self.cached is not None and (cached_ns := self.cached.deadline_ns) is not None:
             return cached_ns if earliest_ns is None else min(cached_ns, earliest_ns)
         return earliest_ns
