@@ -3,7 +3,8 @@
 Forked by a zygote, or exec'd as `python -m shoal.batcher.batcher`.
 One thread, one epoll: a bell of each client and each worker, which says whose ring to look into, and the control
 connection. Segments and bells arrive as descriptors over the latter and are acknowledged once mapped. Where a batcher
-has died, the next one is told of everybody first, and looks at no ring until all clients have said again what is open.
+has died, the next one is told of everybody first, and looks at no client's ring until that client has said again what
+is open.
 """
 
 import faulthandler
@@ -91,6 +92,7 @@ class Batcher:
             "memory": self._on_memory,
             "ensemble": self._on_ensemble,
             "ensemble_models": self._on_ensemble_models,
+            "client_told": lambda message, _fds: self._exchange.hear_late_client(message["owner"], time.monotonic_ns()),
             "client_gone": self._on_client_gone,
             "model": self._on_model,
             "model_groups": self._on_model_groups,
@@ -196,9 +198,11 @@ class Batcher:
             self._exchange.distrust(owner)  # a guest's, written over before a successor came to read it
             return
         self._rung.add(owner, bell if isinstance(bell, GuestBell) else Doorbell(*peers_fds))
-        if self._is_taking_over:
+        if message.get("is_late", False):
             client.reader.skip()
-        self._exchange.clients[owner] = client
+            self._exchange.add_late_client(client)
+        else:
+            self._exchange.clients[owner] = client
 
     def _on_client_gone(self, message: Message, _fds: list[int]) -> None:
         self._exchange.remove_client(message["owner"])

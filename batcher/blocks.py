@@ -1,5 +1,6 @@
 """Whose a block of shared memory is: where it can be read, and who must be told that nobody holds it."""
 
+from shoal.batcher.late_clients import LateClients
 from shoal.batcher.peers import Client, Worker
 from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
 from shoal.shm.segment import Segment, SegmentView
@@ -12,7 +13,9 @@ class Blocks:
     Whom something must be told joins `written`.
     """
 
-    def __init__(self, clients: dict[int, Client], workers: dict[int, Worker], written: set[Worker]) -> None:
+    def __init__(
+        self, clients: dict[int, Client], workers: dict[int, Worker], written: set[Worker], late: LateClients
+    ) -> None:
         self._clients = clients
         self._workers = workers
         self._written = written
@@ -21,8 +24,7 @@ class Blocks:
         # Changed by add_payload and remove: what of them ensembles may have to read, and who has asked for it.
         self._payloads: dict[int, SlabView] = {}
         self._askers: dict[int, int] = {}
-        #: Blocks that guests say they hold, until the workers whose they are have named them. Changed by the exchange.
-        self.claimed: set[int] = set()
+        self._late = late
         #: The batcher's own memory, from the first ensemble on.
         self.own: Slab | None = None
         self._own_owner = 0
@@ -86,11 +88,11 @@ class Blocks:
 
     def free(self, ref: int) -> None:
         """Nobody holds the block any more: its owner is told."""
-        if ref in self.claimed:
-            return  # its worker, which may have taken it for something else by now, is yet to say that it has it
         owner = ref >> OWNER_SHIFT
         worker = self._workers.get(owner) or self.results.get(owner)
         if worker is not None:
+            if self._late.are_any and self._late.withholds(ref):
+                return
             worker.freed.append(ref)
             self._written.add(worker)
             # A block of its slab can wait for the worker's next batch, unless it waits for memory itself.

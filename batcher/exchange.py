@@ -17,6 +17,7 @@ from shoal.batcher.ensembles import Ensembles
 from shoal.batcher.executions import Executions
 from shoal.batcher.guests import greedy, starved_by
 from shoal.batcher.holders import Holders
+from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
 from shoal.batcher.peers import Client, Model, Peer, Worker
 from shoal.batcher.retirement import Retirement
@@ -55,9 +56,10 @@ class Exchange:
         self.holders = Holders()
         self._written_workers: set[Worker] = set()
         self._written_clients: set[Client] = set()
-        self.blocks = Blocks(self.clients, self.workers, self._written_workers)
+        self._late = LateClients(self.holders)
+        self.blocks = Blocks(self.clients, self.workers, self._written_workers, self._late)
         self._counted: set[Model] = set()
-        self._requests = OpenRequests(self.holders, self._written_clients, self._counted)
+        self._requests = OpenRequests(self.holders, self._written_clients, self._counted, self._late)
         self._dispatch = Dispatch(
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
         )
@@ -127,6 +129,26 @@ class Exchange:
         self.models[ensemble.id] = ensemble
         self.ensembles.add(ensemble)
 
+    def add_late_client(self, client: Client) -> None:
+        """A dead batcher's client, which has not said again what is open and what it holds: nothing of it is read."""
+        self._late.add(client)
+
+    def hear_late_client(self, owner: int, now_ns: int) -> None:
+        """A late client has said again what is open and what it holds: from now on it is like others."""
+        client = self._late.pop(owner)
+        if client is None:
+            return
+        self.clients[owner] = client
+        in_hand = {key for worker in self.workers.values() for key in worker.missing}
+        self._arrivals.resume(in_hand.union(self._late.answered_of(owner)))
+        self._drain_client(client, now_ns)
+        self._arrivals.end_resuming()
+        self._settle_late(owner, now_ns)
+
+    def _settle_late(self, owner: int, now_ns: int) -> None:
+        for ref in self._late.settle(owner, now_ns):
+            self.blocks.free(ref)
+
     def expect_worker(self, owner: int) -> None:
         """A worker has told this successor which blocks it has; it need not have been given anything for that."""
         worker = self.workers.get(owner)
@@ -165,9 +187,12 @@ class Exchange:
 
     def remove_client(self, owner: int) -> None:
         """A client is dead, with all it asked and held."""
-        client = self.clients.pop(owner, None)
+        late = self._late.pop(owner)
+        client = self.clients.pop(owner, None) or late
         if client is None:
             return
+        if late is not None:
+            self._settle_late(owner, 0)  # nothing of it is open
         self._written_clients.discard(client)
         for key, model in self._requests.forget(client):
             self._tell_cancelled(key, model)
@@ -200,7 +225,7 @@ class Exchange:
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
 
     def resume(self, now_ns: int) -> None:
-        """Take a dead batcher's place: every client has said again what is open and what it holds.
+        """Take a dead batcher's place: every client that is not late has said again what is open and what it holds.
 
         What a worker has from the dead one stays with it; the rest is queued, and times count from now.
         """
@@ -216,6 +241,7 @@ class Exchange:
             self._written_workers.add(worker)
         self.step(now_ns)
         self._arrivals.end_resuming()
+        self._late.begin()
 
     # --- the loop's body ---
 
@@ -263,6 +289,8 @@ class Exchange:
         self._read.clear()
         if self._retirement.models or self._retirement.workers:
             in_use = self.ensembles.in_use | (set() if self.cached is None else self.cached.in_use)
+            if self._late.has_front_end:
+                in_use |= self.models.keys()  # it may have requests to any of them
             self.reports += self._retirement.reports(self.workers.values(), in_use)
 
     @property
@@ -305,10 +333,10 @@ class Exchange:
                     if model is not None:
                         self._tell_cancelled(key, model)
                 elif kind == layout.HOLD and self._arrivals.is_resuming:
-                    if record[R.ROWS]:
-                        self.holders.release_owner(client.owner)
+                    if record[R.MODEL]:
+                        self._late.begin_again(client.owner)
                     if client.is_guest:
-                        self.blocks.claimed.add(record[R.BLOCK])
+                        self._late.claim(record[R.BLOCK])
                     hold = self.holders.hold_part if record[R.MORE] else self.holders.hold
                     hold(record[R.BLOCK], client.first_key + record[R.NUMBER])
                 elif kind == layout.TRACE:
@@ -353,8 +381,6 @@ class Exchange:
             self.remove_worker(worker.owner, now_ns, Reason.DAMAGED)
             self.reports.append({"op": "distrusted", "owner": worker.owner})
             return
-        if self.blocks.claimed:
-            self.blocks.claimed.difference_update(unheld)
         for ref in set(unheld):
             if not self.holders.is_held(ref):
                 self.blocks.free(ref)
@@ -365,6 +391,8 @@ class Exchange:
     def _obey_worker(self, worker: Worker, records: Sequence[Record], now_ns: int) -> list[int]:
         """Put what a worker says in force. Returns the blocks that it names, which are all its own: a record that names
         another process's changes nothing, and raises LayoutError."""
+        if self._late.are_any:
+            self._late.heard(records)
         named = []
         owner, executions = worker.owner, self._executions
         for record in records:

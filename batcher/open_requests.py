@@ -6,6 +6,7 @@ back into its queue instead where its worker dies before its turn, or says so. L
 
 from shoal.batcher import statistics
 from shoal.batcher.holders import Holders
+from shoal.batcher.late_clients import LateClients
 from shoal.batcher.peers import Client, Model, Reply, Worker
 from shoal.batcher.scheduling.admission import LateError
 from shoal.batcher.scheduling.queue import QueuedRequest
@@ -30,10 +31,11 @@ MAX_BACKLOG = 65536
 class OpenRequests(dict[int, OpenRequest]):
     """By key. Whom a reply was written for joins `written`, whose figures have changed joins `counted`."""
 
-    __slots__ = ("_counted", "_holders", "_responded", "_second_chances", "_written", "awake")
+    __slots__ = ("_counted", "_holders", "_late", "_responded", "_second_chances", "_written", "awake")
 
-    def __init__(self, holders: Holders, written: set[Client], counted: set[Model]) -> None:
+    def __init__(self, holders: Holders, written: set[Client], counted: set[Model], late: LateClients) -> None:
         super().__init__()
+        self._late = late
         self._holders = holders
         self._written = written
         self._counted = counted
@@ -49,6 +51,7 @@ class OpenRequests(dict[int, OpenRequest]):
         """A worker has answered, and will again: a part of the whole. Returns the model where the request fails now."""
         request = self.get(key)
         if request is None:
+            self._late.keep(key, lambda then_ns: self.respond(key, status, ref, header, then_ns, num_pieces), ref)
             return None
         client, model, number, _, _, _, _, _ = request
         num_kept = 0 if model.order is None else model.order.num_kept(key)
@@ -75,6 +78,9 @@ class OpenRequests(dict[int, OpenRequest]):
         """A worker has answered: its words go to the client, which holds the answer's block from now on."""
         request = self.pop(key, None)
         if request is None:
+            self._late.keep(
+                key, lambda then_ns: self.answer(key, status, ref, header, compute, then_ns, num_pieces), ref
+            )
             return
         client, model, number, _, _, start_ns, queue_ns, queued = request
         if ref:
@@ -116,6 +122,7 @@ class OpenRequests(dict[int, OpenRequest]):
         """
         request = self.pop(key, None)
         if request is None:
+            self._late.keep(key, lambda then_ns: self.fail(key, reason, then_ns, cell, detail))
             return None
         client, model, number, _, _, start_ns, _, _ = request
         self._forget(key)
@@ -235,6 +242,7 @@ class OpenRequests(dict[int, OpenRequest]):
             self._counted.add(model)
             self.awake[model.id] = model
         owner = client.owner
+        self._second_chances -= {key for key in self._second_chances if key >> NUMBER_BITS == owner}
         for order in orders:
             if order is not None:
                 self._say_all(order.forget(lambda key: key >> NUMBER_BITS == owner))

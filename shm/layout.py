@@ -202,7 +202,7 @@ class R:
     """Words of REQUEST; CANCEL, RELEASE and TRACE use NUMBER. Times are monotonic nanoseconds.
 
     HOLD, which uses NUMBER and BLOCK, tells a new batcher of a reply's block that has not been released; with a 1 in
-    ROWS it is the first: those that another new batcher, which has died, was told of are void. TRACE asks for
+    MODEL it is the first: those that another new batcher, which has died, was told of are void. TRACE asks for
     the times in the reply to a request that stands before it. Where the reply that is meant was not the last one,
     RELEASE has its BLOCK, too, and HOLD has a 1 in MORE; where it was, RELEASE may have the numbers of further such
     replies from HEADER on, up to the first 0. CANCEL has a 1 in MORE where the client may still read: then

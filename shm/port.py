@@ -94,7 +94,7 @@ class Port:
         self._pieces: dict[tuple[int, int], list[int]] = {}
         self._released: list[int] = []  # last replies that the next RELEASE names
         self._segments: dict[int, SlabView] = {}
-        self._asks_for_segments = asks_for_segments
+        self.asks_for_segments = asks_for_segments
         #: Of one that asks: the segment that the oldest of `_unread` lies in (0 = none); what has come since.
         self.wanted = 0
         self._unread: list[Record] = []
@@ -292,14 +292,15 @@ class Port:
     def resubmit(self) -> None:
         """The batcher is dead: tell its successor what is open and what is held. Collect what the dead one said first.
 
-        A cancelled request is open, too; it is not cancelled again, and its one reply still comes.
+        A cancelled request is open, too; it is not cancelled again, and its one reply still comes. The first HOLD says
+        that it is: where two batchers die in a row, a client may say all this twice before the third one reads it.
         """
         is_first = 1
         for number, ref in self._held.items():
-            self._writer.push((HOLD, number, 0, ref, 0, is_first))
+            self._writer.push((HOLD, number, is_first, ref))
             is_first = 0
         for number, ref in self._parts.elements():
-            self._writer.push((HOLD, number, 0, ref, 0, is_first, 0, 0, 0, 0, 0, 0, 1))
+            self._writer.push((HOLD, number, is_first, ref, 0, 0, 0, 0, 0, 0, 0, 0, 1))
             is_first = 0
         for record in self._open.values():
             self._writer.push(record)
@@ -326,7 +327,7 @@ class Port:
         """
         replies = []
         opened, free = self._open, self.slab.free
-        for record in self._drain() if self._asks_for_segments else self._reader.drain():
+        for record in self._drain() if self.asks_for_segments else self._reader.drain():
             kind, number, status, ref, span, reason, detail, _, _, _, _, _, more, num_pieces, _, _ = record
             if kind != REPLY:
                 raise LayoutError(f"the batcher sent a record of kind {kind}")

@@ -1,6 +1,6 @@
 """A star in one process: real segments, rings and doorbells; the test plays clients and workers by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from shoal.batcher.ensemble import Ensemble
@@ -156,8 +156,9 @@ class Star:
         """What readers of the counters see of a model."""
         return self._table_view.read(model_id).cells
 
-    def succeed(self) -> None:
-        """The batcher is dead. Another one is told of everybody; it serves after `exchange.resume`."""
+    def succeed(self, late: Collection[int] = ()) -> None:
+        """The batcher is dead. Another one is told of everybody; it serves after `exchange.resume`, those clients that
+        are late after `exchange.hear_late_client`."""
         self.exchange = Exchange(WALL_OFFSET_NS, 1000)
         self.batcher_owner += 1
         for model_id, (config, may_run_again) in self._models.items():
@@ -167,7 +168,10 @@ class Star:
         for end in self._clients:
             client = Client(end.owner, end.link, end.own_view, end.bell, is_guest=end.owner in self._guests)
             client.reader.skip()
-            self.exchange.clients[end.owner] = client
+            if end.owner in late:
+                self.exchange.add_late_client(client)
+            else:
+                self.exchange.clients[end.owner] = client
         for end, model_id in self._workers:
             worker = Worker(end.owner, end.link, end.own_view, end.bell, self.exchange.models[model_id])
             worker.take_over()

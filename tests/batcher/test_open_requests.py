@@ -1,6 +1,7 @@
 """The open requests by themselves: each way in which one ends, and that it ends once."""
 
 from shoal.batcher.holders import Holders
+from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Client, Model, Running, Worker
 from shoal.batcher.scheduling.queue import QueuedRequest
@@ -22,7 +23,7 @@ class Table:
         self.end = End(layout.CLIENT, CLIENT)
         self.client = Client(CLIENT, self.end.link, self.end.own_view, self.end.bell)
         self.holders, self.written, self.counted = Holders(), set[Client](), set[Model]()
-        self.requests = OpenRequests(self.holders, self.written, self.counted)
+        self.requests = OpenRequests(self.holders, self.written, self.counted, LateClients(self.holders))
         for number in range(1, num_requests + 1):
             queued = QueuedRequest(key(number), 1, 0, 500)
             self.requests[key(number)] = (self.client, self.model, number, INPUT_BLOCK, HEADER, 100, 500, queued)
