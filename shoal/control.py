@@ -11,6 +11,7 @@ import array
 import errno
 import os
 import secrets
+import select
 import socket
 import stat
 import struct
@@ -126,6 +127,12 @@ class Channel:
     def acknowledge(self, message: Message) -> None:
         """Tell the sender that what `message` says is in force here."""
         self.send({"op": "ack", "seq": message["seq"]})
+
+    def is_hung_up(self) -> bool:
+        """Whether the peer has closed its end, as far as is known now; there may be messages left to receive."""
+        poller = select.poll()
+        poller.register(self.fileno(), select.POLLRDHUP)
+        return bool(poller.poll(0))
 
     def shutdown(self) -> None:
         """Hang up, for any thread: whoever waits for a message gets EOFError."""

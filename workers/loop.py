@@ -85,7 +85,7 @@ class Loop:
         self._memory.segments.connect(channel, listen)
         while not self._is_stopping or self._open_batches.num_open:
             ready = dict(poller.poll(oversize.look() if oversize.kept else None))
-            # Announcements first: a batch may name a segment only after we acknowledged it, never before.
+            # Announcements first: then few of the segments that batches name must be asked for.
             if channel_fd in ready:
                 self._listen(channel)
             if bell_fd in ready or self._is_stopping:
@@ -106,11 +106,12 @@ class Loop:
         op = message["op"]
         if op == "segment":
             segments, owner, guest = self._memory.segments, message["owner"], message.get("guest", 0)
-            if guest:
-                segments.add_guests(owner, guest, fds[0])
+            if segments.has(owner):
+                pass  # it was asked for before this was read
+            elif guest:
+                segments.add_guests(owner, guest, fds.pop(0))
             else:
-                segments.add(owner, SegmentView.attach(fds[0]))
-            fds = fds[1:]
+                segments.add(owner, SegmentView.attach(fds.pop(0)))
         elif op == "segment_gone":
             self._memory.segments.remove(message["owner"])
         elif op in ("oversize", "oversize_ready"):

@@ -1,8 +1,9 @@
 """The segments of other processes that a worker's requests may lie in: announced ones, and those it asks for.
 
-Front ends' are announced before they ask for anything. Those of guests, and of workers whose models lend tensors to
-others, are asked for when a request names one for the first time: a worker that executes could not acknowledge them.
-Runs in a worker; opened by the thread that runs its loop, announced by whichever listens.
+Front ends' are announced, but nobody waits until this worker, which may be executing, has read of them. So a segment
+that a request names and that is not known is asked for, be it a front end's, a large payload's, a guest's, or that of a
+worker whose model lends tensors to others. Runs in a worker; opened by the thread that runs its loop, announced by
+whichever listens.
 """
 
 from collections.abc import Callable
@@ -30,8 +31,12 @@ class Segments:
         self._wanted = 0
 
     def connect(self, channel: Channel, listen: Callable[[], None]) -> None:
-        """From now on segments that nobody announced can be asked for."""
+        """From now on segments that are not known can be asked for."""
         self._channel, self._listen = channel, listen
+
+    def has(self, owner: int) -> bool:
+        """Whether that segment is known; each owner id is one segment's until `remove`."""
+        return owner in self._views
 
     def add(self, owner: int, view: SegmentView) -> None:
         """Requests may lie in that segment from now on."""

@@ -271,7 +271,7 @@ def join() -> Client:
 
     Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
     """
-    place, message, counters = take_place("caller")
+    place, message, counters = take_place("caller", asks_for_segments=True)
     os.close(counters)
     place.channel.acknowledge(message)
     while message["op"] != "started":

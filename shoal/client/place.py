@@ -1,6 +1,7 @@
 """A client's place in the star: its port, its bell, the models it may ask, and the supervisor's messages about them.
 
-Every front end has one, every worker whose model calls others, and every guest. One thread uses it, or several under a
+Every front end has one, every worker whose model calls others, and every guest; the latter two, in which users' code
+runs, ask for the segments that answers lie in. One thread uses it, or several under a
 lock (shared_port.py).
 """
 
@@ -68,7 +69,7 @@ class Place:
             self.channel.acknowledge(message)
 
 
-def take_place(kind: str, **facts: Any) -> tuple[Place, Message, int]:
+def take_place(kind: str, *, asks_for_segments: bool = False, **facts: Any) -> tuple[Place, Message, int]:
     """Join the supervisor as a client of the star: the place, the welcome, which is not acknowledged yet, and the
     counters' descriptor.
 
@@ -79,7 +80,7 @@ def take_place(kind: str, **facts: Any) -> tuple[Place, Message, int]:
     own, link, bell, batcher_bell, counters = fds
     port = Port(
         Segment.attach(own), SegmentView.attach(link), Doorbell(batcher_bell), welcome["max_in_flight"],
-        welcome["correlation_key"],
+        welcome["correlation_key"], asks_for_segments=asks_for_segments,
     )  # fmt: skip
     return _place(port, Doorbell(bell), channel, welcome), welcome, counters
 

@@ -18,7 +18,6 @@ from shoal.client.questions import Questions
 from shoal.control import GONE, Message
 from shoal.errors import ShoalError
 from shoal.options import SLAB_PARTS
-from shoal.shm.doorbell import GuestBell
 from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
 
@@ -55,7 +54,6 @@ class SharedPort:
         self._channel_lock = threading.Lock()
         self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
         self._questions = Questions(self._send)
-        self._asks_for_segments = isinstance(place.bell, GuestBell)
         self._largest_shared_nbytes = place.port.slab.largest_nbytes // SLAB_PARTS
 
     # --- threads that ask ---
@@ -166,5 +164,5 @@ class SharedPort:
                 self.deliver()
             with self.lock, self._channel_lock:
                 self._apply(message, fds)
-            if op in SEGMENT_NEWS and self._asks_for_segments:
+            if op in SEGMENT_NEWS and self._port.asks_for_segments:
                 self.hand_out()  # what lies there could not be read before

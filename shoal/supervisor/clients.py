@@ -93,5 +93,7 @@ class Clients:
             self._star.acknowledgements.received(client.member, message["seq"])
         elif message["op"] == "ask":
             self._questions.take(client.member, message)
+        elif message["op"] == "segment_wanted":
+            self._star.lend_to_client(client, message["owner"])
         else:
             self._star.payloads.hear(client, message)

@@ -40,7 +40,6 @@ class GuestQuestions:
             "statistics": self._statistics,
             "ready": lambda question: question.answer(health.ready(self._state()).status == 200),
             "is_ready": self._is_ready,
-            "ping": Question.answer,  # after all that the guest was told before
         }
 
     def _statistics(self, question: Question) -> None:

@@ -3,9 +3,9 @@
     connect (same user) ─► join ─► own segment, link, bell ─► models ─► started ─► asks ─► hangs up, or is hung up on
 
 A guest may say anything, say nothing, or stand still with what it was given. So its messages have one door, here;
-nobody waits for it, but a batcher's successor, half a second; it is told of no segment unasked, since what it does not
-read holds descriptors; and where its outbox is full, or what it wrote into its memory cannot be, its connection is
-closed. That undoes all it has. Runs in the supervisor.
+nobody waits for it; it is told of no segment unasked, since what it does not read holds descriptors; and where its
+outbox is full, where it has not said again half a second after a batcher's death what it holds, or where what it wrote
+into its memory cannot be, its connection is closed. That undoes all it has. Runs in the supervisor.
 """
 
 import logging
@@ -31,8 +31,8 @@ from shoal.supervisor.star import Star
 
 _log = logging.getLogger(__name__)
 
-#: Messages that may wait for a guest beside the 200 KB that its socket takes, and how long a batcher's successor waits
-#: for its word (ours).
+#: Messages that may wait for a guest beside the 200 KB that its socket takes, and how long it has to say again to a
+#: batcher's successor what it holds, which is kept for it until then (ours).
 MAX_OUTBOX, WORD_S = 256, 0.5
 #: What guests say, and the kinds of what stands in it beside `op`.
 _FORMS: dict[str, dict[str, type]] = {
@@ -107,7 +107,7 @@ class Guests:
         self._loop.call_after(self._options.exit_timeout_secs / 2, self._hang_up_all)
 
     def await_word(self) -> None:
-        """A batcher's successor waits for everybody's word: guests have WORD_S for it."""
+        """A batcher's successor keeps what guests may hold: they have WORD_S to say what they do."""
         self._loop.call_after(WORD_S, self._hang_up_silent)
 
     def _hang_up_silent(self) -> None:
@@ -211,7 +211,7 @@ class Guests:
         elif op == "ask":
             self._questions.take(guest.member, message)
         elif op == "segment_wanted":
-            self._star.lend_to_guest(guest, message["owner"])
+            self._star.lend_to_client(guest, message["owner"])
         elif op == "oversize" and message["nbytes"] < 0:
             self._distrust(guest.member, "asked for less than nothing")
         else:

@@ -5,6 +5,7 @@ A process that does not read must not stop the supervisor, so what does not fit 
 
 import itertools
 import os
+import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -14,6 +15,12 @@ from shoal.supervisor.failure_domains import FailureDomain, bound, run_in
 
 #: Messages that may wait for one process. 512 model versions, their workers and their segments fit.
 MAX_OUTBOX = 8192
+#: How long an announcement waits for recipients that run users' code, which may hold the interpreter for minutes (ours;
+#: an idle one acknowledges within a millisecond).
+PATIENCE_S = 0.25
+
+#: A member, a message to it, and the descriptors that go along.
+Recipient = tuple["Member", Message, Sequence[int]]
 
 
 class Member:
@@ -92,6 +99,21 @@ class Member:
         self._outbox.clear()
         self.on_gone()
 
+    def kill(self) -> None:
+        """Kill the process, unless it has ended: its pid may be another's by then."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            # Its end of the connection is open after the pidfd was opened, so the pidfd is that process's.
+            if self._is_open and not self._channel.is_hung_up():
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(pidfd)
+
     def close(self) -> None:
         """Hang up, and tell nobody: the supervisor ends."""
         self.on_gone = lambda: None
@@ -135,22 +157,38 @@ class Member:
 class Acknowledgements:
     """Announcements to several processes, and what to do once every one of them has said that it is in force."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: EventLoop | None = None) -> None:
+        """Without a loop nothing is announced `briefly`."""
+        self._loop = loop
         self._numbers = itertools.count(1)
         # Changed by announce, received and gone: sequence number → how many acknowledgements of whom are missing, and
         # what happens then.
         self._pending: dict[int, tuple[Counter[Member], Callable[[], None]]] = {}
 
-    def announce(self, to: Iterable[tuple[Member, Message, Sequence[int]]], then: Callable[[], None]) -> None:
-        """Send members messages and descriptors; call `then` when all that still live have acknowledged each."""
+    def announce(self, to: Iterable[Recipient], then: Callable[[], None], *, briefly: Iterable[Recipient] = ()) -> None:
+        """Send members messages and descriptors; call `then` when all that still live have acknowledged each.
+
+        Those that are told `briefly` are waited for no longer than PATIENCE_S.
+        """
         seq = next(self._numbers)
-        recipients = [recipient for recipient in to if recipient[0].is_open]
+        brief = [recipient for recipient in briefly if recipient[0].is_open]
+        recipients = [*[recipient for recipient in to if recipient[0].is_open], *brief]
         if not recipients:
             then()
             return
         self._pending[seq] = (Counter(member for member, _, _ in recipients), bound(then))
+        if brief and self._loop is not None:
+            self._loop.call_after(PATIENCE_S, lambda: self._pass_over(seq, {member for member, _, _ in brief}))
         for member, message, fds in recipients:
             member.send({**message, "seq": seq}, fds)
+
+    def _pass_over(self, seq: int, members: Iterable[Member]) -> None:
+        for member in members:
+            self._settle(member, [seq], None)
+
+    def oldest(self, member: Member) -> int:
+        """The number of the oldest announcement that a member has not acknowledged; 0 where there is none."""
+        return next((seq for seq, (missing, _) in self._pending.items() if member in missing), 0)
 
     def is_waiting_for(self, member: Member) -> bool:
         """Whether any of its acknowledgements is missing."""

@@ -1,7 +1,9 @@
 """Payloads that no slab takes: who asks for a segment, who hears of it before its writer may name it, when it goes.
 
-A request is read by its model's workers, and by the batcher where the model is an ensemble; a result by all clients,
-and the batcher must know whose it is. Runs in the supervisor, part of the star (star.py).
+A request is read by its model's workers, which ask for the segment when they are given the request: the instance that
+gets it need not be known before, and the others may be executing. Where the model is an ensemble, the batcher reads it.
+A result is read by clients, front ends know it before, and the batcher must know whose it is. Runs in the supervisor,
+part of the star (star.py).
 """
 
 from collections.abc import Sequence
@@ -12,14 +14,12 @@ from shoal.errors import ShoalError
 from shoal.options import MIB
 from shoal.shm import segment
 from shoal.supervisor.available_memory import available_nbytes
-from shoal.supervisor.members import Member
+from shoal.supervisor.members import Recipient
 from shoal.supervisor.oversize import ASKED_FOR, RESULT, OversizeSegment, OversizeSegments
 from shoal.supervisor.participant import Participant
 
 if TYPE_CHECKING:
     from shoal.supervisor.star import Star
-
-Recipient = tuple[Member, Message, Sequence[int]]
 
 
 class Payloads:
@@ -73,14 +73,14 @@ class Payloads:
         asker.member.send({**answer, "owner": made.owner, **keep}, [made.segment_fd])
 
     def _readers(self, told: OversizeSegment, message: Message, fds: Sequence[int]) -> list[Recipient]:
+        """Those that must have a segment before it is named; the others ask."""
         star = self._star
         if told.model_id == RESULT:
-            recipients: list[Recipient] = [(each.member, message, fds) for each in star.joined if not each.is_guest]
+            recipients: list[Recipient] = [(each.member, message, fds) for each in star.front_ends]
             return recipients + star.to_batcher({**message, "worker": told.asker}, fds)
         if told.model_id in self.ensembles:
             return star.to_batcher({**message, "asker": told.asker}, fds)
-        workers = [worker for worker in star.workers.values() if worker.model_id == told.model_id]
-        return [(worker.member, message, fds) for worker in workers]
+        return []
 
     def results_of(self, worker: Participant) -> list[tuple[Message, list[int]]]:
         """What another batcher must hear of a worker's, once it knows the worker."""

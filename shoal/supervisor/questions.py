@@ -49,10 +49,13 @@ Handler = Callable[[Question], None]
 
 
 class Questions:
-    """Which verbs there are. A handler that raises a ShoalError refuses by it."""
+    """Which verbs there are. A handler that raises a ShoalError refuses by it.
+
+    All that an asker was told before the answer to `ping` is in force there when that answer has come.
+    """
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
-        self._handlers = handlers
+        self._handlers = {"ping": Question.answer, **handlers}
 
     def take(self, asker: Member, message: Message) -> None:
         """Hand a front end's message to whom it concerns."""

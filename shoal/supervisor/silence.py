@@ -2,7 +2,7 @@
 
 One that waits for a core is not to blame: where many more are runnable than there are cores, it waits for seconds, and
 whoever took its place would wait as long. So time counts while it sleeps, or is stopped; while it is runnable, the CPU
-time it has had does. Pure, but for `observe`. Runs in the supervisor.
+time it has had does, or a share of it. Pure, but for `observe`. Runs in the supervisor.
 """
 
 import os
@@ -22,7 +22,8 @@ class Observed(NamedTuple):
 class Silence:
     """Of one process; begins when it is made."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, busy_share: float = 1.0) -> None:
+        self._busy_share = busy_share
         # Changed by look and hear.
         self._since_s = now_s
         self._cpu_s = 0.0
@@ -36,16 +37,28 @@ class Silence:
     def look(self, now_s: float, observed: Observed) -> float:
         """Seconds of silence so far."""
         elapsed_s, used_s = now_s - self._since_s, observed.cpu_s - self._cpu_s
-        self._silent_s += min(elapsed_s, used_s) if observed.is_runnable else elapsed_s
+        self._silent_s += min(elapsed_s, used_s) * self._busy_share if observed.is_runnable else elapsed_s
         self._since_s, self._cpu_s = now_s, observed.cpu_s
         return self._silent_s
 
 
 def observe(pid: int) -> Observed:
-    """A process of ours, from proc_pid_stat(5); one that has ended sleeps."""
+    """A process of ours with all its threads, from proc_pid_stat(5); one that has ended sleeps."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        user, system = _fields(Path(f"/proc/{pid}/stat"))[11:13]
+        states = [_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return Observed(False, 0.0)
-    state, user, system = fields[0], int(fields[11]), int(fields[12])
-    return Observed(state == "R", (user + system) / _TICKS_PER_S)
+    return Observed("R" in states, (int(user) + int(system)) / _TICKS_PER_S)
+
+
+def _state(thread: Path) -> str:
+    try:
+        return _fields(thread / "stat")[0]
+    except OSError:  # it has just ended
+        return ""
+
+
+def _fields(stat: Path) -> list[str]:
+    """From the state on: the name before that may have spaces in it."""
+    return stat.read_text().rpartition(") ")[2].split()

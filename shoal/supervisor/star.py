@@ -1,9 +1,13 @@
 """Who maps whose memory: makes segments and bells, hands them out, announces them, and lets go when a process dies.
 
-Runs in the supervisor and touches no segment's contents. The rule it keeps: no record may name a segment to a process
-that has not acknowledged it. So a client is told to start after the batcher and all workers have its segment, and a
-worker gets batches after the batcher and all clients have its. Likewise for a segment that holds one payload: its
-writer may name it after its readers have it.
+Runs in the supervisor and touches no segment's contents. The rules it keeps:
+
+- No record may name a segment to the batcher or to a front end that has not acknowledged it. So a client starts after
+  the batcher has its segment, and a worker gets batches after the batcher and all front ends have its. Likewise for a
+  segment that holds one payload: its writer may name it after those of its readers have it.
+- Processes that run users' code (workers, models that call others, guests) are waited for by nobody: such a process may
+  hold its interpreter for minutes. It asks for a segment when a record names one that it does not know (loans.py), and
+  is sent front ends' without waiting, so that it rarely has to.
 """
 
 import functools
@@ -25,7 +29,7 @@ from shoal.shm.shares import MODELS_AT_ONCE
 from shoal.supervisor.batcher_memory import BatcherMemory
 from shoal.supervisor.dead_workers import DeadWorkers
 from shoal.supervisor.loans import Loans
-from shoal.supervisor.members import Acknowledgements, Member
+from shoal.supervisor.members import Acknowledgements, Member, Recipient
 from shoal.supervisor.memory_plan import (
     batcher_geometry,
     caller_geometry,
@@ -42,7 +46,7 @@ from shoal.supervisor.participant import (
     make_participant,
     worker_message,
 )
-from shoal.supervisor.payloads import Payloads, Recipient
+from shoal.supervisor.payloads import Payloads
 
 
 @dataclass(slots=True)
@@ -111,18 +115,19 @@ class Star:
             self.give_batcher_memory()
 
     def give_batcher_memory(self) -> None:
-        """An ensemble or the cache needs memory of the batcher's own. Clients hear of it before they hear of that."""
+        """Make memory of the batcher's own, which front ends hear of before they hear of the ensemble that needs it."""
         if not self.batcher_memory.owner and self.batcher is not None:
             geometry = batcher_geometry(self.options)
             self.batcher_memory.make(self.batcher, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
             self.nbytes += geometry.nbytes
-            self.tell_clients(*self.batcher_memory.message)
+            message, fds = self.batcher_memory.message
+            for front_end in self.front_ends:
+                front_end.member.send(message, fds)
 
     def _renew_batcher_memory(self, successor: Member) -> None:
         gone = {"op": "segment_gone", "owner": self.batcher_memory.owner}
-        for borrower in self.loans.end(self.batcher_memory.owner):
-            borrower.send(gone)
-        self.tell_clients(gone)
+        for member in (*self.loans.end(self.batcher_memory.owner), *[each.member for each in self.front_ends]):
+            member.send(gone)
         geometry, lazy = batcher_geometry(self.options), self.options.cache_bytes > 0
         self.batcher_memory.make(successor, self.take_owner(), geometry, lazy=lazy)
 
@@ -139,14 +144,19 @@ class Star:
         self.acknowledgements.gone(member)
 
     def introduce(self) -> None:
-        """Tell a successor, which knows the models, of everybody; then everybody of it; then it may serve.
+        """Tell a successor, which knows the models, of everybody; then everybody of it; it serves at once.
 
         It passes over what stands in clients' rings as it maps them, so they must not say again what is open before it
-        has; and it must not look at workers' answers before they have.
+        has. It waits for nobody's word: a client's requests, and workers' answers to them, are put off until the client
+        has said again what is open (`client_told`).
         """
         successor = self.batcher
         assert successor is not None
-        told = [client_message(client) for client in self.clients.values()]
+        late = self.joined
+        told = []
+        for client in self.clients.values():
+            message, fds = client_message(client)
+            told.append(({**message, "is_late": True} if client.is_joined else message, fds))
         for worker in self.workers.values():
             if worker.is_joined:
                 told.append(worker_message(worker))
@@ -158,47 +168,37 @@ class Star:
         told += self.dead_workers.introductions(self.payloads.results_of)
         told += self.payloads.requests_to_ensembles()
         recipients = [(successor, message, fds) for message, fds in told]
-        self.acknowledgements.announce(recipients, lambda: self._reopen(successor))
+        self.acknowledgements.announce(recipients, lambda: self._reopen(successor, late))
 
-    def _reopen(self, successor: Member) -> None:
+    def _reopen(self, successor: Member, late: Sequence[Participant]) -> None:
         if self.batcher is not successor:
             return  # dead already; the next one is introduced by itself
-        news = {"op": "batcher"}
-        clients: list[Recipient] = []
-        for client in self.joined:
-            if self.batcher_memory.owner and not client.is_guest:
-                clients.append((client.member, *self.batcher_memory.message))
-            clients.append((client.member, news, ()))
-        self.acknowledgements.announce(clients, lambda: self._resume(successor))
+        successor.send({"op": "resume"})
+        self.dead_workers.report_to(successor)
+        for client in late:
+            news: list[Recipient] = [(client.member, {"op": "batcher"}, ())]
+            if self.batcher_memory.owner and client.is_front_end:
+                news.insert(0, (client.member, *self.batcher_memory.message))
+            self._announce_successor(news, successor, {"op": "client_told", "owner": client.owner})
         for worker in self.workers.values():
-            # One that executes hears of it late, so nobody waits; and then the successor may expect nothing of it.
+            # The successor may expect nothing of it when it has told.
             told = {"op": "worker_told", "owner": worker.owner}
-            self.acknowledgements.announce([(worker.member, news, ())], functools.partial(successor.send, told))
+            self._announce_successor([(worker.member, {"op": "batcher"}, ())], successor, told)
 
-    def _resume(self, successor: Member) -> None:
-        if self.batcher is successor:
-            successor.send({"op": "resume"})
-            self.dead_workers.report_to(successor)
+    def _announce_successor(self, news: Sequence[Recipient], successor: Member, told: Message) -> None:
+        self.acknowledgements.announce(news, functools.partial(successor.send, told))
 
     # --- clients ---
 
     def join_client(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
-        """A front end wants to submit requests; `then` when everybody has its segment and it has everything."""
+        """A front end wants to submit requests; `then` when the batcher has its segment and it has everything."""
         client = self._client(member, client_geometry(self.options), sealed=False)
         recipients = self.to_batcher(*client_message(client))
-        recipients += [
-            (worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd])
-            for worker in self.workers.values()
-        ]
         self.acknowledgements.announce(recipients, lambda: self._welcome_client(client, welcome, then))
         return client
 
     def join_caller(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
-        """A worker wants to submit requests of its model's; `then` when it has everything.
-
-        Other workers ask for its segment when they need it: told of it, one that executes would not acknowledge, and
-        the worker that joins is one.
-        """
+        """A worker wants to submit requests of its model's; `then` when it has everything. It asks for segments."""
         caller = self._client(member, caller_geometry(self.options), sealed=True)
         caller.is_caller = True
 
@@ -225,11 +225,14 @@ class Star:
         os.close(link_fd)
         os.close(counters_fd)
         client.is_joined = True
+        if not client.is_front_end:
+            return
         if self.batcher_memory.owner:
             client.member.send(*self.batcher_memory.message)
         for worker in self.workers.values():
             if worker.is_joined:
                 client.member.send({"op": "segment", "owner": worker.owner}, [worker.read_only_fd])
+                self.loans.lend(worker.member, client.owner, client.read_only_fd)
         for result in self.payloads.segments.read_by(RESULT):  # kept by its worker, it may hold an answer to this one
             client.member.send({"op": "segment", "owner": result.owner}, [result.read_only_fd])
 
@@ -239,8 +242,7 @@ class Star:
         self.loans.forget(client.member)
 
         def forgotten() -> None:
-            told = [worker.member for worker in self.workers.values()]
-            for worker in told if client.is_front_end else self.loans.end(client.owner):
+            for worker in self.loans.end(client.owner):
                 worker.send({"op": "segment_gone", "owner": client.owner})
             self.payloads.release_all(client)
             client.close()
@@ -274,26 +276,20 @@ class Star:
     def announce_worker(
         self, worker: Participant, model_id: int, then: Callable[[], None], placement: Placement
     ) -> None:
-        """A worker has mapped its memory: nobody maps it writable again, everybody maps it. `then` batches may go to
-        it."""
+        """A worker has mapped its memory, which cannot be mapped writable again: the batcher and all front ends map it.
+        `then` batches may go to it."""
         segment.seal_writes(worker.segment_fd)
         worker.is_joined = True
         worker.model_id = model_id
         worker.demand = placement.demand if self.options.rate_limits is not None else None
         recipients = self.to_batcher(*worker_message(worker))
-        for client in self.clients.values():
-            if client.is_joined and not client.is_guest:
-                recipients.append((client.member, {"op": "segment", "owner": worker.owner}, [worker.read_only_fd]))
-            if client.is_front_end:
-                recipients.append((worker.member, {"op": "segment", "owner": client.owner}, [client.read_only_fd]))
-        recipients += [
-            (worker.member, {"op": "segment", "owner": request.owner}, [request.read_only_fd])
-            for request in self.payloads.segments.read_by(model_id)
-        ]
+        for front_end in self.front_ends:
+            recipients.append((front_end.member, {"op": "segment", "owner": worker.owner}, [worker.read_only_fd]))
+            self.loans.lend(worker.member, front_end.owner, front_end.read_only_fd)
         self.acknowledgements.announce(recipients, then)
 
     def admit_worker(self, worker: Participant) -> None:
-        """Everybody maps it: batches may go to it."""
+        """The batcher and all front ends map its memory: batches may go to it."""
         worker.is_ready = True
         self.tell_batcher({"op": "worker_ready", "owner": worker.owner})
 
@@ -309,9 +305,8 @@ class Star:
         self.dead_workers.add(worker, reason, detail)
 
     def _let_go_of_worker(self, worker: Participant) -> None:
-        """The batcher has passed on a dead worker's last answers: clients unmap its segments."""
-        told = [client.member for client in self.clients.values() if not client.is_guest]
-        for member in (*self.loans.end(worker.owner), *told):
+        """The batcher has passed on a dead worker's last answers: front ends unmap its segments."""
+        for member in (*self.loans.end(worker.owner), *[each.member for each in self.front_ends]):
             member.send({"op": "segment_gone", "owner": worker.owner})
         self.payloads.release_all(worker)
         worker.close()
@@ -331,9 +326,9 @@ class Star:
         fd = None if payload is None else payload.read_only_fd
         self.loans.lend(worker.member, owner, fd, payload.asker if payload is not None and payload.is_guests else 0)
 
-    def lend_to_guest(self, guest: Participant, owner: int) -> None:
-        """An answer to that guest names a segment of which it was not told: a worker's, the batcher's, or a single
-        result."""
+    def lend_to_client(self, client: Participant, owner: int) -> None:
+        """An answer to a client that runs users' code names a segment of which it was not told: a worker's, the
+        batcher's, or a single result."""
         worker, payload = self.workers.get(owner), self.payloads.segments.lendable(owner)
         fd = None
         if worker is not None and worker.is_joined:
@@ -342,7 +337,7 @@ class Star:
             fd = self.batcher_memory.read_only_fd
         elif payload is not None and payload.model_id == RESULT:
             fd = payload.read_only_fd
-        self.loans.lend(guest.member, owner, fd)
+        self.loans.lend(client.member, owner, fd)
 
     # --- both ---
 
@@ -362,23 +357,28 @@ class Star:
         """Those that have joined."""
         return [client for client in self.joined if client.is_front_end]
 
-    def tell_clients(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Every client that has joined hears of something; guests ask for segments themselves."""
+    def tell_clients(self, message: Message) -> None:
+        """Every client that has joined hears of something."""
         for client in self.joined:
-            if not (fds and client.is_guest):
-                client.member.send(message, fds)
+            client.member.send(message)
 
     def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
-        """Every client that has joined hears of something; `then` when all but guests act upon it, and the batcher upon
-        what it was told before: it may read a request that comes after that sooner than it hears of it."""
+        """Every client that has joined hears of something; `then` when front ends act upon it, and the batcher upon
+        what it was told before: it may read a request that comes after that sooner than it hears of it.
+
+        Models that call others are waited for briefly, guests not at all. Such a client may still ask for what is gone:
+        it is refused, and asks again when it has heard.
+        """
         recipients = self.to_batcher({"op": "ping"})
+        briefly: list[Recipient] = []
         for client in self.joined:
             if client.is_guest:
                 for each in messages:
                     client.member.send(each)
             else:
-                recipients += [(client.member, each, ()) for each in messages]
-        self.acknowledgements.announce(recipients, then)
+                told = recipients if client.is_front_end else briefly
+                told += [(client.member, each, ()) for each in messages]
+        self.acknowledgements.announce(recipients, then, briefly=briefly)
 
     def tell_batcher(self, message: Message, fds: Sequence[int] = ()) -> None:
         """The batcher, if there is one, hears of something that need not be acknowledged."""

@@ -9,7 +9,6 @@ It owns the listening sockets and nothing that a request needs. One thread: chil
 import logging
 import os
 import random
-import signal
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -44,7 +43,7 @@ from shoal.supervisor.host import Host
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.listeners import Listeners
 from shoal.supervisor.log_settings import LogSettings
-from shoal.supervisor.members import Member
+from shoal.supervisor.members import Acknowledgements, Member
 from shoal.supervisor.model_control import ModelControl
 from shoal.supervisor.models import Models, no_models_error
 from shoal.supervisor.notify import Notifier
@@ -58,6 +57,7 @@ from shoal.supervisor.roster import Roster
 from shoal.supervisor.scaling import Scaling
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
+from shoal.supervisor.silent_front_ends import SilentFrontEnds
 from shoal.supervisor.star import Star
 from shoal.supervisor.trace_settings import Tracing
 from shoal.supervisor.zygotes import Zygotes
@@ -85,7 +85,7 @@ class Supervisor:
         self._options = options
         self._loop = EventLoop()
         self._control = Listener.create()
-        self._star = Star(options, log_settings)
+        self._star = Star(options, log_settings, Acknowledgements(self._loop))
         self._ledger = Ledger(self._loop, self._star)
         address = self._control.address
         self._zygotes = Zygotes(self._loop, address)
@@ -285,7 +285,7 @@ class Supervisor:
         elif client is not None and client.is_guest:
             client.member.hang_up()
         elif client is not None:
-            os.kill(client.member.pid, signal.SIGKILL)
+            client.member.kill()
 
     def _on_gauges(self, question: Question) -> None:
         """What /metrics tells beside the batcher's figures."""
@@ -333,6 +333,7 @@ class Supervisor:
         self._zygotes.give_way()
         self._batchers.start()  # one to stand by
         self._batchers.watch()
+        SilentFrontEnds(self._loop, self._star).watch()
         self._guests.start(self._front_ends.port)
 
     def _on_serving(self) -> None:

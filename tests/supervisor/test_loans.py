@@ -7,7 +7,7 @@ import pytest
 
 from shoal.reasons import Reason
 from shoal.supervisor.participant import Participant
-from tests.supervisor.test_star import F_GET_SEALS, FUTURE_WRITE_AND_SEAL, Process, Sky
+from tests.supervisor.test_star import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
 
 
 @pytest.fixture
@@ -35,12 +35,39 @@ def test_a_caller_joins_although_every_worker_executes(sky: Sky) -> None:
     sky.acknowledge(sky.batcher)
     sky.acknowledge(process)
     assert joined == [caller]
-    # It maps all workers, whose replies may name them.
+    # It asks for the segments of workers, when replies name them.
     sky.acknowledge(process)
-    assert [message["owner"] for message in process.all_heard if message["op"] == "segment"] == [
-        sky.worker_of_3.owner,
-        sky.worker_of_4.owner,
-    ]
+    assert [message["op"] for message in process.all_heard] == ["joined"]
+    sky.star.lend_to_client(caller, sky.worker_of_3.owner)
+    assert process.heard() == [{"op": "segment", "owner": sky.worker_of_3.owner}]
+
+
+def test_nothing_waits_for_a_caller(sky: Sky) -> None:
+    """It may hold its interpreter for minutes. What it must be told, it hears when it reads again."""
+    process, caller = join_caller(sky)
+    sky.star.lend_to_client(caller, sky.worker_of_3.owner)
+    heard = len(process.all_heard)
+    up = list[str]()
+    worker = sky.star.join_worker(sky.start().member, CONFIG)
+    sky.star.announce_worker(worker, 3, lambda: up.append("up"), PLACEMENT)
+    result = int(sky.ask(sky.third, sky.worker_of_3)["owner"])
+    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_mapped", "owner": result})
+    sky.star.leave_worker(sky.worker_of_4, Reason.INSTANCE_DIED, 0)
+    for each in (sky.batcher, sky.a, sky.b):
+        sky.acknowledge(each)
+    assert up == ["up"]
+    assert sky.third.heard() == [{"op": "oversize_ready", "owner": result}]
+    assert sky.star.payloads.counts["oversize_acquired"] == 1
+    sky.star.leave_batcher(sky.batcher.member)
+    successor = sky.start()
+    sky.star.join_batcher(successor.member)
+    sky.star.introduce()
+    sky.acknowledge(successor)
+    assert successor.heard() == [{"op": "resume"}]
+    process.heard()
+    assert process.all_heard[heard:] == [{"op": "segment", "owner": sky.worker_of_3.owner}, {"op": "batcher"}]
+    sky.acknowledge(process)
+    assert successor.heard() == [{"op": "client_told", "owner": caller.owner}]
 
 
 def test_nobody_else_can_write_to_a_callers_memory(sky: Sky) -> None:

@@ -1,7 +1,10 @@
 """Messages to processes that read late, and announcements that wait for everybody who lives."""
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -168,3 +171,18 @@ def test_announcement_to_nobody_is_in_force_at_once(start: Callable[[], Process]
         process.member.hang_up()
     Acknowledgements().announce([(process.member, {"op": "x"}, ()) for process in processes], lambda: done.append("x"))
     assert done == ["x"]
+
+
+def test_a_process_is_killed_only_while_the_pid_is_its_own(start: Callable[[], Process]) -> None:
+    """The pid of one that has hung up may be another's by now: here it is that of a process which must live."""
+    living, dead = start(), start()
+    program = [sys.executable, "-c", "import signal; signal.pause()"]
+    with subprocess.Popen(program) as first, subprocess.Popen(program) as second:
+        living.member.pid, dead.member.pid = first.pid, second.pid
+        dead.channel.close()
+        dead.member.kill()
+        living.member.kill()
+        assert first.wait() == -signal.SIGKILL
+        living.member.kill()  # there is no such process any more
+        assert second.poll() is None
+        second.kill()

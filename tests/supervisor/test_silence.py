@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,25 @@ def test_what_counts_as_silence(is_runnable: bool, cpu_share: float, silent_s: f
     silence.hear(10.0)
     looks = [silence.look(10 + elapsed, Observed(is_runnable, 5 + elapsed * cpu_share)) for elapsed in (0.5, 1.0, 2.0)]
     assert looks == [pytest.approx(silent_s * part) for part in (0.25, 0.5, 1)]
+
+
+def test_of_what_computes_a_share_counts() -> None:
+    silence = Silence(0.0, busy_share=0.1)
+    assert silence.look(2.0, Observed(True, 1.5)) == pytest.approx(0.15)
+    assert silence.look(3.0, Observed(False, 1.5)) == pytest.approx(1.15)
+
+
+def test_a_process_is_runnable_if_one_of_its_threads_is() -> None:
+    spin = "import signal, threading\ndef spin():\n    while True: pass\n"
+    program = f"{spin}threading.Thread(target=spin, daemon=True).start()\nprint(flush=True)\nsignal.pause()"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as spinning:
+        assert spinning.stdout is not None
+        spinning.stdout.readline()
+        main = Path(f"/proc/{spinning.pid}/stat")
+        while main.read_text().rpartition(") ")[2][0] != "S":
+            pass
+        assert observe(spinning.pid).is_runnable
+        spinning.kill()
 
 
 def test_a_sign_of_life_ends_it() -> None:

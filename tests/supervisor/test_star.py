@@ -14,7 +14,7 @@ from shoal.options import ServerOptions
 from shoal.placement import Placement
 from shoal.reasons import Reason
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.members import Member
+from shoal.supervisor.members import PATIENCE_S, Acknowledgements, Member
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.star import Star
 
@@ -66,7 +66,7 @@ class Sky:
 
     def __init__(self) -> None:
         self.loop = EventLoop()
-        self.star = Star(OPTIONS, {})
+        self.star = Star(OPTIONS, {}, Acknowledgements(self.loop))
         self.all: list[Process] = []
         self.batcher = self.start()
         self.star.join_batcher(self.batcher.member)
@@ -129,7 +129,7 @@ def sky() -> Iterator[Sky]:
         process.close()
 
 
-def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_serves_after(sky: Sky) -> None:
+def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_nobody(sky: Sky) -> None:
     result = sky.make(sky.third, sky.worker_of_3)
     sky.star.leave_batcher(sky.batcher.member)
     successor = sky.start()
@@ -138,8 +138,8 @@ def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_serves_after
     joined, *told = successor.heard()
     assert joined["is_successor"] is True
     assert told == [
-        {"op": "client", "owner": sky.client_a.owner},
-        {"op": "client", "owner": sky.client_b.owner},
+        {"op": "client", "owner": sky.client_a.owner, "is_late": True},
+        {"op": "client", "owner": sky.client_b.owner, "is_late": True},
         {"op": "worker", "owner": sky.worker_of_3.owner, "model": 3},
         {"op": "worker_ready", "owner": sky.worker_of_3.owner},
         {"op": "segment", "owner": result, "worker": sky.worker_of_3.owner},
@@ -149,12 +149,26 @@ def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_serves_after
     assert sky.a.heard() == sky.third.heard() == []
     sky.acknowledge(successor)
     assert sky.a.heard() == sky.b.heard() == sky.third.heard() == [{"op": "batcher"}]
-    sky.acknowledge(sky.a)
-    assert successor.heard() == []
-    sky.acknowledge(sky.b)
     assert successor.heard() == [{"op": "resume"}]
-    sky.acknowledge(sky.third)
-    assert successor.heard() == [{"op": "worker_told", "owner": sky.worker_of_3.owner}]
+    for process, op, each in (
+        (sky.b, "client_told", sky.client_b),
+        (sky.third, "worker_told", sky.worker_of_3),
+        (sky.a, "client_told", sky.client_a),
+    ):
+        sky.acknowledge(process)
+        assert successor.heard() == [{"op": op, "owner": each.owner}]
+
+
+def test_who_joins_while_a_successor_hears_of_everybody_has_said_nothing_before(sky: Sky) -> None:
+    sky.star.leave_batcher(sky.batcher.member)
+    successor, late = sky.start(), sky.start()
+    sky.star.join_batcher(successor.member)
+    sky.star.introduce()
+    client = sky.star.join_client(late.member, {}, lambda _client: None)
+    sky.settle()
+    assert {"op": "client", "owner": client.owner} in successor.all_heard
+    assert {"op": "batcher"} not in late.all_heard
+    assert {"op": "client_told", "owner": client.owner} not in successor.all_heard
 
 
 def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_not_passed_on(sky: Sky) -> None:
@@ -220,19 +234,43 @@ def test_a_successor_that_dies_while_it_hears_is_followed_by_another(sky: Sky) -
     assert "resume" not in [message["op"] for message in first.all_heard]
 
 
-def test_a_request_may_be_named_after_its_models_workers_have_it(sky: Sky) -> None:
+def test_a_request_may_be_named_at_once_and_its_worker_asks_for_it(sky: Sky) -> None:
     answer = sky.ask(sky.a, sky.client_a)
     owner = answer["owner"]
     assert answer == {"op": "oversize", "request": 7, "owner": owner}
-    assert sky.third.heard() == []
     sky.star.payloads.hear(sky.client_a, {"op": "oversize_mapped", "owner": owner})
     assert fcntl.fcntl(sky.a.fds[-1], F_GET_SEALS) & FUTURE_WRITE_AND_SEAL == FUTURE_WRITE_AND_SEAL
+    assert sky.a.heard() == [{"op": "oversize_ready", "owner": owner}]
+    assert sky.third.heard() == sky.b.heard() == sky.fourth.heard() == sky.batcher.heard() == []
+    sky.star.lend(sky.worker_of_3, owner)
     assert sky.third.heard() == [{"op": "segment", "owner": owner}]
-    assert sky.a.heard() == sky.b.heard() == sky.fourth.heard() == sky.batcher.heard() == []
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.pwrite(sky.third.fds[-1], b"x", 0)
-    sky.acknowledge(sky.third)
-    assert sky.a.heard() == [{"op": "oversize_ready", "owner": owner}]
+
+
+def test_a_front_end_joins_although_every_worker_executes(sky: Sky) -> None:
+    process, joined = sky.start(), list[Participant]()
+    client = sky.star.join_client(process.member, {}, joined.append)
+    for each in (sky.batcher, process):
+        sky.acknowledge(each)
+    assert joined == [client]
+    assert sky.third.heard() == sky.fourth.heard() == [{"op": "segment", "owner": client.owner}]  # to spare a question
+    assert sky.third.unacknowledged == []
+    sky.star.leave_client(client)
+    sky.acknowledge(sky.batcher)
+    assert sky.third.heard() == sky.fourth.heard() == [{"op": "segment_gone", "owner": client.owner}]
+
+
+def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(sky: Sky) -> None:
+    process, up = sky.start(), list[str]()
+    worker = sky.star.join_worker(process.member, CONFIG)
+    sky.star.announce_worker(worker, 3, lambda: up.append("up"), PLACEMENT)
+    for each in (sky.batcher, sky.a):
+        sky.acknowledge(each)
+    assert up == []
+    sky.acknowledge(sky.b)
+    assert up == ["up"]
+    assert process.heard()[1:] == [{"op": "segment", "owner": each.owner} for each in (sky.client_a, sky.client_b)]
 
 
 def test_a_result_may_be_named_after_the_batcher_and_all_front_ends_know_it(sky: Sky) -> None:
@@ -263,9 +301,11 @@ def test_a_writer_is_told_what_it_may_keep(sky: Sky) -> None:
 
 def test_room_comes_back_when_all_readers_have_let_go(sky: Sky) -> None:
     owner = sky.make(sky.a, sky.client_a)
+    sky.star.lend(sky.worker_of_3, owner)
     refusal = sky.ask(sky.b, sky.client_b)
     assert (refusal["request"], refusal["wire"]) == (7, 5)
     assert refusal["sentence"].endswith("or raise --shm-oversize-mib")
+    assert sky.third.heard() == [{"op": "segment", "owner": owner}]
     sky.star.payloads.hear(sky.client_b, {"op": "oversize_gone", "owner": owner})  # it is not b's to end
     assert sky.third.heard() == []
     sky.star.payloads.hear(sky.client_a, {"op": "oversize_gone", "owner": owner})
@@ -276,17 +316,10 @@ def test_room_comes_back_when_all_readers_have_let_go(sky: Sky) -> None:
     assert "owner" in sky.ask(sky.b, sky.client_b)
 
 
-def test_a_successor_hears_of_the_requests_that_wait_for_it(sky: Sky) -> None:
-    owner = sky.make(sky.a, sky.client_a)
-    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
-    successor, _ = sky.join_worker(3)
-    other, _ = sky.join_worker(4)
-    assert {"op": "segment", "owner": owner} in successor.heard()
-    assert {"op": "segment", "owner": owner} not in other.heard()
-
-
 def test_a_dead_front_ends_requests_go_when_the_batcher_has_forgotten_them(sky: Sky) -> None:
     owner = sky.make(sky.a, sky.client_a)
+    sky.star.lend(sky.worker_of_3, owner)
+    sky.settle()
     sky.star.leave_client(sky.client_a)
     assert sky.third.heard() == []
     sky.acknowledge(sky.batcher)
@@ -364,4 +397,21 @@ def test_a_change_is_in_force_once_clients_act_upon_it_and_the_batcher_upon_what
     assert done == []
     assert sky.batcher.heard() == [{"op": "ensemble_models"}, {"op": "ping"}]
     sky.acknowledge(sky.batcher)
+    assert done == ["changed"]
+
+
+def test_a_change_does_not_wait_for_models_that_call_others_for_long(sky: Sky) -> None:
+    process = sky.start()
+    sky.star.join_caller(process.member, {}, lambda _caller: None)
+    sky.settle()
+    done: list[str] = []
+    sky.star.announce_to_clients([{"op": "version"}], lambda: done.append("changed"))
+    for each in (sky.a, sky.b, sky.batcher):
+        sky.acknowledge(each)
+    assert done == []  # it mostly hears at once, and then asks for nothing that is gone
+    sky.loop.call_after(PATIENCE_S, sky.loop.stop)
+    sky.loop.run()
+    assert done == ["changed"]
+    sky.acknowledge(process)
+    assert process.all_heard[-1] == {"op": "version"}
     assert done == ["changed"]

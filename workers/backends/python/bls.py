@@ -153,16 +153,24 @@ class Call:
         self._client.cancel(self._number)
 
     def _find(self) -> ModelEntry:
-        name, version = self._request._model_name, self._request._model_version
-        try:
-            entry = self._client.models.lookup(name, None if version == -1 else str(version))
-        except ShoalError:
-            entry = None
+        name = self._request._model_name
+        entry = self._lookup() if self._num_attempts == 1 else None
+        if entry is None or not entry.ready:
+            # It may have been loaded since: what the supervisor has said is in force once it has answered this.
+            self._client.ask("ping", {})
+            entry = self._lookup()
         if entry is None or not entry.ready:
             raise UnavailableError(f"Failed for execute the inference request. Model '{name}' is not ready.")
         if entry.is_decoupled and not self._decoupled:
             raise InternalError(needs_decoupled(str(name)))
         return entry
+
+    def _lookup(self) -> ModelEntry | None:
+        version = self._request._model_version
+        try:
+            return self._client.models.lookup(self._request._model_name, None if version == -1 else str(version))
+        except ShoalError:
+            return None
 
     def _ask(self) -> Ask:
         request, parents = self._request, self._parents

@@ -1,0 +1,45 @@
+"""Front ends that acknowledge nothing: stopped ones are killed, those that wait for a core, or go on later, are not."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.supervisor.silence import Observed
+from shoal.supervisor.silent_front_ends import SilentFrontEnds
+from tests.supervisor.test_star import Sky
+
+
+@pytest.fixture
+def sky() -> Iterator[Sky]:
+    made = Sky()
+    yield made
+    for each in (*made.star.clients.values(), *made.star.workers.values()):
+        each.close()
+    for process in made.all:
+        process.close()
+
+
+def test_one_that_sleeps_for_too_long_is_killed(sky: Sky) -> None:
+    """Time is what the test says, and so is what the kernel says of the processes."""
+    program = [sys.executable, "-c", "import signal; signal.pause()"]
+    with subprocess.Popen(program) as asleep, subprocess.Popen(program) as waiting:
+        sky.a.member.pid, sky.b.member.pid = asleep.pid, waiting.pid
+        seen = {asleep.pid: Observed(False, 0.0), waiting.pid: Observed(True, 0.0)}
+        watch = SilentFrontEnds(sky.loop, sky.star, lambda pid: seen[pid])
+        watch.look(10.0)
+        sky.star.announce_to_clients([{"op": "version"}], lambda: None)
+        for now_s in (11.0, 11.5, 11.9):
+            watch.look(now_s)
+        assert asleep.poll() is None
+        sky.acknowledge(sky.a)
+        sky.star.announce_to_clients([{"op": "version"}], lambda: None)
+        watch.look(12.5)  # it has acknowledged meanwhile, and has a second for what came then
+        watch.look(13.0)
+        assert asleep.poll() is None
+        watch.look(13.5)
+        assert asleep.wait() == -signal.SIGKILL
+        assert waiting.poll() is None
+        waiting.kill()
