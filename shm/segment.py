@@ -1,14 +1,13 @@
 """Segments: pieces of memory that one process writes and others read. Named by nothing but descriptors.
 
-The supervisor makes them; everyone else maps a descriptor it was sent. Where only our own code writes, memory comes
-from /dev/shm through posix_ipc and loses its name before anything else happens; where a model's code may write, it is a
-memfd, sealed, because a /dev/shm file can be truncated under its readers (SIGBUS) and cannot be sealed.
+The supervisor makes them; everyone else maps a descriptor it was sent. Where only our own code writes, memory is a file
+in /dev/shm that never has a name, so that nothing is left behind wherever its maker is killed; where a model's code may
+write, it is a memfd, sealed, because a /dev/shm file can be truncated under its readers (SIGBUS) and cannot be sealed.
 """
 
 import fcntl
 import mmap
 import os
-import secrets
 
 from shoal.shm import layout
 from shoal.shm.layout import Geometry, LayoutError
@@ -33,7 +32,7 @@ def create(
     `lazy` one come when its owner writes to them.
     """
     assert geometry.slab_nbytes <= layout.MAX_SLAB_BYTES, "a block reference has 20 bits for the unit"
-    fd = _create_memfd() if sealed else _create_unlinked()
+    fd = _create_memfd() if sealed else _create_nameless()
     try:
         if lazy:
             os.ftruncate(fd, geometry.nbytes)
@@ -69,18 +68,12 @@ def _create_memfd() -> int:
     return os.memfd_create("shoal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
-def _create_unlinked() -> int:
-    """A /dev/shm file without a name; a memfd where /dev/shm is missing or not ours to write."""
-    import posix_ipc  # here: a worker makes no segments, and its environment need not have it
-
-    name = f"/shoal-{secrets.token_hex(16)}"
+def _create_nameless() -> int:
+    """A /dev/shm file that has no name and can be given none; a memfd where /dev/shm is missing or not ours to write."""
     try:
-        memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
-    except (OSError, posix_ipc.Error):
+        return os.open("/dev/shm", os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
         return _create_memfd()
-    memory.unlink()
-    os.set_inheritable(memory.fd, False)
-    return int(memory.fd)
 
 
 def fits_dev_shm(nbytes: int) -> bool:

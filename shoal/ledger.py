@@ -8,8 +8,8 @@ import re
 from contextlib import suppress
 from typing import Any
 
-#: Our memory in /proc/self/maps: a segment is a memfd or a file in /dev/shm that has lost its name.
-_OURS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/shoal-)", re.MULTILINE)
+#: Our memory in /proc/self/maps: a segment is a memfd or a file in /dev/shm without a name.
+_OURS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/#)", re.MULTILINE)
 #: A state in /proc/net/tcp, include/net/tcp_states.h.
 _LISTEN = "0A"
 

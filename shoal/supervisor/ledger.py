@@ -94,7 +94,7 @@ def shared_bytes() -> int:
             target = os.readlink(entry.path)
         except FileNotFoundError:  # the listing's own
             continue
-        if target.startswith(("/memfd:shoal ", "/dev/shm/shoal-")):
+        if target.startswith(("/memfd:shoal ", "/dev/shm/#")):
             status = entry.stat()
             sizes[status.st_dev, status.st_ino] = status.st_size  # several descriptors lead to one segment
     return sum(sizes.values())

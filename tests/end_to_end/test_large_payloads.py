@@ -91,7 +91,7 @@ def processes(server: Server) -> list[tuple[str, int]]:
 def mapped_nbytes(pid: int) -> list[int]:
     """Of each of Shoal's segments that the process has mapped."""
     maps = Path(f"/proc/{pid}/maps").read_text()
-    ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/shoal)", maps, re.MULTILINE)
+    ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/#)", maps, re.MULTILINE)
     return [int(end, 16) - int(start, 16) for start, end in ranges]
 
 
