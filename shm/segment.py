@@ -69,7 +69,7 @@ def _create_memfd() -> int:
 
 
 def _create_nameless() -> int:
-    """A /dev/shm file that has no name and can be given none; a memfd where /dev/shm is missing or not ours to write."""
+    """A /dev/shm file that can be given no name; a memfd where /dev/shm is missing or not ours to write."""
     try:
         return os.open("/dev/shm", os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:
