@@ -90,7 +90,7 @@ def test_a_new_batcher_is_told_what_is_open_and_what_is_held(star: Star) -> None
     assert star.is_rung()
     span = 40 << 32 | 7
     asked = (1, second, 3, second_block.ref, span, 1, 99, 0, 0, 0, 0, 1_000, 0, 0, 0, 0)
-    assert star.seen() == [(9, first, 0, answer.ref, 0, 1, *ZEROS[6:]), asked]
+    assert star.seen() == [(9, first, 1, answer.ref, *ZEROS[4:]), asked]  # 1: the first HOLD
     star.port.release(first)
     star.port.flush()
     star.seen()
