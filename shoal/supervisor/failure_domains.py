@@ -26,7 +26,7 @@ class FailureDomain(Protocol):
         """Its name in the log, as in "instance 'simple_0_0' of model 'simple'"."""
         ...
 
-    def contain(self, error: Exception) -> None:
+    def contain(self, error: Exception, /) -> None:
         """End it, or have it begin again: a callback of its own has raised this, and has been left half done."""
         ...
 

@@ -68,8 +68,8 @@ class Instance:
         self._output: Output | None = None
         self._num_oom_kills = 0  # at its start
         self._member: Member | None = None
-        self._participant: Participant | None = None
-        self._progress: Progress | None = None
+        self.participant: Participant | None = None  # its place in the star
+        self.progress: Progress | None = None  # what its worker says of its batches, while it is up
         self._up_since_s = 0.0
         self.rss_when_up_bytes = 0  # before its first batch
         self._is_over_limit = False
@@ -97,22 +97,12 @@ class Instance:
     @property
     def owner(self) -> int:
         """Its owner id in the star, 0 where it has no memory there."""
-        return self._participant.owner if self._participant else 0
+        return self.participant.owner if self.participant else 0
 
     @property
     def pid(self) -> int:
         """The process of its worker, 0 where none runs."""
         return self._child.pid if self._child else 0
-
-    @property
-    def progress(self) -> Progress | None:
-        """What its worker says of its batches; None where it is not up."""
-        return self._progress
-
-    @property
-    def participant(self) -> Participant | None:
-        """Its place in the star; None where it has none."""
-        return self._participant
 
     @property
     def title(self) -> str:
@@ -187,8 +177,8 @@ class Instance:
     def retire(self) -> None:
         """End the worker when the batcher has no more use for it, or after --request-timeout-secs; it stays away."""
         self._is_leaving = True
-        if self.state is InstanceState.UP and self._participant is not None:
-            self._host.star.retire_worker(self._participant)
+        if self.state is InstanceState.UP and self.participant is not None:
+            self._host.star.retire_worker(self.participant)
             limit_s = self._host.options.request_timeout_secs
             self._unless_over(limit_s, "keeps requests open, %g s after the last; it is ended", self.stop)
         else:
@@ -222,7 +212,7 @@ class Instance:
 
     def execution(self) -> Execution | None:
         """The batch it is at, for who watches over the execution limit; None where there is none, or no limit."""
-        limit_ms, progress = self._limit_ms, self._progress
+        limit_ms, progress = self._limit_ms, self.progress
         if not limit_ms or progress is None or not (progress.busy_since_ns or progress.is_waited_for):
             return None
         return Execution(self.number, progress.number, progress.moved_ns, limit_ms * 1_000_000)
@@ -248,25 +238,25 @@ class Instance:
             return
         self.version.has_ready_check |= message["has_ready_check"]
         try:
-            self._participant = self._host.star.join_worker(self._member, self.version.config)
+            self.participant = self._host.star.join_worker(self._member, self.version.config)
             self.state = InstanceState.MAPPING
         except (OutOfSharedMemoryError, OSError) as error:
             self._fail(UnavailableError(str(error)))
 
     def _on_mapped(self, _message: Message) -> None:
-        if self._participant is not None and self.state is InstanceState.MAPPING:
-            self._host.star.announce_worker(self._participant, self.version.model_id, self._announced, self.placement)
+        if self.participant is not None and self.state is InstanceState.MAPPING:
+            self._host.star.announce_worker(self.participant, self.version.model_id, self._announced, self.placement)
 
     def _announced(self) -> None:
-        if self._participant is None or self.state is not InstanceState.MAPPING:
+        if self.participant is None or self.state is not InstanceState.MAPPING:
             return
         self.state = InstanceState.UP
         self.has_been_up, self.is_failed = True, False
         self._up_since_s = self._host.loop.now_s()
         self.rss_when_up_bytes = rss_bytes(self.pid)
-        self._progress = Progress(self._participant.read_only_fd, self._participant.link_fd)
+        self.progress = Progress(self.participant.read_only_fd, self.participant.link_fd)
         niceness.join_in(self.pid)
-        self._host.star.admit_worker(self._participant)
+        self._host.star.admit_worker(self.participant)
         self._listener.on_up(self)
 
     def _on_failed(self, message: Message) -> None:
@@ -280,12 +270,12 @@ class Instance:
         self._host.metrics.add(self.version.model_id, self.number, message.get("families"))
 
     def _on_oversize(self, message: Message) -> None:
-        if self._participant is not None:
-            self._host.star.payloads.hear(self._participant, message)
+        if self.participant is not None:
+            self._host.star.payloads.hear(self.participant, message)
 
     def _on_segment_wanted(self, message: Message) -> None:
-        if self._participant is not None:
-            self._host.star.lend(self._participant, message["owner"])
+        if self.participant is not None:
+            self._host.star.lend(self.participant, message["owner"])
 
     # --- its end ---
 
@@ -314,27 +304,27 @@ class Instance:
         self._host.metrics.leave(self.number)
         self._host.gpu_memory.left(self.number, self.placement)
         death = self._account(child, code, was)
-        if self._participant is not None:
+        if self.participant is not None:
             self._host.readiness.hear(self.owner, is_ready=False)
             detail = death.detail(self.version.groups, self.placement)
-            self._host.star.leave_worker(self._participant, death.reason, detail)
+            self._host.star.leave_worker(self.participant, death.reason, detail)
         if self._member is not None:
             self._member.hang_up()
-        progress, output = self._progress, self._output
+        progress, output = self.progress, self._output
         error = self._error or InternalError(f"{_named(self.version, self.name)} {death.describe()}")
         if not self._is_leaving and output is not None and (words := last_words(output.tail)):
             _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
         served_s = self._host.loop.now_s() - self._up_since_s if was is InstanceState.UP else 0.0
-        self._child = self._output = self._member = self._participant = self._progress = None
+        self._child = self._output = self._member = self.participant = self.progress = None
         self._follow(error, served_s, has_completed=progress is not None and progress.has_completed)
 
     def _let_go(self, start: int) -> None:
         """Its worker could not begin, or to handle its end has failed: whatever is left of it goes."""
-        child, output, member, participant = self._child, self._output, self._member, self._participant
+        child, output, member, participant = self._child, self._output, self._member, self.participant
         has_begun = self.state is not InstanceState.STARTING if child is None else not child.is_over
         if start != self.num_starts or has_begun:
             return  # what follows has happened already, or its worker still has to end
-        self._child = self._output = self._member = self._participant = self._progress = None
+        self._child = self._output = self._member = self.participant = self.progress = None
         was, self.state = self.state, InstanceState.DOWN
         try:
             if participant is not None and participant.owner in self._host.star.workers:
@@ -364,7 +354,7 @@ class Instance:
 
     def _account(self, child: Child, code: int, was: InstanceState) -> Death:
         """What is known of a worker's end."""
-        activity, progress = was.value, self._progress
+        activity, progress = was.value, self.progress
         if progress is not None:
             activity = f"executing batch {progress.number}" if progress.busy_since_ns else "idle"
         return Death(
