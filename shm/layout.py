@@ -191,7 +191,7 @@ def ref_owner(ref: int) -> int:
 # client → batcher
 REQUEST, CANCEL, RELEASE, HOLD, TRACE = 1, 2, 3, 9, 11
 # batcher → client
-REPLY = 4
+REPLY, RECALL = 4, 15
 # batcher → worker, which gets CANCEL, too
 BATCH_ITEM, FREE = 5, 6
 # worker → batcher
@@ -250,6 +250,18 @@ class P:
     )
 
 
+class C:
+    """Words of RECALL: a worker lacks memory, and a front end holds responses that lie in its segments. From OWNERS on
+    stand the owner ids of these segments, up to the first 0. The front end copies such responses into memory of its own
+    and releases them. IS_URGENT: where it has no room for a copy, it gives up its slowest readers."""
+
+    IS_URGENT, OWNERS = 1, 2
+
+
+#: Segments that one RECALL can name.
+MAX_RECALLED = 16 - C.OWNERS
+
+
 class B:
     """Words of BATCH_ITEM; FREE uses BLOCK alone, CANCEL KEY alone. INDEX counts from 0 to COUNT - 1 within one batch.
 
@@ -271,12 +283,18 @@ class D:
     READY (BATCH and the times): the batch is executed, its requests are answered later, the instance is free again.
     RESCHEDULE (KEY and BATCH): the request goes back into its queue.
 
-    WANT has no words: the worker lacks memory and wants to be rung when some is freed. HAVE, which uses BLOCK alone,
-    tells a new batcher of a block that has not been freed.
+    WANT: the worker wants to be rung when something is freed. URGENCY says what it is for: a word of the batcher's
+    alone (NEWS), memory for a result (ROOM), or memory that it gets nowhere else (ROOM_NOW). HAVE, which uses BLOCK
+    alone, tells a new batcher of a block that has not been freed.
     """
 
     KEY, BATCH, STATUS, BLOCK, HEADER = 1, 2, 3, 4, 5
     COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 6, 7, 8, 9
+    URGENCY = 3
+
+
+#: What a worker's WANT is for.
+NEWS, ROOM, ROOM_NOW = 0, 1, 2
 
 
 #: A key is: client's owner id (24 bits) | the client's number (40 bits; at a million a second they last twelve days).

@@ -36,16 +36,19 @@ class Slab:
     nothing fits are free neighbours joined. So the steady state costs one pop and one append.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, parts: int = 1) -> None:
+        """No block is larger than one of so many equal `parts`, a power of two, of the largest there could be: where
+        one small block stays taken, most of the slab still has room for large ones."""
         header = segment.header
         self._first = header.owner << UNIT_BITS  # of all references, without their generations
         self._memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
         self._generations = _generations(segment)
         num_units = header.slab_nbytes // UNIT
+        max_order = max(0, num_units.bit_length() - parts.bit_length())
         #: The largest block this slab can ever hand out, in bytes.
-        self.largest_nbytes = UNIT << num_units.bit_length() - 1 if num_units else 0
+        self.largest_nbytes = UNIT << max_order if num_units else 0
         # Changed by allocate and free: per order the first units of free blocks; reference → order of those handed out.
-        self._free: list[list[int]] = whole_blocks(num_units)
+        self._free: list[list[int]] = whole_blocks(num_units, max_order)
         self._taken: dict[int, int] = {}
         #: Bytes that are not handed out, in however many pieces.
         self.free_nbytes = self.nbytes = num_units * UNIT
@@ -175,13 +178,13 @@ class WholeSlab:
         self._generations[0] += _NEXT_GENERATION  # publishes: every reference to the block is stale
 
 
-def whole_blocks(num_units: int) -> list[list[int]]:
-    """Per order, the first units of the largest aligned blocks that tile `num_units`."""
-    free: list[list[int]] = [[] for _ in range(num_units.bit_length())]
+def whole_blocks(num_units: int, max_order: int) -> list[list[int]]:
+    """Per order up to `max_order`, the first units of the largest aligned blocks that tile `num_units`."""
+    free: list[list[int]] = [[] for _ in range(max_order + 1)]
     unit = 0
     for order in reversed(range(len(free))):
         while num_units - unit >= 1 << order:
-            free[order].append(unit)
+            free[order].insert(0, unit)  # the first ones are handed out first
             unit += 1 << order
     return free
 

@@ -38,6 +38,8 @@ class WholeSlabs:
         # Changed under the lock: by the reference to its block, and, the longest idle first, those that are kept.
         self._taken: dict[int, _Written] = {}
         self.kept: list[_Written] = []
+        #: Both kinds, by owner id.
+        self.segments: dict[int, _Written] = {}
 
     @property
     def taken_refs(self) -> list[int]:
@@ -46,7 +48,9 @@ class WholeSlabs:
 
     def add(self, segment: Segment, readers: int, *, may_be_kept: bool) -> Block:
         """The block of a segment that has just been mapped."""
-        return self._take(_Written(WholeSlab(segment), readers, may_be_kept))
+        written = _Written(WholeSlab(segment), readers, may_be_kept)
+        self.segments[written.slab.owner] = written
+        return self._take(written)
 
     def allocate(self, nbytes: int, readers: int) -> Block | None:
         """A block that was kept, contents undefined; None where none is right."""
@@ -73,6 +77,7 @@ class WholeSlabs:
                 return 0
             written.slab.free()
             if not (keep and written.may_be_kept):
+                del self.segments[written.slab.owner]
                 return written.slab.owner
             written.idle_since_s = now_s
             self.kept.append(written)
@@ -84,5 +89,7 @@ class WholeSlabs:
         with self._lock:
             idle = [each for each in self.kept if now_s - each.idle_since_s >= KEEP_S]
             del self.kept[: len(idle)]  # they are the first
+            for each in idle:
+                del self.segments[each.slab.owner]
             left_s = self.kept[0].idle_since_s + KEEP_S - now_s if self.kept else None
         return [each.slab.owner for each in idle], left_s

@@ -363,20 +363,15 @@ class WrittenAnswers(Answers):
         return block.ref
 
     def _wait_for_block(self, nbytes: int) -> Block:
-        if nbytes > self._memory.slab.largest_nbytes:
-            return self._allocate_oversize(nbytes)
-        block = self._memory.wait_for_block(nbytes)
-        if block is None:
-            raise UnavailableError(
-                f"model '{self._plans.signature.name}', instance '{self._instance}': no shared memory for a result of "
-                f"{nbytes} bytes, clients still hold the earlier ones. Raise --shm-worker-slab-mib"
-            )
-        return block
-
-    def _allocate_oversize(self, nbytes: int) -> Block:
         try:
-            return self._memory.oversize.allocate(nbytes)
+            return self._memory.find_block(nbytes)
         except ShoalError as refusal:
+            if nbytes <= self._memory.slab.largest_nbytes:
+                raise UnavailableError(
+                    f"model '{self._plans.signature.name}', instance '{self._instance}': no shared memory for a result "
+                    f"of {nbytes} bytes, clients still hold the earlier ones. Raise --shm-worker-slab-mib or "
+                    "--shm-oversize-mib"
+                ) from refusal
             name, output_nbytes = self._largest_output()
             # That a model's results are too large for the server is not a client's fault.
             kind = UnavailableError if isinstance(refusal, UnavailableError) else InternalError

@@ -84,7 +84,7 @@ class Loop:
         oversize.listen = listen = functools.partial(self._listen, channel)
         self._memory.segments.connect(channel, listen)
         while not self._is_stopping or self._open_batches.num_open:
-            ready = dict(poller.poll(oversize.look() if oversize.kept else None))
+            ready = dict(poller.poll(oversize.look() if oversize.segments else None))
             # Announcements first: then few of the segments that batches name must be asked for.
             if channel_fd in ready:
                 self._listen(channel)

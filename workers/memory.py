@@ -11,8 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
+from shoal.errors import UnavailableError
+from shoal.options import SLAB_PARTS
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import (
     BATCH_ITEM,
@@ -22,7 +25,10 @@ from shoal.shm.layout import (
     FREE,
     HAVE,
     MOVED_WORD,
+    NEWS,
     PROGRESS_WORD,
+    ROOM,
+    ROOM_NOW,
     TAKEN_WORD,
     UNIT,
     WANT,
@@ -43,8 +49,12 @@ _COUNT, _FREED = B.COUNT, B.FREED  # looked up in its class, each takes 0.2k ins
 Record = tuple[int, ...]
 _Result = TypeVar("_Result")
 
-#: How long a finished batch may wait for clients to release earlier results (ours; then it fails with 503).
+#: How long a finished batch may wait for clients to release earlier results where there is no other memory for it
+#: (ours; then it fails with 503).
 BLOCK_WAIT_S = 10.0
+#: How long it waits for a block of the slab before it has a segment made: about as long as that takes (18 ms for 16
+#: MiB), and several times what a front end takes to copy out what slow readers hold (2 ms for 6 MB; measured).
+SEGMENT_AFTER_S = 0.01
 #: While something is awaited the batcher is asked for it (WANT) again and again, first and at most after so long: what
 #: clients release without ringing is seen only then (ours).
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
@@ -64,7 +74,8 @@ class Memory:
         oversize: OversizeBlocks,
         block_wait_s: float = BLOCK_WAIT_S,
     ) -> None:
-        self.slab = Slab(segment)
+        #: Results larger than a quarter of it have segments of their own, as requests have.
+        self.slab = Slab(segment, SLAB_PARTS)
         self.bell = bell
         self.oversize = oversize
         self.segments = Segments()
@@ -113,7 +124,7 @@ class Memory:
             for name in _SHARED:
                 setattr(self, name, _locked(self.lock, getattr(self, name)))
             self._is_shared = True
-            self.oversize.keeps = False
+            self.oversize.is_shared = True
 
     def take(self) -> list[Record] | None:
         """The next batch, complete and in order; None where there is none."""
@@ -167,21 +178,66 @@ class Memory:
             self.drain()
             return key in self._cancelled
 
-    def wait_for_block(self, nbytes: int) -> Block | None:
-        """A block of the own slab, which has none now: waits for one to be freed, then gives up with None."""
-        # The loop's thread is at the batch that is being executed; which one a sender's is answering is not known here.
+    def find_block(self, nbytes: int) -> Block:
+        """A block for a result where the slab has none at once, for no longer than the memory can be had elsewhere.
+
+        What slow readers hold is asked for first. Where it does not come soon, the result gets a segment of its own.
+        Raises UnavailableError where there is no memory for too long, InvalidArgumentError where there never is enough.
+        """
+        oversize = self.oversize
+        if (kept := oversize.allocate_kept(nbytes)) is not None:
+            return kept
+        fits = nbytes <= self.slab.largest_nbytes
+        if fits:
+            block = self.wait_for(lambda: self.allocate(nbytes), self._loops_batch, SEGMENT_AFTER_S, ROOM)
+            if block is not None:
+                return block
+        try:
+            return oversize.allocate(nbytes)
+        except UnavailableError as error:
+            refusal = error.with_traceback(None)  # which would keep the requests' memory mapped
+        try:
+            if (block := self._wait_for_any(nbytes)) is None:
+                raise refusal
+        finally:
+            del refusal  # its traceback leads here: a cycle would keep the requests' memory mapped
+        return block
+
+    def _wait_for_any(self, nbytes: int) -> Block | None:
+        """A block of the slab or a segment, for which the slowest readers are given up; None where time is up, or where
+        nothing that this worker waits for could help."""
+        oversize = self.oversize
+        fits, num_held = nbytes <= self.slab.largest_nbytes, len(oversize.refs)
+
+        def attempt() -> Block | None:
+            nonlocal num_held
+            block = (self.allocate(nbytes) if fits else None) or oversize.allocate_kept(nbytes)
+            if block is not None or len(oversize.refs) >= num_held:
+                return block
+            num_held = len(oversize.refs)  # one has come back, and the supervisor may make another in its place
+            with suppress(UnavailableError):
+                return oversize.allocate(nbytes)
+            return None
+
+        return self.wait_for(attempt, self._loops_batch, urgency=ROOM_NOW) if fits or num_held else None
+
+    @property
+    def _loops_batch(self) -> int:
+        """The batch that is being executed, for the loop's thread, which is at it; 0 for a sender's, which may answer
+        requests of any."""
         is_loops = threading.current_thread() is threading.main_thread()
-        return self.wait_for(lambda: self.allocate(nbytes), self._words[PROGRESS_WORD] if is_loops else 0)
+        return self._words[PROGRESS_WORD] if is_loops else 0
 
     def wait_for(
-        self, attempt: Callable[[], _Result | None], batch: int = 0, wait_s: float | None = None
+        self, attempt: Callable[[], _Result | None], batch: int = 0, wait_s: float | None = None, urgency: int = NEWS
     ) -> _Result | None:
         """What `attempt` comes to, which is made again when the batcher has said something; None where time is up.
 
         Where clients of `batch` are waited for, that is no part of its execution.
         """
         now_s = want_s = time.monotonic()
-        deadline_s, pause_s = now_s + (self.block_wait_s if wait_s is None else wait_s), _FIRST_PAUSE_S
+        deadline_s = now_s + (self.block_wait_s if wait_s is None else wait_s)
+        pause_s = _FIRST_PAUSE_S
         with select.epoll() as poller:
             # Edges: the loop alone clears the bell, and each ring wakes all who wait for it.
             poller.register(self.bell.fd, select.EPOLLIN | select.EPOLLET)
@@ -196,7 +252,7 @@ class Memory:
                 if now_s >= want_s:
                     # What clients release waits in their rings until somebody wants it. The supervisor's death ends
                     # this process by signal.
-                    self._try_say((WANT,))
+                    self._try_say((WANT, 0, 0, urgency))
                     want_s, pause_s = now_s + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
                 poller.poll(min(want_s, deadline_s) - now_s)
 

@@ -17,7 +17,7 @@ from shoal.control import Channel, Message
 from shoal.errors import ShoalError, UnavailableError
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block
-from shoal.shm.whole_slabs import WholeSlabs
+from shoal.shm.whole_slabs import KEEP_S, WholeSlabs
 from shoal.workers.listening import listen_until
 
 #: How long the supervisor and all front ends may take to make and map a segment (ours; then the result fails with 503).
@@ -32,13 +32,13 @@ class OversizeBlocks:
     def __init__(self, channel: Channel, wait_s: float = SEGMENT_WAIT_S) -> None:
         self._channel = channel
         self._wait_s = wait_s
-        #: Whether the loop's thread is the only one that frees: it looks, too, before it sleeps.
-        self.keeps = True
+        #: Whether other threads than the loop's free, too; it alone looks, before it sleeps.
+        self.is_shared = False
         self.listen: Callable[[], None] = lambda: self.hear(*channel.receive())
         self._allocating = threading.Lock()
         self._slabs = WholeSlabs()
-        #: What is kept for the next result, if anything; then `look`.
-        self.kept = self._slabs.kept
+        #: By their owner ids, those that hold a result or are kept for the next one; while there are any, `look`.
+        self.segments = self._slabs.segments
         # Changed by allocate and hear: what was heard of the one asked for last.
         self._request = 0
         self._is_waiting = False
@@ -51,6 +51,10 @@ class OversizeBlocks:
         where there is none now."""
         with self._allocating:
             return self._slabs.allocate(nbytes, _ALL) or self._allocate(nbytes)
+
+    def allocate_kept(self, nbytes: int) -> Block | None:
+        """A block that was kept, at once; None where none is right."""
+        return self._slabs.allocate(nbytes, _ALL)
 
     def _allocate(self, nbytes: int) -> Block:
         self._request += 1
@@ -101,7 +105,7 @@ class OversizeBlocks:
 
     def free(self, ref: int) -> None:
         """Nobody needs the block any more; what is not one of these is left alone."""
-        self._let_go(ref, keep=self.keeps)
+        self._let_go(ref, keep=True)
 
     def _let_go(self, ref: int, *, keep: bool) -> None:
         if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
@@ -112,4 +116,6 @@ class OversizeBlocks:
         idle, left_s = self._slabs.expire(time.monotonic())
         for owner in idle:
             self._channel.send({"op": "oversize_gone", "owner": owner})
+        if left_s is None and self.is_shared and self.segments:
+            return KEEP_S  # another thread may free one while this one sleeps
         return left_s

@@ -110,11 +110,28 @@ def test_free_neighbours_are_joined_when_nothing_else_fits(memory: tuple[Segment
 
 
 @pytest.mark.parametrize(
-    ("num_units", "blocks"),
-    [(0, []), (1, [[0]]), (2, [[], [0]]), (3, [[2], [0]]), (13, [[12], [], [8], [0]]), (16, [[], [], [], [], [0]])],
-)
-def test_the_largest_blocks_that_tile_a_slab(num_units: int, blocks: list[list[int]]) -> None:
-    assert whole_blocks(num_units) == blocks
+    ("num_units", "max_order", "blocks"),
+    [
+        (0, 0, [[]]), (1, 0, [[0]]), (2, 1, [[], [0]]), (3, 1, [[2], [0]]), (13, 3, [[12], [], [8], [0]]),
+        (16, 4, [[], [], [], [], [0]]), (17, 2, [[16], [], [12, 8, 4, 0]]), (3, 0, [[2, 1, 0]]),
+    ],
+)  # fmt: skip
+def test_the_largest_blocks_that_tile_a_slab(num_units: int, max_order: int, blocks: list[list[int]]) -> None:
+    assert whole_blocks(num_units, max_order) == blocks
+
+
+def test_in_parts_one_small_block_costs_one_large_one(segment_pair: MakePair) -> None:
+    slab = Slab(segment_pair(WORKER, OWNER, Geometry(0, 17 * 4096))[0], 4)
+    assert slab.largest_nbytes == 4 * 4096
+    assert slab.allocate(4 * 4096 + 1) is None
+    taken(slab, 4096)  # the odd unit
+    small = taken(slab, 4096)
+    large = [taken(slab, 4 * 4096) for _ in range(3)]
+    assert slab.allocate(4 * 4096) is None
+    for block in (small, *large):
+        slab.free(block.ref)
+    assert slab.allocate(4 * 4096 + 1) is None  # what is free is never joined beyond a part
+    assert all(slab.allocate(4 * 4096) for _ in range(4))
 
 
 def test_the_generations_tell_how_many_blocks_were_taken_and_given_back(memory: tuple[Segment, SegmentView]) -> None:

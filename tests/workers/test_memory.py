@@ -52,7 +52,9 @@ def test_no_block_for_too_long_fails_with_503_in_the_spare_block(make_batcher: C
     first, second, third, fourth = batcher.done()
     assert (first.status, second.status, third.status, fourth.status) == (0, 0, 5, 5)
     assert third.sentence.startswith("model 'm', instance 'm_0_0': no shared memory for a result of ")
-    assert third.sentence.endswith("clients still hold the earlier ones. Raise --shm-worker-slab-mib")
+    assert third.sentence.endswith(
+        "clients still hold the earlier ones. Raise --shm-worker-slab-mib or --shm-oversize-mib"
+    )
     assert fourth.ref == 0  # not even for the sentence
     batcher.free(third.ref)
     batcher.free(second.ref)

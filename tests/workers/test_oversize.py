@@ -171,10 +171,20 @@ def test_one_that_may_be_kept_is_there_for_the_next_result(batcher: Batcher, mon
     assert heard(batcher) == {"op": "oversize_gone", "owner": 50}
 
 
-def test_nothing_is_kept_where_several_threads_free(batcher: Batcher) -> None:
+def test_one_that_another_thread_frees_is_kept_and_looked_for(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = batcher.memory()
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     memory.share()
     grant(batcher, keep=True)
     batcher.supervisor.send({"op": "oversize_ready", "owner": 50})
-    memory.free(memory.oversize.allocate(12025).ref)
+    block = memory.oversize.allocate(12025)
+    assert memory.oversize.look() == KEEP_S  # it may be freed while the loop's thread sleeps
+    memory.free(block.ref)
+    assert memory.oversize.look() == KEEP_S
+    now_s += KEEP_S
+    assert memory.oversize.look() is None
     assert [heard(batcher)["op"] for _ in range(3)] == ["oversize", "oversize_mapped", "oversize_gone"]
+    assert not memory.oversize.segments
