@@ -15,7 +15,7 @@ from shoal.batcher.dispatch import Dispatch
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.ensembles import Ensembles
 from shoal.batcher.executions import Executions
-from shoal.batcher.guests import greedy, starved_by
+from shoal.batcher.guests import greedy
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
@@ -23,6 +23,7 @@ from shoal.batcher.peers import Client, Model, Peer, Worker
 from shoal.batcher.retirement import Retirement
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.shared_answers import SharedAnswers
+from shoal.batcher.shortages import Shortages
 from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT
 from shoal.control import Message
 from shoal.reasons import Reason
@@ -64,6 +65,7 @@ class Exchange:
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
         )
         self._awake, self._busy = self._dispatch.awake, self._dispatch.busy
+        self._shortages = Shortages(self.clients, self.holders, self.blocks, self._written_clients)
         self._executions = Executions(self._requests, self._awake, wall_offset_ns)
         self._arrivals = Arrivals(
             self.models,
@@ -414,7 +416,7 @@ class Exchange:
                 self._look_at_clients(now_ns)
                 worker.must_ring = True
                 self._written_workers.add(worker)
-                if starver := starved_by(worker, self.holders, self.clients, now_ns):
+                if starver := self._shortages.ask_back(worker, record[D.URGENCY], now_ns):
                     self.distrust(starver)
         return named
 

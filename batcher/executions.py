@@ -7,7 +7,7 @@ Lives in the batcher; how a request ends is the business of `open_requests`.
 from shoal.batcher import statistics
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Model, Running, Worker
-from shoal.shm.layout import D
+from shoal.shm.layout import OWNER_SHIFT, D
 from shoal.shm.ring import Record
 
 
@@ -39,6 +39,8 @@ class Executions:
         if num_missing:
             worker.partly_answered = running
         else:
+            if worker.hungry_since_ns and ref >> OWNER_SHIFT == worker.owner:
+                worker.hungry_since_ns = 0  # its slab has room again
             self._finish_batch(worker, running, compute, now_ns)
 
     def respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
@@ -82,7 +84,6 @@ class Executions:
             self._finish_batch(worker, running, (now_ns, 0, 0, 0), now_ns)
 
     def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
-        worker.hungry_since_ns = 0
         worker.num_finished = running.number
         if not running.is_executed:
             self._end_execution(worker, running, compute, now_ns)

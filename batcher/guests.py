@@ -5,7 +5,7 @@ own requests is checked here, and what only its own answer depends on is not.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from shoal.batcher.holders import Holders
@@ -52,15 +52,19 @@ def greedy(requests: Iterable[OpenRequest], max_in_flight: int) -> list[int]:
     return [owner for owner, count in counts.items() if count > max_in_flight]
 
 
-def starved_by(worker: Worker, holders: Holders, clients: Mapping[int, Client], now_ns: int) -> int:
-    """A worker waits for memory: the guest that must go for it, the one that holds most of its answers; mostly 0."""
+def is_starved(worker: Worker, now_ns: int, *, has_other_memory: bool) -> bool:
+    """A worker waits for memory: whether a guest must go for it. Not before memory has been short for a while, and not
+    while other memory may be had."""
     since_ns = worker.hungry_since_ns
-    if since_ns and now_ns - since_ns <= GUEST_HOLDS_NS:
-        return 0
+    if since_ns and (has_other_memory or now_ns - since_ns <= GUEST_HOLDS_NS):
+        return False
     worker.hungry_since_ns = now_ns
-    if not since_ns:
-        return 0
-    for owner, _ in holders.num_held_of(worker.owner).most_common():
+    return since_ns > 0
+
+
+def most_holding_guest(holders: Holders, clients: Mapping[int, Client], segments: Container[int]) -> int:
+    """The guest that holds most of the answers in these segments; 0 where none holds any."""
+    for owner, _ in holders.num_held_of(segments).most_common():
         if owner in clients and clients[owner].is_guest:
             return owner
     return 0

@@ -8,6 +8,7 @@ gives it back.
 """
 
 from collections import Counter
+from collections.abc import Container
 
 from shoal.shm.layout import NUMBER_BITS, ref_owner
 
@@ -66,11 +67,20 @@ class Holders:
             return 0
         return ref
 
-    def num_held_of(self, worker: int) -> Counter[int]:
-        """By client, how many replies it holds that lie in this worker's slab."""
-        held = [key for key, ref in self._held.items() if ref_owner(ref) == worker]
-        held += [key for key, ref in self._parts if ref_owner(ref) == worker]
-        return Counter([key >> NUMBER_BITS for key in held])
+    def num_held_of(self, segments: Container[int]) -> Counter[int]:
+        """By client, how many replies it holds that lie in these segments."""
+        return Counter([client for client, _ in self._held_in(segments)])
+
+    def segments_held(self, segments: Container[int]) -> dict[int, set[int]]:
+        """By client, in which of these segments the replies lie that it holds."""
+        held: dict[int, set[int]] = {}
+        for client, segment in self._held_in(segments):
+            held.setdefault(client, set()).add(segment)
+        return held
+
+    def _held_in(self, segments: Container[int]) -> list[tuple[int, int]]:
+        held = [*self._held.items(), *self._parts]
+        return [(key >> NUMBER_BITS, ref_owner(ref)) for key, ref in held if ref_owner(ref) in segments]
 
     def release_owner(self, owner: int) -> list[int]:
         """A client is gone with all it held. Returns the blocks nobody holds any more."""

@@ -5,6 +5,7 @@ Values with little behaviour; `exchange.py` changes them. Live in the batcher.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from shoal.batcher.response_order import ResponseOrder
@@ -62,7 +63,7 @@ class Client(Peer):
     Its number of a request, added to `first_key`, is the request's key.
     """
 
-    __slots__ = ("backlog", "first_key", "is_front_end", "is_guest", "last_number", "traced")
+    __slots__ = ("_recalled", "backlog", "first_key", "is_front_end", "is_guest", "last_number", "traced")
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Client(Peer):
         self.backlog: deque[Record] = deque()
         #: Numbers of open requests whose replies shall have the times in them.
         self.traced: set[int] = set()
+        self._recalled = 0  # where in the ring the last RECALL ends
 
     def say(self, reply: Record) -> None:
         """Tell the client, after all it was told before. Its ring has room for one reply to each request."""
@@ -96,6 +98,18 @@ class Client(Peer):
             self.writer.push(reply)
         except RingFullError:
             self.backlog.append(reply)
+
+    @property
+    def has_unread_recall(self) -> bool:
+        """Whether it has not read the last RECALL."""
+        return self.writer.is_unread(self._recalled)
+
+    def recall(self, record: Record) -> None:
+        """Ask a front end for what it holds of a worker's results; not where its ring is full: it is asked again."""
+        with suppress(RingFullError):
+            self.writer.push(record)
+            self._recalled = self.writer.position
+            self.must_ring = True
 
     def times(self, number: int, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
         """What the reply to a request says of when it was accepted and computed."""

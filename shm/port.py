@@ -6,7 +6,7 @@ readable until `release`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 
 from shoal.errors import InvalidArgumentError, UnavailableError
@@ -19,11 +19,13 @@ from shoal.shm.layout import (
     MAX_RELEASED,
     NO_DIGEST,
     OWNER_SHIFT,
+    RECALL,
     RELEASE,
     REPLY,
     REQUEST,
     TRACE,
     WORD,
+    C,
     LayoutError,
     P,
     R,
@@ -48,6 +50,10 @@ HELD_PER_REQUEST = 8
 RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
 # Looked up in its class, each takes 0.3k instructions, per reply.
 _BLOCK, _MORE, _PIECES, _ASKED_BLOCK, _ASKED_MODEL = P.BLOCK, P.MORE, P.PIECES, R.BLOCK, R.MODEL
+
+
+def _pass_over(_segments: Container[int], _is_urgent: bool) -> None:
+    """Nothing that is held can be given back."""
 
 
 class NoRoomError(UnavailableError):
@@ -99,6 +105,9 @@ class Port:
         self.wanted = 0
         self._unread: list[Record] = []
         self._refused = 0
+        #: Told of the segments of a worker that lacks memory, and whether it can have none elsewhere: held replies that
+        #: lie there are to be copied and released. Called in the middle of `poll`.
+        self.on_recall: Callable[[Container[int], bool], None] = _pass_over
         #: Blocks of answered requests that are not the slab's: whoever made them gives them back, and clears the list.
         self.spent: list[int] = []
 
@@ -253,10 +262,8 @@ class Port:
             self._must_ring = True
 
     def trace(self, number: int) -> None:
-        """Have the times of a request that was just submitted in its reply (`Reply.times`).
-
-        A batcher that takes the place of a dead one does not hear of it: then they are 0.
-        """
+        """Have the times of a request that was just submitted in its reply (`Reply.times`). The successor of a batcher
+        that dies does not know of it: then they are 0."""
         self._writer.push((TRACE, number))
 
     def submitted(self, number: int) -> tuple[memoryview, int, int]:
@@ -330,7 +337,8 @@ class Port:
         for record in self._drain() if self.asks_for_segments else self._reader.drain():
             kind, number, status, ref, span, reason, detail, _, _, _, _, _, more, num_pieces, _, _ = record
             if kind != REPLY:
-                raise LayoutError(f"the batcher sent a record of kind {kind}")
+                self._recall(record)
+                continue
             asked = opened.get(number) if more else opened.pop(number, None)
             if asked is None:
                 continue  # answered before: a late reply to a number that is gone
@@ -361,6 +369,17 @@ class Port:
                 (reply.piece,) = self._pieces.get((number, reply.part), (0,))
             replies.append(reply)
         return replies
+
+    def _recall(self, record: Record) -> None:
+        if record[0] != RECALL:
+            raise LayoutError(f"the batcher sent a record of kind {record[0]}")
+        self.on_recall(frozenset(record[C.OWNERS :]) - {0}, bool(record[C.IS_URGENT]))
+
+    def lies_in(self, number: int, part: int, segments: Container[int]) -> bool:
+        """Whether a reply that is held, or one of its pieces, lies in one of these segments."""
+        ref = part or self._held.get(number, 0)
+        refs = [ref, *self._pieces.get((number, part), ())]
+        return any(each >> OWNER_SHIFT in segments for each in refs)
 
     def _drain(self) -> Sequence[Record]:
         """What has come and can be read, up to the first that lies in a segment which is not known yet: replies to a

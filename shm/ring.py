@@ -66,6 +66,15 @@ class RingWriter:
         """Records that were pushed and not read yet."""
         return self._position - self._peer_words[HEAD_WORD]
 
+    @property
+    def position(self) -> int:
+        """Records that were pushed, since the ring began."""
+        return self._position
+
+    def is_unread(self, position: int) -> bool:
+        """Whether not all records up to this position were read."""
+        return self._peer_words[HEAD_WORD] < position
+
     def publish(self) -> bool:
         """Make what was pushed visible. True if there was anything: then the reader's bell must be rung."""
         if self._own_words[TAIL_WORD] == self._position:

@@ -119,10 +119,14 @@ class Star:
         self.exchange.add_ensemble(ensemble)
         return ensemble
 
-    def add_client(self, owner: int, *, is_guest: bool = False, geometry: Geometry = GEOMETRY) -> End:
+    def add_client(
+        self, owner: int, *, is_guest: bool = False, is_front_end: bool = False, geometry: Geometry = GEOMETRY
+    ) -> End:
         """A client."""
         end = End(layout.CLIENT, owner, geometry)
-        self.exchange.clients[owner] = Client(owner, end.link, end.own_view, end.bell, is_guest=is_guest)
+        self.exchange.clients[owner] = Client(
+            owner, end.link, end.own_view, end.bell, is_guest=is_guest, is_front_end=is_front_end
+        )
         if is_guest:
             self._guests.add(owner)
         self._clients.append(end)

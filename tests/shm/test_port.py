@@ -247,3 +247,22 @@ def test_a_record_that_is_no_reply_is_refused(star: Star, kind: int) -> None:
     with pytest.raises(LayoutError, match=rf"^the batcher sent a record of kind {kind}$"):
         star.port.poll()
     assert (star.port.num_in_flight, star.port.slab.num_taken) == (1, 1)
+
+
+def test_a_recall_names_segments_and_says_whether_it_is_urgent(star: Star) -> None:
+    recalls: list[object] = []
+    star.reply(15, 0, 9)
+    assert star.port.poll() == []  # most clients cannot give anything back
+    star.port.on_recall = lambda segments, is_urgent: recalls.append((segments, is_urgent))
+    number, _ = star.submit()
+    answer = star.worker_slab.allocate(4096)
+    assert answer is not None
+    star.reply(15, 1, 9, 8)
+    star.reply(4, number, 0, answer.ref, 0)
+    assert [reply.number for reply in star.port.poll()] == [number]
+    assert recalls == [({9, 8}, True)]
+    owner = answer.ref >> 40
+    assert star.port.lies_in(number, 0, {owner})
+    assert not star.port.lies_in(number, 0, {owner + 1})
+    star.port.release(number)
+    assert not star.port.lies_in(number, 0, {owner})

@@ -1,0 +1,110 @@
+"""A worker that lacks memory: which front ends are asked for what they hold of its results, and how often."""
+
+from shoal.batcher.guests import GUEST_HOLDS_NS
+from shoal.shm.layout import DONE, RECALL, RELEASE, WANT, B, pack_ref
+from tests.batcher.star import MODEL, SINGLE, WORKER, End, Star, ask
+
+FRONT_END, CALLER, GUEST, OTHER_WORKER, OTHER_MODEL = 21, 22, 41, 32, 6
+#: Urgencies.
+NEWS, ROOM, ROOM_NOW = 0, 1, 2
+NOW = 1_000_000_000_000
+
+
+def answered(star: Star, client: End, worker: End, number: int, segment: int = WORKER) -> int:
+    """A reply that the client holds, in a block of that segment."""
+    ask(client, number)
+    star.exchange.step(NOW)
+    (item,) = [record for record in worker.heard() if record[0] == 5]
+    ref = pack_ref(segment, number, 1)
+    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, ref)
+    star.exchange.step(NOW)
+    assert [record[3] for record in client.heard()] == [ref]
+    return ref
+
+
+def want(star: Star, worker: End, urgency: int, now_ns: int = NOW) -> None:
+    """WANT of a worker that is at work."""
+    star.exchange._busy[worker.owner] = star.exchange.workers[worker.owner]
+    worker.say(WANT, 0, 0, urgency)
+    star.exchange.step(now_ns)
+
+
+def star_of_one() -> tuple[Star, End, End]:
+    star = Star()
+    model = star.add_model(MODEL, SINGLE)
+    return star, star.add_client(FRONT_END, is_front_end=True), star.add_worker(WORKER, model)
+
+
+def test_a_front_end_is_asked_for_what_it_holds_once_until_it_has_read_that() -> None:
+    star, front_end, worker = star_of_one()
+    answered(star, front_end, worker, 1)
+    want(star, worker, NEWS)
+    assert front_end.heard() == []
+    front_end.bell.clear()
+    for _ in range(3):
+        want(star, worker, ROOM)
+    assert [record[:4] for record in front_end.heard()] == [(RECALL, 0, WORKER, 0)]
+    want(star, worker, ROOM)
+    assert len(front_end.heard()) == 1
+    front_end.say(RELEASE, 1)
+    want(star, worker, ROOM)
+    assert front_end.heard() == []  # it holds nothing any more
+
+
+def test_others_are_not_asked() -> None:
+    """Neither who holds another worker's results, nor who cannot give them back."""
+    star, front_end, worker = star_of_one()
+    caller, guest = star.add_client(CALLER), star.add_client(GUEST, is_guest=True)
+    star.exchange.models[MODEL].is_fixed = True
+    answered(star, caller, worker, 1)
+    guest.say(1, 1, MODEL, pack_ref(GUEST, 3, 1), 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
+    star.exchange.step(NOW)
+    (item,) = worker.heard()
+    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(WORKER, 9, 1))
+    star.exchange.step(NOW)
+    assert len(guest.heard()) == 1
+    want(star, worker, ROOM)
+    assert [end.heard() for end in (front_end, caller, guest)] == [[], [], []]
+
+
+def test_only_what_is_urgent_is_for_results_in_segments_of_their_own() -> None:
+    star, front_end, worker = star_of_one()
+    segments = range(100, 120)
+    for number, segment in enumerate(segments):
+        star.exchange.blocks.add_result(segment, WORKER)
+        answered(star, front_end, worker, number + 1, segment)
+    want(star, worker, ROOM)
+    assert front_end.heard() == []  # none of it is room in the slab
+    want(star, worker, ROOM_NOW)
+    records = front_end.heard()
+    assert {record[:2] for record in records} == {(RECALL, 1)}
+    owners = [owner for record in records for owner in record[2:] if owner]
+    assert sorted(owners) == list(segments)
+
+
+def test_a_front_end_whose_ring_is_full_is_asked_again() -> None:
+    star, front_end, worker = star_of_one()
+    answered(star, front_end, worker, 1)
+    writer = star.exchange.clients[FRONT_END].writer
+    while writer.num_free:
+        writer.push((4, 99))
+    want(star, worker, ROOM)
+    assert {record[0] for record in front_end.heard()} == {4}
+    want(star, worker, ROOM)
+    assert [record[:3] for record in front_end.heard()] == [(RECALL, 0, WORKER)]
+
+
+def test_a_guest_goes_only_where_there_is_no_other_memory() -> None:
+    star, _, worker = star_of_one()
+    guest = star.add_client(GUEST, is_guest=True)
+    star.exchange.models[MODEL].is_fixed = True
+    guest.say(1, 1, MODEL, pack_ref(GUEST, 3, 1), 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
+    star.exchange.step(NOW)
+    (item,) = worker.heard()
+    worker.say(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(WORKER, 9, 1))
+    star.exchange.step(NOW)
+    for now_ns in (NOW, NOW + GUEST_HOLDS_NS, NOW + GUEST_HOLDS_NS + 1):
+        want(star, worker, ROOM, now_ns)
+    assert star.reports() == []
+    want(star, worker, ROOM_NOW, NOW + GUEST_HOLDS_NS + 1)  # it has had its time
+    assert star.reports() == [("distrusted", GUEST)]
