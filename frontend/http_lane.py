@@ -43,7 +43,8 @@ class HttpLane(Lane[Connection]):
         self._largest_body_nbytes = self._port.slab.largest_nbytes // SLAB_PARTS
         self._submission = Submission(self._state, self._port)
         self._incoming = Incoming(self._port)
-        self._outgoing = Outgoing(self._port, self._poller, self._close)
+        self._outgoing = outgoing = Outgoing(self._port, self._poller, self._close)
+        self._port.on_recall = lambda segments, is_urgent: outgoing.recall(segments, self.now_s, is_urgent=is_urgent)
         # Changed as requests go in and replies come.
         self._pending: dict[int, tuple[Connection, Asked] | None] = {}
 
@@ -300,6 +301,7 @@ class HttpLane(Lane[Connection]):
 
     def _tick(self) -> None:
         now_s = self.now_s
+        self._outgoing.given_up.log(now_s)
         for connection in [each for each in self._connections.values() if each.deadline_s <= now_s]:
             if connection.stage is WAITING:
                 self._time_out(connection)

@@ -1,23 +1,20 @@
 """The lane's way out: a response goes out of the worker's block at once, or as its client reads it.
 
-A client that reads slowly must not hold a worker's block: after a second what it has not read is copied, within a bound
-for all of them together. One thread, the lane's; every method says whether the connection can go on at once.
+A client that reads slowly must not hold a worker's block (slow_readers.py). One thread, the lane's; the methods that
+send say whether the connection can go on at once.
 """
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from shoal.frontend.connection import READING, SENDING, Chunks, Connection
 from shoal.frontend.response import Response
+from shoal.frontend.slow_readers import HOLD_S, MAX_KEPT_BYTES, SEND_S, GivenUp
 from shoal.frontend.submission import JOIN_BYTES, response_head
 from shoal.shm.port import Port
 
 #: How long an idle connection may ask again: Triton has no limit, proxies keep theirs for 60 s.
 IDLE_S = 75.0
-#: How long a reader may hold a worker's block before what it has not read is copied, and then before it is cut off.
-HOLD_S, SEND_S = 1.0, 30.0
-#: What slow readers may make the lane keep in its own memory, all together.
-MAX_KEPT_BYTES = 64 * 1024 * 1024
 
 
 class Outgoing:
@@ -29,8 +26,12 @@ class Outgoing:
         self._close = close
         #: Seconds that an answered connection may stay idle; the lane lowers it when it stops.
         self.idle_s = IDLE_S
-        # Changed by every method.
+        self.given_up = GivenUp("connections")
+        # Changed by every method: bytes that were copied; the connections that are being sent to, and since when, the
+        # longest first; of those that have no copy for want of room, how much was unsent, and since when.
         self._kept_bytes = 0
+        self._sending: dict[Connection, float] = {}
+        self._waiting: dict[Connection, tuple[int, float]] = {}
 
     def respond(self, connection: Connection, response: Response, now_s: float) -> bool:
         """As send, for a response that has no head yet."""
@@ -57,6 +58,7 @@ class Outgoing:
             self._give_back(connection, prompt=False)
             return self._sent(connection, now_s)
         self._kept_bytes += 0 if connection.release else connection.num_unsent
+        self._sending[connection] = now_s
         connection.stage = SENDING
         connection.deadline_s = now_s + (HOLD_S if connection.release else SEND_S)
         connection.is_quiet = True
@@ -72,26 +74,71 @@ class Outgoing:
         if not connection.release:
             self._kept_bytes -= before - connection.num_unsent
             connection.deadline_s = now_s + SEND_S  # slow, but it reads
-        return not connection.unsent and self._sent(connection, now_s)
+        if connection.unsent:
+            return False
+        self._forget(connection)
+        return self._sent(connection, now_s)
 
     def hold_no_longer(self, connection: Connection, now_s: float) -> bool:
-        """The reader is slow: the worker gets its block back. False where it has been given its time already."""
+        """The reader is slow: the worker gets its block back, if there is room for a copy. False where the reader has
+        taken nothing for too long."""
         if not connection.release:
+            return False
+        if self._keep(connection, now_s):
+            return True
+        connection.deadline_s = now_s + HOLD_S
+        num_unsent = connection.num_unsent
+        num_before, since_s = self._waiting.get(connection, (0, 0.0))
+        if num_before != num_unsent:
+            self._waiting[connection] = num_unsent, now_s
+            return True
+        return now_s - since_s < SEND_S
+
+    def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
+        """A worker lacks memory: copy what is unsent of its results in these segments, and give them back.
+
+        Where there is no room for a copy, and it is urgent, the connections that have been sent to for longest end, but
+        none before its time.
+        """
+        for connection in list(self._sending):
+            if not (connection.release and self._port.lies_in(connection.release, 0, segments)):
+                continue
+            while not self._keep(connection, now_s):
+                slowest = next(iter(self._sending))
+                if connection.num_unsent > MAX_KEPT_BYTES:
+                    slowest = connection  # whoever else ends, there is no room for it
+                if not is_urgent or now_s - self._sending[slowest] < HOLD_S:
+                    break
+                self._close(slowest)
+                self.given_up.add(now_s)
+                if slowest is connection:
+                    break
+
+    def _keep(self, connection: Connection, now_s: float) -> bool:
+        """Copy what is unsent, and give its block back; False where there is no room for it."""
+        num_unsent = connection.num_unsent
+        if self._kept_bytes + num_unsent > MAX_KEPT_BYTES:
             return False
         connection.keep_unsent()
         self._give_back(connection)
-        self._kept_bytes += connection.num_unsent
+        self._kept_bytes += num_unsent
         connection.deadline_s = now_s + SEND_S
-        return self._kept_bytes <= MAX_KEPT_BYTES
+        return True
 
     def release(self, connection: Connection) -> None:
         """Nothing more is sent on the connection; what it held is given back."""
+        self._forget(connection)
         if connection.release:
             self._port.release(connection.release)
             connection.release = 0
         else:
             self._kept_bytes -= connection.num_unsent
         connection.unsent = []
+
+    def _forget(self, connection: Connection) -> None:
+        self._sending.pop(connection, None)
+        if self._waiting:
+            self._waiting.pop(connection, None)
 
     def _give_back(self, connection: Connection, *, prompt: bool = True) -> None:
         """The worker's block is not needed any more. What was held for a moment only wakes nobody."""

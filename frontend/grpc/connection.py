@@ -18,8 +18,10 @@ from shoal.frontend.grpc.framing import (
     trailers,
 )
 from shoal.frontend.grpc.http2.connection import Http2Connection
+from shoal.frontend.grpc.http2.frames import ENHANCE_YOUR_CALM
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.sending import Blocks
+from shoal.frontend.grpc.http2.streams import num_private, private
 from shoal.frontend.grpc.known_call import KnownCall
 from shoal.frontend.grpc.opening import Opening, Refused
 from shoal.frontend.grpc.submission import Form
@@ -75,8 +77,8 @@ class GrpcConnection:
 
     __slots__ = (
         "_released", "_tokens", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "form", "headers", "http2",
-        "is_blocked", "is_dirty", "is_ending", "is_landing", "is_shut", "known", "num_kept", "opening", "peer",
-        "pinged_s", "progress_s", "silent_until_s", "socket", "unsent",
+        "is_blocked", "is_dirty", "is_ending", "is_landing", "is_shut", "known", "opening", "peer", "pinged_s",
+        "progress_s", "silent_until_s", "socket", "unsent",
     )  # fmt: skip
 
     def __init__(self, accepted: Socket, limits: Limits, now_s: float, released: Callable[[Token], None]) -> None:
@@ -94,7 +96,6 @@ class GrpcConnection:
         self.is_landing = False  # a call may have a target
         self.unsent: deque[bytes | memoryview] = deque()
         self._tokens: list[Token] = []  # of what lies in `unsent`
-        self.num_kept = 0  # bytes of `unsent` that were copied out of workers' blocks
         self.is_dirty = False  # something is to be sent at the end of this pass
         self.is_ending = False  # it takes no further calls
         self.is_shut = False  # nothing more is said
@@ -117,9 +118,24 @@ class GrpcConnection:
         return bool(self.unsent) or self.http2.num_queued > 0
 
     @property
+    def tokens(self) -> list[Token]:
+        """Of all replies whose blocks hold what the client has not read."""
+        return [*self._tokens, *[token for _, token in self.http2.streams.tokens]]
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that the client has not read."""
+        return sum(map(len, self.unsent)) + self.http2.num_queued
+
+    @property
+    def num_kept(self) -> int:
+        """Those of them that do not lie in workers' blocks."""
+        return num_private(self.unsent) + self.http2.streams.num_kept
+
+    @property
     def holds_blocks(self) -> bool:
         """Whether what it has not read lies in workers' blocks."""
-        return bool(self._tokens) or self.http2.num_queued > 0
+        return bool(self.tokens)
 
     # --- bytes in and out ---
 
@@ -153,7 +169,6 @@ class GrpcConnection:
         before = len(unsent)
         while True:
             if not unsent:
-                self.num_kept = 0
                 pieces, self._tokens = http2.output()
                 unsent.extend(pieces)
             if not self._send():
@@ -220,9 +235,23 @@ class GrpcConnection:
 
     def keep_unsent(self) -> None:
         """The client reads slowly: copy what lies in workers' blocks, and give those back."""
-        self.unsent = deque([bytes(each) for each in self.unsent])
+        self.unsent = deque([private(each) for each in self.unsent])
         self._release(self._tokens + self.http2.keep())
-        self.num_kept = sum(map(len, self.unsent)) + self.http2.num_queued
+
+    def give_up(self, tokens: list[Token]) -> bool:
+        """Reset the streams whose data these replies are, and give all that is sent of them back. False where some of
+        it is in the middle of the output: only the end of the connection gives that back."""
+        if not set(tokens).isdisjoint(self._tokens):
+            return False
+        streams = {stream_id for stream_id, token in self.http2.streams.tokens if token in tokens}
+        for stream_id in streams:
+            call = self.calls.pop(stream_id, None)
+            if call is not None:
+                call.cancel()
+            self.http2.reset(stream_id, ENHANCE_YOUR_CALM)
+        self.unsent = deque([private(each) for each in self.unsent])  # it may begin what is given up now
+        self._release(self._tokens + self.http2.take_tokens())
+        return True
 
     def close(self) -> None:
         """Nothing more is received or sent; its calls end."""

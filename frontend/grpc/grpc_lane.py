@@ -7,7 +7,7 @@ the supervisor, for a model's word or for memory takes the road, call by call (r
 import logging
 import select
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
@@ -23,13 +23,14 @@ from shoal.frontend.grpc.inference import Inference
 from shoal.frontend.grpc.known_call import KnownCall, learn
 from shoal.frontend.grpc.opening import Opening, Refused, open_call
 from shoal.frontend.grpc.parking import Parking
+from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.grpc.reflection_call import ReflectionCall
 from shoal.frontend.grpc.service import MODEL_STREAM_INFER, GrpcCall
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.unary import UnaryCall
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, Host, Lane
-from shoal.frontend.outgoing import HOLD_S, MAX_KEPT_BYTES, SEND_S
 from shoal.frontend.response import no_answer
+from shoal.frontend.slow_readers import HOLD_S, SEND_S
 from shoal.shm.slab import Block
 
 _log = logging.getLogger("shoal")
@@ -60,6 +61,8 @@ class GrpcLane(Lane[GrpcConnection]):
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port, self.inference.model_of)
         self._landing = Landing()
+        self._recall = Recall(self._port, self.close)
+        self._port.on_recall = self._on_recall
         # Changed by every pass of the loop.
         self._dirty: list[GrpcConnection] = []
         self._listeners: dict[int, Listener] = {}  # sockets of calls, by their descriptors
@@ -277,6 +280,11 @@ class GrpcLane(Lane[GrpcConnection]):
         self.inference.deliver()
         self.parking.resume()
 
+    def _on_recall(self, segments: Container[int], is_urgent: bool) -> None:
+        connections = list(self._connections.values())
+        for connection in self._recall.recall(connections, segments, self.now_s, is_urgent=is_urgent):
+            self.has_output(connection)
+
     def _on_other(self, fd: int, event: int) -> None:
         listener = self._listeners.get(fd)
         if listener is not None:
@@ -310,6 +318,7 @@ class GrpcLane(Lane[GrpcConnection]):
 
     def _tick(self) -> None:
         now_s = self.now_s
+        self._recall.given_up.log(now_s)
         self._deadlines.forget_ended()
         for connection in list(self._connections.values()):
             if 0.0 < connection.silent_until_s <= now_s or 0.0 < connection.ends_s <= now_s:
@@ -332,9 +341,7 @@ class GrpcLane(Lane[GrpcConnection]):
             return True
         waited_s = self.now_s - connection.progress_s
         if waited_s >= HOLD_S and connection.holds_blocks:
-            connection.keep_unsent()
-            if sum(each.num_kept for each in self._connections.values()) > MAX_KEPT_BYTES:
-                return False
+            self._recall.keep(connection, self._connections.values(), self.now_s)
         return waited_s < SEND_S or not connection.unsent
 
     def _keep_alive(self, connection: GrpcConnection) -> None:

@@ -13,9 +13,7 @@ from shoal.frontend.grpc.http2 import frames
 from shoal.frontend.grpc.http2.events import Sent
 from shoal.frontend.grpc.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_head
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.http2.streams import Queue, Stream, Streams
-
-Chunk = bytes | memoryview
+from shoal.frontend.grpc.http2.streams import Chunk, Queue, Stream, Streams, private
 
 #: Pieces up to this are joined with their neighbours: a copy of 4 KiB costs less than another entry of a sendmsg.
 _JOINED_BYTES = 4096
@@ -211,7 +209,12 @@ class Sending:
             queue = stream.queue
             if queue is not None:
                 tokens += [piece.token for piece in queue.pieces if isinstance(piece, Sent)]
-                queue.pieces = deque([bytes(piece) for piece in queue.pieces if not isinstance(piece, Sent)])
+                queue.pieces = deque([private(piece) for piece in queue.pieces if not isinstance(piece, Sent)])
+        return tokens
+
+    def take_tokens(self) -> list[Any]:
+        """The tokens of what was dropped, for who does not wait for the next output."""
+        tokens, self._tokens = self._tokens, []
         return tokens
 
     def widen(self, stream: Stream, nbytes: int) -> bool:

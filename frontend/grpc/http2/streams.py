@@ -1,9 +1,13 @@
 """The streams of an HTTP/2 connection: those open, with what waits to be sent, and those left early. Pure."""
 
 from collections import deque
+from collections.abc import Iterable
+from typing import Any
 
 from shoal.frontend.grpc.http2.events import Sent
 from shoal.frontend.grpc.http2.frames import PROTOCOL_ERROR, STREAM_CLOSED, BrokenError
+
+Chunk = bytes | memoryview
 
 #: Streams remembered that we left while their client was still sending.
 _MAX_LEFT = 4096
@@ -15,7 +19,7 @@ class Queue:
     __slots__ = ("is_ready", "nbytes", "pieces", "trailers")
 
     def __init__(self) -> None:
-        self.pieces: deque[bytes | memoryview | Sent] = deque()
+        self.pieces: deque[Chunk | Sent] = deque()
         self.nbytes = 0  # of data
         self.trailers: bytes | None = None  # behind it
         self.is_ready = False  # in the round of those that may send
@@ -51,6 +55,17 @@ class Streams:
         #: The highest number that the client has used. Changed by the receiving side.
         self.last_id = 0
 
+    @property
+    def tokens(self) -> list[tuple[int, Any]]:
+        """The tokens that are queued, each behind its stream's number."""
+        queues = [(stream.number, stream.queue) for stream in self.open.values() if stream.queue is not None]
+        return [(number, piece.token) for number, queue in queues for piece in queue.pieces if isinstance(piece, Sent)]
+
+    @property
+    def num_kept(self) -> int:
+        """Bytes that are queued and lie in memory that nobody wants back."""
+        return sum([num_private(stream.queue.pieces) for stream in self.open.values() if stream.queue is not None])
+
     def leave(self, number: int) -> None:
         """The client still sends, and nobody listens."""
         if len(self.left) >= _MAX_LEFT:
@@ -65,3 +80,18 @@ class Streams:
             raise BrokenError(STREAM_CLOSED, "a frame of a closed stream")
         if is_last:
             del self.left[number]
+
+
+def is_private(piece: Chunk | Sent) -> bool:
+    """Whether a piece lies in memory that nobody wants back."""
+    return isinstance(piece, bytes) or (isinstance(piece, memoryview) and isinstance(piece.obj, bytes))
+
+
+def private(piece: Chunk) -> Chunk:
+    """A piece, or its copy where it lies in another's memory."""
+    return piece if is_private(piece) else bytes(piece)
+
+
+def num_private(pieces: Iterable[Chunk | Sent]) -> int:
+    """Bytes of those that lie in memory that nobody wants back."""
+    return sum([len(piece) for piece in pieces if is_private(piece)])

@@ -21,14 +21,14 @@ MEMORY = bytes(range(256)) * 3000
 class Pair:
     """A connection, its client, and the tokens that came back."""
 
-    def __init__(self) -> None:
+    def __init__(self, opening: bytes = OPENING) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.client = socket.create_connection(listener.getsockname())
             ours, _ = listener.accept()
         ours.setblocking(False)
         self.released: list[Token] = []
         self.connection = GrpcConnection(ours, Limits(), 0.0, self.released.append)
-        self.connection.http2.receive(OPENING, 0.0)
+        self.connection.http2.receive(opening, 0.0)
         self.connection.flush(0.0)
         self.read()
 

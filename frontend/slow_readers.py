@@ -1,0 +1,45 @@
+"""Readers that are slow: how long they may hold a worker's block, how much a front end keeps for them, who is given up.
+
+A response leaves from the worker's block. A reader that has not taken it after HOLD_S gets a copy of the rest, as does
+any that is still reading when the worker lacks memory; all copies of a front end take MAX_KEPT_BYTES at most. Beyond
+that a block stays with its reader until the worker can have memory nowhere else: then the slowest readers are given up.
+"""
+
+import logging
+
+_log = logging.getLogger("shoal")
+
+#: How long a reader may hold a worker's block before what it has not read is copied, or before it is given up for a
+#: worker that lacks memory; and how long it may take nothing at all before its connection ends (ours).
+HOLD_S, SEND_S = 1.0, 30.0
+#: What slow readers may make a front end keep in its own memory, all together: as much as its slab for requests has by
+#: default, or ten results of 6 MB (ours).
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+#: One line in the log for all readers that were given up in so long.
+_LOG_S = 1.0
+
+
+class GivenUp:
+    """The readers that a front end has given up, for the log."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        # Changed by add and log.
+        self._num = 0
+        self._logged_s = 0.0
+
+    def add(self, now_s: float) -> None:
+        """One was given up."""
+        self._num += 1
+        self.log(now_s)
+
+    def log(self, now_s: float) -> None:
+        """Say how many, at most once a second."""
+        if self._num and now_s - self._logged_s >= _LOG_S:
+            _log.warning(
+                "a model lacks memory for its results: ended %d %s of clients that read too slowly, longest first "
+                "(they held results in shared memory; --shm-worker-slab-mib, --shm-oversize-mib)",
+                self._num,
+                self._what,
+            )
+            self._num, self._logged_s = 0, now_s
