@@ -24,6 +24,7 @@ from shoal.client.place import Place, take_place
 from shoal.client.refusal import refusal
 from shoal.client.shared_port import SharedPort
 from shoal.errors import ShoalError, UnavailableError
+from shoal.options import MIB
 from shoal.request import InferResponse, unpack_response
 from shoal.shm.pieces import whole
 from shoal.shm.port import Reply
@@ -36,6 +37,12 @@ _log = logging.getLogger(__name__)
 TICK_S, IDLE_S = 0.05, 1.0
 
 
+#: What a process may hold of other models' results, of all together; beyond that it gets copies, and the models their
+#: memory at once. What a model keeps would be lacking in the slab of the model that it has called (ours: as much as a
+#: front end keeps for slow readers).
+MAX_HELD_NBYTES = 64 * MIB
+
+
 class HeldBlock(np.ndarray[Any, np.dtype[np.uint8]]):
     """The bytes of a response's block. Of its own class: arrays over it then keep it itself, which has a finalizer."""
 
@@ -45,7 +52,7 @@ class Answer(NamedTuple):
 
     response: InferResponse
     block: HeldBlock
-    ref: int  # 0 where the block is a copy of several
+    ref: int  # 0 where the block is a copy
 
 
 #: Called once per response: that, or why there is none, or None for an end without one; and whether it is the last.
@@ -76,8 +83,9 @@ class Client:
         # Changed under the lock: number → request; block → how many have lent it.
         self._open: dict[int, Open] = {}
         self._lent: dict[int, int] = {}
+        self._held_nbytes = 0  # of responses that lie in the memory of others
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
-        self._unused: deque[tuple[int, int]] = deque()
+        self._unused: deque[tuple[int, int, int]] = deque()
         # Changed by the listening thread: answers that have come and are still to be told, when it last looked.
         self._untold: list[tuple[OnAnswer | None, Answer | ShoalError | None, bool]] = []
         self._looked_ns = 0
@@ -167,9 +175,9 @@ class Client:
 
     # --- responses that nobody looks at any more ---
 
-    def _let_go(self, number: int, part: int) -> None:
+    def _let_go(self, number: int, part: int, nbytes: int) -> None:
         """A finalizer: may run in the middle of anything, so it waits for nothing."""
-        self._unused.append((number, part))
+        self._unused.append((number, part, nbytes))
         self._release_unused()
 
     def _release_unused(self) -> None:
@@ -177,7 +185,8 @@ class Client:
         while self._unused and self._lock.acquire(blocking=False):
             try:
                 while self._unused and not self._port.is_crowded:
-                    number, part = self._unused.popleft()
+                    number, part, nbytes = self._unused.popleft()
+                    self._held_nbytes -= nbytes
                     self._port.release(number, part, prompt=False)
                 self._port.flush()
                 if self._unused:  # thousands at once: the listening thread looks again when the batcher has read
@@ -223,12 +232,18 @@ class Client:
                 return None
             ask = request.outgoing.ask
             return refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
-        held = HeldBlock((len(block),), np.uint8, whole(block))
-        weakref.finalize(held, self._let_go, reply.number, reply.part).atexit = False
+        nbytes, ref = len(block), reply.tensors_ref
+        if self._held_nbytes + nbytes > MAX_HELD_NBYTES:
+            held, ref = HeldBlock((nbytes,), np.uint8, bytes(whole(block))), 0
+            self._unused.append((reply.number, reply.part, 0))
+        else:
+            self._held_nbytes += nbytes
+            held = HeldBlock((nbytes,), np.uint8, whole(block))
+            weakref.finalize(held, self._let_go, reply.number, reply.part, nbytes).atexit = False
         if reply.status:
             return errors.from_wire(reply.status, str(header, "utf-8", "replace"))
         try:
-            return Answer(unpack_response(header, len(block)), held, reply.tensors_ref)
+            return Answer(unpack_response(header, nbytes), held, ref)
         except ShoalError as error:
             return error
 

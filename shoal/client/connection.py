@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from shoal.client.client import HeldBlock
+from shoal.client.client import MAX_HELD_NBYTES, HeldBlock
 from shoal.client.place import Place, visit
 from shoal.client.shared_port import SharedPort
 from shoal.control import GONE, Message
@@ -75,7 +75,9 @@ class Connection:
         # Changed by finalizers, which may run anywhere, even under the lock: requests to cancel, replies to release,
         # blocks to free.
         self._unwanted: deque[Waiter] = deque()
-        self._unused: deque[tuple[int, int]] = deque()
+        self._unused: deque[tuple[int, int, int]] = deque()
+        #: Of answers that lie in the server's memory.
+        self._held_nbytes = 0
         self._unused_blocks: deque[int] = deque()
         _living.add(self)
 
@@ -156,7 +158,7 @@ class Connection:
             try:
                 self._port.release(number, part, prompt=False)
             except RingFullError:  # thousands at once: it is tried again when the batcher has read
-                self._unused.append((number, part))
+                self._unused.append((number, part, 0))
 
     # --- waiting, in the threads that ask ---
 
@@ -248,10 +250,19 @@ class Connection:
     # --- memory that nobody looks at any more ---
 
     def hold(self, reply: Reply) -> HeldBlock:
-        """A reply's block as an array, which is released when nothing looks into it any more."""
+        """A reply's block as an array, which is released when nothing looks into it any more; a copy of it where too
+        much is held already."""
         assert reply.block is not None
-        held = HeldBlock((len(reply.block),), np.uint8, whole(reply.block))
-        weakref.finalize(held, self._unused.append, (reply.number, reply.part)).atexit = False
+        nbytes = len(reply.block)
+        with self._lock:
+            is_too_much = self._held_nbytes + nbytes > MAX_HELD_NBYTES
+            self._held_nbytes += 0 if is_too_much else nbytes
+        if is_too_much:
+            held = HeldBlock((nbytes,), np.uint8, bytes(whole(reply.block)))
+            self.release(reply)
+        else:
+            held = HeldBlock((nbytes,), np.uint8, whole(reply.block))
+            weakref.finalize(held, self._unused.append, (reply.number, reply.part, nbytes)).atexit = False
         return held
 
     def let_go_of_block(self, ref: int) -> None:
@@ -276,7 +287,9 @@ class Connection:
             self.shared.free(self._unused_blocks.popleft())
         with self._lock:
             while self._unused and not self.is_lost and not self._port.is_crowded:
-                self._port.release(*self._unused.popleft(), prompt=False)
+                number, part, nbytes = self._unused.popleft()
+                self._held_nbytes -= nbytes
+                self._port.release(number, part, prompt=False)
             self.flush()
 
     # --- the control connection ---

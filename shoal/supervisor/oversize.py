@@ -72,6 +72,8 @@ class OversizeSegments:
         self._check_room(payload_nbytes, nbytes)
         if is_guests:
             self._check_guests_share(payload_nbytes, nbytes)
+        elif model_id == RESULT:
+            self._check_workers_share(asker, payload_nbytes, nbytes)
         may_be_kept = not is_guests and self._would_be_little(nbytes)
         try:
             with ExitStack() as undo:
@@ -125,6 +127,16 @@ class OversizeSegments:
             raise UnavailableError(
                 f"{what} finds {available} bytes of memory available. Try again, send smaller batches, or give the "
                 "server more memory; --shm-oversize-mib allows more than there is"
+            )
+
+    def _check_workers_share(self, asker: int, payload_nbytes: int, nbytes: int) -> None:
+        """One worker whose results are held leaves half of it to everybody else, but may always have one result."""
+        own = [each.nbytes for each in self.written_by(asker)]
+        if own and (sum(own) + nbytes > self._limit_nbytes // 2 or len(own) >= MAX_OVERSIZE_SEGMENTS // 2):
+            raise UnavailableError(
+                f"a result of {payload_nbytes} bytes finds no room in the slab, and {len(own)} earlier ones of its "
+                f"instance hold {sum(own)} of the {self._limit_nbytes // 2} bytes that those of one may take beside it. "
+                "Try again, send smaller batches, or raise --shm-oversize-mib"
             )
 
     def _check_guests_share(self, payload_nbytes: int, nbytes: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.client import client as module
 from shoal.client.client import Answer, Client, join
 from shoal.client.models import ModelEntry, ModelTable
 from shoal.client.outgoing import Ask, Input, Outgoing, check
@@ -151,6 +152,34 @@ def test_an_answer_is_held_for_as_long_as_an_array_looks_into_it(around: Surroun
     assert around.star.exchange.holders.num_held == 1
     del view
     assert around.is_all_returned()
+
+
+def test_beyond_what_may_be_held_answers_are_copies(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_HELD_NBYTES", 4096)
+    answers = []
+    for number in range(3):
+        told = Told()
+        around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
+        around.answer(around.batch(), np.array([number], np.float32))
+        answers.append(told.next()[0])
+    end = time.monotonic() + WAIT_S
+    while around.star.exchange.holders.num_held > 1 and time.monotonic() < end:
+        around.step()
+    assert around.star.exchange.holders.num_held == 1
+    assert [values(answer).tolist() for answer in answers] == [[0], [1], [2]]
+    assert [isinstance(answer, Answer) and bool(answer.ref) for answer in answers] == [True, False, False]
+    with pytest.raises(ValueError, match="read-only"):
+        values(answers[2])[0] = 1
+    answers.clear()
+    assert around.is_all_returned()
+    around.worker.heard()
+    told = Told()
+    around.client.submit(around.ask(np.zeros(1, np.float32)), told, FAR)
+    around.answer(around.batch(), np.zeros(1, np.float32))
+    answer, _ = told.next()
+    assert isinstance(answer, Answer)
+    assert answer.ref  # there is room again
+    del answer, told
 
 
 def test_an_array_cannot_be_written_to(around: Surroundings) -> None:
