@@ -18,8 +18,8 @@ from shoal.errors import InvalidArgumentError
 
 MIB = 1024 * 1024
 
-#: A request larger than a quarter of the slab's largest block gets a segment of its own (ours). Its block would take at
-#: least half of what all requests of a front end share, and had to wait until that much is free in one piece.
+#: A request or a result larger than a quarter of the slab's largest block gets a segment of its own (ours). Its block
+#: would take at least half of what all share, and had to wait until that much is free in one piece.
 SLAB_PARTS = 4
 #: The largest payload: references and spans in shared memory count less than 4 GiB.
 MAX_OVERSIZE_BYTES = (1 << 32) - 4096
@@ -186,7 +186,7 @@ class ServerOptions:
     client_socket: str | None = None  # of clients on this host; None: by user and HTTP port; "": none; ours
     client_count: int = 64  # clients at once; each costs the supervisor five descriptors of 1024; ours
     client_slab_mib: int = 16  # MiB of requests per client, which takes them as it uses them; ours
-    shm_oversize_mib: int = 2048  # MiB of all payloads together that no slab takes, made when needed; ours
+    shm_oversize_mib: int = 2048  # MiB of all payloads together that no slab takes, or has no room for now; ours
 
     # Bounds.
     max_in_flight: int = 1024  # requests of a model in a front-end process between acceptance and answer; ours

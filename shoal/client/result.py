@@ -11,8 +11,8 @@ class Result(dict[str, Array]):
 
     With copy=True they are the caller's own. With copy=False they are read-only and lie in the server's memory, which
     goes back to it when no array over it is left; `with` and `close` drop those that this has. Keep such results no
-    longer than needed: a model whose memory is held cannot answer others, and after two seconds of that the server
-    closes the connection of whoever holds most.
+    longer than needed: beyond 64 MiB they are copies, too, and where a model can have no other memory for two seconds,
+    the server closes the connection of the client that holds most.
     """
 
     __slots__ = ("model_name", "model_version", "parameters")

@@ -134,9 +134,9 @@ class OversizeSegments:
         own = [each.nbytes for each in self.written_by(asker)]
         if own and (sum(own) + nbytes > self._limit_nbytes // 2 or len(own) >= MAX_OVERSIZE_SEGMENTS // 2):
             raise UnavailableError(
-                f"a result of {payload_nbytes} bytes finds no room in the slab, and {len(own)} earlier ones of its "
-                f"instance hold {sum(own)} of the {self._limit_nbytes // 2} bytes that those of one may take beside it. "
-                "Try again, send smaller batches, or raise --shm-oversize-mib"
+                f"a result of {payload_nbytes} bytes finds no room in the slab, and {len(own)} earlier ones hold "
+                f"{sum(own)} of the {self._limit_nbytes // 2} bytes that one instance's may take beside it. Try again, "
+                "send smaller batches, or raise --shm-oversize-mib"
             )
 
     def _check_guests_share(self, payload_nbytes: int, nbytes: int) -> None:

@@ -134,7 +134,7 @@ def test_one_worker_leaves_half_of_the_room_to_everybody_else() -> None:
     table = segments(4 * MIB)
     result, worker, another = 0, 6, 7
     first = table.create(9, worker, result, MIB)
-    with pytest.raises(UnavailableError, match=r"1 earlier ones of its instance hold 1\d{6} of the 2097152 bytes"):
+    with pytest.raises(UnavailableError, match=r"1 earlier ones hold 1\d{6} of the 2097152 bytes"):
         table.create(10, worker, result, MIB)
     second = table.create(10, another, result, 2 * MIB + 4096)  # the first one may have more than that
     table.remove(first)
