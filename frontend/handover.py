@@ -1,18 +1,23 @@
 """Connections from one process to another: the descriptor and the bytes that were read of it, in one message.
 
 Two pairs of datagram sockets, made by the supervisor: lanes send to the road what they will not do, the road sends back
-what is idle again. A message goes to exactly one of the processes that read a socket. Nothing here blocks.
+what is idle again. A message goes to exactly one of the processes that read a socket. Bytes that are more than a
+message should carry travel in a file in memory, whose descriptor goes along. Nothing here blocks.
 """
 
 import array
 import logging
+import os
 import socket
 from collections import deque
 
 _log = logging.getLogger("shoal")
 
-#: What may have been read before a hand-over: a head, and the beginning of a body. Fits into a socket's buffer.
-MAX_BYTES = 128 * 1024
+#: What a message carries itself, beside one byte: a head and a small body. A socket's buffer takes three of them, and
+#: refuses a message that is larger than itself.
+MAX_BYTES = 64 * 1024
+#: The descriptors of a message: the connection, and the file that its bytes are in, if it is not in the message.
+_MAX_FDS = 2
 
 
 class Sender:
@@ -45,10 +50,8 @@ class Sender:
         """Send as much of what waits as the socket takes."""
         while self._waiting:
             connection, data = self._waiting[0]
-            rights = array.array("i", [connection.fileno()])
             try:
-                # A datagram of no bytes would be read as the end of something.
-                self._channel.sendmsg([b"\0", data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                _send(self._channel, connection, data)
             except BlockingIOError:
                 return
             except OSError as error:  # it would stand in everybody's way for ever
@@ -57,16 +60,61 @@ class Sender:
             connection.close()
 
 
-def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
-    """The next connection and what was read of it; None where another process took it, or there is none."""
+def _send(channel: socket.socket, connection: socket.socket, data: bytes) -> None:
+    fds = array.array("i", [connection.fileno()])
+    file = -1
     try:
-        data, ancillary, flags, _ = channel.recvmsg(MAX_BYTES + 1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-    except BlockingIOError:
-        return None
-    fds = array.array("i")
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload)
-    if flags & socket.MSG_CTRUNC:
-        _log.error("a connection is lost on its way from one process to another: no file descriptor is left for it")
-    return (socket.socket(fileno=fds[0]), data[1:]) if fds else None
+        if len(data) > MAX_BYTES:
+            file = os.memfd_create("shoal handover", os.MFD_CLOEXEC)
+            _write(file, data)
+            fds.append(file)
+            data = b""
+        # A datagram of no bytes would be read as the end of something.
+        channel.sendmsg([b"\0", data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+    finally:
+        if file >= 0:
+            os.close(file)
+
+
+def _write(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
+    """The next connection and what was read of it; None where another process took it, or there is none.
+
+    One that did not arrive whole, since this process has no descriptor left, is closed: what was read of it is lost.
+    """
+    while True:
+        try:
+            data, ancillary, flags, _ = channel.recvmsg(
+                MAX_BYTES + 1, socket.CMSG_SPACE(4 * _MAX_FDS), socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return None
+        fds = array.array("i")
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) // fds.itemsize * fds.itemsize])
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not fds:
+                raise OSError("the message that hands it over was cut")
+            data = data[1:] if len(fds) == 1 else _read(fds[1])
+        except OSError as error:
+            _log.error("a connection is closed, since it cannot be taken over: %s", error)
+            for fd in fds:
+                os.close(fd)
+            continue
+        for fd in fds[1:]:
+            os.close(fd)
+        return socket.socket(fileno=fds[0]), data
+
+
+def _read(file: int) -> bytes:
+    nbytes = os.fstat(file).st_size
+    data = os.pread(file, nbytes, 0)
+    if len(data) < nbytes:
+        raise OSError(f"{len(data)} of {nbytes} bytes could be read")
+    return data

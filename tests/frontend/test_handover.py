@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.frontend.handover import Sender, receive
+from shoal.frontend.handover import MAX_BYTES, Sender, receive
 
 Channel = tuple[socket.socket, socket.socket]
 
@@ -80,8 +80,17 @@ def test_descriptor_and_bytes_arrive(channel: Channel, sender: Sender) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\0", b"\0\0data\xff\r\n", bytes(range(256)) * 512],
-    ids=["none", "zero", "any", "128 KiB"],
+    [
+        b"",
+        b"\0",
+        b"\0\0data\xff\r\n",
+        bytes(range(256)) * 256,
+        bytes(range(256)) * 256 + b"x",
+        bytes(range(256)) * 512 + b"x",
+        bytes(range(256)) * 830,
+        bytes(range(256)) * 8192,
+    ],
+    ids=["none", "zero", "any", "64 KiB", "one more", "128 KiB and one", "207 KiB", "2 MiB"],
 )
 def test_bytes_arrive_as_they_are(channel: Channel, sender: Sender, data: bytes) -> None:
     with give(sender, data):
@@ -138,6 +147,26 @@ def test_a_connection_whose_client_has_gone_arrives_too(channel: Channel, sender
     client.close()  # a reset
     sender.send(server, b"GET")
     assert taken(channel) == b"GET"
+
+
+def test_what_is_cut_on_its_way_is_closed_and_said_and_the_next_arrives(
+    channel: Channel, sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process without a free descriptor is given none: the kernel says that the message was cut."""
+    with give(sender, b"lost") as lost:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            assert receive(channel[0]) is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert "cannot be taken over" in caplog.text
+        lost.settimeout(5.0)
+        assert lost.recv(1) == b""
+    with give(sender, bytes(MAX_BYTES + 1)):
+        assert taken(channel) == bytes(MAX_BYTES + 1)
 
 
 def test_nothing_is_none_and_so_is_a_message_without_a_connection(channel: Channel) -> None:
