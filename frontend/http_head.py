@@ -18,7 +18,7 @@ MAX_FIELDS = 100
 
 # One pass of C over the whole head: a request line, then field lines without folding, then the empty line.
 _HEAD = re.compile(
-    rb"(?P<method>GET|POST) (?P<target>/[!-~]*) HTTP/1\.1\r\n"
+    rb"(?P<method>GET|POST|HEAD) (?P<target>/[!-~]*) HTTP/1\.1\r\n"
     rb"(?P<fields>(?:[!#$%&'*+\-.^`|~0-9A-Za-z]+:[\t -~]*\r\n)*)\r\n"  # no underscores: WSGI's, not a client's
 )
 #: Fields that change what a body or a connection is; each is a reason to take the road.
@@ -41,6 +41,7 @@ class Head(NamedTuple):
     keep_alive: bool
     path: str  # without its query
     raw: bytes  # as it came, to the empty line
+    is_head: bool  # the method is HEAD: the response goes out without its body
 
 
 def parse_head(raw: bytes) -> Head | None:
@@ -67,7 +68,8 @@ def _parse(raw: bytes) -> Head | None:
         return None
     target = match["target"].decode("ascii")
     path = path_of(target)
-    found = HTTP.resolve(match["method"].decode("ascii"), target)
+    method = match["method"].decode("ascii")
+    found = HTTP.resolve(method, target)
     if isinstance(found, Found) and found.is_blocking:
         return None
     return Head(
@@ -79,6 +81,7 @@ def _parse(raw: bytes) -> Head | None:
         connection == "keep-alive",
         path,
         raw,
+        method == "HEAD",
     )
 
 

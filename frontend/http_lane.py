@@ -20,7 +20,7 @@ from shoal.frontend.outgoing import Outgoing
 from shoal.frontend.prepared import PreparedRequest, RoadOnlyError
 from shoal.frontend.response import CONTINUE, Response, body_cut_short, error_response, no_answer
 from shoal.frontend.router import HTTP, answer
-from shoal.frontend.submission import Asked, Known, Submission
+from shoal.frontend.submission import Asked, Known, Submission, response_head
 from shoal.frontend.tracing import Tracing
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Reply
@@ -261,6 +261,8 @@ class HttpLane(Lane[Connection]):
         found = head.found
         if not isinstance(found, Response):
             found = answer(found, self._state, None, head.headers, body)
+        if head.is_head:
+            return self._outgoing.send(connection, [response_head(found)], self.now_s)
         return self._outgoing.respond(connection, found, self.now_s)
 
     def _deliver(self) -> None:

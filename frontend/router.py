@@ -79,12 +79,15 @@ class Router:
         return None if matched is None else refusal(state.restrictions, matched[0].group, headers)
 
     def resolve(self, method: str, target: str) -> Found | Response:
-        """The handler for a request that is not restricted; `target` is as it stands in the request line."""
+        """The handler for a request that is not restricted; `target` is as it stands in the request line.
+
+        HEAD finds GET's (RFC 9110, section 9.3.2); who sends the response leaves its body out.
+        """
         matched = self._match(path_of(target))
         if matched is None:
             return self._unmatched
         route, name, version = matched
-        handler = route.methods.get(method)
+        handler = route.methods.get("GET" if method == "HEAD" else method)
         if handler is None:
             return error_json(405, "Method Not Allowed", (("Allow", ", ".join(route.methods)),))
         try:

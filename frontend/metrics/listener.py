@@ -57,7 +57,7 @@ class MetricsListener:
 
     def answer(self, method: str, path: str) -> Response:
         """Any path but /metrics is an empty 200, as Triton has it."""
-        if method != "GET":
+        if method not in ("GET", "HEAD"):
             return error_json(405, "Method Not Allowed", (("Allow", "GET"),))
         if path != "/metrics":
             return Response(200, _CONTENT)

@@ -363,6 +363,30 @@ def test_connection_close_is_honoured(client: Client, sent: bytes, field: bytes)
     assert client.rest() == b""
 
 
+def test_head_is_get_without_a_body_on_lane_and_road(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
+    for path, status in (
+        ("/v2/health/live", 200), ("/v2/health/ready", 200), ("/v2/models/grid/ready", 200), ("/v2/models/grid", 200),
+        ("/v2/trace/setting", 200), ("/v2/nowhere", 404), ("/v2/models/grid/infer", 405),
+    ):  # fmt: skip
+        for fields in ({}, {"TE": "trailers"}):
+            told = []
+            for method in ("HEAD", "POST" if status == 405 else "GET"):
+                body = b"{" if method == "POST" else None
+                connection.request(method, path, body, fields)
+                response = connection.getresponse()
+                told.append((response.status, len(response.read()), int(response.getheader("Content-Length") or 0)))
+            (head_status, nothing, head_length), (_, _, length) = told
+            assert (head_status, nothing) == (status, 0)
+            assert head_length == length or status == 405
+    connection.close()
+    metrics = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
+    metrics.request("HEAD", "/metrics")
+    response = metrics.getresponse()
+    assert (response.status, response.read()) == (200, b"")
+    metrics.close()
+
+
 def test_http_1_0(server: Server) -> None:
     for sent, field, closes in [
         (LIVE, b"", True), (numbers("grid", 4), b"", True), (numbers("grid", 4), b"Connection: keep-alive\r\n", False),

@@ -107,7 +107,7 @@ ACCEPTED = [
 def test_accepted(case: Accepted) -> None:
     head = parse_head(case.raw)
     assert head is not None
-    assert (head[1:-2], head.raw) == (case[2:], case.raw)
+    assert (head[1:-3], head.raw, head.is_head) == (case[2:], case.raw, False)
 
 
 def test_paths_are_resolved_with_the_head() -> None:
@@ -168,7 +168,6 @@ REFUSED = {
     "parenthesis in a name": get(b"A(: b"),
     # The request line.
     "another method": get().replace(b"GET", b"PUT"),
-    "HEAD": get().replace(b"GET", b"HEAD"),
     "method in lower case": get().replace(b"GET", b"get"),
     "two spaces": get().replace(b"GET ", b"GET  "),
     "tab for a space": get().replace(b"GET ", b"GET\t"),
@@ -398,3 +397,10 @@ def test_hostile_input_is_read_once(before: bytes, filling: bytes, judge: Judge)
     filled = before + filling * ((8190 - len(before)) // len(filling))
     for raw in (filled, filled[:-4] + b"\r\n\r\n"):
         assert_gunicorn_agrees(raw, judge)
+
+
+def test_a_head_of_head_is_known_as_such_and_finds_what_get_finds() -> None:
+    got, asked = parse_head(get()), parse_head(get().replace(b"GET", b"HEAD"))
+    assert got is not None
+    assert asked is not None
+    assert (got.is_head, asked.is_head, asked.found) == (False, True, got.found)

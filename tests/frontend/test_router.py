@@ -214,9 +214,16 @@ def test_statistics_of_all_models_come_before_a_model_called_stats(client: Any) 
     assert (status, body[:16]) == (200, b'{"model_stats":[')
 
 
-def test_head_is_refused_without_a_body_over_http(client: Any) -> None:
-    status, headers, body = client.ask("HEAD", "/v2/health/live")
-    assert (status, headers) == (405, allow("GET"))
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2", "/v2/models/simple", "/v2/nowhere"])
+def test_head_is_answered_as_get_without_its_body(client: Any, path: str) -> None:
+    asked, got = client.ask("HEAD", path), client.ask("GET", path)
+    assert asked[:2] == got[:2]
+    assert asked[2] == (got[2] if client.way == "dispatch" else b"")
+
+
+def test_head_is_refused_where_get_is(client: Any) -> None:
+    status, headers, body = client.ask("HEAD", "/v2/models/simple/infer")
+    assert (status, headers) == (405, allow("POST"))
     assert body == (NOT_ALLOWED if client.way == "dispatch" else b"")
 
 
