@@ -29,8 +29,9 @@ wsgi_app = "shoal.frontend.road:create()"  # a lane has none and does not load i
 bind = [f"fd://{fd}" for fd in os.environ["SHOAL_LISTENER_FDS"].split(",")]
 workers = int(os.environ["SHOAL_PROCESSES"])
 threads = int(os.environ["SHOAL_ROAD_THREADS"])
-#: Of the road, what lanes have handed over included: as many as a lane has, or half of a low limit of descriptors.
-worker_connections = max(threads + 1, min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+#: Connections of the road, those that lanes hand over included: beyond these it would accept none on its own endpoints,
+#: metrics among them (ours: as many as three lanes have, or half of a low limit of descriptors; gunicorn has 1000).
+worker_connections = max(threads + 1, min(32_768, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 #: Triton has no limit; proxies keep idle connections for 60 s, and whoever closes first should be the client.
 keepalive = 75
 #: Only a worker whose main thread hangs; a slow model does not count, it runs elsewhere.

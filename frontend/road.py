@@ -14,7 +14,10 @@ import os
 import select
 import selectors
 import socket
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,7 @@ from shoal.frontend.front_end import join
 from shoal.frontend.hang_ups import Caller, HangUps
 from shoal.frontend.response import error_json
 from shoal.frontend.transport import PortTransport, WatchedTransport
+from shoal.frontend.work import LOOK_BYTES, Work, work_of
 from shoal.process import set_title
 
 if TYPE_CHECKING:
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
 #: The road yields to lanes, batcher and workers where cores are short: it parses large JSON for seconds (ours; measured
 #: with 60 MB of JSON on two cores, it takes a third off the lane's p99).
 NICE = 10
+#: Threads for what is not a request to a model (ours): answers at once; what waits for the supervisor, which loads
+#: --model-load-thread-count models at a time while others wait for their turn.
+NUM_THREADS = {Work.READING: 4, Work.ADMINISTRATION: 32}
 #: Triton's: one chunk cost it stack, and each costs us a pass of a loop in Python.
 MAX_CHUNKS = 65536
 #: Ours: of all chunks of a body together. Nobody sends any, and a size written with a million zeros counts too.
@@ -80,7 +87,8 @@ class LentConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
 class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
     """gunicorn's threads, on connections that lanes hand over and get back when they are idle.
 
-    Not held up by connections that have never asked anything, and silent about silence.
+    Each kind of work has threads of its own. Not held up by connections that have never asked anything, and silent about
+    silence.
     """
 
     def init_process(self) -> None:
@@ -89,11 +97,16 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._incoming = socket.socket(fileno=int(os.environ["SHOAL_RECEIVE_FD"]))
         self._lanes = handover.Sender(socket.socket(fileno=int(os.environ["SHOAL_SEND_FD"])))
         self._returned = socket.socket(fileno=int(os.environ["SHOAL_RETURNED_FD"]))
+        self._pools = {
+            work: ThreadPoolExecutor(num_threads, f"shoal-{work.value}") for work, num_threads in NUM_THREADS.items()
+        }
         super().init_process()
 
     def run(self) -> None:
         """Serve what lanes hand over, and the listener for metrics."""
         super().run()
+        for pool in self._pools.values():
+            pool.shutdown(wait=False)
         for each in (self._incoming, self._lanes, self._returned):
             each.close()
 
@@ -127,6 +140,19 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self.nr_conns += 1
         self.enqueue_req(connection)
 
+    def enqueue_req(self, conn: Any) -> None:
+        """Give a connection that has asked something to a thread of its kind; others wait without one."""
+        data = _seen_of(conn)
+        if not data and not (conn.initialized or conn.data_ready):
+            conn.sock.setblocking(False)
+            conn.timeout = time.monotonic() + self.cfg.keepalive
+            self.pending_conns.append(conn)
+            self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+            return
+        pool = self._pools.get(work_of(data, is_tunnel=conn.sock.family == socket.AF_UNIX), self.tpool)
+        future = pool.submit(self.handle, conn)
+        future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, conn, done))
+
     def _flush_lanes(self, fd: int) -> None:
         self._lanes.flush()
         if not self._lanes.wants_to_write:
@@ -156,6 +182,15 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 returned[0].close()
         for connection in self.pending_conns:
             connection.timeout = min(connection.timeout, deadline)
+
+
+def _seen_of(conn: Any) -> bytes:
+    """What a connection's request begins with, as far as it has come."""
+    data: bytes = conn.parser.unreader.buf.getvalue() if conn.parser is not None else b""
+    if len(data) < LOOK_BYTES:
+        with suppress(OSError):  # nothing has come, or its client is gone: whoever reads it finds out
+            data += conn.sock.recv(LOOK_BYTES - len(data), socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return data
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:

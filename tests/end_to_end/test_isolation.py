@@ -10,10 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
+import tritonclient.grpc as triton
 
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client, number_in, numbers
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, samples, serving
 from tests.end_to_end.test_batching import signal_worker, wait_for_pending
 
 MAX_IN_FLIGHT = 16
@@ -120,3 +121,26 @@ def test_calls_that_wait_for_a_slow_model_hold_up_no_call_to_another(server: Ser
             signal_worker(server, model, signal.SIGCONT)
         for calls in waiting.values():
             assert [number_of(call.result(DEADLINE_S)) for call in calls] == list(range(many))
+
+
+def test_who_waits_on_the_road_takes_no_thread_from_metrics_and_administration(server: Server) -> None:
+    """The road has eight threads for requests: fewer than wait here, for a model or for the rest of a body."""
+    waiting = [Client(server) for _ in range(12)]
+    with held(server, "slow"):
+        for number, client in enumerate(waiting):
+            client.send(numbers("slow", number, b"TE: trailers"))
+        chunked = b"POST /v2/models/idle/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"
+        unfinished = [Client(server).send(chunked) for _ in range(12)]
+        wait_for_queued(server, "slow", 8)
+        assert samples(server.metrics_port)
+        with Client(server) as other:
+            index = other.ask(b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            assert (index.status, index.took_the_road) == (200, True)
+            assert other.ask(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\nTE: trailers\r\n\r\n").status == 200
+        with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as administrator:
+            assert len(administrator.get_model_repository_index().models) == 3
+    for number, client in enumerate(waiting):
+        with client:
+            assert number_in(client.reply()) == number
+    for client in unfinished:
+        client.reset()
