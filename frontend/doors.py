@@ -8,8 +8,9 @@ from typing import Any
 
 from shoal.frontend import handover
 
-#: As many as wait are accepted at once, but not for ever: those that are served must not starve.
-MAX_ACCEPTED = 64
+#: As many as wait are accepted at once, but not for ever: those that are served must not starve, and the lanes that have
+#: been woken meanwhile get some, too.
+MAX_ACCEPTED = 16
 
 Arrival = tuple[socket.socket, bytes]
 
@@ -86,6 +87,7 @@ class Doors:
         if self._returns is not None and fd == self._returns.fileno():
             while (received := handover.receive(self._returns)) is not None:
                 arrivals.append(received)
+            self._go_last(fd)
         elif fd == self._road.fileno():
             self._road.flush()
             self._watch_road()
@@ -99,7 +101,16 @@ class Doors:
                     self.shut()
                     break
                 arrivals.append((accepted, b""))
+            self._go_last(fd)
         return arrivals
+
+    def _go_last(self, fd: int) -> None:
+        """Let the other lanes take what comes next: the kernel wakes the one that has waited at this door for longest,
+        and so always the same one, unless it leaves and comes again. What arrives in between is not lost: a door at
+        which something waits already wakes who comes to it."""
+        if self._is_open:
+            self._poller.unregister(fd)
+            self._poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     @property
     def is_busy(self) -> bool:

@@ -142,7 +142,11 @@ HTTP = (
     honour("http-port", PORT, "port to listen on; 0 for any free one"),
     honour("reuse-http-port", BOOLEAN, _REUSE),
     honour("http-header-forward-pattern", PATTERN, "request headers whose names match go to the model as parameters"),
-    honour("http-process-count", integer(1, 64), "lanes, the HTTP processes; each has its own slab of shared memory"),
+    honour(
+        "http-process-count",
+        integer(0, 64),
+        "lanes, the HTTP processes; each has its own slab of shared memory; 0: 2, or half the cores, but at most 4",
+    ),
     honour(
         "http-thread-count", integer(1, 1024), "HTTP threads as Triton counts them; each stands for 8 requests at once"
     ),
@@ -162,7 +166,11 @@ GRPC = (
     honour("grpc-port", PORT, "port to listen on; 0 for any free one"),
     honour("reuse-grpc-port", BOOLEAN, _REUSE),
     honour("grpc-header-forward-pattern", PATTERN, "metadata whose keys match go to the model as parameters"),
-    honour("grpc-process-count", integer(1, 64), "lanes, the gRPC processes; each has its own slab of shared memory"),
+    honour(
+        "grpc-process-count",
+        integer(0, 64),
+        "lanes, the gRPC processes; each has its own slab of shared memory; 0: 1, from 8 cores on 2",
+    ),
     honour(
         "grpc-lane", BOOLEAN, "false: grpcio's server instead of lanes, which are several times as fast; so with TLS"
     ),

@@ -18,6 +18,7 @@ from shoal.frontend.grpc.settings import GrpcSettings
 from shoal.options import ServerOptions
 from shoal.supervisor.arbiter import Arbiter
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
 from shoal.supervisor.listeners import SERVICES, Listeners
 
 _log = logging.getLogger(__name__)
@@ -78,10 +79,12 @@ class FrontEnds:
         _, to_road, returns, _ = self._handovers
         if "http" in self._listeners:
             passed = {"SHOAL_SEND_FD": to_road, "SHOAL_RECEIVE_FD": returns}
-            yield self._gunicorn("http", options.http_process_count, ["http"], passed, self._on_lane_ended)
+            num_lanes = options.http_process_count or num_http_lanes(num_usable_cores())
+            yield self._gunicorn("http", num_lanes, ["http"], passed, self._on_lane_ended)
         if "grpc" in self._listeners and options.has_grpc_lanes:
             passed = {"SHOAL_SEND_FD": to_road}  # what they hand over is not a client's connection, and never returns
-            yield self._gunicorn("grpc", options.grpc_process_count, ["grpc"], passed, self._on_lane_ended)
+            num_lanes = options.grpc_process_count or num_grpc_lanes(num_usable_cores())
+            yield self._gunicorn("grpc", num_lanes, ["grpc"], passed, self._on_lane_ended)
         elif "grpc" in self._listeners:
             yield self._grpcio(self._listeners["grpc"])
 

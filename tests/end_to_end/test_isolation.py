@@ -1,11 +1,14 @@
-"""What a slow model, or a slow client, must not take from others: places, turns, threads. One lane of each protocol.
+"""What a slow model, or a slow client, must not take from others: places, turns, threads. One lane of HTTP.
 
 `slow` and `stuck` are held by stopping their workers; sixteen requests of each may be in flight.
 """
 
+import os
 import signal
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,11 +17,12 @@ import tritonclient.grpc as triton
 
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client, number_in, numbers
-from tests.end_to_end.server import DEADLINE_S, Server, samples, serving
+from tests.end_to_end.server import DEADLINE_S, Server, samples, serving, title
 from tests.end_to_end.test_batching import signal_worker, wait_for_pending
 
 MAX_IN_FLIGHT = 16
 HELD = ("slow", "stuck")
+GRPC_LANES = 3
 #: Too slow to be given executions ahead.
 EXECUTION_MS = 5
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -39,8 +43,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             parameters {{ key: "execute_delay_ms" value {{ string_value: "{EXECUTION_MS * (name in HELD)}" }} }}
             """
         )
-    flags = [f"--max-in-flight={MAX_IN_FLIGHT}", "--http-process-count=1", "--grpc-process-count=1", "--grpc-port=0"]
-    with serving(repository, *flags, "--http-thread-count=1") as running:
+    flags = [f"--max-in-flight={MAX_IN_FLIGHT}", "--http-process-count=1", f"--grpc-process-count={GRPC_LANES}"]
+    with serving(repository, *flags, "--grpc-port=0", "--http-thread-count=1") as running:
         yield running
         assert running.stop() == 0
     assert b"Traceback" not in running.log, running.log.decode()
@@ -144,3 +148,27 @@ def test_who_waits_on_the_road_takes_no_thread_from_metrics_and_administration(s
             assert number_in(client.reply()) == number
     for client in unfinished:
         client.reset()
+
+
+def num_sockets(pid: int) -> int:
+    """Of a process; those that it closes meanwhile are left out."""
+    found = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += os.readlink(fd).startswith("socket:")
+    return found
+
+
+def test_connections_that_come_one_by_one_are_spread_over_the_lanes(server: Server) -> None:
+    """The kernel wakes the lane that has waited longest, which is another each time."""
+    lanes = [pid for pid in server.children if title(pid) == "shoal grpc"]
+    assert len(lanes) == GRPC_LANES
+    before = {pid: num_sockets(pid) for pid in lanes}
+    with ExitStack() as stack:
+        for _ in range(60):
+            opened = socket.create_connection(("127.0.0.1", server.grpc_port), DEADLINE_S)
+            stack.enter_context(opened)
+            assert opened.recv(9)  # a lane has accepted it and sends its settings
+        counts = [num_sockets(pid) - before[pid] for pid in lanes]
+    assert sum(counts) == 60
+    assert min(counts) >= 10, counts

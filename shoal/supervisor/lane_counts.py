@@ -1,0 +1,46 @@
+"""How many lanes a server starts that was not told: as many as its cores can use beside the batcher and the workers.
+
+A small request costs the one batcher 74 to 108 thousand instructions, and a lane 73 to 145 (docs/performance.md). So with
+four lanes it is the batcher that is busy, and where there are few cores the workers want them.
+"""
+
+import math
+import os
+from pathlib import Path
+
+#: One more lane of HTTP for so many cores, and of gRPC; there are at least so many, and at most (ours).
+_CORES_PER_HTTP_LANE, _HTTP_LANES = 2, (2, 4)
+_CORES_PER_GRPC_LANE, _GRPC_LANES = 4, (1, 2)
+
+
+def num_http_lanes(num_cores: int) -> int:
+    """Two, half as many as cores where these are more than five, four at most."""
+    return _within(num_cores // _CORES_PER_HTTP_LANE, *_HTTP_LANES)
+
+
+def num_grpc_lanes(num_cores: int) -> int:
+    """One, and two from eight cores on."""
+    return _within(num_cores // _CORES_PER_GRPC_LANE, *_GRPC_LANES)
+
+
+def _within(number: int, least: int, most: int) -> int:
+    return min(max(number, least), most)
+
+
+def num_usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may run on, or the time of so many that its container is given, if that is less."""
+    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _quota(groups))))
+
+
+def _quota(groups: Path) -> float:
+    """Cores' worth of time that a control group may use, as version 2 of the kernel's interface says it, or version 1."""
+    try:
+        quota, _, period = (groups / "cpu.max").read_text().partition(" ")
+    except OSError:
+        try:
+            quota = (groups / "cpu/cpu.cfs_quota_us").read_text()
+            period = (groups / "cpu/cpu.cfs_period_us").read_text()
+        except OSError:
+            return math.inf
+    quota = quota.strip()
+    return math.inf if quota in ("max", "-1") else int(quota) / int(period)
