@@ -8,8 +8,8 @@ from typing import Any
 
 from shoal.frontend import handover
 
-#: As many as wait are accepted at once, but not for ever: those that are served must not starve, and the lanes that have
-#: been woken meanwhile get some, too.
+#: As many as wait are accepted at once, but not for ever: those that are served must not starve, and the lanes that
+#: have been woken meanwhile get some, too.
 MAX_ACCEPTED = 16
 
 Arrival = tuple[socket.socket, bytes]

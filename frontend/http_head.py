@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shoal.frontend.response import Response
 from shoal.frontend.router import HTTP, Found, path_of
+from shoal.frontend.v2.compression import preferred_encoding
 
 #: What gunicorn allows a single line, and as many lines: anything longer is for the road to judge.
 MAX_HEAD_BYTES = 8190
@@ -42,6 +43,7 @@ class Head(NamedTuple):
     path: str  # without its query
     raw: bytes  # as it came, to the empty line
     is_head: bool  # the method is HEAD: the response goes out without its body
+    accepts_compression: bool
 
 
 def parse_head(raw: bytes) -> Head | None:
@@ -61,7 +63,7 @@ def _parse(raw: bytes) -> Head | None:
     connection = headers.get("connection", "keep-alive").lower()
     if not _is_number(length) or connection not in ("keep-alive", "close"):
         return None
-    if headers.get("content-encoding", "identity") != "identity" or _wants_compression(headers):
+    if headers.get("content-encoding", "identity") != "identity":
         return None
     json_length = headers.get("inference-header-content-length")
     if json_length is not None and not _is_number(json_length):
@@ -82,6 +84,7 @@ def _parse(raw: bytes) -> Head | None:
         path,
         raw,
         method == "HEAD",
+        preferred_encoding(headers.get("accept-encoding", "")) != "identity",
     )
 
 
@@ -105,9 +108,3 @@ def _fields(lines: bytes) -> dict[str, str] | None:
 
 def _is_number(text: str) -> bool:
     return text.isdigit() and len(text) <= 15
-
-
-def _wants_compression(headers: dict[str, str]) -> bool:
-    """Compressing a response takes long; whoever may want it takes the road."""
-    accepted = headers.get("accept-encoding", "").lower()
-    return "gzip" in accepted or "deflate" in accepted or "*" in accepted

@@ -176,6 +176,8 @@ class HttpLane(Lane[Connection]):
         if not head.is_infer:
             waits = not isinstance(head.found, Response) and head.found.asks_model(self._state)
             return waits or head.content_length > SMALL_BODY_BYTES
+        if head.accepts_compression and self._submission.has_large_responses(head):
+            return True  # compressing takes milliseconds
         json_length = head.content_length if head.json_length is None else head.json_length
         return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
 

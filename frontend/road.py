@@ -87,8 +87,8 @@ class LentConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
 class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
     """gunicorn's threads, on connections that lanes hand over and get back when they are idle.
 
-    Each kind of work has threads of its own. Not held up by connections that have never asked anything, and silent about
-    silence.
+    Each kind of work has threads of its own. Not held up by connections that have never asked anything, and silent
+    about silence.
     """
 
     def init_process(self) -> None:
@@ -149,7 +149,7 @@ class RoadWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.pending_conns.append(conn)
             self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
             return
-        pool = self._pools.get(work_of(data, is_tunnel=conn.sock.family == socket.AF_UNIX), self.tpool)
+        pool: Any = self._pools.get(work_of(data, is_tunnel=conn.sock.family == socket.AF_UNIX), self.tpool)
         future = pool.submit(self.handle, conn)
         future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, conn, done))
 

@@ -26,6 +26,7 @@ from shoal.frontend.prepared import PreparedRequest, submit_block, submit_copy
 from shoal.frontend.response import JSON_HEAD, Response, error_response
 from shoal.frontend.router import Found
 from shoal.frontend.state import ServerState
+from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
 from shoal.frontend.v2.infer import prepare, render
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import pack_span
@@ -96,6 +97,8 @@ class Submission:
         self._forms: dict[tuple[int, bytes, int], Form] = {}
         self._json_forms: dict[tuple[int, json_form.Skeleton], JsonForm] = {}
         self._known: dict[bytes, Known] = {}
+        # Changed by response: models, by their ids, of which there was one that is worth compressing.
+        self._large: set[int] = set()
 
     def find(self, prefix: bytes, nbytes: int) -> Known | None:
         """What is known of a request of `nbytes` that starts like this."""
@@ -193,6 +196,10 @@ class Submission:
         memory[form.header_offset : form.header_offset + len(form.header)] = form.header
         return submit_block(self._port, form.prepared, block, form.span, start_ns), form
 
+    def has_large_responses(self, head: Head) -> bool:
+        """Whether the model that a request is for has given a response that is worth compressing."""
+        return bool(self._large) and self.model_of(head) in self._large
+
     def model_of(self, head: Head) -> int:
         """The model that a request is for; 0 where there is none."""
         try:
@@ -274,6 +281,10 @@ class Submission:
         except ShoalError as error:
             return error_response(error)
         self._keep_response(asked, answer.header, answer.response, rendered)
+        model = prepared.entry.model_id
+        if model not in self._large and sum([len(chunk) for chunk in rendered.chunks]) >= LEAST_COMPRESSED_BYTES:
+            self._large.add(model)
+            self._known.clear()  # who accepts compression is not to be found there, but looked at
         return rendered
 
     def _keep_response(self, form: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:

@@ -24,13 +24,13 @@ _MODELS = frozenset({infer, generate, generate_stream, model_is_ready})
 class Work(Enum):
     """What a thread of the road is wanted for."""
 
-    READING = "read"  # answered from what this process knows, or by a short question to the supervisor: metrics, health
+    READING = "read"  # answered by what this process knows, or by a short question to the supervisor: metrics, health
     ADMINISTRATION = "administer"  # all of it has come; the supervisor may take long to answer
     REQUEST = "request"  # waits for a model, or for a client that is still sending
 
 
 def work_of(data: bytes, *, is_tunnel: bool) -> Work:
-    """The kind of work that a request is which begins with `data`; `is_tunnel`: a call of gRPC that a lane passes on."""
+    """The kind of work that a request is that begins with `data`; `is_tunnel`: a call of gRPC that a lane passes on."""
     end = data.find(b"\r\n\r\n")
     line = _LINE.match(data)
     if end < 0 or line is None:

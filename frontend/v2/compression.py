@@ -11,6 +11,9 @@ from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.frontend.response import Headers, Response
 
 _AUTO_WBITS = 32 + zlib.MAX_WBITS  # gzip or zlib, whichever it is: Triton detects it too
+#: A shorter response goes as it is (ours): of numbers in JSON zlib takes 0.08 ms for 2 KiB,
+#: 0.7 for 9, 2 to 3 for 16, and all else that a small request takes is 0.1.
+LEAST_COMPRESSED_BYTES = 16 * 1024
 _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
@@ -56,10 +59,13 @@ def inflate(body: bytes | memoryview, limit: int, advice: str = "") -> bytes:
 
 
 def compress(response: Response, accept_encoding: str) -> Response:
-    """The response in the encoding its client likes best. Inference-Header-Content-Length stays as it was: it is about
-    the body before compression, as in Triton. `close` is left to the sender."""
+    """The response in the encoding its client likes best; as it is where it is short.
+
+    Inference-Header-Content-Length stays as it was: it is about the body before compression, as in Triton. `close` is
+    left to the sender.
+    """
     encoding = preferred_encoding(accept_encoding)
-    if encoding == "identity" or not response.chunks:
+    if encoding == "identity" or sum([len(chunk) for chunk in response.chunks]) < LEAST_COMPRESSED_BYTES:
         return response
     deflater = zlib.compressobj(wbits=_WBITS[encoding])
     chunks = [deflater.compress(chunk) for chunk in response.chunks]

@@ -1,7 +1,7 @@
 """How many lanes a server starts that was not told: as many as its cores can use beside the batcher and the workers.
 
-A small request costs the one batcher 74 to 108 thousand instructions, and a lane 73 to 145 (docs/performance.md). So with
-four lanes it is the batcher that is busy, and where there are few cores the workers want them.
+A small request costs the one batcher 74 to 108 thousand instructions, and a lane 73 to 145 (docs/performance.md). So
+with four lanes it is the batcher that is busy, and where there are few cores the workers want them.
 """
 
 import math
@@ -33,7 +33,7 @@ def num_usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _quota(groups: Path) -> float:
-    """Cores' worth of time that a control group may use, as version 2 of the kernel's interface says it, or version 1."""
+    """Cores' worth of time that a control group may use, as the kernel's interface says it in version 2 or 1."""
     try:
         quota, _, period = (groups / "cpu.max").read_text().partition(" ")
     except OSError:

@@ -3,6 +3,7 @@
 `slow` and `stuck` are held by stopping their workers; sixteen requests of each may be in flight.
 """
 
+import http.client
 import os
 import signal
 import socket
@@ -141,7 +142,8 @@ def test_who_waits_on_the_road_takes_no_thread_from_metrics_and_administration(s
             index = other.ask(b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
             assert (index.status, index.took_the_road) == (200, True)
             assert other.ask(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\nTE: trailers\r\n\r\n").status == 200
-        with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as administrator:
+        with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as opened:
+            administrator: Any = opened
             assert len(administrator.get_model_repository_index().models) == 3
     for number, client in enumerate(waiting):
         with client:
@@ -172,3 +174,27 @@ def test_connections_that_come_one_by_one_are_spread_over_the_lanes(server: Serv
         counts = [num_sockets(pid) - before[pid] for pid in lanes]
     assert sum(counts) == 60
     assert min(counts) >= 10, counts
+
+
+def test_head_is_get_without_a_body_on_lane_and_road(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
+    for path, status in (
+        ("/v2/health/live", 200), ("/v2/health/ready", 200), ("/v2/models/idle/ready", 200), ("/v2/models/idle", 200),
+        ("/v2/trace/setting", 200), ("/v2/nowhere", 404), ("/v2/models/idle/infer", 405),
+    ):  # fmt: skip
+        for fields in ({}, {"TE": "trailers"}):
+            told = []
+            for method in ("HEAD", "POST" if status == 405 else "GET"):
+                body = b"{" if method == "POST" else None
+                connection.request(method, path, body, fields)
+                response = connection.getresponse()
+                told.append((response.status, len(response.read()), int(response.getheader("Content-Length") or 0)))
+            (head_status, nothing, head_length), (_, _, length) = told
+            assert (head_status, nothing) == (status, 0)
+            assert head_length == length or status == 405
+    connection.close()
+    metrics = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
+    metrics.request("HEAD", "/metrics")
+    response = metrics.getresponse()
+    assert (response.status, response.read()) == (200, b"")
+    metrics.close()

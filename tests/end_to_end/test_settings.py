@@ -214,7 +214,7 @@ def test_forwarded_headers(server: Server) -> None:
     refused = b'{"error":"Header \'priority\' is reserved for Triton usage and cannot be forwarded."}'
     with Client(server) as client:
         for field, status in [(b"X-A: 1", 200), (b"priority: 1", 400), (b"Priority: 1", 200), (b"timeout: 1", 200)] * 2:
-            for detour in ([], [b"TE: trailers"], [b"Accept-Encoding: deflate;q=0"]):
+            for detour in ([], [b"TE: trailers"], [b"Expect: 100-continue"]):
                 reply = client.ask(post("simple_identity", SIMPLE, field, *detour))
                 assert (reply.status, reply.took_the_road) == (status, bool(detour)), (field, detour)
                 assert (reply.body == refused) == (status == 400)

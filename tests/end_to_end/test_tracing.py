@@ -27,8 +27,8 @@ NAMES = [
     "COMPUTE_OUTPUT_START", "COMPUTE_END", "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END",
 ]  # fmt: skip
 ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
-#: Compressed responses take the road.
-WAYS: dict[str, dict[str, Any]] = {"lane": {}, "road": {"response_compression_algorithm": "gzip"}}
+#: Compressed requests take the road.
+WAYS: dict[str, dict[str, Any]] = {"lane": {}, "road": {"request_compression_algorithm": "gzip"}}
 ON, OFF = {"trace_level": ["TIMESTAMPS"]}, {"trace_level": ["OFF"]}
 GATED_CONFIG = """
 backend: "python"

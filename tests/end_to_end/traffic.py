@@ -127,7 +127,7 @@ class Traffic:
             if not self._idle:
                 self._idle.append(await asyncio.open_connection("127.0.0.1", self._port))
             reader, writer = connection = self._idle.pop()
-            fields = b"Accept-Encoding: deflate;q=0.1, identity\r\n" if number % ROAD_EVERY == 0 else b""
+            fields = b"TE: trailers\r\n" if number % ROAD_EVERY == 0 else b""
             data = send(writer, number, self._model, fields)
             sent_s = time.monotonic()  # not before it is on its way: another thread may end the server in between
             answer = await receive(reader, data, sent_s)

@@ -57,15 +57,14 @@ def test_infer_in_binary(client: Any, transport: Any) -> None:
     assert transport.num_released == 1
 
 
-def test_bodies_are_inflated_and_deflated_on_request(client: Any, transport: Any) -> None:
+def test_bodies_are_inflated_and_short_answers_go_as_they_are(client: Any, transport: Any) -> None:
     status, headers, body = client.ask(
         "POST",
         "/v2/models/simple/infer",
         gzip.compress(INFER),
         {"Content-Encoding": "gzip", "Accept-Encoding": "deflate;q=0.5, gzip"},
     )
-    assert (status, dict(headers)["Content-Encoding"]) == (200, "gzip")
-    assert gzip.decompress(body) == INFERRED
+    assert (status, headers, body) == (200, JSON, INFERRED)  # too short to be worth it
     assert transport.num_released == 1
 
 

@@ -1,7 +1,6 @@
 """The logging endpoint, as far as nothing changes, and the response's encoding; changes are test_settings.py's."""
 
 import gzip
-import zlib
 
 from tests.end_to_end.http_cases.case import (
     JSON,
@@ -52,29 +51,18 @@ ASKED = inputs(given("A", "INT32", [2, 3], [1, 2, 3, 4, 5, 6]))
 PLAIN = compact(outputs("fixed", given("OUT_A", "INT32", [2, 3], [1, 2, 3, 4, 5, 6])))
 
 
-def encoded(accepted: str, encoding: str) -> Case:
-    answer = Answer(200, PLAIN, JSON)
-    if encoding:
-        deflater = zlib.compressobj(wbits={"gzip": 31, "deflate": 15}[encoding])
-        answer = Answer(200, deflater.compress(PLAIN) + deflater.flush(), JSON | {"Content-Encoding": encoding})
-    return infer(f"accept {accepted}", "fixed", ASKED, answer, headers={"Accept-Encoding": accepted})
+def accepted(encodings: str) -> Case:
+    return infer(
+        f"accept {encodings}", "fixed", ASKED, Answer(200, PLAIN, JSON), headers={"Accept-Encoding": encodings}
+    )
 
 
-#: The highest weight wins, of equals the first; deflate is a zlib stream.
-ENCODINGS = [
-    encoded(accepted, encoding)
-    for accepted, encoding in {
-        "gzip": "gzip", "deflate": "deflate", "DEFLATE": "deflate", "br": "", "": "",
-        "gzip, deflate": "gzip", "deflate, gzip": "deflate", "gzip;q=0.5, deflate;q=0.5": "gzip", "identity, gzip": "",
-        "deflate;q=0.5, gzip;q=0.8": "gzip", "gzip;q=0.4, deflate;q=0.8": "deflate", "br, gzip;q=0.1": "gzip",
-        "gzip;q=0.5, identity": "", "gzip;q=0.5, identity;q=0.4": "gzip", "gzip;q=0": "",
-        "deflate;q=0, gzip;q=0.1": "gzip",
-    }.items()
-]  # fmt: skip
+#: Whatever is accepted, a short response goes as it is.
+ENCODINGS = [accepted(each) for each in ("gzip", "deflate", "DEFLATE", "br", "", "gzip, deflate", "*", "gzip;q=0")]
 
-#: The same over a body that is compressed itself, and a refusal, which never is.
+#: The answer to a body that is compressed itself, and a refusal, which never is.
 BOTH_WAYS = [
-    infer("gzip-both-ways", "fixed", gzip.compress(compact(ASKED)), encoded("deflate", "deflate").answer,
+    infer("gzip-both-ways", "fixed", gzip.compress(compact(ASKED)), Answer(200, PLAIN, JSON),
           headers={"Content-Encoding": "gzip", "Accept-Encoding": "deflate"}),
     infer("refusal-is-not-compressed", "nobody", ASKED, error(404, "Request for unknown model: 'nobody' is not found"),
           headers={"Accept-Encoding": "gzip"}),

@@ -11,7 +11,7 @@ from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.frontend.response import Response
 from shoal.frontend.v2.compression import UnsupportedEncodingError, compress, decompress, preferred_encoding
 
-BODY = b'{"inputs":[]}' * 50
+BODY = b'{"inputs":[]}' * 2000
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 
 
