@@ -17,6 +17,9 @@ from scripts.benchmark.comparisons import COMPARISONS, WORKLOAD, Comparison
 from scripts.benchmark.document import conditions, markdown, put
 from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.grpc_load import H2load
+from scripts.benchmark.isolation import chapter
+from scripts.benchmark.isolation.site import Checkout
+from scripts.benchmark.isolation.situations import SITUATIONS
 from scripts.benchmark.load import Wrk
 from scripts.benchmark.peers import PEERS, ROOT, Peer
 from scripts.benchmark.picture import svg
@@ -25,6 +28,7 @@ from scripts.benchmark.table import details, summary
 from scripts.benchmark.workloads import WORKLOADS, Workload
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
+ISOLATION_DOCUMENT = ROOT / "docs" / "performance.md"
 
 HELP = """\
 Measures Shoal, Triton, mosec and Flask with the same models under the same load, one server at a time, in slices of
@@ -32,11 +36,16 @@ half a second A B C D D C B A …, and prints medians as Markdown; those of rati
 quartiles. Every server's answer is checked before it is timed.
 With --grpc: Shoal and Triton over gRPC, in the same way. With --flat: Shoal beside itself, whether an ordinary request
 stays as cheap and as quick beside 1,000 connections, 200 models, 8 instances, stalled clients and large bodies.
+With --isolation: whether a model that has little to do is answered as ever beside what others do to a server: slow
+models with long queues, clients that do not read, processes that die while users' code executes. Each situation has a
+server of its own; --beside PATH measures another working tree of Shoal (with its .venv) in turns with this one.
 
   scripts/bench --quick                        a first impression, in less than a minute
   scripts/bench --peer shoal --workload 'mlp*' what a change to Shoal did to one workload
   scripts/bench --grpc --peer shoal            what a change to Shoal did to gRPC
   scripts/bench --flat models instances        what 200 models or 8 instances cost
+  scripts/bench --isolation 'takeover*'        what a batcher's death costs an idle model
+  scripts/bench --isolation --beside ../before --write   before and after, into docs/performance.md
   scripts/bench --write                        everything about the peers, into docs/benchmarks.md and its picture
   scripts/bench --grpc --write                 everything about gRPC, into docs/benchmarks.md
   scripts/bench --flat --write                 everything about Shoal alone, into docs/benchmarks.md; five minutes
@@ -58,6 +67,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
                 _listing("Workloads", WORKLOADS),
                 _listing("Workloads of --grpc", grpc_chapter.WORKLOADS),
                 _listing("Comparisons of --flat", COMPARISONS),
+                _listing("Situations of --isolation", SITUATIONS),
             ]
         ),
     )
@@ -68,21 +78,33 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--flat", nargs="*", metavar="NAME", help="Shoal beside itself: all comparisons, or these names or patterns"
     )
+    parser.add_argument(
+        "--isolation", nargs="*", metavar="NAME", help="an idle model beside others: all situations, or these names"
+    )
+    parser.add_argument("--beside", type=Path, metavar="PATH", help="with --isolation: another checkout, measured too")
     parser.add_argument("--seconds", type=int, default=4, help="of load per workload, server and round (default: 4)")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median counts (default: 3)")
+    parser.add_argument("--rounds", type=int, help="of which the median counts (default: 3; with --isolation: 1)")
     parser.add_argument(
         "--quick", action="store_true", help="one round of one second; of the peers three workloads without Flask"
     )
-    parser.add_argument("--write", action="store_true", help=f"write the chapter of {DOCUMENT.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help="write into docs/benchmarks.md or performance.md")
     options = parser.parse_args(arguments)
     if options.flat is not None and (options.workload or options.peer or options.grpc):
         parser.error("--flat has comparisons of its own: it goes without --workload, --peer and --grpc")
+    alone = (options.workload, options.peer, options.grpc, options.flat is not None, options.quick)
+    if options.isolation is not None and any(alone):
+        parser.error("--isolation has situations of its own: it goes with --beside, --rounds and --write alone")
+    if options.beside is not None and options.isolation is None:
+        parser.error("--beside goes with --isolation")
+    if options.rounds is None:
+        options.rounds = 3 if options.isolation is None else 1
     if options.quick:
         options.workload = options.workload or (["grpc-c16"] if options.grpc else ["json-c10", "mlp-c64", "image-c8"])
         options.peer = options.peer or ["shoal", "triton", "mosec"]
         options.rounds = options.seconds = 1
     every, peers = (grpc_chapter.WORKLOADS, grpc_chapter.PEERS) if options.grpc else (WORKLOADS, PEERS)
     options.workloads = _chosen(parser, "workload", every, options.workload)
+    options.situations = _chosen(parser, "situation", SITUATIONS, options.isolation)
     options.comparisons = _chosen(parser, "comparison", COMPARISONS, options.flat)
     options.peers = [peer for peer in peers if not options.peer or peer.name in options.peer]
     if options.seconds < 1 or options.rounds < 1:
@@ -159,6 +181,18 @@ def measure_flatness(bench: Bench, options: argparse.Namespace) -> list[Row]:
     return every
 
 
+def measure_isolation(options: argparse.Namespace) -> int:
+    """The chapter on a model that is idle: 1 where a situation could not be measured."""
+    checkouts = [Checkout.at(folder) for folder in (options.beside, ROOT) if folder is not None]
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        rows = chapter.measure(options.situations, checkouts, options.rounds, Path(folder))
+    text = chapter.section(rows, conditions("", 0, 0, [], {}).machine, options.rounds)
+    print(text)
+    if options.write:
+        ISOLATION_DOCUMENT.write_text(chapter.put(ISOLATION_DOCUMENT.read_text(), text))
+    return int(any(row.fault for row in rows))
+
+
 def _repeat(bench: Bench, num_rounds: int, visits: Sequence[Sequence[Row]]) -> None:
     for number in range(num_rounds):
         say(f"== round {number + 1} of {num_rounds}, {time.strftime('%H:%M:%S')}")
@@ -175,6 +209,8 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code: 1 where a server could not be measured."""
     options = parse_arguments(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
+    if options.isolation is not None:
+        return measure_isolation(options)
     run = measure_peers if options.flat is None else measure_flatness
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         rows = run(

@@ -51,12 +51,20 @@ class Server:
     """A running server; `port` is the one that it was told to listen on.
 
     `memory_prefix` is how names in /dev/shm begin that nobody else has, and that a killed server would leave there.
+    It runs in `folder`, or where we run.
     """
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], port: int, log: Path, memory_prefix: str = ""
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        port: int,
+        log: Path,
+        memory_prefix: str = "",
+        folder: Path | None = None,
     ) -> None:
         self.port = port
+        self._folder = folder
         self._memory_prefix = memory_prefix
         self._command = command
         self._env = env
@@ -76,7 +84,12 @@ class Server:
         with self._log.open("wb") as log:
             self._started_s = time.perf_counter()
             self._process = subprocess.Popen(
-                self._command, env=dict(self._env), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                env=dict(self._env),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self._folder,
             )
 
     def wait_for_answer(
