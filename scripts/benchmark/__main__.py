@@ -38,7 +38,8 @@ With --grpc: Shoal and Triton over gRPC, in the same way. With --flat: Shoal bes
 stays as cheap and as quick beside 1,000 connections, 200 models, 8 instances, stalled clients and large bodies.
 With --isolation: whether a model that has little to do is answered as ever beside what others do to a server: slow
 models with long queues, clients that do not read, processes that die while users' code executes. Each situation has a
-server of its own; --beside PATH measures another working tree of Shoal (with its .venv) in turns with this one.
+server of its own; --beside PATH measures another working tree of Shoal (with its .venv) in turns with this one. All of
+them take three to four minutes for each tree and round.
 
   scripts/bench --quick                        a first impression, in less than a minute
   scripts/bench --peer shoal --workload 'mlp*' what a change to Shoal did to one workload

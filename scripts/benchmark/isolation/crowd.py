@@ -92,7 +92,11 @@ class Crowd:
         assert process.stdin is not None
         process.stdin.write(json.dumps({"kind": type(self._spec).__name__, **asdict(self._spec)}).encode() + b"\n")
         process.stdin.flush()
-        self._line()
+        try:
+            self._line()
+        except BenchmarkError:
+            self._end(process)
+            raise
         return self
 
     def __exit__(
@@ -108,10 +112,14 @@ class Crowd:
             if kind is None:
                 raise BenchmarkError(f"the crowd was lost: {fault}") from fault
         finally:
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            self._end(process)
+
+    def _end(self, process: "subprocess.Popen[bytes]") -> None:
+        process.kill()
+        process.wait()
+        for each in (process.stdin, process.stdout):
+            if each is not None:
+                each.close()
 
     def _line(self) -> bytes:
         assert self._process is not None
@@ -176,20 +184,26 @@ class _Guest:
         self.has_asked.set()
         if self._spec.bytes_per_s == 0 or self._spec.is_unfinished:
             await asyncio.sleep(LIFE_S)
-        received = bytearray()
-        missing = 1
+        top = b""
+        while b"\r\n\r\n" not in top:
+            top += await self._read(self._socket)
+        top, _, body = top.partition(b"\r\n\r\n")
+        _, length, rest = top.lower().partition(b"\r\ncontent-length: ")
+        missing = int(rest.partition(b"\r\n")[0]) - len(body) if length else 0
         while missing > 0:
-            if self._spec.bytes_per_s:
-                await asyncio.sleep(SIP_S)
-            data = await loop.sock_recv(self._socket, int((self._spec.bytes_per_s or _READ_BYTES / SIP_S) * SIP_S))
-            if not data:
-                raise ConnectionResetError("closed before the answer")
-            received += data
-            top, separator, body = received.partition(b"\r\n\r\n")
-            if separator:
-                _, length, rest = top.lower().partition(b"\r\ncontent-length: ")
-                missing = int(rest.partition(b"\r\n")[0]) - len(body) if length else 0
-        return int(received[9:12])
+            missing -= len(await self._read(self._socket))
+        return int(top[9:12])
+
+    async def _read(self, connection: socket.socket) -> bytes:
+        """Some bytes, slowly where that is asked. Raises ConnectionResetError at the end."""
+        nbytes = _READ_BYTES
+        if self._spec.bytes_per_s:
+            await asyncio.sleep(SIP_S)
+            nbytes = int(self._spec.bytes_per_s * SIP_S)
+        data = await asyncio.get_running_loop().sock_recv(connection, nbytes)
+        if not data:
+            raise ConnectionResetError("closed before the answer")
+        return data
 
 
 class _RawClient:
