@@ -25,6 +25,7 @@ from scripts.benchmark.isolation.figures import (
 )
 from scripts.benchmark.isolation.models import identity, python
 from scripts.benchmark.isolation.probe import (
+    EVENT_AT,
     PATIENCE_S,
     HttpProbe,
     LiveProbe,
@@ -119,7 +120,8 @@ def _kill_beside(site: Site, probe: Probe, title: str, model: str) -> Measure:
 
 def _of_event(quiet_ms: float, loaded_ms: float, loaded: Sequence[Answer], note: str = "") -> Measure:
     most_ms = 1000 * EVENT_PATIENCE_S
-    is_cut = loaded_ms >= most_ms or all(each.status != OK for each in loaded[-10:])
+    has_recovered = loaded[-1].status == OK or any(each.status == OK for each in loaded[EVENT_AT + 1 :])
+    is_cut = loaded_ms >= most_ms or not has_recovered
     return Measure(quiet_ms, min(loaded_ms, most_ms), *lost(loaded), note, is_cut)
 
 

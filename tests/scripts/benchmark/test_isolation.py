@@ -214,6 +214,12 @@ class Echo(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except ConnectionError:
+            self.close_connection = True  # its crowd has been left
+
     def log_request(self, code: object = "-", size: object = "-") -> None:
         """Nothing."""
 
