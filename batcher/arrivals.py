@@ -30,7 +30,7 @@ class Arrivals:
         self._deadline_ns = deadline_ns
         self._tell_cancelled = tell_cancelled
         # Only while a dead batcher's place is taken: the requests that workers have from it, and those that have come;
-        # while all clients speak, those of sequences, with the times at which their clients had begun to receive them.
+        # until all front ends have spoken, those of sequences, with the times when their clients began to receive them.
         self.is_resuming = False
         self._said_again: list[tuple[int, Model, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
@@ -40,13 +40,19 @@ class Arrivals:
         """Clients say again what is open, behind what they had said before they knew; workers have some of it."""
         self.is_resuming = True
         self._in_hand = in_hand
+
+    def keep_sequences_back(self) -> None:
+        """Queue no request of a sequence before `queue_sequences`: an earlier one may come by another front end."""
         self._said_again = []
 
-    def queue_in_order(self, now_ns: int) -> None:
-        """All clients have spoken: requests of sequences, which may have come by several, are queued as they came."""
-        said_again, self._said_again = self._said_again or [], None
+    def queue_sequences(self, now_ns: int) -> None:
+        """Queue the requests of sequences that were kept back, if any were, in the order in which they had come."""
+        said_again, self._said_again = self._said_again, None
+        if said_again is None:
+            return
         for _, model, queued in sorted(said_again, key=lambda each: each[0]):
-            self._queue(model, queued, now_ns)
+            if queued.key in self._requests:  # else its client has died
+                self._queue(model, queued, now_ns)
         for model in self._models.values():
             if model.sequences is not None:
                 model.sequences.end_restoring()

@@ -92,7 +92,7 @@ class Batcher:
             "memory": self._on_memory,
             "ensemble": self._on_ensemble,
             "ensemble_models": self._on_ensemble_models,
-            "client_told": lambda message, _fds: self._exchange.hear_late_client(message["owner"], time.monotonic_ns()),
+            "client_told": self._on_client_told,
             "client_gone": self._on_client_gone,
             "model": self._on_model,
             "model_groups": self._on_model_groups,
@@ -200,12 +200,15 @@ class Batcher:
         self._rung.add(owner, bell if isinstance(bell, GuestBell) else Doorbell(*peers_fds))
         if message.get("is_late", False):
             client.reader.skip()
-            self._exchange.add_late_client(client)
+            self._exchange.succession.add_late(client)
         else:
             self._exchange.clients[owner] = client
 
+    def _on_client_told(self, message: Message, _fds: list[int]) -> None:
+        self._exchange.succession.hear_late(message["owner"], time.monotonic_ns())
+
     def _on_client_gone(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.remove_client(message["owner"])
+        self._exchange.remove_client(message["owner"], time.monotonic_ns())
         self._rung.remove(message["owner"])
         bell = self._bells.pop(message["owner"], None)
         if bell is not None:

@@ -25,6 +25,7 @@ from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.shared_answers import SharedAnswers
 from shoal.batcher.shortages import Shortages
 from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT
+from shoal.batcher.succession import Succession
 from shoal.control import Message
 from shoal.reasons import Reason
 from shoal.shm import layout
@@ -76,6 +77,9 @@ class Exchange:
             deadline_ns=deadline_ns,
             tell_cancelled=self._tell_cancelled,
         )
+        self.succession = Succession(
+            self.clients, self.workers, self._arrivals, self._late, self.blocks, self._drain_client
+        )
         self.ensembles = Ensembles(
             self.models,
             self._requests,
@@ -105,19 +109,8 @@ class Exchange:
         worker.model.is_failed = False
         worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
         if worker.held:
-            self._restore_sequences(worker, now_ns)
+            self.succession.restore_sequences(worker, now_ns)
         self._awake[worker.model.id] = worker.model
-
-    def _restore_sequences(self, worker: Worker, now_ns: int) -> None:
-        """Go on with the sequences that a worker has from a dead batcher, where it is known what of them it has."""
-        held, worker.held = worker.held, []
-        sequences = worker.model.sequences
-        if sequences is None:
-            return
-        if worker.overlaps or sequences.is_iterative:
-            sequences.lose(worker.owner, held)
-        else:
-            sequences.restore(worker.owner, held, now_ns)
 
     def enable_cache(
         self, figures: CacheFigures, clock_ns: Callable[[], int], shared: SharedAnswers | None = None
@@ -130,26 +123,6 @@ class Exchange:
         """A model whose requests are answered by others."""
         self.models[ensemble.id] = ensemble
         self.ensembles.add(ensemble)
-
-    def add_late_client(self, client: Client) -> None:
-        """A dead batcher's client, which has not said again what is open and what it holds: nothing of it is read."""
-        self._late.add(client)
-
-    def hear_late_client(self, owner: int, now_ns: int) -> None:
-        """A late client has said again what is open and what it holds: from now on it is like others."""
-        client = self._late.pop(owner)
-        if client is None:
-            return
-        self.clients[owner] = client
-        in_hand = {key for worker in self.workers.values() for key in worker.missing}
-        self._arrivals.resume(in_hand.union(self._late.answered_of(owner)))
-        self._drain_client(client, now_ns)
-        self._arrivals.end_resuming()
-        self._settle_late(owner, now_ns)
-
-    def _settle_late(self, owner: int, now_ns: int) -> None:
-        for ref in self._late.settle(owner, now_ns):
-            self.blocks.free(ref)
 
     def expect_worker(self, owner: int) -> None:
         """A worker has told this successor which blocks it has; it need not have been given anything for that."""
@@ -187,14 +160,11 @@ class Exchange:
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
         self._awake[model.id] = model
 
-    def remove_client(self, owner: int) -> None:
+    def remove_client(self, owner: int, now_ns: int = 0) -> None:
         """A client is dead, with all it asked and held."""
-        late = self._late.pop(owner)
-        client = self.clients.pop(owner, None) or late
+        client = self.clients.pop(owner, None) or self.succession.remove_late(owner, now_ns)
         if client is None:
             return
-        if late is not None:
-            self._settle_late(owner, 0)  # nothing of it is open
         self._written_clients.discard(client)
         for key, model in self._requests.forget(client):
             self._tell_cancelled(key, model)
@@ -227,14 +197,8 @@ class Exchange:
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
 
     def resume(self, now_ns: int) -> None:
-        """Take a dead batcher's place: every client that is not late has said again what is open and what it holds.
-
-        What a worker has from the dead one stays with it; the rest is queued, and times count from now.
-        """
-        self._arrivals.resume({key for worker in self.workers.values() for key in worker.missing})
-        for client in tuple(self.clients.values()):
-            self._drain_client(client, now_ns)
-        self._arrivals.queue_in_order(now_ns)
+        """Take a dead batcher's place: every client that is not late has said again what is open and what it holds."""
+        self.succession.begin(now_ns)
         self._busy.update(self.workers)
         self._counted.update(self.models.values())  # whose queues were not empty when they were shown last
         # The dead one may have shown a batch and not have rung for it.
@@ -242,8 +206,7 @@ class Exchange:
             worker.must_ring = True
             self._written_workers.add(worker)
         self.step(now_ns)
-        self._arrivals.end_resuming()
-        self._late.begin()
+        self.succession.end()
 
     # --- the loop's body ---
 

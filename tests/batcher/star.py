@@ -74,6 +74,7 @@ class Star:
         self._models: dict[int, tuple[dict[str, Any], bool]] = {}
         self._clients: list[End] = []
         self._guests: set[int] = set()
+        self._front_ends = set[int]()
         self._workers: list[tuple[End, int]] = []
 
     def add_model(
@@ -129,6 +130,8 @@ class Star:
         )
         if is_guest:
             self._guests.add(owner)
+        if is_front_end:
+            self._front_ends.add(owner)
         self._clients.append(end)
         return end
 
@@ -162,7 +165,7 @@ class Star:
 
     def succeed(self, late: Collection[int] = ()) -> None:
         """The batcher is dead. Another one is told of everybody; it serves after `exchange.resume`, those clients that
-        are late after `exchange.hear_late_client`."""
+        are late after `succession.hear_late`."""
         self.exchange = Exchange(WALL_OFFSET_NS, 1000)
         self.batcher_owner += 1
         for model_id, (config, may_run_again) in self._models.items():
@@ -170,10 +173,17 @@ class Star:
             model = self._model(model_id, config, row, 100, may_run_again=may_run_again)
             self.exchange.models[model_id] = model
         for end in self._clients:
-            client = Client(end.owner, end.link, end.own_view, end.bell, is_guest=end.owner in self._guests)
+            client = Client(
+                end.owner,
+                end.link,
+                end.own_view,
+                end.bell,
+                is_guest=end.owner in self._guests,
+                is_front_end=end.owner in self._front_ends,
+            )
             client.reader.skip()
             if end.owner in late:
-                self.exchange.add_late_client(client)
+                self.exchange.succession.add_late(client)
             else:
                 self.exchange.clients[end.owner] = client
         for end, model_id in self._workers:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, FREE, HAVE, HOLD, NUMBER_BITS, RELEASE, REPLY, RESPONSE, B, P
 from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell
-from tests.batcher.test_takeover import BATCHING, answer, answers, output_block
+from tests.batcher.takeover_play import answer, output_block
+from tests.batcher.test_takeover import BATCHING, answers
 
 LATE = CLIENT + 1
 
@@ -58,7 +59,7 @@ def test_others_are_served_and_an_answer_is_kept() -> None:
     assert freed(worker) == []  # it holds the late one's answer, too
     assert late.heard() == []
     ask(late, 1, 2)
-    star.exchange.hear_late_client(LATE, now_ns=1_000)
+    star.exchange.succession.hear_late(LATE, now_ns=1_000)
     star.exchange.step(now_ns=1_000)
     assert answers(late) == [(1, Reason.NONE)]
     (third,) = worker.heard()
@@ -79,7 +80,7 @@ def test_what_its_ring_says_before_it_has_heard_is_read_when_it_has() -> None:
     star.exchange.step(now_ns=700)
     assert worker.heard() == []
     ask(late, 1, 2)
-    star.exchange.hear_late_client(LATE, now_ns=800)
+    star.exchange.succession.hear_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
     assert [record[B.KEY] & 0xFF for record in worker.heard()] == [1, 2]
 
@@ -92,7 +93,7 @@ def test_an_answer_that_the_dead_one_had_passed_on_is_not_given_twice() -> None:
     star.succeed(late=[LATE])
     star.exchange.resume(now_ns=600)
     late.say(HOLD, 1, 1, output_block(item))
-    star.exchange.hear_late_client(LATE, now_ns=700)
+    star.exchange.succession.hear_late(LATE, now_ns=700)
     star.exchange.step(now_ns=700)
     assert late.heard() == []
     assert freed(worker) == []
@@ -115,7 +116,7 @@ def test_no_block_that_it_may_hold_is_freed(is_held: bool) -> None:
     assert freed(worker) == []
     if is_held:
         late.say(HOLD, 1, 1, output_block(item))
-    star.exchange.hear_late_client(LATE, now_ns=800)
+    star.exchange.succession.hear_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
     assert freed(worker) == ([] if is_held else [output_block(item)])
     late.say(RELEASE, 1)
@@ -164,7 +165,7 @@ def test_an_instance_that_dies_meanwhile(may_run_again: bool) -> None:
     star.remove_worker(WORKER, now_ns=700)
     other = star.add_worker(WORKER + 1, star.model(MODEL))
     ask(late, 1)
-    star.exchange.hear_late_client(LATE, now_ns=800)
+    star.exchange.succession.hear_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
     assert [record[B.KEY] for record in other.heard()] == [item[B.KEY]] * may_run_again
     assert answers(late) == [(1, Reason.INSTANCE_DIED)] * (not may_run_again)
@@ -182,7 +183,7 @@ def test_one_that_dies_leaves_nothing() -> None:
     star.exchange.step(now_ns=800)
     assert freed(worker) == [output_block(item)]
     assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
-    star.exchange.hear_late_client(LATE, now_ns=900)
+    star.exchange.succession.hear_late(LATE, now_ns=900)
     assert LATE not in star.exchange.clients
 
 
@@ -200,7 +201,7 @@ def test_what_it_holds_counts_once_though_it_says_so_twice() -> None:
     worker.say(HAVE, 0, 0, 0, output_block(item))
     star.exchange.resume(now_ns=700)
     assert freed(worker) == []
-    star.exchange.hear_late_client(LATE, now_ns=800)
+    star.exchange.succession.hear_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
     assert freed(worker) == [output_block(item)]
     assert len(star.exchange.holders) == 0
@@ -214,7 +215,7 @@ def test_a_model_stays_until_every_front_end_has_said_what_is_open() -> None:
     star.exchange.resume(now_ns=600)
     assert star.reports() == []
     ask(late, 1)
-    star.exchange.hear_late_client(LATE, now_ns=700)
+    star.exchange.succession.hear_late(LATE, now_ns=700)
     star.exchange.step(now_ns=700)
     assert star.reports() == []
 
@@ -346,7 +347,7 @@ class Play:
             self.is_late = False
             self.say_again(LATE)
             self.now_ns += 10
-            self.star.exchange.hear_late_client(LATE, self.now_ns)
+            self.star.exchange.succession.hear_late(LATE, self.now_ns)
 
     def say_again(self, owner: int) -> None:
         self.collect([owner])

@@ -105,6 +105,33 @@ def test_a_sequence_whose_last_request_runs_can_be_joined_no_more() -> None:
     assert replies(client) == [(2, 0)]
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_requests_of_sequences_wait_for_the_front_ends_that_have_not_spoken(dies: bool) -> None:
+    """Two requests of one sequence came by two clients; the later one is said again first."""
+    star, client, worker = begun()
+    late = star.add_client(CLIENT + 1, is_front_end=True)
+    ask(client, 2, NAME)
+    star.exchange.step(now_ns=650)
+    assert items(worker) == [(2, 1 << 8, NAME)]
+    ask(late, 3, NAME, start_ns=200)
+    star.exchange.step(now_ns=660)
+    ask(client, 4, NAME, start_ns=300)
+    star.succeed(late=[CLIENT + 1])
+    ask(client, 2, NAME)
+    ask(client, 4, NAME, start_ns=300)
+    star.exchange.resume(now_ns=700)
+    answer(worker, 2, 2)
+    star.exchange.step(now_ns=800)
+    assert items(worker) == []
+    if dies:
+        star.exchange.remove_client(CLIENT + 1, now_ns=900)
+    else:
+        ask(late, 3, NAME, start_ns=200)
+        star.exchange.succession.hear_late(CLIENT + 1, now_ns=900)
+    star.exchange.step(now_ns=900)
+    assert items(worker) == [(4 if dies else 3, 1 << 8, NAME)]
+
+
 def test_a_sequence_that_ended_is_not_brought_back() -> None:
     star, client, worker = begun()
     ask(client, 2, NAME, END)

@@ -1,0 +1,95 @@
+"""How a batcher takes a dead one's place: clients say again what is open, one after the other; sequences go on.
+
+A client is late until it has spoken (late_clients.py), and nobody waits for it. Only requests of sequences are kept
+back until all front ends have spoken: those of one sequence may come by several, and are queued in the order in which
+they had come at first. Callers and guests may be in users' code for minutes, so what they say again is queued when they
+do. Changed by the exchange; lives in the batcher.
+"""
+
+from collections.abc import Callable, Mapping
+
+from shoal.batcher.arrivals import Arrivals
+from shoal.batcher.blocks import Blocks
+from shoal.batcher.late_clients import LateClients
+from shoal.batcher.peers import Client, Worker
+
+
+class Succession:
+    """`clients` are those that have spoken; `drain` reads what one of them has written."""
+
+    def __init__(
+        self,
+        clients: dict[int, Client],
+        workers: Mapping[int, Worker],
+        arrivals: Arrivals,
+        late: LateClients,
+        blocks: Blocks,
+        drain: Callable[[Client, int], None],
+    ) -> None:
+        self._clients = clients
+        self._workers = workers
+        self._arrivals = arrivals
+        self._late = late
+        self._blocks = blocks
+        self._drain = drain
+
+    def add_late(self, client: Client) -> None:
+        """A dead batcher's client, which has not said again what is open and what it holds: nothing of it is read."""
+        self._late.add(client)
+
+    def begin(self, now_ns: int) -> None:
+        """Every client that is not late has said again what is open and what it holds.
+
+        What a worker has from the dead batcher stays with it; the rest is queued, and times count from now.
+        """
+        self._arrivals.resume(self._in_hand())
+        self._arrivals.keep_sequences_back()
+        for client in tuple(self._clients.values()):
+            self._drain(client, now_ns)
+        self._look_at_sequences(now_ns)
+
+    def end(self) -> None:
+        """All that workers had said to the dead batcher has had its effect; new requests come."""
+        self._arrivals.end_resuming()
+        self._late.begin()
+
+    def hear_late(self, owner: int, now_ns: int) -> None:
+        """A late client has said again what is open and what it holds: from now on it is like others."""
+        client = self._late.pop(owner)
+        if client is None:
+            return
+        self._clients[owner] = client
+        self._arrivals.resume(self._in_hand().union(self._late.answered_of(owner)))
+        self._drain(client, now_ns)
+        self._arrivals.end_resuming()
+        self._settle(owner, now_ns)
+
+    def remove_late(self, owner: int, now_ns: int) -> Client | None:
+        """A client is dead; it is returned if it was late. Nothing of it is open."""
+        client = self._late.pop(owner)
+        if client is not None:
+            self._settle(owner, now_ns)
+        return client
+
+    def restore_sequences(self, worker: Worker, now_ns: int) -> None:
+        """Go on with the sequences that a worker has from a dead batcher, where it is known what of them it has."""
+        held, worker.held = worker.held, []
+        sequences = worker.model.sequences
+        if sequences is None:
+            return
+        if worker.overlaps or sequences.is_iterative:
+            sequences.lose(worker.owner, held)
+        else:
+            sequences.restore(worker.owner, held, now_ns)
+
+    def _in_hand(self) -> set[int]:
+        return {key for worker in self._workers.values() for key in worker.missing}
+
+    def _settle(self, owner: int, now_ns: int) -> None:
+        for ref in self._late.settle(owner, now_ns):
+            self._blocks.free(ref)
+        self._look_at_sequences(now_ns)
+
+    def _look_at_sequences(self, now_ns: int) -> None:
+        if not self._late.has_front_end:
+            self._arrivals.queue_sequences(now_ns)
