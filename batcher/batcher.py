@@ -104,7 +104,7 @@ class Batcher:
             "segment_gone": self._on_segment_gone,
             "worker": self._on_worker,
             "worker_ready": self._on_worker_ready,
-            "worker_told": lambda message, _fds: self._exchange.expect_worker(message["owner"]),
+            "worker_told": lambda message, _fds: self._exchange.succession.expect_worker(message["owner"]),
             "worker_gone": self._on_worker_gone,
             "worker_retire": self._on_worker_retire,
             "ledger": self._on_ledger,

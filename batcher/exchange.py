@@ -78,7 +78,7 @@ class Exchange:
             tell_cancelled=self._tell_cancelled,
         )
         self.succession = Succession(
-            self.clients, self.workers, self._arrivals, self._late, self.blocks, self._drain_client
+            self.clients, self.workers, self._busy, self._arrivals, self._late, self.blocks, self._drain_client
         )
         self.ensembles = Ensembles(
             self.models,
@@ -123,12 +123,6 @@ class Exchange:
         """A model whose requests are answered by others."""
         self.models[ensemble.id] = ensemble
         self.ensembles.add(ensemble)
-
-    def expect_worker(self, owner: int) -> None:
-        """A worker has told this successor which blocks it has; it need not have been given anything for that."""
-        worker = self.workers.get(owner)
-        if worker is not None:
-            self._busy[owner] = worker
 
     def retire_worker(self, owner: int) -> None:
         """A worker makes way: it gets nothing more, and is reported once it has answered what it was given."""
@@ -298,12 +292,7 @@ class Exchange:
                     if model is not None:
                         self._tell_cancelled(key, model)
                 elif kind == layout.HOLD and self._arrivals.is_resuming:
-                    if record[R.MODEL]:
-                        self._late.begin_again(client.owner)
-                    if client.is_guest:
-                        self._late.claim(record[R.BLOCK])
-                    hold = self.holders.hold_part if record[R.MORE] else self.holders.hold
-                    hold(record[R.BLOCK], client.first_key + record[R.NUMBER])
+                    self.succession.hold(client, record)
                 elif kind == layout.TRACE:
                     if client.first_key + record[R.NUMBER] in self._requests:
                         client.traced.add(record[R.NUMBER])

@@ -27,7 +27,7 @@ class LateClients:
     """Those clients, by owner id, and what is kept for them."""
 
     def __init__(self, holders: Holders) -> None:
-        self._holders = holders
+        self.holders = holders
         # Changed by the methods below.
         self._clients: dict[int, Client] = {}
         #: By key: what to do, and the block it is about (0 = none).
@@ -74,7 +74,7 @@ class LateClients:
         if key >> NUMBER_BITS not in self._clients:
             return
         if ref:
-            self._holders.hold_part(ref, -key)
+            self.holders.hold_part(ref, -key)
         self._answers.setdefault(key, []).append((deliver, ref))
 
     def answered_of(self, owner: int) -> list[int]:
@@ -83,7 +83,7 @@ class LateClients:
 
     def claim(self, ref: int) -> None:
         """A guest says that it holds a block: nobody else frees it until its worker has named it, if it has not yet."""
-        if ref not in self._withheld and not self._holders.is_held(ref):
+        if ref not in self._withheld and not self.holders.is_held(ref):
             self._claimed.add(ref)
             self.are_any = True
 
@@ -102,7 +102,7 @@ class LateClients:
 
     def begin_again(self, owner: int) -> None:
         """A client says what it holds from the beginning: it had begun to when another batcher took the place."""
-        self._withheld.update(self._holders.release_owner(owner))
+        self._withheld.update(self.holders.release_owner(owner))
 
     def settle(self, owner: int, now_ns: int) -> list[int]:
         """A client is late no more: what is kept for it is delivered, in order; what it does not wait for any more, or
@@ -111,10 +111,10 @@ class LateClients:
         for key in self.answered_of(owner):
             for deliver, ref in self._answers.pop(key):
                 deliver(now_ns)
-                if ref and self._holders.release(-key, ref):
+                if ref and self.holders.release(-key, ref):
                     unheld.append(ref)
         if not self._clients:
-            unheld += [ref for ref in self._withheld if not self._holders.is_held(ref)]
+            unheld += [ref for ref in self._withheld if not self.holders.is_held(ref)]
             self._withheld.clear()
             self._answered_since.clear()
             self._look()

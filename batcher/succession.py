@@ -12,15 +12,19 @@ from shoal.batcher.arrivals import Arrivals
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.peers import Client, Worker
+from shoal.shm.layout import R
+from shoal.shm.ring import Record
 
 
 class Succession:
-    """`clients` are those that have spoken; `drain` reads what one of them has written."""
+    """`clients` are those that have spoken, `busy` the workers whose rings are looked into though they have not rung;
+    `drain` reads what a client has written."""
 
     def __init__(
         self,
         clients: dict[int, Client],
         workers: Mapping[int, Worker],
+        busy: dict[int, Worker],
         arrivals: Arrivals,
         late: LateClients,
         blocks: Blocks,
@@ -28,6 +32,7 @@ class Succession:
     ) -> None:
         self._clients = clients
         self._workers = workers
+        self._busy = busy
         self._arrivals = arrivals
         self._late = late
         self._blocks = blocks
@@ -63,6 +68,21 @@ class Succession:
         self._drain(client, now_ns)
         self._arrivals.end_resuming()
         self._settle(owner, now_ns)
+
+    def hold(self, client: Client, record: Record) -> None:
+        """One HOLD: a client has a reply that a dead batcher passed on."""
+        if record[R.MODEL]:
+            self._late.begin_again(client.owner)
+        if client.is_guest:
+            self._late.claim(record[R.BLOCK])
+        holders = self._late.holders
+        (holders.hold_part if record[R.MORE] else holders.hold)(record[R.BLOCK], client.first_key + record[R.NUMBER])
+
+    def expect_worker(self, owner: int) -> None:
+        """A worker has said which blocks it has; it need not have been given anything for that."""
+        worker = self._workers.get(owner)
+        if worker is not None:
+            self._busy[owner] = worker
 
     def remove_late(self, owner: int, now_ns: int) -> Client | None:
         """A client is dead; it is returned if it was late. Nothing of it is open."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 
-from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.errors import InvalidArgumentError
 from shoal.reasons import Reason
 from shoal.sequences import correlation_word
 from shoal.shm.doorbell import Doorbell, GuestBell
@@ -36,32 +36,13 @@ from shoal.shm.pieces import as_block
 from shoal.shm.reply import Reply
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
-from shoal.shm.shares import MODELS_AT_ONCE, Shares, least_ample
+from shoal.shm.shares import HELD_PER_REQUEST, MODELS_AT_ONCE, NoRoomError, Shares, least_ample
 from shoal.shm.slab import Block, Slab, SlabView
 
-__all__ = ["HELD_PER_REQUEST", "RECORDS_PER_REQUEST", "NoRoomError", "Port", "Reply"]
+__all__ = ["NoRoomError", "Port", "Reply"]
 
-#: Replies that a client may hold, per request that one model may have in flight. A stream has up to 32, so with the
-#: default of 1024 requests 256 clients may stall at once (ours).
-HELD_PER_REQUEST = 8
-#: Records of a client's ring per request that one model may have in flight. Each request in flight has five: its
-#: REQUEST, its TRACE, two CANCELs and, to a new batcher, the REQUEST once more. Each reply has one: its RELEASE or, to
-#: a new batcher, its HOLD.
-RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
 # Looked up in its class, each takes 0.3k instructions, per reply.
 _BLOCK, _MORE, _PIECES, _ASKED_BLOCK, _ASKED_MODEL = P.BLOCK, P.MORE, P.PIECES, R.BLOCK, R.MODEL
-
-
-def _pass_over(_segments: Container[int], _is_urgent: bool) -> None:
-    """Nothing that is held can be given back."""
-
-
-class NoRoomError(UnavailableError):
-    """There is no block, or no place, for a request of `model` before a reply has come or was released."""
-
-    def __init__(self, model: int) -> None:
-        super().__init__("Exceeds maximum queue size")
-        self.model = model
 
 
 class Port:
@@ -77,9 +58,8 @@ class Port:
         *,
         asks_for_segments: bool = False,
     ) -> None:
-        """`max_in_flight` is what one model may have; all together may have MODELS_AT_ONCE times as many, and share
-        them and the slab (shares.py). All clients of a server have the same `correlation_key` (shoal/sequences.py). One
-        that `asks_for_segments` is told of none unasked: `wanted` says which one an answer lies in."""
+        """`max_in_flight` is one model's; all may have MODELS_AT_ONCE times as many, and share them and the slab. All
+        clients have the same `correlation_key`. One that `asks_for_segments` asks for the one that is `wanted`."""
         self.slab = Slab(segment)
         self._writer = RingWriter(segment, link)
         self._reader = RingReader(segment, link)
@@ -107,7 +87,7 @@ class Port:
         self._refused = 0
         #: Told of the segments of a worker that lacks memory, and whether it can have none elsewhere: held replies that
         #: lie there are to be copied and released. Called in the middle of `poll`.
-        self.on_recall: Callable[[Container[int], bool], None] = _pass_over
+        self.on_recall: Callable[[Container[int], bool], None] = lambda _segments, _is_urgent: None
         #: Blocks of answered requests that are not the slab's: whoever made them gives them back, and clears the list.
         self.spent: list[int] = []
 
@@ -382,8 +362,7 @@ class Port:
         return any(each >> OWNER_SHIFT in segments for each in refs)
 
     def _drain(self) -> Sequence[Record]:
-        """What has come and can be read, up to the first that lies in a segment which is not known yet: replies to a
-        request are read in their order."""
+        """What has come and can be read, in order, up to the first that lies in a segment which is not known yet."""
         records = self._reader.drain()
         if self._unread:
             records, self._unread = [*self._unread, *records], []

@@ -6,12 +6,29 @@ and whatever they do, something stays free for a model that holds little. Nobody
 While much is free the rule refuses nobody, so a port counts by model only while little is.
 """
 
+from shoal.errors import UnavailableError
+
 #: Requests that may be in flight for all models together, as a multiple of what one may have (ours: three models that
 #: have all they may leave a fourth of the places free).
 MODELS_AT_ONCE = 4
 #: How many times as much as is free a model may hold: alone two thirds of the whole, beside k others like it
 #: 2 / (2 k + 3), and then 1 / (2 k + 3) is left free (ours).
 WEIGHT = 2
+#: Replies that a client may hold, per request that one model may have in flight. A stream has up to 32, so with the
+#: default of 1024 requests 256 clients may stall at once (ours).
+HELD_PER_REQUEST = 8
+#: Records of a client's ring per request that one model may have in flight. Each request in flight has five: its
+#: REQUEST, its TRACE, two CANCELs and, to a new batcher, the REQUEST once more. Each reply has one: its RELEASE or, to
+#: a new batcher, its HOLD.
+RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
+
+
+class NoRoomError(UnavailableError):
+    """There is no block, or no place, for a request of `model` before a reply has come or was released."""
+
+    def __init__(self, model: int) -> None:
+        super().__init__("Exceeds maximum queue size")
+        self.model = model
 
 
 def may_take(held: int, free: int) -> bool:

@@ -11,8 +11,7 @@ from shoal.datatypes import BY_CONFIG_NAME
 from shoal.model_config import sequences
 from shoal.options import ServerOptions
 from shoal.shm.layout import UNIT, WORD, Geometry
-from shoal.shm.port import RECORDS_PER_REQUEST
-from shoal.shm.shares import MODELS_AT_ONCE
+from shoal.shm.shares import MODELS_AT_ONCE, RECORDS_PER_REQUEST
 
 MIB = 1 << 20
 #: Executions whose outputs a worker's slab holds: one running, one being sent, and slow readers (ours).

@@ -6,12 +6,16 @@ A value with little behaviour; `star.py` changes it.
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
+from shoal.cache_settings import redis_settings
 from shoal.control import Message
 from shoal.model_config.rate_limiter import Demand
+from shoal.options import ServerOptions
 from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import Geometry
+from shoal.shm.shares import MODELS_AT_ONCE
 from shoal.supervisor.members import Member
 
 
@@ -25,9 +29,7 @@ class Participant:
     read_only_fd: int
     link_fd: int
     bell: Doorbell | GuestBell  # a guest's: the batcher's end
-    batcher_bell: Doorbell | None = (
-        None  # rung by it, heard by the batcher, which knows by that whose ring to look into
-    )
+    batcher_bell: Doorbell | None = None  # its own, which wakes the batcher and says whose ring to look into
     is_joined: bool = False  # others may be told of it, and it of others
     is_caller: bool = False  # a client that is a worker, too: its model calls others
     is_guest: bool = False  # a client that is no process of ours: nobody waits for it, and it is told little unasked
@@ -48,6 +50,23 @@ class Participant:
         self.bell.close()
         if self.batcher_bell is not None:
             self.batcher_bell.close()
+
+
+def batcher_welcome(options: ServerOptions, log_settings: dict[str, Any], *, is_successor: bool) -> Message:
+    """What a batcher is told first."""
+    return {
+        "op": "joined",
+        "log": log_settings,
+        "max_queue_size": options.default_max_queue_size,
+        "max_in_flight": MODELS_AT_ONCE * options.max_in_flight,
+        "cache_bytes": options.cache_bytes,
+        "redis": redis_settings(options.cache_config, os.environ),
+        "deadline_ns": options.request_deadline_ms * 1_000_000,
+        "counts_first_responses": options.metrics_config.histogram_latencies,
+        "is_successor": is_successor,
+        "rate_limits": options.rate_limits,
+        "latency_target_ms": options.latency_target,
+    }
 
 
 def client_message(client: Participant) -> tuple[Message, list[int]]:
@@ -79,6 +98,7 @@ def make_participant(
         read_only_fd = segment.read_only(segment_fd)
         undo.callback(os.close, read_only_fd)
         bell = Doorbell.create()
+        undo.callback(bell.close)
         made = Participant(owner, member, segment_fd, read_only_fd, link_fd, bell, Doorbell.create())
         undo.pop_all()
     return made

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.cache_settings import redis_settings
 from shoal.control import Message
 from shoal.options import ServerOptions
 from shoal.placement import Placement
@@ -25,7 +24,6 @@ from shoal.reasons import Reason
 from shoal.shm import counters, layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
-from shoal.shm.shares import MODELS_AT_ONCE
 from shoal.supervisor.batcher_memory import BatcherMemory
 from shoal.supervisor.dead_workers import DeadWorkers
 from shoal.supervisor.loans import Loans
@@ -41,6 +39,7 @@ from shoal.supervisor.memory_plan import (
 from shoal.supervisor.oversize import RESULT
 from shoal.supervisor.participant import (
     Participant,
+    batcher_welcome,
     client_message,
     create_segment,
     make_participant,
@@ -95,19 +94,7 @@ class Star:
             self._counters_fd = create_segment(layout.COUNTERS, self._counters_owner, geometry, sealed=False)
             self.nbytes += geometry.nbytes
             self.dead_workers.report_to(member)
-        welcome = {
-            "op": "joined",
-            "log": self.log_settings,
-            "max_queue_size": self.options.default_max_queue_size,
-            "max_in_flight": MODELS_AT_ONCE * self.options.max_in_flight,
-            "cache_bytes": self.options.cache_bytes,
-            "redis": redis_settings(self.options.cache_config, os.environ),
-            "deadline_ns": self.options.request_deadline_ms * 1_000_000,
-            "counts_first_responses": self.options.metrics_config.histogram_latencies,
-            "is_successor": is_successor,
-            "rate_limits": self.options.rate_limits,
-            "latency_target_ms": self.options.latency_target,
-        }
+        welcome = batcher_welcome(self.options, self.log_settings, is_successor=is_successor)
         member.send(welcome, [self._batcher_bell.fd, self._counters_fd])
         if self.batcher_memory.owner:
             self._renew_batcher_memory(member)

@@ -193,7 +193,7 @@ class Play:
     def tell(self) -> None:
         for block in self.blocks:
             self.worker.say(HAVE, 0, 0, 0, block)
-        self.star.exchange.expect_worker(WORKER)
+        self.star.exchange.succession.expect_worker(WORKER)
 
     def say_again(self) -> None:
         self.collect()

@@ -131,11 +131,11 @@ def test_a_block_that_its_worker_tells_of_once_all_is_answered_is_freed() -> Non
     star.exchange.step(now_ns=800)
     worker.say(HAVE, 0, 0, 0, output_block(first))
     worker.say(HAVE, 0, 0, 0, output_block(second))
-    star.exchange.expect_worker(WORKER)
+    star.exchange.succession.expect_worker(WORKER)
     star.exchange.step(now_ns=900)
     (free,) = worker.heard()
     assert free[:4] == (FREE, 0, 0, output_block(first))
-    star.exchange.expect_worker(WORKER + 1)  # dead meanwhile
+    star.exchange.succession.expect_worker(WORKER + 1)  # dead meanwhile
     star.exchange.step(now_ns=1000)
 
 

@@ -23,7 +23,8 @@ from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableE
 from shoal.request import InferResponse, TensorRef, pack_response, unpack_request
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.port import RECORDS_PER_REQUEST, Port
+from shoal.shm.port import Port
+from shoal.shm.shares import RECORDS_PER_REQUEST
 from shoal.shm.slab import Slab
 from tests.batcher.star import CLIENT, WORKER, Star
 

@@ -4,8 +4,9 @@ import pytest
 
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import CLIENT, LINK, WORKER, Geometry
-from shoal.shm.port import RECORDS_PER_REQUEST, NoRoomError, Port
+from shoal.shm.port import Port
 from shoal.shm.ring import RingReader, RingWriter
+from shoal.shm.shares import RECORDS_PER_REQUEST, NoRoomError
 from tests.shm.port_star import MakePair
 
 SLOW, OTHER, IDLE = 3, 4, 5

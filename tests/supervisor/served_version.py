@@ -25,7 +25,7 @@ from shoal.supervisor.instance_state import InstanceState
 from shoal.supervisor.readiness import Readiness
 from shoal.supervisor.roster import Roster
 from shoal.supervisor.served import Served
-from tests.supervisor.test_star import OPTIONS, Process, Sky
+from tests.supervisor.sky import OPTIONS, Process, Sky
 
 CONFIG = (
     'name: "m" backend: "identity" max_batch_size: 4 input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] } '

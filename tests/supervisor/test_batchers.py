@@ -11,7 +11,7 @@ from shoal.supervisor.batchers import Batchers
 from shoal.supervisor.children import Child, Program, prepare
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Acknowledgements, Member
-from tests.supervisor.test_star import Process
+from tests.supervisor.sky import Process
 
 pytestmark = pytest.mark.usefixtures("subreaper")
 

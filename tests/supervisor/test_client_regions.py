@@ -11,7 +11,7 @@ import pytest
 from shoal.control import Message
 from shoal.supervisor.client_regions import ClientRegions
 from shoal.supervisor.questions import Questions
-from tests.supervisor.test_star import Process, Sky
+from tests.supervisor.sky import Process, Sky
 
 KEY = f"shoal-test-supervisor-{os.getpid()}"
 

@@ -10,7 +10,7 @@ import pytest
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.front_ends import FrontEnds
 from shoal.supervisor.listeners import bind
-from tests.supervisor.test_star import OPTIONS
+from tests.supervisor.sky import OPTIONS
 
 
 class Running:

@@ -17,7 +17,7 @@ from shoal.shm.slab import Slab
 from shoal.supervisor.gauges import gauges
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.progress import Progress
-from tests.supervisor.test_star import CONFIG, Sky
+from tests.supervisor.sky import CONFIG, Sky
 
 VERSION = ModelVersion("m", 2, 3, 0, Path())
 ON_CPU = Placement("m_0_0", "m_0", "KIND_CPU", 0, (0,))

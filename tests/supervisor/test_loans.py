@@ -7,7 +7,7 @@ import pytest
 
 from shoal.reasons import Reason
 from shoal.supervisor.participant import Participant
-from tests.supervisor.test_star import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
+from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
 
 
 @pytest.fixture

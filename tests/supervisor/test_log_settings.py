@@ -11,7 +11,7 @@ from shoal.options import ServerOptions
 from shoal.supervisor.log_settings import LogSettings
 from shoal.supervisor.questions import Questions
 from shoal.supervisor.repository import Repository
-from tests.supervisor.test_star import Process, Sky
+from tests.supervisor.sky import Process, Sky
 
 SETTINGS = {"log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
 

@@ -8,7 +8,7 @@ from shoal.control import Message
 from shoal.supervisor.participant import Participant
 from shoal.supervisor.questions import Question
 from shoal.supervisor.readiness import Readiness
-from tests.supervisor.test_star import Process, Sky
+from tests.supervisor.sky import Process, Sky
 
 MODEL = 3
 

@@ -18,7 +18,7 @@ from shoal.supervisor.instance_state import InstanceState
 from shoal.supervisor.questions import Question
 from shoal.supervisor.served import Served
 from tests.supervisor.served_version import Version, version
-from tests.supervisor.test_star import OPTIONS
+from tests.supervisor.sky import OPTIONS
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.service import Service, describe
-from tests.supervisor.test_star import Process, Sky
+from tests.supervisor.sky import Process, Sky
 
 
 class Clock(EventLoop):

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.supervisor.silence import Observed
 from shoal.supervisor.silent_front_ends import SilentFrontEnds
-from tests.supervisor.test_star import Sky
+from tests.supervisor.sky import Sky
 
 
 @pytest.fixture

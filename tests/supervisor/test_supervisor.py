@@ -10,7 +10,7 @@ from shoal.supervisor.members import Member
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.supervisor import Supervisor
 from tests.shm.test_segment import files_of_at_most_a_page
-from tests.supervisor.test_star import OPTIONS
+from tests.supervisor.sky import OPTIONS
 
 
 def test_a_caller_for_whom_there_is_no_memory_is_told_so_and_the_server_goes_on() -> None:

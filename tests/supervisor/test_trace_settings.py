@@ -20,7 +20,7 @@ from shoal.supervisor.questions import Question
 from shoal.supervisor.trace_settings import Tracing
 from shoal.tracing.command_line import understand
 from shoal.tracing.trace import STAMPS, Trace
-from tests.supervisor.test_star import Process, Sky
+from tests.supervisor.sky import Process, Sky
 
 DEADLINE_S = 60.0
 

@@ -1,0 +1,114 @@
+"""A star whose processes the test plays: the batcher, front ends and workers at real connections."""
+
+import os
+import socket
+from pathlib import Path
+
+from shoal.control import Channel, Message
+from shoal.model_config.rate_limiter import Demand, Resource
+from shoal.options import ServerOptions
+from shoal.placement import Placement
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.members import Acknowledgements, Member
+from shoal.supervisor.participant import Participant
+from shoal.supervisor.star import Star
+
+OPTIONS = ServerOptions(
+    model_repository=(Path(),), shm_client_slab_mib=1, shm_worker_slab_mib=1, shm_oversize_mib=4, max_in_flight=8
+)
+CONFIG = {"max_batch_size": 0, "output": []}
+NBYTES = 2 << 20
+PLACEMENT = Placement("m_0", "m", "KIND_CPU", 0, (0,), demand=Demand(2, ((Resource("R", 0), 3),)))
+F_GET_SEALS, FUTURE_WRITE_AND_SEAL = 1034, 0x10 | 0x01
+
+
+class Process:
+    """One end of a control connection and what came over it."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        self.channel = Channel(theirs)
+        self.member = Member(loop, Channel(ours), pid=1)
+        self.fds: list[int] = []
+        self.all_heard: list[Message] = []
+        self.unacknowledged: list[int] = []
+
+    def heard(self) -> list[Message]:
+        """What came since the last time, without sequence numbers."""
+        found = list[Message]()
+        while True:
+            try:
+                message, fds = self.channel.receive()
+            except BlockingIOError:
+                return found
+            self.fds += fds
+            if (seq := message.pop("seq", None)) is not None:
+                self.unacknowledged.append(seq)
+            found.append(message)
+            self.all_heard.append(message)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.member.hang_up()
+        for fd in self.fds:
+            os.close(fd)
+
+
+class Sky:
+    """A star with everybody joined: a batcher, front ends a and b, workers of models 3 and 4."""
+
+    def __init__(self) -> None:
+        self.loop = EventLoop()
+        self.star = Star(OPTIONS, {}, Acknowledgements(self.loop))
+        self.all: list[Process] = []
+        self.batcher = self.start()
+        self.star.join_batcher(self.batcher.member)
+        self.a, self.client_a = self.join_client()
+        self.b, self.client_b = self.join_client()
+        self.third, self.worker_of_3 = self.join_worker(3)
+        self.fourth, self.worker_of_4 = self.join_worker(4)
+        self.settle()
+
+    def start(self) -> Process:
+        self.all.append(Process(self.loop))
+        return self.all[-1]
+
+    def join_client(self) -> tuple[Process, Participant]:
+        process = self.start()
+        client = self.star.join_client(process.member, {}, lambda _client: None)
+        self.settle()
+        return process, client
+
+    def join_worker(self, model_id: int) -> tuple[Process, Participant]:
+        process = self.start()
+        worker = self.star.join_worker(process.member, CONFIG)
+        self.star.announce_worker(worker, model_id, lambda: self.star.admit_worker(worker), PLACEMENT)
+        return process, worker
+
+    def acknowledge(self, process: Process) -> None:
+        process.heard()
+        while process.unacknowledged:
+            self.star.acknowledgements.received(process.member, process.unacknowledged.pop(0))
+
+    def settle(self) -> None:
+        """Everybody reads and acknowledges until nothing is said any more."""
+        said = True
+        while said:
+            said = False
+            for process in self.all:
+                said |= bool(process.heard()) or bool(process.unacknowledged)
+                self.acknowledge(process)
+
+    def ask(self, process: Process, asker: Participant) -> Message:
+        """Ask for a segment for model 3; the answer."""
+        self.star.payloads.hear(asker, {"op": "oversize", "request": 7, "nbytes": NBYTES, "model": 3})
+        return process.heard()[-1]
+
+    def make(self, process: Process, asker: Participant) -> int:
+        """A segment that its writer has mapped and that everybody knows; its owner id."""
+        owner = int(self.ask(process, asker)["owner"])
+        self.star.payloads.hear(asker, {"op": "oversize_mapped", "owner": owner})
+        self.settle()
+        return owner

@@ -1,0 +1,123 @@
+"""A batcher dies: what its successor, clients and workers hear of one another, and when."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.reasons import Reason
+from tests.supervisor.sky import Sky
+
+
+@pytest.fixture
+def sky() -> Iterator[Sky]:
+    made = Sky()
+    yield made
+    for each in (*made.star.clients.values(), *made.star.workers.values()):
+        each.close()
+    for process in made.all:
+        process.close()
+
+
+def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_nobody(sky: Sky) -> None:
+    result = sky.make(sky.third, sky.worker_of_3)
+    sky.star.leave_batcher(sky.batcher.member)
+    successor = sky.start()
+    sky.star.join_batcher(successor.member)
+    sky.star.introduce()
+    joined, *told = successor.heard()
+    assert joined["is_successor"] is True
+    assert told == [
+        {"op": "client", "owner": sky.client_a.owner, "is_late": True},
+        {"op": "client", "owner": sky.client_b.owner, "is_late": True},
+        {"op": "worker", "owner": sky.worker_of_3.owner, "model": 3},
+        {"op": "worker_ready", "owner": sky.worker_of_3.owner},
+        {"op": "segment", "owner": result, "worker": sky.worker_of_3.owner},
+        {"op": "worker", "owner": sky.worker_of_4.owner, "model": 4},
+        {"op": "worker_ready", "owner": sky.worker_of_4.owner},
+    ]
+    assert sky.a.heard() == sky.third.heard() == []
+    sky.acknowledge(successor)
+    assert sky.a.heard() == sky.b.heard() == sky.third.heard() == [{"op": "batcher"}]
+    assert successor.heard() == [{"op": "resume"}]
+    for process, op, each in (
+        (sky.b, "client_told", sky.client_b),
+        (sky.third, "worker_told", sky.worker_of_3),
+        (sky.a, "client_told", sky.client_a),
+    ):
+        sky.acknowledge(process)
+        assert successor.heard() == [{"op": op, "owner": each.owner}]
+
+
+def test_who_joins_while_a_successor_hears_of_everybody_has_said_nothing_before(sky: Sky) -> None:
+    sky.star.leave_batcher(sky.batcher.member)
+    successor, late = sky.start(), sky.start()
+    sky.star.join_batcher(successor.member)
+    sky.star.introduce()
+    client = sky.star.join_client(late.member, {}, lambda _client: None)
+    sky.settle()
+    assert {"op": "client", "owner": client.owner} in successor.all_heard
+    assert {"op": "batcher"} not in late.all_heard
+    assert {"op": "client_told", "owner": client.owner} not in successor.all_heard
+
+
+def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_not_passed_on(sky: Sky) -> None:
+    """Else it would have what they had begun executed a second time."""
+    result = sky.make(sky.third, sky.worker_of_3)
+    third = sky.worker_of_3.owner
+    gone = {"op": "worker_gone", "owner": third, "reason": 5, "detail": 77}
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
+    assert sky.batcher.heard() == [gone]
+    sky.star.leave_batcher(sky.batcher.member)
+    assert sky.a.heard() == []
+    sky.star.leave_worker(sky.worker_of_4, Reason.INSTANCE_DIED, 0)
+    first, second = sky.start(), sky.start()
+    for successor in (first, second):  # the first one dies, too, before it has passed anything on
+        sky.star.join_batcher(successor.member)
+        sky.star.introduce()
+        told = successor.heard()[3:]
+        assert told[:4] == [
+            {"op": "worker", "owner": third, "model": 3},
+            {"op": "worker_ready", "owner": third},
+            {"op": "worker_retire", "owner": third},
+            {"op": "segment", "owner": result, "worker": third},
+        ]
+        assert [message["op"] for message in told[4:]] == ["worker", "worker_ready", "worker_retire"]
+        sky.acknowledge(successor)
+        for process in (sky.a, sky.b):
+            assert process.heard() == [{"op": "batcher"}]
+            sky.acknowledge(process)
+        assert [message["op"] for message in successor.heard()] == ["resume", "worker_gone", "worker_gone"]
+        if successor is first:
+            sky.star.leave_batcher(successor.member)
+            assert sky.a.heard() == []
+    sky.acknowledge(second)
+    assert {"op": "segment_gone", "owner": third} in sky.a.heard()
+
+
+def test_a_worker_that_dies_while_a_place_is_taken_is_reported_to_the_batcher_that_serves(sky: Sky) -> None:
+    sky.star.leave_batcher(sky.batcher.member)
+    successor = sky.start()
+    sky.star.join_batcher(successor.member)
+    sky.star.introduce()
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 0)
+    sky.acknowledge(successor)
+    assert "worker_gone" not in [message["op"] for message in successor.all_heard]
+    for process in (sky.a, sky.b):
+        sky.acknowledge(process)
+    assert [message["op"] for message in successor.heard()] == ["resume", "worker_gone"]
+
+
+def test_a_successor_that_dies_while_it_hears_is_followed_by_another(sky: Sky) -> None:
+    sky.star.leave_batcher(sky.batcher.member)
+    first, second = sky.start(), sky.start()
+    for successor in (first, second):
+        sky.star.join_batcher(successor.member)
+        sky.star.introduce()
+        if successor is first:
+            sky.star.leave_batcher(first.member)
+    sky.settle()
+    assert sky.a.heard() == []
+    assert sky.star.batcher is second.member
+    resumed = [message["op"] for message in second.all_heard].count("resume")
+    assert resumed == 1
+    assert "resume" not in [message["op"] for message in first.all_heard]
