@@ -133,11 +133,6 @@ class Version:
         self.sky.settle()
         return self.sky.batcher.all_heard
 
-    @property
-    def num_received(self) -> int:
-        """Descriptors that the processes have been sent."""
-        return sum(len(process.fds) for process in self.sky.all)
-
     def end(self, instance: Instance, number: int = signal.SIGKILL) -> None:
         """Its worker ends by a signal."""
         pid = instance.pid
