@@ -30,7 +30,7 @@ from shoal.control import Message
 from shoal.reasons import Reason
 from shoal.shm import layout
 from shoal.shm.counters import CacheFigures
-from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, OWNER_SHIFT, RELEASE, REQUEST, RESPONSE, D, LayoutError, R
+from shoal.shm.layout import CANCEL, DONE, NUMBER_BITS, OWNER_SHIFT, RELEASE, REQUEST, RESPONSE, D, LayoutError, R, W
 from shoal.shm.ring import Record
 
 PeerT = TypeVar("PeerT", bound=Peer)
@@ -368,7 +368,7 @@ class Exchange:
                 self._look_at_clients(now_ns)
                 worker.must_ring = True
                 self._written_workers.add(worker)
-                if starver := self._shortages.ask_back(worker, record[D.URGENCY], now_ns):
+                if starver := self._shortages.ask_back(worker, record[W.URGENCY], now_ns):
                     self.distrust(starver)
         return named
 

@@ -283,17 +283,21 @@ class D:
     READY (BATCH and the times): the batch is executed, its requests are answered later, the instance is free again.
     RESCHEDULE (KEY and BATCH): the request goes back into its queue.
 
-    WANT: the worker wants to be rung when something is freed. URGENCY says what it is for: a word of the batcher's
-    alone (NEWS), memory for a result (ROOM), or memory that it gets nowhere else (ROOM_NOW). HAVE, which uses BLOCK
-    alone, tells a new batcher of a block that has not been freed.
+    HAVE, which uses BLOCK alone, tells a new batcher of a block that has not been freed.
     """
 
     KEY, BATCH, STATUS, BLOCK, HEADER = 1, 2, 3, 4, 5
     COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 6, 7, 8, 9
+
+
+class W:
+    """Words of WANT: the worker wants to be rung when something is freed. URGENCY says what it waits for: any news of
+    the batcher's (NEWS), memory for a result (ROOM), or memory that it gets nowhere else (ROOM_NOW)."""
+
     URGENCY = 3
 
 
-#: What a worker's WANT is for.
+#: What a worker waits for.
 NEWS, ROOM, ROOM_NOW = 0, 1, 2
 
 

@@ -86,7 +86,9 @@ def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_n
         for process in (sky.a, sky.b):
             assert process.heard() == [{"op": "batcher"}]
             sky.acknowledge(process)
-        assert [message["op"] for message in successor.heard()] == ["resume", "worker_gone", "worker_gone"]
+        assert [message["op"] for message in successor.heard()] == [
+            "resume", "worker_gone", "worker_gone", "client_told", "client_told",
+        ]  # fmt: skip
         if successor is first:
             sky.star.leave_batcher(successor.member)
             assert sky.a.heard() == []
@@ -104,7 +106,7 @@ def test_a_worker_that_dies_while_a_place_is_taken_is_reported_to_the_batcher_th
     assert "worker_gone" not in [message["op"] for message in successor.all_heard]
     for process in (sky.a, sky.b):
         sky.acknowledge(process)
-    assert [message["op"] for message in successor.heard()] == ["resume", "worker_gone"]
+    assert [message["op"] for message in successor.heard()] == ["resume", "worker_gone", "client_told", "client_told"]
 
 
 def test_a_successor_that_dies_while_it_hears_is_followed_by_another(sky: Sky) -> None:
