@@ -374,9 +374,6 @@ class Exchange:
 
     # --- both ways ---
 
-    def _workers_of(self, model: Model) -> list[Worker]:
-        return [worker for worker in self.workers.values() if worker.model is model]
-
     def _tell_cancelled(self, key: int, model: Model) -> None:
         """Whoever has the request hears that nobody waits for it; those that cannot stop ignore it.
 
@@ -384,7 +381,7 @@ class Exchange:
         """
         for step_key, step_model in self.ensembles.running(key, model):
             self._tell_cancelled(step_key, step_model)
-        for worker in self._workers_of(model):
+        for worker in [worker for worker in self.workers.values() if worker.model is model]:
             if key in worker.missing or (self._arrivals.is_resuming and worker.overlaps):
                 worker.cancelled.add(key)
                 self._written_workers.add(worker)
