@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Protocol
+from math import inf
 
+from shoal.frontend.grpc.call import Call
 from shoal.frontend.grpc.framing import (
     HEADERS,
     IDENTITY,
@@ -18,13 +19,14 @@ from shoal.frontend.grpc.framing import (
     trailers,
 )
 from shoal.frontend.grpc.http2.connection import Http2Connection
-from shoal.frontend.grpc.http2.frames import ENHANCE_YOUR_CALM
 from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.http2.sending import Blocks
-from shoal.frontend.grpc.http2.streams import num_private, private
+from shoal.frontend.grpc.http2.response_blocks import Blocks
+from shoal.frontend.grpc.http2.streams import Queue, Stream
 from shoal.frontend.grpc.known_call import KnownCall
 from shoal.frontend.grpc.opening import Opening, Refused
 from shoal.frontend.grpc.submission import Form
+from shoal.frontend.kept_memory import KeptMemory, Pace
+from shoal.frontend.slow_readers import HOLD_S
 from shoal.frontend.submission import JOIN_BYTES
 
 READ_BYTES = 64 * 1024
@@ -32,6 +34,7 @@ READ_BYTES = 64 * 1024
 LARGE_READ_BYTES = 512 * 1024
 #: Pieces in one gathering write, two for each frame; the kernel takes up to 1024.
 _MAX_PIECES = 256
+_RESOURCE_EXHAUSTED = 8
 _OK = trailers(0)
 _BLOCKS = Blocks.of(HEADERS, _OK)
 
@@ -40,53 +43,25 @@ Socket = socket.socket
 Token = tuple[int, int]
 
 
-class Call(Protocol):
-    """A stream of the connection."""
-
-    #: Where the next bytes of its message may be received directly, or None.
-    @property
-    def target(self) -> memoryview | None: ...
-
-    def landed(self, nbytes: int) -> None:
-        """So many bytes were received into `target`."""
-        ...
-
-    def take(self, data: bytes | memoryview) -> None:
-        """A piece of its messages has come."""
-        ...
-
-    def end(self) -> None:
-        """The client sends nothing more."""
-        ...
-
-    def cancel(self) -> None:
-        """The client does not want it any more, or is gone: nothing may be sent on it."""
-        ...
-
-    def expire(self, now_s: float) -> None:
-        """Look at its deadline."""
-        ...
-
-    def end_idle(self) -> None:
-        """The server ends: so does a call that has nothing to wait for but its client."""
-        ...
-
-
 class GrpcConnection:
     """One client. What it answers leaves with `flush`."""
 
     __slots__ = (
-        "_released", "_tokens", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "form", "headers", "http2",
-        "is_blocked", "is_dirty", "is_ending", "is_landing", "is_shut", "known", "opening", "peer", "pinged_s",
-        "progress_s", "silent_until_s", "socket", "unsent",
+        "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
+        "age_ends_s", "begun_s", "calls", "ends_s", "fd", "form", "headers", "http2", "is_blocked",
+        "is_dirty", "is_ending", "is_landing", "is_late", "is_shut", "is_slow", "known", "opening", "peer",
+        "pinged_s", "progress_s", "silent_until_s", "socket", "unsent",
     )  # fmt: skip
 
-    def __init__(self, accepted: Socket, limits: Limits, now_s: float, released: Callable[[Token], None]) -> None:
+    def __init__(
+        self, accepted: Socket, limits: Limits, now_s: float, released: Callable[[Token], None], kept: KeptMemory
+    ) -> None:
         self.socket = accepted
         self.fd = accepted.fileno()
         self.peer = _address(accepted)
         self.http2 = Http2Connection(limits, now_s)
         self._released = released
+        self._kept = kept
         # Changed by the lane and by calls.
         self.calls: dict[int, Call] = {}
         self.headers: Mapping[str, str] | None = None  # of the last call, which are shared by all that are equal
@@ -96,6 +71,11 @@ class GrpcConnection:
         self.is_landing = False  # a call may have a target
         self.unsent: deque[bytes | memoryview] = deque()
         self._tokens: list[Token] = []  # of what lies in `unsent`
+        self._filled_s = now_s  # when `unsent` was filled last
+        self._own_unsent_bytes = 0  # of `unsent`, since it was seen to lie in our own memory; 0 before that
+        self._counted_bytes = 0  # of what all connections keep
+        self.is_late = self.is_slow = False  # since it last had read all, responses have lain for long, or were cut
+        self._behind: dict[int, Pace] = {}  # of the streams for which there was no room when that was seen last
         self.is_dirty = False  # something is to be sent at the end of this pass
         self.is_ending = False  # it takes no further calls
         self.is_shut = False  # nothing more is said
@@ -113,29 +93,13 @@ class GrpcConnection:
         return self.http2.is_failed or self.http2.is_drained
 
     @property
-    def is_waited_for(self) -> bool:
-        """Whether the client has not read all there is for it."""
-        return bool(self.unsent) or self.http2.num_queued > 0
+    def kept_bytes(self) -> int:
+        """Bytes that the client has not read and that are kept in memory of our own."""
+        return max(self.http2.num_queued - self.http2.lent_bytes, 0) + self._own_unsent_bytes
 
-    @property
-    def tokens(self) -> list[Token]:
-        """Of all replies whose blocks hold what the client has not read."""
-        return [*self._tokens, *[token for _, token in self.http2.streams.tokens]]
-
-    @property
-    def num_unsent(self) -> int:
-        """Bytes that the client has not read."""
-        return sum(map(len, self.unsent)) + self.http2.num_queued
-
-    @property
-    def num_kept(self) -> int:
-        """Those of them that do not lie in workers' blocks."""
-        return num_private(self.unsent) + self.http2.streams.num_kept
-
-    @property
-    def holds_blocks(self) -> bool:
-        """Whether what it has not read lies in workers' blocks."""
-        return bool(self.tokens)
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes more may be kept until the client reads them."""
+        return self._kept.has_room(self.kept_bytes, nbytes)
 
     # --- bytes in and out ---
 
@@ -171,12 +135,17 @@ class GrpcConnection:
             if not unsent:
                 pieces, self._tokens = http2.output()
                 unsent.extend(pieces)
+                self._filled_s, self._own_unsent_bytes = now_s, 0
             if not self._send():
                 return False
             if unsent or not http2.has_output:
                 break
         if len(unsent) < before or not unsent:
             self.progress_s = now_s
+        if not unsent:
+            self._own_unsent_bytes = 0
+        if http2.num_queued or self._counted_bytes:
+            self._count()
         return True
 
     def _send_only(self, piece: bytes) -> bool:
@@ -215,10 +184,13 @@ class GrpcConnection:
         return True
 
     def _release(self, tokens: list[Token]) -> None:
-        """What they stand for is not needed any more."""
+        """What they stand for is not needed any more, nor what lies in `unsent`."""
+        self._release_all(tokens)
+        self._tokens = []
+
+    def _release_all(self, tokens: list[Token]) -> None:
         for token in tokens:
             self._released(token)
-        self._tokens = []
 
     def _drop(self, nbytes: int) -> None:
         """So many bytes have left."""
@@ -233,25 +205,100 @@ class GrpcConnection:
                     unsent[0] = memoryview(first)[nbytes:]
                 return
 
-    def keep_unsent(self) -> None:
-        """The client reads slowly: copy what lies in workers' blocks, and give those back."""
-        self.unsent = deque([private(each) for each in self.unsent])
-        self._release(self._tokens + self.http2.keep())
+    def _count(self) -> None:
+        """Bring what all connections keep up to date."""
+        nbytes = self.kept_bytes
+        self._kept.nbytes += nbytes - self._counted_bytes
+        self._counted_bytes = nbytes
+        if not self.http2.num_queued:  # it has read all
+            self.is_late = self.is_slow = False
 
-    def give_up(self, tokens: list[Token]) -> bool:
-        """Reset the streams whose data these replies are, and give all that is sent of them back. False where some of
-        it is in the middle of the output: only the end of the connection gives that back."""
-        if not set(tokens).isdisjoint(self._tokens):
-            return False
-        streams = {stream_id for stream_id, token in self.http2.streams.tokens if token in tokens}
-        for stream_id in streams:
-            call = self.calls.pop(stream_id, None)
-            if call is not None:
-                call.cancel()
-            self.http2.reset(stream_id, ENHANCE_YOUR_CALM)
-        self.unsent = deque([private(each) for each in self.unsent])  # it may begin what is given up now
+    # --- what the client does not read ---
+
+    def relieve(self, now_s: float) -> list[int]:
+        """Give back the workers' blocks that the client has let lie for HOLD_S, as far as there is room for copies.
+
+        Returns the streams to `cut`: there is no room for theirs, and they are read too slowly to be waited for.
+        """
+        then_s, behind, slow = now_s - HOLD_S, dict[int, Pace](), list[int]()
+        if self.unsent and self._filled_s < then_s:
+            self._keep_unsent()
+        left_bytes = self._kept.share_bytes - self.kept_bytes
+        for stream, queue in self.http2.streams.lent_before(now_s) if self.http2.lent_bytes else ():
+            if queue.is_lent_before(then_s):
+                self.is_late = True
+                self._keep(stream)
+            left_bytes -= queue.nbytes
+            if queue.num_lent and left_bytes < 0:
+                behind[stream.number] = pace = self._behind.get(stream.number) or Pace()
+                if pace.is_slow(now_s, queue.num_taken):
+                    slow.append(stream.number)
+        self._behind = behind
+        self._count()
+        return slow
+
+    def recall(self, is_wanted: Callable[[Token], bool]) -> list[tuple[float, Stream]]:
+        """Give back the workers' blocks that are wanted, as far as there is room for copies.
+
+        Returns the streams for which there is none, and since when each waits to be read.
+        """
+        if self.unsent:
+            self._keep_unsent()
+        lent = self.http2.streams.lent_before(inf) if self.http2.lent_bytes else ()
+        waiting = [(self.keep(stream, queue, is_wanted), stream) for stream, queue in lent]
+        return [each for each in waiting if each[0] < inf]
+
+    def keep(self, stream: Stream, queue: Queue, is_wanted: Callable[[Token], bool]) -> float:
+        """Copy what is queued of a stream, if it lies in blocks that are wanted and as far as there is room for it.
+
+        Returns since when the rest of that waits to be read; inf: there is none.
+        """
+        if queue.lent_since_s(is_wanted) < inf:
+            self._keep(stream)
+        return queue.lent_since_s(is_wanted)
+
+    def _keep(self, stream: Stream) -> None:
+        if self.unsent:
+            self._keep_unsent()
+        self._release_all(self.http2.keep(stream, self._kept.share_bytes - self.kept_bytes))
+        self._count()
+
+    def must_keep(self, stream_id: int) -> bool:
+        """Whether a response is to be copied, since it cannot leave now and its client has let others lie."""
+        return self.is_late and self._is_stuck(stream_id)
+
+    def must_refuse(self, stream_id: int) -> bool:
+        """Whether a response for which there is no room is to be dropped, since it cannot leave now and others of the
+        connection were: its client would have to be waited for again."""
+        return self.is_slow and self._is_stuck(stream_id)
+
+    def _is_stuck(self, stream_id: int) -> bool:
+        return bool(self.unsent) or self.http2.is_shut(stream_id)
+
+    def cut(self, stream_id: int) -> None:
+        """End a response whose client reads too slowly, in place of what is queued of it."""
+        self.calls.pop(stream_id, None)
+        self.is_late = self.is_slow = True
+        if self.unsent:
+            self._keep_unsent()
+        self._release_all(self.http2.cut(stream_id, trailers(_RESOURCE_EXHAUSTED, self._too_slow())))
+        self._count()
+
+    def _too_slow(self) -> str:
+        return (
+            "the client does not read its responses: those that a connection has not read may take "
+            f"{self._kept.share_bytes} bytes of the server's memory now"
+        )
+
+    def _keep_unsent(self) -> None:
+        """Copy what is on its way to the socket, a bounded part of all, and give back what it has come to the end of.
+
+        Before anything that is queued is given back: the beginning of that may lie here.
+        """
+        if not self._own_unsent_bytes:
+            self.unsent = deque([bytes(each) for each in self.unsent])
         self._release(self._tokens + self.http2.take_tokens())
-        return True
+        self._own_unsent_bytes = sum(map(len, self.unsent))
 
     def close(self) -> None:
         """Nothing more is received or sent; its calls end."""
@@ -259,6 +306,8 @@ class GrpcConnection:
         self.http2.close()
         self._release(self._tokens + self.http2.output()[1])
         self.unsent.clear()
+        self._own_unsent_bytes = 0
+        self._count()
         self.socket.close()
 
     def end_calls(self) -> None:
@@ -275,7 +324,12 @@ class GrpcConnection:
     # --- what calls say ---
 
     def respond(
-        self, stream_id: int, chunks: list[bytes | memoryview], token: Token | None, encoding: str = IDENTITY
+        self,
+        stream_id: int,
+        chunks: list[bytes | memoryview],
+        token: Token | None,
+        encoding: str = IDENTITY,
+        now_s: float = 0.0,
     ) -> bool:
         """The one message of a call, and its end. True where its chunks must stay until `token` is released."""
         self.calls.pop(stream_id, None)
@@ -284,8 +338,16 @@ class GrpcConnection:
             framed = prefix(nbytes), *chunks
             if encoding is IDENTITY and self.http2.respond_at_once(stream_id, _BLOCKS, framed, nbytes + PREFIX_BYTES):
                 return False
+            chunks = [b"".join(chunks)]
+            token = None if self.has_room(nbytes) else token
+        elif self.is_late and self.must_keep(stream_id) and self.has_room(nbytes):
             chunks, token = [b"".join(chunks)], None
-        self.http2.respond(stream_id, headers(encoding), prefixed(chunks, encoding), _OK, token)
+        if token is not None and self.is_slow and self.must_refuse(stream_id):
+            self.refuse(stream_id, _RESOURCE_EXHAUSTED, self._too_slow())
+            return False
+        self.http2.respond(stream_id, headers(encoding), prefixed(chunks, encoding), _OK, token, now_s)
+        if token is None and self.http2.unsent_nbytes(stream_id) and not self.has_room(0):
+            self.cut(stream_id)
         return token is not None
 
     def refuse(self, stream_id: int, status: int, message: str) -> None:

@@ -3,7 +3,8 @@
 import heapq
 from typing import NamedTuple
 
-from shoal.frontend.grpc.connection import Call, GrpcConnection
+from shoal.frontend.grpc.call import Call
+from shoal.frontend.grpc.connection import GrpcConnection
 
 
 class Deadline(NamedTuple):

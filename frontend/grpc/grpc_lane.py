@@ -12,7 +12,8 @@ from collections.abc import Container, Mapping, Sequence
 from shoal.errors import UnavailableError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.grpc import reflection
-from shoal.frontend.grpc.connection import Call, GrpcConnection
+from shoal.frontend.grpc.call import Call
+from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.deadlines import Deadlines
 from shoal.frontend.grpc.desk import Listener
 from shoal.frontend.grpc.http2.events import DataReceived, Event, PingAcked, RequestStarted, StreamReset
@@ -28,6 +29,7 @@ from shoal.frontend.grpc.reflection_call import ReflectionCall
 from shoal.frontend.grpc.service import MODEL_STREAM_INFER, GrpcCall
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.grpc.unary import UnaryCall
+from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.lane_loop import HEAD_S, LINGER_S, TICK_S, Host, Lane
 from shoal.frontend.response import no_answer
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
@@ -61,7 +63,8 @@ class GrpcLane(Lane[GrpcConnection]):
         self.inference = Inference(self._state, self._port)
         self.parking = Parking(self._port, self.inference.model_of)
         self._landing = Landing()
-        self._recall = Recall(self._port, self.close)
+        self._kept = KeptMemory()
+        self._recall = Recall(self._port, self._cut)
         self._port.on_recall = self._on_recall
         # Changed by every pass of the loop.
         self._dirty: list[GrpcConnection] = []
@@ -73,7 +76,7 @@ class GrpcLane(Lane[GrpcConnection]):
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = GrpcConnection(accepted, self._limits, self.now_s, self.inference.release_token)
+        connection = GrpcConnection(accepted, self._limits, self.now_s, self.inference.release_token, self._kept)
         connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
         age_s = self._settings.max_connection_age / 1000
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0
@@ -281,9 +284,7 @@ class GrpcLane(Lane[GrpcConnection]):
         self.parking.resume()
 
     def _on_recall(self, segments: Container[int], is_urgent: bool) -> None:
-        connections = list(self._connections.values())
-        for connection in self._recall.recall(connections, segments, self.now_s, is_urgent=is_urgent):
-            self.has_output(connection)
+        self._recall.recall(self._connections.values(), segments, self.now_s, is_urgent=is_urgent)
 
     def _on_other(self, fd: int, event: int) -> None:
         listener = self._listeners.get(fd)
@@ -329,20 +330,26 @@ class GrpcLane(Lane[GrpcConnection]):
                 if self._stops_at_s:
                     call.end_idle()
                     self.has_output(connection)
-            if not self._is_read(connection):
+            if not self._relieve(connection):
                 self.close(connection)
                 continue
             self._keep_alive(connection)
             self._age(connection)
 
-    def _is_read(self, connection: GrpcConnection) -> bool:
-        """False where a client has read nothing for too long. One that reads slowly holds no worker's memory."""
-        if not connection.is_waited_for:
-            return True
-        waited_s = self.now_s - connection.progress_s
-        if waited_s >= HOLD_S and connection.holds_blocks:
-            self._recall.keep(connection, self._connections.values(), self.now_s)
-        return waited_s < SEND_S or not connection.unsent
+    def _relieve(self, connection: GrpcConnection) -> bool:
+        """Have a client that does not read keep nothing from others. False where its socket takes nothing for long."""
+        for stream_id in connection.relieve(self.now_s):
+            self._cut(connection, stream_id)
+        most_s = SEND_S if self._kept.share_bytes > 0 else HOLD_S
+        return not connection.unsent or self.now_s - connection.progress_s < most_s
+
+    def _cut(self, connection: GrpcConnection, stream_id: int) -> None:
+        """End a call whose client reads too slowly."""
+        call = connection.calls.get(stream_id)
+        if call is not None:
+            call.cancel()
+        connection.cut(stream_id)
+        self.has_output(connection)
 
     def _keep_alive(self, connection: GrpcConnection) -> None:
         """Ask a client that is silent whether it is still there."""

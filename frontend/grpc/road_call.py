@@ -15,10 +15,11 @@ from shoal.frontend.grpc.inbox import Large
 from shoal.frontend.grpc.inference import deadline_ns
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
+from shoal.frontend.kept_memory import Pace
 
 _INTERNAL = 13
 _READ_BYTES = 256 * 1024
-#: What the client has not read yet of a response stops it being read from the road.
+#: So much of a response that the client has not read stops it being read from the road; less, where there is no room.
 _MAX_UNSENT_BYTES = 1 << 20
 _MAX_HEAD_BYTES = 64 * 1024
 _LOST = "the front end that answers this call has ended; the server's log says why"
@@ -51,6 +52,7 @@ class RoadCall:
         self._answer = bytearray()  # its head, until that is whole
         self._num_left = -1  # of its body; -1: its head is not whole
         self._events = select.EPOLLIN
+        self._pace = Pace()
         lane.listen(self)
         lane.hand_over(theirs, _head(opening, connection.peer, message, deadline_ns(opening, deadline_s)))
         self.take(message.begun)
@@ -92,7 +94,8 @@ class RoadCall:
         self._watch()
 
     def _watch(self) -> None:
-        is_read = self._connection.http2.unsent_nbytes(self._stream_id) <= _MAX_UNSENT_BYTES
+        unsent_bytes = self._connection.http2.unsent_nbytes(self._stream_id)
+        is_read = not unsent_bytes or (unsent_bytes <= _MAX_UNSENT_BYTES and self._connection.has_room(_READ_BYTES))
         events = select.EPOLLIN * is_read | select.EPOLLOUT * bool(self._unsent)
         if events != self._events:
             self._events = events
@@ -158,8 +161,18 @@ class RoadCall:
         if now_s >= self._deadline_s:
             self._refuse(*self._lane.too_late(self._opening))
             self._lane.has_output(self._connection)
-        else:
-            self._watch()
+            return
+        self._watch()
+        if self._events & select.EPOLLIN:
+            self._pace = Pace()
+            return
+        queue = self._connection.http2.streams.queue_of(self._stream_id)
+        if queue is not None and self._pace.is_slow(
+            now_s, queue.num_taken
+        ):  # a thread of the road waits for the client
+            self._end()
+            self._connection.cut(self._stream_id)
+            self._lane.has_output(self._connection)
 
     def end_idle(self) -> None:
         """As Call: the road knows when."""

@@ -29,6 +29,9 @@ _log = logging.getLogger("shoal")
 _INTERNAL = 13
 #: Requests of one stream that wait for their answers at once (ours: a stream's client keeps tens in flight).
 MAX_OPEN = 256
+#: Large answers of one stream that lie in workers' memory while the client reads; further ones are copied (ours: a
+#: quarter of what a sender may have on its way). What waits on a connection without a look at whether there is room.
+_MAX_LENT, _READ_SOON_BYTES = 8, 64 * 1024
 
 
 class Answer(NamedTuple):
@@ -184,8 +187,20 @@ class StreamCall:
         self._end_if_done()
 
     def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> Answer:
-        """A small message is a copy; its block stays held only while earlier messages of the stream wait."""
-        if len(chunks) == 1 and token is not None and not self._connection.http2.unsent_nbytes(self._stream_id):
+        """A message of the stream. One that is small, or that many wait before, is a copy, if there is room: then its
+        model does not wait for the client."""
+        connection = self._connection
+        if token is None:
+            return Answer(chunks, token)
+        queue = connection.http2.streams.queue_of(self._stream_id)
+        if queue is None or not queue.nbytes:
+            is_copied = len(chunks) == 1
+        else:
+            nbytes = sum(map(len, chunks))
+            is_copied = len(chunks) == 1 or queue.num_lent >= _MAX_LENT or connection.must_keep(self._stream_id)
+            is_copied = is_copied and connection.has_room(nbytes)
+        if is_copied:
+            chunks = chunks if len(chunks) == 1 else [b"".join(chunks)]
             self._lane.inference.release(*token, prompt=False)
             token = None
         return Answer(chunks, token)
@@ -196,11 +211,22 @@ class StreamCall:
                 self._send(ready)
 
     def _send(self, answer: Answer) -> None:
-        http2, encoding = self._connection.http2, self._opening.response_encoding
+        connection, encoding = self._connection, self._opening.response_encoding
+        http2 = connection.http2
         if not self._has_begun:
             self._has_begun = True
             http2.send_headers(self._stream_id, headers(encoding))
-        http2.send_data(self._stream_id, prefixed(answer.chunks, encoding), answer.token)
+        http2.send_data(self._stream_id, prefixed(answer.chunks, encoding), answer.token, self._lane.now_s)
+        if http2.num_queued > _READ_SOON_BYTES and self._must_end(answer):
+            self._stop()
+            connection.cut(self._stream_id)
+
+    def _must_end(self, answer: Answer) -> bool:
+        """Whether a message that was just queued finds no room, and the client is not to be waited for."""
+        connection = self._connection
+        if answer.token is None:
+            return not connection.has_room(0)
+        return connection.must_refuse(self._stream_id) and not connection.has_room(sum(map(len, answer.chunks)))
 
     def _refuse(self, message: bytes, error: ShoalError, ticket: int | None) -> None:
         """An answer that says what went wrong; with the client's leave, the whole stream's end."""

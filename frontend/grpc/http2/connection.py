@@ -88,11 +88,6 @@ class Http2Connection(Sending):
         self.drop_all()
 
     @property
-    def num_queued(self) -> int:
-        """Bytes of all streams' data that `output` has not given yet."""
-        return sum([each.queue.nbytes for each in self.streams.open.values() if each.queue is not None])
-
-    @property
     def num_open_streams(self) -> int:
         """Streams that wait for the end of their response."""
         return len(self.streams.open)

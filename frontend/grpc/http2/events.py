@@ -53,3 +53,5 @@ class Sent(NamedTuple):
     """A mark in a stream's queue: everything that was given with this token lies before it."""
 
     token: Any
+    nbytes: int  # that were given with it
+    since_s: float  # when that was

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from shoal.frontend.grpc.http2 import frames
+
 
 class Limits(NamedTuple):
     """Bounds of one connection. The first five are announced to the client in SETTINGS."""
@@ -39,3 +41,17 @@ class Limits(NamedTuple):
     max_ping_strikes: int = 2
     min_recv_ping_interval_without_data_s: float = 300.0
     keepalive_permit_without_calls: bool = False
+
+
+def greeting(limits: Limits) -> list[bytes]:
+    """Our SETTINGS, which come first, and the connection's window, which they cannot set."""
+    values = {
+        frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
+        frames.INITIAL_WINDOW_SIZE: limits.stream_window,
+        frames.MAX_FRAME_SIZE: limits.max_frame,
+        frames.MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
+    }
+    pieces = [frames.settings(values)]
+    if limits.connection_window > frames.DEFAULT_WINDOW:
+        pieces.append(frames.window_update(0, limits.connection_window - frames.DEFAULT_WINDOW))
+    return pieces

@@ -7,36 +7,19 @@ time) does nothing, but gives its token back. Pure.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.frontend.grpc.http2 import frames
 from shoal.frontend.grpc.http2.events import Sent
-from shoal.frontend.grpc.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_head
-from shoal.frontend.grpc.http2.limits import Limits
-from shoal.frontend.grpc.http2.streams import Chunk, Queue, Stream, Streams, private
+from shoal.frontend.grpc.http2.frames import DATA, END_STREAM, pack_head
+from shoal.frontend.grpc.http2.limits import Limits, greeting
+from shoal.frontend.grpc.http2.response_blocks import Blocks
+from shoal.frontend.grpc.http2.streams import Chunk, Queue, Stream, Streams
 
 #: Pieces up to this are joined with their neighbours: a copy of 4 KiB costs less than another entry of a sendmsg.
 _JOINED_BYTES = 4096
 #: Bytes of DATA that one `output` takes from the streams, and that one stream has in its turn while others wait.
 _OUTPUT_BYTES, _TURN_BYTES = 1024 * 1024, 64 * 1024
-
-
-class Blocks(NamedTuple):
-    """The header blocks of a response and the heads of their frames, but for the stream's number."""
-
-    headers_head: bytes
-    headers: bytes
-    trailers_head: bytes
-    trailers: bytes
-
-    @classmethod
-    def of(cls, headers: bytes, trailers: bytes) -> "Blocks":
-        """Of small blocks: each fits into any frame."""
-        heads = [
-            (len(block) << 8 | HEADERS).to_bytes(4, "big") + bytes([flags])
-            for block, flags in ((headers, END_HEADERS), (trailers, END_HEADERS | END_STREAM))
-        ]
-        return cls(heads[0], headers, heads[1], trailers)
 
 
 class Sending:
@@ -50,8 +33,10 @@ class Sending:
         "_small",
         "_tokens",
         "initial_window",
+        "lent_bytes",
         "num_answers",
         "num_ended",
+        "num_queued",
         "num_sent",
         "streams",
         "window",
@@ -68,17 +53,26 @@ class Sending:
         self._ready: deque[Stream] = deque()  # who has data and a window for it, in the order of their turns
         # The output, in this order; and the tokens of what lies in it or was dropped.
         self._pieces: list[Chunk] = []
-        self._small: list[Chunk] = [*_greeting(limits)]
+        self._small: list[Chunk] = [*greeting(limits)]
         self._tokens: list[Any] = []
         #: HEADERS and DATA framed, and streams ended, by us: since the beginning. Answers: since the last output.
         self.num_sent = 0
         self.num_ended = 0
         self.num_answers = 0
+        #: Bytes of all streams' data that `output` has not given yet; those of the messages among them that were given
+        #: with a token, and so lie in another's memory.
+        self.num_queued = self.lent_bytes = 0
 
     # --- responses ---
 
     def respond(
-        self, stream_id: int, headers_block: bytes, chunks: Sequence[Chunk], trailers_block: bytes, token: Any = None
+        self,
+        stream_id: int,
+        headers_block: bytes,
+        chunks: Sequence[Chunk],
+        trailers_block: bytes,
+        token: Any = None,
+        now_s: float = 0.0,
     ) -> None:
         """A whole response. Blocks are HPACK that refers to the static table only; chunks are views of bytes.
 
@@ -91,7 +85,7 @@ class Sending:
                     self._tokens.append(token)
                 return
         self.send_headers(stream_id, headers_block)
-        self.send_data(stream_id, chunks, token)
+        self.send_data(stream_id, chunks, token, now_s)
         self.send_trailers(stream_id, trailers_block)
 
     def respond_at_once(self, stream_id: int, blocks: Blocks, chunks: Sequence[Chunk], nbytes: int) -> bool:
@@ -133,8 +127,8 @@ class Sending:
         if end_stream:
             self._end(stream)
 
-    def send_data(self, stream_id: int, chunks: Sequence[Chunk], token: Any = None) -> None:
-        """Data behind what is queued of the stream; `token` as above."""
+    def send_data(self, stream_id: int, chunks: Sequence[Chunk], token: Any = None, now_s: float = 0.0) -> None:
+        """Data behind what is queued of the stream; `token` as above, given at `now_s`."""
         stream = self.streams.open.get(stream_id)
         if stream is None:
             if token is not None:
@@ -143,12 +137,17 @@ class Sending:
         queue = stream.queue
         if queue is None:
             queue = stream.queue = Queue()
+        nbytes = 0
         for chunk in chunks:
             if len(chunk):
                 queue.pieces.append(chunk)
-                queue.nbytes += len(chunk)
+                nbytes += len(chunk)
+        queue.nbytes += nbytes
+        self.num_queued += nbytes
         if token is not None:
-            queue.pieces.append(Sent(token))
+            queue.pieces.append(Sent(token, nbytes, now_s))
+            queue.num_lent += 1
+            self.lent_bytes += nbytes
         self._make_ready(stream)
 
     def send_trailers(self, stream_id: int, block: bytes) -> None:
@@ -166,10 +165,15 @@ class Sending:
             self.refuse(stream_id, error_code, is_ended_by_peer=stream.is_ended_by_peer)
             self.drop(stream)
 
+    def is_shut(self, stream_id: int) -> bool:
+        """Whether the client's windows let no more of a stream go out."""
+        stream = self.streams.open.get(stream_id)
+        return stream is None or self.window <= 0 or stream.send_window <= 0
+
     def unsent_nbytes(self, stream_id: int) -> int:
         """Bytes of the stream's data that `output` has not given yet."""
-        stream = self.streams.open.get(stream_id)
-        return 0 if stream is None or stream.queue is None else stream.queue.nbytes
+        queue = self.streams.queue_of(stream_id)
+        return 0 if queue is None else queue.nbytes
 
     # --- what the receiving half asks for ---
 
@@ -181,12 +185,23 @@ class Sending:
 
     def drop(self, stream: Stream) -> None:
         """Forget a stream and what is queued of it."""
-        queue, stream.queue = stream.queue, None
-        if queue is not None:
-            self._tokens.extend(piece.token for piece in queue.pieces if isinstance(piece, Sent))
-            if queue.is_ready:
-                self._ready.remove(stream)
+        self._tokens += self._empty(stream)
         del self.streams.open[stream.number]
+
+    def _empty(self, stream: Stream) -> list[Any]:
+        """Drop what is queued of a stream; its tokens."""
+        queue, stream.queue = stream.queue, None
+        if queue is None:
+            return []
+        if queue.is_ready:
+            self._ready.remove(stream)
+        self.num_queued -= queue.nbytes
+        return self._taken_out([each for each in queue.pieces if isinstance(each, Sent)])
+
+    def _taken_out(self, marks: Sequence[Sent]) -> list[Any]:
+        """The tokens of marks that are in no queue any more."""
+        self.lent_bytes -= sum([each.nbytes for each in marks])
+        return [each.token for each in marks]
 
     def drop_all(self) -> None:
         """Forget all streams."""
@@ -202,19 +217,21 @@ class Sending:
         """The client may send so many bytes more; 0 is the connection."""
         self._small.append(frames.window_update(number, increment))
 
-    def keep(self) -> list[Any]:
-        """Copy what is queued, since its owner wants it back; its tokens. `output` tells of them no more."""
-        tokens = []
-        for stream in self.streams.open.values():
-            queue = stream.queue
-            if queue is not None:
-                tokens += [piece.token for piece in queue.pieces if isinstance(piece, Sent)]
-                queue.pieces = deque([private(piece) for piece in queue.pieces if not isinstance(piece, Sent)])
-        return tokens
+    def keep(self, stream: Stream, most_bytes: int) -> list[Any]:
+        """Copy what is queued of a stream, from its beginning and at most so many bytes, since its owner wants it back;
+        its tokens. `output` tells of them no more."""
+        return [] if stream.queue is None else self._taken_out(stream.queue.keep(most_bytes))
 
     def take_tokens(self) -> list[Any]:
-        """The tokens of what was dropped, for who does not wait for the next output."""
+        """The tokens of what was dropped since the last `output`, for who does not wait for the next."""
         tokens, self._tokens = self._tokens, []
+        return tokens
+
+    def cut(self, stream_id: int, block: bytes) -> list[Any]:
+        """End a response in place of what is queued of it; the tokens of that, of which `output` tells no more."""
+        stream = self.streams.open.get(stream_id)
+        tokens = [] if stream is None else self._empty(stream)
+        self.send_headers(stream_id, block, end_stream=True)
         return tokens
 
     def widen(self, stream: Stream, nbytes: int) -> bool:
@@ -312,6 +329,8 @@ class Sending:
         stream.send_window -= nbytes
         self.window -= nbytes
         queue.nbytes -= nbytes
+        queue.num_taken += nbytes
+        self.num_queued -= nbytes
         while nbytes > 0:
             in_frame = min(nbytes, self._max_frame)
             first = queue.pieces[0]
@@ -334,7 +353,7 @@ class Sending:
         while nbytes:
             piece = waiting.popleft()
             if isinstance(piece, Sent):
-                self._tokens.append(piece.token)
+                self._pass_mark(queue, piece)
                 continue
             if len(piece) > nbytes:
                 rest = memoryview(piece)
@@ -363,8 +382,13 @@ class Sending:
         """Marks at the head of the queue into the output: what they stand for is there."""
         waiting = queue.pieces
         while waiting and isinstance(first := waiting[0], Sent):
-            self._tokens.append(first.token)
+            self._pass_mark(queue, first)
             waiting.popleft()
+
+    def _pass_mark(self, queue: Queue, mark: Sent) -> None:
+        self._tokens.append(mark.token)
+        queue.num_lent -= 1
+        self.lent_bytes -= mark.nbytes
 
     def _end(self, stream: Stream) -> None:
         """We have said all."""
@@ -373,17 +397,3 @@ class Sending:
             # RFC 9113, 8.1: the rest of the request is not wanted.
             self.refuse(stream.number, frames.NO_ERROR, is_ended_by_peer=False)
         del self.streams.open[stream.number]
-
-
-def _greeting(limits: Limits) -> list[bytes]:
-    """Our SETTINGS, which come first, and the connection's window, which they cannot set."""
-    values = {
-        frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
-        frames.INITIAL_WINDOW_SIZE: limits.stream_window,
-        frames.MAX_FRAME_SIZE: limits.max_frame,
-        frames.MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
-    }
-    greeting = [frames.settings(values)]
-    if limits.connection_window > frames.DEFAULT_WINDOW:
-        greeting.append(frames.window_update(0, limits.connection_window - frames.DEFAULT_WINDOW))
-    return greeting

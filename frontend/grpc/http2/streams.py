@@ -1,7 +1,8 @@
 """The streams of an HTTP/2 connection: those open, with what waits to be sent, and those left early. Pure."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from shoal.frontend.grpc.http2.events import Sent
@@ -16,13 +17,41 @@ _MAX_LEFT = 4096
 class Queue:
     """What waits to be sent on a stream. Changed by the sending side alone."""
 
-    __slots__ = ("is_ready", "nbytes", "pieces", "trailers")
+    __slots__ = ("is_ready", "nbytes", "num_lent", "num_taken", "pieces", "trailers")
 
     def __init__(self) -> None:
         self.pieces: deque[Chunk | Sent] = deque()
         self.nbytes = 0  # of data
+        self.num_lent = 0  # marks: messages whose memory is another's
+        self.num_taken = 0  # bytes that have left it
         self.trailers: bytes | None = None  # behind it
         self.is_ready = False  # in the round of those that may send
+
+    def keep(self, most_bytes: int) -> list[Sent]:
+        """Copy the first messages that lie in another's memory, at most so many bytes; their marks, taken out."""
+        pieces, copies, kept, start = list(self.pieces), list[Chunk](), list[Sent](), 0
+        for position, mark in enumerate(pieces):
+            if isinstance(mark, Sent):
+                message = [each for each in pieces[start:position] if not isinstance(each, Sent)]
+                most_bytes -= sum([len(each) for each in message if not _is_own(each)])
+                if most_bytes < 0:
+                    break
+                copies += [each if _is_own(each) else bytes(each) for each in message]
+                kept.append(mark)
+                start = position + 1
+        if kept:
+            self.pieces = deque([*copies, *pieces[start:]])
+            self.num_lent -= len(kept)
+        return kept
+
+    def is_lent_before(self, then_s: float) -> bool:
+        """Whether it has a message that was given before then and lies in another's memory."""
+        return self.num_lent > 0 and next(each.since_s for each in self.pieces if isinstance(each, Sent)) < then_s
+
+    def lent_since_s(self, is_wanted: Callable[[Any], bool]) -> float:
+        """When the first message was given whose token, and so whose memory, is wanted back; inf: there is none."""
+        marks = [each for each in self.pieces if isinstance(each, Sent)] if self.num_lent else ()
+        return next((each.since_s for each in marks if is_wanted(each.token)), inf)
 
 
 class Stream:
@@ -55,16 +84,15 @@ class Streams:
         #: The highest number that the client has used. Changed by the receiving side.
         self.last_id = 0
 
-    @property
-    def tokens(self) -> list[tuple[int, Any]]:
-        """The tokens that are queued, each behind its stream's number."""
-        queues = [(stream.number, stream.queue) for stream in self.open.values() if stream.queue is not None]
-        return [(number, piece.token) for number, queue in queues for piece in queue.pieces if isinstance(piece, Sent)]
+    def queue_of(self, number: int) -> Queue | None:
+        """What waits to be sent on a stream, where anything does or did."""
+        stream = self.open.get(number)
+        return None if stream is None else stream.queue
 
-    @property
-    def num_kept(self) -> int:
-        """Bytes that are queued and lie in memory that nobody wants back."""
-        return sum([num_private(stream.queue.pieces) for stream in self.open.values() if stream.queue is not None])
+    def lent_before(self, then_s: float) -> list[tuple[Stream, Queue]]:
+        """The streams that wait to send messages which were given before then and lie in another's memory."""
+        queues = [(each, each.queue) for each in self.open.values() if each.queue is not None]
+        return [(stream, queue) for stream, queue in queues if queue.is_lent_before(then_s)]
 
     def leave(self, number: int) -> None:
         """The client still sends, and nobody listens."""
@@ -82,16 +110,6 @@ class Streams:
             del self.left[number]
 
 
-def is_private(piece: Chunk | Sent) -> bool:
-    """Whether a piece lies in memory that nobody wants back."""
-    return isinstance(piece, bytes) or (isinstance(piece, memoryview) and isinstance(piece.obj, bytes))
-
-
-def private(piece: Chunk) -> Chunk:
-    """A piece, or its copy where it lies in another's memory."""
-    return piece if is_private(piece) else bytes(piece)
-
-
-def num_private(pieces: Iterable[Chunk | Sent]) -> int:
-    """Bytes of those that lie in memory that nobody wants back."""
-    return sum([len(piece) for piece in pieces if is_private(piece)])
+def _is_own(piece: Chunk) -> bool:
+    """Whether a piece lies in memory that is nobody else's: what is copied may be sent in part."""
+    return isinstance(piece, bytes) or isinstance(piece.obj, bytes)

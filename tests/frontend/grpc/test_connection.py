@@ -9,6 +9,7 @@ import pytest
 from shoal.frontend.grpc.connection import GrpcConnection, Token
 from shoal.frontend.grpc.framing import trailers
 from shoal.frontend.grpc.http2.limits import Limits
+from shoal.frontend.kept_memory import KeptMemory
 from tests.frontend.grpc.http2.peer import DATA, HEADERS, PLAIN_CALL, PREFACE, SETTINGS, frame, frames_in, setting
 
 #: The end of a call that has succeeded.
@@ -21,13 +22,14 @@ MEMORY = bytes(range(256)) * 3000
 class Pair:
     """A connection, its client, and the tokens that came back."""
 
-    def __init__(self, opening: bytes = OPENING) -> None:
+    def __init__(self, opening: bytes = OPENING, kept: KeptMemory | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.client = socket.create_connection(listener.getsockname())
             ours, _ = listener.accept()
         ours.setblocking(False)
         self.released: list[Token] = []
-        self.connection = GrpcConnection(ours, Limits(), 0.0, self.released.append)
+        self.kept = kept or KeptMemory(1 << 20)
+        self.connection = GrpcConnection(ours, Limits(), 0.0, self.released.append, self.kept)
         self.connection.http2.receive(opening, 0.0)
         self.connection.flush(0.0)
         self.read()
@@ -92,3 +94,84 @@ def test_what_is_small_is_copied_and_free_before_it_leaves(pair: Pair, encoding:
     message = sent[1].payload[5:]
     assert (message if encoding == "identity" else gzip.decompress(message)) == b"front" + MEMORY[:1000] + b"behind"
     assert pair.released == []  # whoever asked gives it back
+
+
+# --- a client that does not read ---
+
+
+def shut(pair: Pair, *stream_ids: int) -> None:
+    """Calls, the windows of which let nothing out."""
+    pair.connection.http2.receive(frame(SETTINGS, 0, 0, setting(4, 0)), 0.0)
+    for stream_id in stream_ids:
+        pair.call(stream_id)
+
+
+def test_what_lies_for_a_second_is_copied_within_the_share_of_its_connection(pair: Pair) -> None:
+    shut(pair, 1, 3, 5)
+    memory = bytearray(MEMORY[:50_000])
+    for stream_id in (1, 3, 5):  # an eighth of 1 MiB is the share of the first 58,254 bytes at most, and shrinks so
+        pair.connection.respond(stream_id, [memoryview(memory)], (stream_id, 0), now_s=10.0)
+    assert pair.connection.flush(10.0)
+    assert pair.connection.relieve(10.5) == []
+    assert (pair.released, pair.kept.nbytes) == ([], 0)
+    assert pair.connection.relieve(11.5) == []
+    assert (pair.released, pair.kept.nbytes) == ([(1, 0), (3, 0)], 100_010)
+    memory[:] = bytes(50_000)
+    assert pair.connection.relieve(12.0) == []
+    assert pair.connection.relieve(12.5) == [5]  # two seconds after it was seen to have no room
+    pair.connection.cut(5)
+    assert pair.released == [(1, 0), (3, 0), (5, 0)]
+    pair.call(7)  # and who comes now is not waited for again
+    assert not pair.connection.respond(7, [memoryview(MEMORY)], (7, 0), now_s=12.5)
+    pair.connection.http2.receive(frame(SETTINGS, 0, 0, setting(4, 1 << 30)), 0.0)
+    received = b""
+    while received.count(_OK) < 2:
+        assert pair.connection.flush(13.0)
+        received += pair.read()
+    frames = frames_in(received)
+    for stream_id in (1, 3):
+        data = [each.payload for each in frames if each.kind == DATA and each.stream_id == stream_id]
+        assert b"".join(data)[5:] == MEMORY[:50_000]
+    ends = {each.stream_id: each.payload for each in frames if each.kind == HEADERS and each.flags & 1}
+    for stream_id in (5, 7):
+        assert b"does not read its responses" in ends[stream_id]
+    assert (pair.kept.nbytes, pair.connection.is_late, pair.connection.is_slow) == (0, False, False)
+
+
+def test_a_stream_that_is_read_fast_enough_is_waited_for(pair: Pair) -> None:
+    shut(pair, 1)
+    memory = memoryview(bytearray(30 << 20))
+    pair.connection.respond(1, [memory], (1, 0), now_s=0.0)
+    for number in range(1, 10):
+        pair.connection.http2.receive(frame(8, 0, 1, (1 << 20).to_bytes(4, "big")), 0.0)
+        left = pair.connection.http2.unsent_nbytes(1)
+        while pair.connection.http2.unsent_nbytes(1) > left - (1 << 20) or pair.connection.unsent:
+            assert pair.connection.flush(float(number))
+            pair.client.recv(1 << 22)
+        assert pair.connection.relieve(float(number)) == []
+    assert pair.released == []
+
+
+def test_what_was_copied_may_lie_in_the_socket_s_queue_still(pair: Pair) -> None:
+    """The beginning of a response is on its way when its memory is given back."""
+    memory = bytearray(MEMORY[:100_000])
+    pair.kept._most_bytes = 1 << 30
+    pair.connection.http2.receive(frame(SETTINGS, 0, 0, setting(4, 1 << 24)), 0.0)
+    for stream_id in range(1, 201, 2):  # more than the socket takes
+        pair.call(stream_id)
+        pair.connection.respond(stream_id, [memoryview(memory)], (stream_id, 0), now_s=1.0)
+    assert pair.connection.flush(1.0)
+    assert pair.connection.unsent
+    assert pair.connection.relieve(3.0) == []
+    assert sorted(pair.released) == [(stream_id, 0) for stream_id in range(1, 201, 2)]
+    memory[:] = bytes(100_000)
+    received = bytearray()
+    while received.count(_OK) < 100:
+        assert pair.connection.flush(3.0)
+        received += pair.read()
+    data: dict[int, bytes] = {}
+    for each in frames_in(bytes(received)):
+        if each.kind == DATA:
+            data[each.stream_id] = data.get(each.stream_id, b"") + each.payload
+    assert all(each[5:] == MEMORY[:100_000] for each in data.values())
+    assert pair.kept.nbytes == 0

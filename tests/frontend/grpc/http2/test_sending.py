@@ -197,8 +197,13 @@ def test_what_is_kept_is_copied_and_its_owner_told() -> None:
     assert tokens == []
     left = connection.num_queued
     assert left == connection.unsent_nbytes(1) == 200_000 - 65_535
-    assert connection.keep() == ["the owner"]
-    assert connection.keep() == []
+    ((late, _),) = connection.streams.lent_before(1.0)
+    assert connection.streams.lent_before(0.0) == []
+    assert connection.keep(late, left - 1) == []
+    assert connection.keep(late, left) == ["the owner"]
+    assert connection.keep(late, left) == []
+    assert connection.streams.lent_before(1.0) == []
+    assert (connection.num_queued, connection.lent_bytes) == (left, 0)
     memory[:] = b"?" * len(memory)
     connection.receive(frame(WINDOW_UPDATE, 0, 0, number(1 << 20)) + frame(WINDOW_UPDATE, 0, 1, number(1 << 20)), 0.0)
     assert connection.has_output

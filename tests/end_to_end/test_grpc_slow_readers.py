@@ -1,0 +1,155 @@
+"""gRPC clients that do not read: others of the same model are answered, and nothing is left."""
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as client
+
+from shoal.frontend.grpc.messages import service
+from tests.end_to_end.server import Server, imbalances, only, serving
+from tests.end_to_end.window_client import WindowClient
+
+#: Sends COUNT responses of NBYTES each before `execute` returns: who holds it up holds up all its clients.
+FLOOD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            count, nbytes = (pb_utils.get_input_tensor_by_name(request, n).as_numpy()[0] for n in ("COUNT", "NBYTES"))
+            sender = request.get_response_sender()
+            for number in range(count):
+                if request.is_cancelled():
+                    break
+                out = np.zeros(nbytes // 4, np.int32)
+                out[0] = number
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+FLOOD_CONFIG = """
+backend: "python"
+model_transaction_policy { decoupled: true }
+input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "NBYTES" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+WHOLE_CONFIG = """
+backend: "identity"
+input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+INFER, STREAM, LIVE = (
+    f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelStreamInfer", "ServerLive")
+)
+RESOURCE_EXHAUSTED = "8"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    models = tmp_path_factory.mktemp("models")
+    for name, config in (("flood", FLOOD_CONFIG), ("whole", WHOLE_CONFIG)):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "config.pbtxt").write_text(config)
+    (models / "flood" / "1" / "model.py").write_text(FLOOD)
+    flags = ["--grpc-port=0", "--http-process-count=1", "--shm-worker-slab-mib=16", *only("flood", "whole")]
+    with serving(models, *flags) as server:
+        yield server
+        server.ledger_once(lambda ledger: not imbalances(ledger))
+        assert server.stop() == 0, server.log.decode()
+        assert b"Traceback" not in server.log, server.log.decode()
+
+
+@pytest.fixture
+def reader(server: Server) -> Iterator[Any]:
+    """Another client of the same models, which reads."""
+    with client.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def stalled(server: Server) -> Iterator[WindowClient]:
+    """A client whose windows are closed: of what it is answered it reads nothing until it says so."""
+    with WindowClient(server.grpc_port) as opened:
+        yield opened
+
+
+def flood(count: int, nbytes: int) -> bytes:
+    request = service.ModelInferRequest(model_name="flood", id="f")
+    for name, value in (("COUNT", count), ("NBYTES", nbytes)):
+        request.inputs.add(name=name, datatype="INT32", shape=[1])
+        request.raw_input_contents.append(np.array([value], np.int32).tobytes())
+    return bytes(request.SerializeToString())
+
+
+def whole(nbytes: int) -> bytes:
+    request = service.ModelInferRequest(model_name="whole", id="w")
+    request.inputs.add(name="IN", datatype="INT32", shape=[nbytes // 4])
+    request.raw_input_contents.append(bytes(nbytes))
+    return bytes(request.SerializeToString())
+
+
+def is_answered(reader: Any, model: str) -> None:
+    """Another client's request is."""
+    if model == "whole":
+        tensor = client.InferInput("IN", [4], "INT32")
+        tensor.set_data_from_numpy(np.arange(4, dtype=np.int32))
+        assert reader.infer("whole", [tensor]).as_numpy("OUT").tolist() == [0, 1, 2, 3]
+        return
+    answers: Any = queue.SimpleQueue()
+    reader.start_stream(lambda result, error: answers.put((result, error)))
+    inputs = []
+    for name, value in (("COUNT", 1), ("NBYTES", 4)):
+        inputs.append(client.InferInput(name, [1], "INT32"))
+        inputs[-1].set_data_from_numpy(np.array([value], np.int32))
+    reader.async_stream_infer("flood", inputs)
+    result, error = answers.get(timeout=60)
+    assert error is None
+    assert result.as_numpy("OUT").tolist() == [0]
+    reader.stop_stream()
+
+
+def test_small_responses_wait_for_their_client_and_nobody_waits_with_them(stalled: WindowClient, reader: Any) -> None:
+    stream = stalled.call(STREAM, flood(3000, 400), ends=True)
+    is_answered(reader, "flood")
+    stalled.open_windows()
+    messages = stalled.messages(stream)
+    numbers = [
+        int(np.frombuffer(each.infer_response.raw_output_contents[0], np.int32)[0])
+        for each in map(service.ModelStreamInferResponse.FromString, messages)
+    ]
+    assert numbers == list(range(3000))
+    assert stalled.trailers(stream)["grpc-status"] == "0"
+
+
+def test_a_stream_that_is_not_read_ends_and_its_model_is_told(stalled: WindowClient, reader: Any) -> None:
+    stream = stalled.call(STREAM, flood(1_000_000, 1 << 16), ends=True)
+    is_answered(reader, "flood")
+    trailers = stalled.trailers(stream)
+    assert trailers["grpc-status"] == RESOURCE_EXHAUSTED
+    assert "does not read its responses" in trailers["grpc-message"]
+    live = stalled.call(LIVE, b"", ends=True)  # the connection goes on
+    stalled.open_windows()
+    assert len(stalled.messages(live)) == 1
+
+
+def test_results_that_are_not_read_hold_up_no_other_client(stalled: WindowClient, reader: Any) -> None:
+    """More than the worker's memory and the client's share of the front end's."""
+    calls = [stalled.call(INFER, whole(1 << 20), ends=True) for _ in range(24)]
+    for _ in range(3):  # so that something comes of it all the while
+        stalled.call(LIVE, b"", ends=True)
+        is_answered(reader, "whole")
+    statuses = [stalled.trailers(call)["grpc-status"] for call in calls[-8:]]
+    assert RESOURCE_EXHAUSTED in statuses
+    stalled.open_windows()
+    ends = [stalled.trailers(call)["grpc-status"] for call in calls]
+    assert set(ends) == {"0", RESOURCE_EXHAUSTED}
+    for call, status in zip(calls, ends, strict=True):
+        if status == "0":
+            (message,) = stalled.messages(call)
+            assert len(service.ModelInferResponse.FromString(message).raw_output_contents[0]) == 1 << 20
