@@ -22,6 +22,7 @@ from shoal.frontend.grpc.http2.connection import Http2Connection
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.response_blocks import Blocks
 from shoal.frontend.grpc.http2.streams import Queue, Stream
+from shoal.frontend.grpc.inbox import Unfinished
 from shoal.frontend.grpc.known_call import KnownCall
 from shoal.frontend.grpc.opening import Opening, Refused
 from shoal.frontend.grpc.submission import Form
@@ -50,16 +51,23 @@ class GrpcConnection:
         "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
         "age_ends_s", "begun_s", "calls", "ends_s", "fd", "form", "headers", "http2", "is_blocked",
         "is_dirty", "is_ending", "is_landing", "is_late", "is_shut", "is_slow", "known", "opening", "peer",
-        "pinged_s", "progress_s", "silent_until_s", "socket", "unsent",
+        "pinged_s", "progress_s", "silent_until_s", "socket", "unfinished", "unsent",
     )  # fmt: skip
 
     def __init__(
-        self, accepted: Socket, limits: Limits, now_s: float, released: Callable[[Token], None], kept: KeptMemory
+        self,
+        accepted: Socket,
+        limits: Limits,
+        now_s: float,
+        released: Callable[[Token], None],
+        kept: KeptMemory,
+        unfinished: KeptMemory,
     ) -> None:
         self.socket = accepted
         self.fd = accepted.fileno()
         self.peer = _address(accepted)
         self.http2 = Http2Connection(limits, now_s)
+        self.unfinished = Unfinished(self.http2.keep_received, unfinished)
         self._released = released
         self._kept = kept
         # Changed by the lane and by calls.

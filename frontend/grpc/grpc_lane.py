@@ -76,7 +76,9 @@ class GrpcLane(Lane[GrpcConnection]):
     def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = GrpcConnection(accepted, self._limits, self.now_s, self.inference.release_token, self._kept)
+        connection = GrpcConnection(
+            accepted, self._limits, self.now_s, self.inference.release_token, self._kept, self.harbour.unfinished
+        )
         connection.silent_until_s = self.now_s + (LINGER_S if self._stops_at_s else HEAD_S)
         age_s = self._settings.max_connection_age / 1000
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0

@@ -5,19 +5,24 @@ together take at most half of the slab, as HTTP's do: the other half serves thos
 lane's.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from shoal.errors import UnavailableError
 from shoal.frontend.grpc.framing import PREFIX_BYTES
 from shoal.frontend.grpc.submission import message_offset
 from shoal.frontend.grpc.wire import first_raw_offset
+from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.submission import HEADER_BYTES
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
 
-#: A message up to this is collected in private memory and copied into its block; a larger one is received there.
+#: A message up to this is collected in private memory and copied into its block, if there is room; a larger one is
+#: received there.
 SMALL_BYTES = 48 * 1024
+#: Why a small one is refused.
+NO_ROOM_FOR_UNFINISHED = "too many unfinished messages: the server has no memory left for this connection's"
 _ALIGNMENT = 64  # how much the message may be moved so that its first tensor is aligned
 
 
@@ -80,6 +85,8 @@ class Harbour:
         self._port = port
         self._max_nbytes = port.slab.largest_nbytes // 2
         self._largest_nbytes = port.slab.largest_nbytes // SLAB_PARTS
+        #: What unfinished messages take of private memory.
+        self.unfinished = KeptMemory()
         # Changed by every method.
         self._nbytes = 0
 
@@ -109,13 +116,41 @@ class Harbour:
         self._port.slab.free(berth.block.ref)
 
 
+class Unfinished:
+    """What the unfinished messages of one connection take of the lane's private memory.
+
+    They count against the connection's window, and no more than a share of the memory is lent to them: beyond that they
+    are received into blocks, however small they are.
+    """
+
+    __slots__ = ("_keep", "_kept", "_nbytes")
+
+    def __init__(self, keep: Callable[[int], None], kept: KeptMemory) -> None:
+        """`keep` is told of changes, as Http2Connection.keep_received; `kept` are all of a lane's."""
+        self._keep = keep
+        self._kept = kept
+        # Changed by `change`.
+        self._nbytes = 0
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether they may take so many bytes more."""
+        return self._kept.has_room(self._nbytes, nbytes)
+
+    def change(self, nbytes: int) -> None:
+        """They take so many bytes more, or less."""
+        self._nbytes += nbytes
+        self._kept.nbytes += nbytes
+        self._keep(nbytes)
+
+
 class Inbox:
     """One call's messages. `close` it when no more is taken."""
 
-    __slots__ = ("_berth", "_buffer", "_harbour", "_is_open", "_num_skipped")
+    __slots__ = ("_berth", "_buffer", "_harbour", "_is_open", "_num_skipped", "_unfinished")
 
-    def __init__(self, harbour: Harbour) -> None:
+    def __init__(self, harbour: Harbour, unfinished: Unfinished) -> None:
         self._harbour = harbour
+        self._unfinished = unfinished
         # Changed by every method.
         self._buffer: bytes | memoryview = b""
         self._berth: Berth | None = None
@@ -158,10 +193,14 @@ class Inbox:
                 arrivals.append(Received(buffer[PREFIX_BYTES:end], None, 0, buffer[0] != 0))
                 buffer = buffer[end:]
                 continue
-            if length > SMALL_BYTES:
+            if length > SMALL_BYTES or not self._unfinished.has_room(len(buffer) - len(self._buffer)):
                 arrivals += self._begin(length, buffer[PREFIX_BYTES:], is_compressed=buffer[0] != 0)
                 buffer = b""
             break
+        if not self._is_open:
+            return arrivals
+        if len(buffer) != len(self._buffer):
+            self._unfinished.change(len(buffer) - len(self._buffer))
         self._buffer = bytes(buffer)
         return arrivals
 
@@ -187,6 +226,7 @@ class Inbox:
     def close(self) -> None:
         """Take nothing more."""
         self._is_open = False
+        self._unfinished.change(-len(self._buffer))
         self._buffer = b""
         if self._berth is not None:
             self._harbour.sink(self._berth)

@@ -25,7 +25,7 @@ class ReflectionCall:
         self._opening = opening
         self._deadline_s = lane.deadline_s(opening)
         # Changed as the call goes on.
-        self._inbox = Inbox(lane.harbour)
+        self._inbox = Inbox(lane.harbour, connection.unfinished)
         self._has_begun = False
 
     #: No question is so long.

@@ -71,6 +71,7 @@ class RoadCall:
         self._missing -= len(data)
         self._unsent += data
         self._num_uncredited += len(data)
+        self._connection.http2.keep_received(len(data))
         self._send()
 
     def end(self) -> None:
@@ -88,6 +89,7 @@ class RoadCall:
             except OSError:  # the answer, or its absence, says more
                 sent = len(self._unsent)
             del self._unsent[:sent]
+            self._connection.http2.keep_received(-sent)
         if not self._unsent and self._missing:
             self._connection.http2.credit(self._stream_id, self._num_uncredited)
             self._num_uncredited = 0
@@ -191,6 +193,8 @@ class RoadCall:
         if self._socket.fileno() >= 0:
             self._lane.forget(self)
             self._socket.close()
+            self._connection.http2.keep_received(-len(self._unsent))
+            self._unsent.clear()
 
 
 def _head(opening: Opening, peer: str, message: Large, deadline_ns_: int) -> bytes:

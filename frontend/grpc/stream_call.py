@@ -53,7 +53,7 @@ class StreamCall:
 
     __slots__ = (
         "_backlog", "_connection", "_deadline_s", "_has_begun", "_has_ended", "_inbox", "_is_over",
-        "_is_parked", "_lane", "_num_uncredited", "_open", "_opening", "_order", "_stream_id",
+        "_is_parked", "_lane", "_num_kept", "_num_uncredited", "_open", "_opening", "_order", "_stream_id",
     )  # fmt: skip
 
     def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
@@ -63,11 +63,12 @@ class StreamCall:
         self._opening = opening
         self._deadline_s = inf if opening.timeout_s is None else lane.now_s + opening.timeout_s
         # Changed as the stream goes on.
-        self._inbox = Inbox(lane.harbour)
+        self._inbox = Inbox(lane.harbour, connection.unfinished)
         self._order: StreamOrder[Answer | None] = StreamOrder()
         self._open: dict[int, Waiting] = {}  # by the request's number
         self._backlog: deque[Received | Large] = deque()  # whole messages that must wait
         self._num_uncredited = 0
+        self._num_kept = 0  # bytes of the backlog that count against the connection's window
         self._has_begun = False  # its head was sent
         self._has_ended = False  # the client sends nothing more
         self._is_over = False
@@ -108,12 +109,14 @@ class StreamCall:
         if not self._is_parked and (model := self._ask_all(is_our_turn=False)):
             self._is_parked = True
             self._lane.parking.park(self, model, 0)  # its messages are bounded by the stream's window
+        self._count_backlog()
 
     def resume(self) -> int:
         """As Parked: for one request it is our turn."""
         num_waiting = len(self._backlog)
         model = self._ask_all(is_our_turn=True)
         self._is_parked = bool(model)
+        self._count_backlog()
         if model and len(self._backlog) == num_waiting:
             return model
         if model:
@@ -140,6 +143,13 @@ class StreamCall:
             self._connection.http2.credit(self._stream_id, self._num_uncredited)
             self._num_uncredited = 0
         return 0
+
+    def _count_backlog(self) -> None:
+        """Have what is not consumed count against the connection's window, and no more."""
+        nbytes = self._num_uncredited if self._backlog else 0
+        if nbytes != self._num_kept:
+            self._connection.http2.keep_received(nbytes - self._num_kept)
+            self._num_kept = nbytes
 
     def _ask(self, received: Received) -> int:
         """Returns 0, or the model that has no room for the request before a reply has come."""
@@ -313,6 +323,7 @@ class StreamCall:
             if isinstance(arrival, Received) and arrival.block is not None:
                 self._lane.free(arrival.block)
         self._backlog.clear()
+        self._count_backlog()
 
 
 def _no_room() -> ShoalError:

@@ -7,7 +7,7 @@ from shoal.errors import ShoalError
 from shoal.frontend.grpc.connection import GrpcConnection
 from shoal.frontend.grpc.desk import Desk
 from shoal.frontend.grpc.framing import decompress
-from shoal.frontend.grpc.inbox import Inbox, Large, Received, whole
+from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox, Large, Received, whole
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
@@ -18,7 +18,7 @@ from shoal.shm.port import NoRoomError, Reply
 
 _log = logging.getLogger("shoal")
 
-_INTERNAL = 13
+_RESOURCE_EXHAUSTED, _INTERNAL = 8, 13
 
 
 class UnaryCall:
@@ -63,15 +63,18 @@ class UnaryCall:
             if received is not None:
                 self._received(received)
                 return
-            inbox = self._inbox = Inbox(self._lane.harbour)
+            inbox = self._inbox = Inbox(self._lane.harbour, self._connection.unfinished)
         arrivals = inbox.feed(data)
         if not arrivals:
             self._connection.is_landing = inbox.target is not None
             self._connection.http2.credit(self._stream_id, len(data))
         elif isinstance(arrivals[0], Received):
             self._received(arrivals[0])
-        else:
+        elif arrivals[0].nbytes > SMALL_BYTES:
             self._take_road(arrivals[0])
+        else:
+            self._end()
+            self._connection.refuse(self._stream_id, _RESOURCE_EXHAUSTED, NO_ROOM_FOR_UNFINISHED)
 
     def end(self) -> None:
         """As Call."""

@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import tritonclient.grpc as client
 
 from shoal.frontend.grpc.messages import service
-from tests.end_to_end.server import Server, imbalances, only, serving
+from tests.end_to_end.server import Server, imbalances, only, serving, title
 from tests.end_to_end.window_client import WindowClient
 
 #: Sends COUNT responses of NBYTES each before `execute` returns: who holds it up holds up all its clients.
@@ -136,6 +137,34 @@ def test_a_stream_that_is_not_read_ends_and_its_model_is_told(stalled: WindowCli
     live = stalled.call(LIVE, b"", ends=True)  # the connection goes on
     stalled.open_windows()
     assert len(stalled.messages(live)) == 1
+
+
+def private_bytes(server: Server) -> int:
+    """Of the gRPC lane."""
+    (lane,) = [pid for pid in server.children if title(pid) == "shoal grpc"]
+    (line,) = [each for each in Path(f"/proc/{lane}/status").read_text().splitlines() if each.startswith("RssAnon")]
+    return int(line.split()[1]) * 1024
+
+
+def test_unfinished_messages_take_a_bounded_part_of_the_lane_s_memory(
+    server: Server, stalled: WindowClient, reader: Any
+) -> None:
+    stalled.open_windows()
+    is_answered(reader, "whole")
+    before = private_bytes(server)
+    message = whole(46_000)
+    framed = b"\0" + len(message).to_bytes(4, "big") + message
+    calls = [stalled.call(INFER) for _ in range(1000)]
+    for call in calls:
+        stalled.send(call, framed[:45_000])
+    is_answered(reader, "whole")
+    (last,) = [stalled.call(LIVE, b"", ends=True)]
+    assert len(stalled.messages(last)) == 1  # all before it has been looked at
+    assert private_bytes(server) - before < 20 << 20
+    for call in calls[:50]:
+        stalled.send(call, framed[45_000:], ends=True)
+        assert stalled.trailers(call)["grpc-status"] == "0"
+    assert stalled.trailers(calls[-1])["grpc-status"] == RESOURCE_EXHAUSTED
 
 
 def test_results_that_are_not_read_hold_up_no_other_client(stalled: WindowClient, reader: Any) -> None:

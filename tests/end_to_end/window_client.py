@@ -35,12 +35,13 @@ class WindowClient:
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         self.socket.close()
 
-    def call(self, path: str, message: bytes, *, ends: bool) -> int:
-        """Begin a call; its stream's number."""
+    def call(self, path: str, message: bytes | None = None, *, ends: bool = False) -> int:
+        """Begin a call, with its message where that is given; its stream's number."""
         stream = self._h2.get_next_available_stream_id()
         headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
         self._h2.send_headers(stream, [*headers.items(), ("content-type", "application/grpc"), ("te", "trailers")])
-        self.send(stream, b"\0" + len(message).to_bytes(4, "big") + message, ends=ends)
+        if message is not None:
+            self.send(stream, b"\0" + len(message).to_bytes(4, "big") + message, ends=ends)
         return stream
 
     def send(self, stream: int, data: bytes, *, ends: bool = False) -> None:

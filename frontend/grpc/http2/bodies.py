@@ -31,6 +31,7 @@ class Bodies:
     __slots__ = (
         "_conduct",
         "_ends",
+        "_kept",
         "_left",
         "_length",
         "_limits",
@@ -47,8 +48,9 @@ class Bodies:
         self._sending = sending
         self._conduct = conduct
         # Changed by every method.
-        #: What may come before the connection's window is given back.
+        #: What may come before the connection's window is given back; negative: what has come beyond that.
         self.spare = limits.connection_window // 2
+        self._kept = 0  # bytes of all streams that have come and are not consumed
         self._stream: Stream | None = None  # whose frame it is; None: nobody wants it
         self._length = 0  # of its payload, where that is all data and more may follow; else 0
         self._left = 0  # bytes of its data to come
@@ -97,6 +99,21 @@ class Bodies:
             self._sending.update_window(stream.number, stream.uncredited)
             stream.receive_window += stream.uncredited
             stream.uncredited = 0
+
+    def keep(self, nbytes: int) -> None:
+        """So many bytes that have come are not consumed; until they are, the connection's window is smaller by them.
+
+        Without a word about them, data is consumed when it has come. Negative: so many of them are consumed now.
+        """
+        self._kept += nbytes
+        if nbytes < 0 and self.spare < 0:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        increment = self._limits.connection_window // 2 - self.spare - self._kept
+        if increment > 0:
+            self._sending.update_window(0, increment)
+            self.spare += increment
 
     def begin(self, data: bytes, position: int, length: int, flags: int, number: int, events: list[Event]) -> int:
         """A DATA frame whose payload begins at `position`; where what was taken of it ends."""
@@ -209,14 +226,12 @@ class Bodies:
         return position + skipped
 
     def _take(self, nbytes: int) -> None:
-        """Data takes from the connection's window, which is given back at half."""
+        """Data takes from the connection's window; what is consumed of it is given back at half."""
         self.spare -= nbytes
         if self.spare < 0:
-            half = self._limits.connection_window // 2
-            if self.spare + half < 0:
+            if self.spare + self._limits.connection_window // 2 < 0:
                 raise BrokenError(FLOW_CONTROL_ERROR, "more data than the connection's window")
-            self._sending.update_window(0, half - self.spare)
-            self.spare = half
+            self._give_back()
 
     def _end(self, stream: Stream, data: bytes | memoryview, events: list[Event]) -> None:
         """The client has said all."""

@@ -17,13 +17,15 @@ from shoal.frontend.grpc.http2.sending import Sending
 class Http2Connection(Sending):
     """One client's connection. How to respond is said by Sending."""
 
-    __slots__ = ("_receiving", "is_failed", "open_whole")
+    __slots__ = ("_receiving", "is_failed", "keep_received", "open_whole")
 
     def __init__(self, limits: Limits, now_s: float) -> None:
         super().__init__(limits)
         self._receiving = Receiving(limits, self, now_s)
         #: Short for `receive`, for calls that are known.
         self.open_whole = self._receiving.open_whole
+        #: Short for `Bodies.keep`.
+        self.keep_received = self._receiving.bodies.keep
         #: The client broke the connection: send the output, then close. Changed by `receive`.
         self.is_failed = False
 

@@ -29,7 +29,7 @@ class Pair:
         ours.setblocking(False)
         self.released: list[Token] = []
         self.kept = kept or KeptMemory(1 << 20)
-        self.connection = GrpcConnection(ours, Limits(), 0.0, self.released.append, self.kept)
+        self.connection = GrpcConnection(ours, Limits(), 0.0, self.released.append, self.kept, KeptMemory())
         self.connection.http2.receive(opening, 0.0)
         self.connection.flush(0.0)
         self.read()

@@ -134,6 +134,32 @@ def test_the_connections_window_is_given_back_at_half() -> None:
     assert frames_of(connection) == [(WINDOW_UPDATE, 0, 0, number(100_001))]
 
 
+def test_the_connections_window_is_not_given_back_while_data_is_kept() -> None:
+    connection = opened(LIMITS)
+    calling(connection, 1, 3, 5)
+
+    def credited() -> list[bytes]:
+        return [each.payload for each in frames_of(connection) if each.kind == WINDOW_UPDATE]
+
+    for stream_id, nbytes, given in ((1, 90_000, []), (3, 60_000, [number(60_000)]), (5, 50_000, [])):
+        connection.receive(frame(DATA, 0, stream_id, b"x" * nbytes), 0.0)
+        connection.keep_received(nbytes)
+        assert credited() == given
+    # Of 260,000 bytes 200,000 have come, and all are kept. What is consumed of them is given back beyond the half.
+    connection.keep_received(-60_000)
+    assert credited() == []
+    connection.keep_received(-40_000)
+    assert credited() == [number(40_000)]
+    calling(connection, 7)
+    assert connection.receive(frame(DATA, 0, 7, b"x" * 100_000), 0.0) == [DataReceived(7, b"x" * 100_000, False)]
+    assert credited() == [number(100_000)]  # which is consumed, since nothing else was said
+    connection.keep_received(100_000)
+    connection.receive(frame(DATA, 0, 1, b"x" * 5000) + frame(DATA, 0, 3, b"x" * 95_000), 0.0)
+    assert credited() == []
+    connection.receive(frame(DATA, 0, 5, b"x"), 0.0)
+    assert connection.is_failed
+
+
 def test_a_streams_window_is_given_back_as_its_data_is_consumed() -> None:
     connection = opened(LIMITS)
     calling(connection, 1)
