@@ -1,6 +1,7 @@
 """A client's connection to a gRPC lane: its socket, its HTTP/2 state, its calls, and what is on its way out."""
 
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -332,12 +333,7 @@ class GrpcConnection:
     # --- what calls say ---
 
     def respond(
-        self,
-        stream_id: int,
-        chunks: list[bytes | memoryview],
-        token: Token | None,
-        encoding: str = IDENTITY,
-        now_s: float = 0.0,
+        self, stream_id: int, chunks: list[bytes | memoryview], token: Token | None, encoding: str = IDENTITY
     ) -> bool:
         """The one message of a call, and its end. True where its chunks must stay until `token` is released."""
         self.calls.pop(stream_id, None)
@@ -353,7 +349,7 @@ class GrpcConnection:
         if token is not None and self.is_slow and self.must_refuse(stream_id):
             self.refuse(stream_id, _RESOURCE_EXHAUSTED, self._too_slow())
             return False
-        self.http2.respond(stream_id, headers(encoding), prefixed(chunks, encoding), _OK, token, now_s)
+        self.http2.respond(stream_id, headers(encoding), prefixed(chunks, encoding), _OK, token, time.monotonic())
         if token is None and self.http2.unsent_nbytes(stream_id) and not self.has_room(0):
             self.cut(stream_id)
         return token is not None

@@ -194,9 +194,7 @@ class UnaryCall:
             self._lane.has_output(self._connection)
             return
         connection = self._connection
-        if not connection.respond(
-            self._stream_id, chunks, (number, 0), self._opening.response_encoding, self._lane.now_s
-        ):
+        if not connection.respond(self._stream_id, chunks, (number, 0), self._opening.response_encoding):
             inference.release(number, 0, prompt=False)
         self._lane.has_output(connection)
 

@@ -99,6 +99,14 @@ def test_what_is_small_is_copied_and_free_before_it_leaves(pair: Pair, encoding:
 # --- a client that does not read ---
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When responses are given."""
+    now_s = [0.0]
+    monkeypatch.setattr("shoal.frontend.grpc.connection.time.monotonic", lambda: now_s[0])
+    return now_s
+
+
 def shut(pair: Pair, *stream_ids: int) -> None:
     """Calls, the windows of which let nothing out."""
     pair.connection.http2.receive(frame(SETTINGS, 0, 0, setting(4, 0)), 0.0)
@@ -106,11 +114,12 @@ def shut(pair: Pair, *stream_ids: int) -> None:
         pair.call(stream_id)
 
 
-def test_what_lies_for_a_second_is_copied_within_the_share_of_its_connection(pair: Pair) -> None:
+def test_what_lies_for_a_second_is_copied_within_the_share_of_its_connection(pair: Pair, clock: list[float]) -> None:
+    clock[0] = 10.0
     shut(pair, 1, 3, 5)
     memory = bytearray(MEMORY[:50_000])
     for stream_id in (1, 3, 5):  # an eighth of 1 MiB is the share of the first 58,254 bytes at most, and shrinks so
-        pair.connection.respond(stream_id, [memoryview(memory)], (stream_id, 0), now_s=10.0)
+        pair.connection.respond(stream_id, [memoryview(memory)], (stream_id, 0))
     assert pair.connection.flush(10.0)
     assert pair.connection.relieve(10.5) == []
     assert (pair.released, pair.kept.nbytes) == ([], 0)
@@ -122,7 +131,7 @@ def test_what_lies_for_a_second_is_copied_within_the_share_of_its_connection(pai
     pair.connection.cut(5)
     assert pair.released == [(1, 0), (3, 0), (5, 0)]
     pair.call(7)  # and who comes now is not waited for again
-    assert not pair.connection.respond(7, [memoryview(MEMORY)], (7, 0), now_s=12.5)
+    assert not pair.connection.respond(7, [memoryview(MEMORY)], (7, 0))
     pair.connection.http2.receive(frame(SETTINGS, 0, 0, setting(4, 1 << 30)), 0.0)
     received = b""
     while received.count(_OK) < 2:
@@ -138,10 +147,11 @@ def test_what_lies_for_a_second_is_copied_within_the_share_of_its_connection(pai
     assert (pair.kept.nbytes, pair.connection.is_late, pair.connection.is_slow) == (0, False, False)
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_stream_that_is_read_fast_enough_is_waited_for(pair: Pair) -> None:
     shut(pair, 1)
     memory = memoryview(bytearray(30 << 20))
-    pair.connection.respond(1, [memory], (1, 0), now_s=0.0)
+    pair.connection.respond(1, [memory], (1, 0))
     for number in range(1, 10):
         pair.connection.http2.receive(frame(8, 0, 1, (1 << 20).to_bytes(4, "big")), 0.0)
         left = pair.connection.http2.unsent_nbytes(1)
@@ -152,6 +162,7 @@ def test_a_stream_that_is_read_fast_enough_is_waited_for(pair: Pair) -> None:
     assert pair.released == []
 
 
+@pytest.mark.usefixtures("clock")
 def test_what_was_copied_may_lie_in_the_socket_s_queue_still(pair: Pair) -> None:
     """The beginning of a response is on its way when its memory is given back."""
     memory = bytearray(MEMORY[:100_000])
@@ -159,7 +170,7 @@ def test_what_was_copied_may_lie_in_the_socket_s_queue_still(pair: Pair) -> None
     pair.connection.http2.receive(frame(SETTINGS, 0, 0, setting(4, 1 << 24)), 0.0)
     for stream_id in range(1, 201, 2):  # more than the socket takes
         pair.call(stream_id)
-        pair.connection.respond(stream_id, [memoryview(memory)], (stream_id, 0), now_s=1.0)
+        pair.connection.respond(stream_id, [memoryview(memory)], (stream_id, 0))
     assert pair.connection.flush(1.0)
     assert pair.connection.unsent
     assert pair.connection.relieve(3.0) == []
