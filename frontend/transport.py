@@ -15,9 +15,11 @@ from shoal.client.shared_port import SharedPort
 from shoal.errors import CancelledError, ShoalError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.hang_ups import Caller, HangUps
+from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.request_digest import request_digest
 from shoal.frontend.response import no_answer
+from shoal.frontend.streamed_replies import KeptReply, StreamedReplies
 from shoal.frontend.tracing import TracedRequest
 from shoal.request import InferResponse
 from shoal.shm.layout import NO_DIGEST
@@ -78,8 +80,9 @@ class PortTransport:
         #: Its thread must be started.
         self.shared = SharedPort(front_end.place, self._take, front_end.apply)
         self._lock = self.shared.lock
-        # Changed under the lock: who waits for which reply.
+        # Changed under the lock: who waits for which reply; what is kept of replies that wait for their clients.
         self._waiting: dict[int, Replies] = {}
+        self._kept = KeptMemory()
 
     # --- request threads ---
 
@@ -101,7 +104,7 @@ class PortTransport:
         self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
     ) -> Generator[Part, None, None]:
         """As the Transport. The deadline of a request is that of each of its answers."""
-        waiter = queue.SimpleQueue() if waiter is None else waiter
+        waiter = self.streamed_replies() if waiter is None else waiter
         number = self.submit(prepared, waiter, trace)
         is_final = False
         try:
@@ -110,10 +113,18 @@ class PortTransport:
                 is_final = reply.is_final
                 if is_final and trace is not None:
                     trace.replied(reply)
-                yield self.part(prepared, reply)
+                part = self.part(prepared, reply)
+                if isinstance(reply, KeptReply) and isinstance(waiter, StreamedReplies):
+                    with self._lock:
+                        waiter.forget(reply)
+                yield part
         finally:
             if not is_final:
                 self._abandon(number, waiter)
+
+    def streamed_replies(self) -> StreamedReplies:
+        """Where the replies to a request come in that has many."""
+        return StreamedReplies(self._kept, self._port.release)
 
     def submit(self, prepared: PreparedRequest, replies: Replies, trace: TracedRequest | None = None) -> int:
         """Hand a request to the batcher. Returns its number; whoever asks for it makes its replies a `part` each."""
@@ -179,6 +190,9 @@ class PortTransport:
         self.cancel(number)
         while (reply := _left(waiter)) is not None:
             self.drop(reply)
+            if isinstance(reply, KeptReply) and isinstance(waiter, StreamedReplies):
+                with self._lock:
+                    waiter.forget(reply)
 
     def cancel(self, number: int) -> None:
         """Nobody takes any more of its replies; those that came are the caller's to `drop`."""
@@ -193,7 +207,7 @@ class PortTransport:
 
     def drop(self, reply: Reply | None) -> None:
         """Give back a reply that nobody looks at."""
-        if reply is not None and reply.block is not None:
+        if reply is not None and reply.block is not None and not isinstance(reply, KeptReply):
             self._release_number(reply.number, reply.part)
 
     def _cancel(self, number: int) -> None:
@@ -218,6 +232,8 @@ class PortTransport:
         except ShoalError:
             self.drop(reply)
             raise
+        if isinstance(reply, KeptReply):
+            return Answer(response, block, _nothing)
         # By number: whoever keeps the function for a while after the response must not keep the memory.
         return Answer(response, block, partial(self._release_number, reply.number, reply.part))
 
@@ -255,13 +271,17 @@ class WatchedTransport:
 
     def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
         """As the transport's own."""
-        waiter: Waiter = queue.SimpleQueue()
+        waiter = self._transport.streamed_replies()
         with self._hang_ups.watch(self._caller, waiter.put):
             yield from self._transport.stream(prepared, trace, waiter)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """As the transport's own."""
         return self._transport.ask(verb, arguments, timeout_s)
+
+
+def _nothing() -> None:
+    """What lies in our own memory needs no release."""
 
 
 def _left(waiter: Waiter) -> Reply | None:

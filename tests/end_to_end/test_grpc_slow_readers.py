@@ -1,4 +1,4 @@
-"""gRPC clients that do not read: others of the same model are answered, and nothing is left."""
+"""Clients of streams that do not read, of gRPC and of HTTP: others of the model are answered, and nothing is left."""
 
 import queue
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import pytest
 import tritonclient.grpc as client
 
 from shoal.frontend.grpc.messages import service
+from tests.end_to_end.raw_client import Client as RawClient
 from tests.end_to_end.server import Server, imbalances, only, serving, title
 from tests.end_to_end.window_client import WindowClient
 
@@ -27,7 +28,7 @@ class TritonPythonModel:
             for number in range(count):
                 if request.is_cancelled():
                     break
-                out = np.zeros(nbytes // 4, np.int32)
+                out = np.full(nbytes // 4, 1 << 30, np.int32)
                 out[0] = number
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -137,6 +138,19 @@ def test_a_stream_that_is_not_read_ends_and_its_model_is_told(stalled: WindowCli
     live = stalled.call(LIVE, b"", ends=True)  # the connection goes on
     stalled.open_windows()
     assert len(stalled.messages(live)) == 1
+
+
+def test_events_wait_for_their_client_and_nobody_waits_with_them(server: Server, reader: Any) -> None:
+    """Over HTTP: the client reads that its answer begins, more events than the sockets take wait."""
+    body = b'{"COUNT": 1500, "NBYTES": 3500}'
+    with RawClient(server, receive_buffer=262_144) as stalled:
+        stalled.send(b"POST /v2/models/flood/generate_stream HTTP/1.1\r\nHost: x\r\n")
+        stalled.send(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        received = stalled.socket.recv(100)
+        is_answered(reader, "flood")
+        while not received.endswith(b"0\r\n\r\n"):
+            received += stalled.socket.recv(1 << 20)
+        assert received.count(b"data: {") == 1500
 
 
 def private_bytes(server: Server) -> int:
