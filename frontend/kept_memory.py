@@ -1,12 +1,14 @@
 """What a front end keeps in memory of its own for clients that have not read it: a bound for all, and a share for each.
 
 The memory of workers is given back early so; but a client that never reads must not fill the front end's in its place,
-nor take what other slow clients need. So a connection may keep an eighth of what is free then: alone 7.1 MiB of 64, one
-of eight 4 MiB, one of a hundred 0.6 MiB. Nobody finds nothing left (the rule of switches with a shared buffer, "dynamic
-thresholds"). One thread, a lane's.
+nor take what other slow clients need. So a connection with many calls may keep an eighth of what is free then: alone
+7.1 MiB of 64, one of eight 4 MiB, one of a hundred 0.6 MiB. Nobody finds nothing left (the rule of switches with a
+shared buffer, "dynamic thresholds"). A connection of HTTP/1 has one answer at a time, which is kept where it fits into
+what is free. One thread, a lane's.
 """
 
-#: For all connections of a front-end process together (ours).
+#: For all connections of a front-end process together: as much as its slab for requests has by default, or ten results
+#: of 6 MB (ours).
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 #: A connection's part of what is free (ours: 7.1 MiB for a single one are 30,000 streamed words, or a large image).
 _PART = 8
@@ -18,21 +20,25 @@ PACE_BYTES, PACE_S = 2 << 20, 2.0
 class KeptMemory:
     """How much is kept; whoever keeps something says so here."""
 
-    __slots__ = ("_most_bytes", "nbytes")
+    __slots__ = ("most_bytes", "nbytes")
 
     def __init__(self, most_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         #: Of all connections. Changed by those who keep something.
         self.nbytes = 0
 
     @property
     def share_bytes(self) -> int:
         """What a connection may keep, with what it keeps already."""
-        return (self._most_bytes - self.nbytes) // _PART
+        return (self.most_bytes - self.nbytes) // _PART
 
     def has_room(self, kept_bytes: int, nbytes: int) -> bool:
         """Whether a connection that keeps so many bytes may keep `nbytes` more."""
-        return kept_bytes + nbytes <= (self._most_bytes - self.nbytes) // _PART
+        return kept_bytes + nbytes <= (self.most_bytes - self.nbytes) // _PART
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether so many bytes more may be kept of all connections."""
+        return self.nbytes + nbytes <= self.most_bytes
 
 
 class Pace:

@@ -8,8 +8,9 @@ import select
 from collections.abc import Callable, Container
 
 from shoal.frontend.connection import READING, SENDING, Chunks, Connection
+from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
-from shoal.frontend.slow_readers import HOLD_S, MAX_KEPT_BYTES, SEND_S, GivenUp
+from shoal.frontend.slow_readers import HOLD_S, SEND_S, GivenUp
 from shoal.frontend.submission import JOIN_BYTES, response_head
 from shoal.shm.port import Port
 
@@ -27,9 +28,9 @@ class Outgoing:
         #: Seconds that an answered connection may stay idle; the lane lowers it when it stops.
         self.idle_s = IDLE_S
         self.given_up = GivenUp("connections")
-        # Changed by every method: bytes that were copied; the connections that are being sent to, and since when, the
-        # longest first; of those that have no copy for want of room, how much was unsent, and since when.
-        self._kept_bytes = 0
+        # Changed by every method: what was copied; the connections that are being sent to, and since when, the longest
+        # first; of those that have no copy for want of room, how much was unsent, and since when.
+        self._kept = KeptMemory()
         self._sending: dict[Connection, float] = {}
         self._waiting: dict[Connection, tuple[int, float]] = {}
 
@@ -57,7 +58,7 @@ class Outgoing:
         if not connection.unsent:
             self._give_back(connection, prompt=False)
             return self._sent(connection, now_s)
-        self._kept_bytes += 0 if connection.release else connection.num_unsent
+        self._kept.nbytes += 0 if connection.release else connection.num_unsent
         self._sending[connection] = now_s
         connection.stage = SENDING
         connection.deadline_s = now_s + (HOLD_S if connection.release else SEND_S)
@@ -72,7 +73,7 @@ class Outgoing:
             self._close(connection)
             return False
         if not connection.release:
-            self._kept_bytes -= before - connection.num_unsent
+            self._kept.nbytes -= before - connection.num_unsent
             connection.deadline_s = now_s + SEND_S  # slow, but it reads
         if connection.unsent:
             return False
@@ -105,7 +106,7 @@ class Outgoing:
                 continue
             while not self._keep(connection, now_s):
                 slowest = next(iter(self._sending))
-                if connection.num_unsent > MAX_KEPT_BYTES:
+                if connection.num_unsent > self._kept.most_bytes:
                     slowest = connection  # whoever else ends, there is no room for it
                 if not is_urgent or now_s - self._sending[slowest] < HOLD_S:
                     break
@@ -117,11 +118,11 @@ class Outgoing:
     def _keep(self, connection: Connection, now_s: float) -> bool:
         """Copy what is unsent, and give its block back; False where there is no room for it."""
         num_unsent = connection.num_unsent
-        if self._kept_bytes + num_unsent > MAX_KEPT_BYTES:
+        if not self._kept.fits(num_unsent):
             return False
         connection.keep_unsent()
         self._give_back(connection)
-        self._kept_bytes += num_unsent
+        self._kept.nbytes += num_unsent
         connection.deadline_s = now_s + SEND_S
         return True
 
@@ -132,7 +133,7 @@ class Outgoing:
             self._port.release(connection.release)
             connection.release = 0
         else:
-            self._kept_bytes -= connection.num_unsent
+            self._kept.nbytes -= connection.num_unsent
         connection.unsent = []
 
     def _forget(self, connection: Connection) -> None:

@@ -1,8 +1,8 @@
 """Readers that are slow: how long they may hold a worker's block, how much a front end keeps for them, who is given up.
 
 A response leaves from the worker's block. A reader that has not taken it after HOLD_S gets a copy of the rest, as does
-any that is still reading when the worker lacks memory; all copies of a front end take MAX_KEPT_BYTES at most. Beyond
-that a block stays with its reader until the worker can have memory nowhere else: then the slowest readers are given up.
+any that is still reading when the worker lacks memory, within what a front end keeps (kept_memory.py). Beyond that a
+block stays with its reader until the worker can have memory nowhere else: then the slowest readers are given up.
 """
 
 import logging
@@ -12,9 +12,6 @@ _log = logging.getLogger("shoal")
 #: How long a reader may hold a worker's block before what it has not read is copied, or before it is given up for a
 #: worker that lacks memory; and how long it may take nothing at all before its connection ends (ours).
 HOLD_S, SEND_S = 1.0, 30.0
-#: What slow readers may make a front end keep in its own memory, all together: as much as its slab for requests has by
-#: default, or ten results of 6 MB (ours).
-MAX_KEPT_BYTES = 64 * 1024 * 1024
 #: One line in the log for all readers that were given up in so long.
 _LOG_S = 1.0
 

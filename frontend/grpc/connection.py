@@ -253,6 +253,7 @@ class GrpcConnection:
         """
         if self.unsent:
             self._keep_unsent()
+            self._count()
         lent = self.http2.streams.lent_before(inf) if self.http2.lent_bytes else ()
         waiting = [(self.keep(stream, queue, is_wanted), stream) for stream, queue in lent]
         return [each for each in waiting if each[0] < inf]

@@ -24,6 +24,13 @@ def test_however_many_take_their_share_nobody_finds_nothing_left() -> None:
     assert kept.nbytes < 64 * MIB
 
 
+def test_a_connection_with_one_answer_may_keep_all_that_is_free() -> None:
+    kept = KeptMemory(10 * MIB)
+    kept.nbytes = 3 * MIB
+    assert kept.fits(7 * MIB)
+    assert not kept.fits(7 * MIB + 1)
+
+
 def test_a_pace_is_slow_that_sends_less_than_two_mebibytes_in_two_seconds() -> None:
     pace = Pace()
     seen = [(at_s, pace.is_slow(at_s, sent)) for at_s, sent in ((5.0, 9), (6.9, 9), (7.0, 9 + 2 * MIB), (8.9, 0))]

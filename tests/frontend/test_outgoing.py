@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.frontend import outgoing as module
 from shoal.frontend.connection import Chunks, Connection
 from shoal.frontend.outgoing import Outgoing
 from shoal.frontend.slow_readers import HOLD_S, SEND_S
@@ -85,9 +84,8 @@ WORKER, ANOTHER = {9}, {8}
 class Slow:
     """A lane's way out, and clients that read nothing until they are told to."""
 
-    def __init__(self, star: Star, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, star: Star) -> None:
         self.star = star
-        self._monkeypatch = monkeypatch
         self.poller = select.epoll()
         self.outgoing = Outgoing(star.port, self.poller, self._close)
         self.closed: list[int] = []
@@ -96,7 +94,7 @@ class Slow:
 
     def give_room(self, num_copies: int) -> None:
         """Each client's kernel takes some of its response: room for the rest of so many."""
-        self._monkeypatch.setattr(module, "MAX_KEPT_BYTES", num_copies * NBYTES)
+        self.outgoing._kept.most_bytes = num_copies * NBYTES
 
     def _close(self, connection: Connection) -> None:
         self.outgoing.release(connection)
@@ -137,8 +135,8 @@ class Slow:
 
 
 @pytest.fixture
-def slow(star: Star, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    slow = Slow(star, monkeypatch)
+def slow(star: Star) -> Iterator[Slow]:
+    slow = Slow(star)
     yield slow
     slow.end()
 

@@ -2,7 +2,7 @@
 
 import gzip
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,7 +10,18 @@ from shoal.frontend.grpc.connection import GrpcConnection, Token
 from shoal.frontend.grpc.framing import trailers
 from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.kept_memory import KeptMemory
-from tests.frontend.grpc.http2.peer import DATA, HEADERS, PLAIN_CALL, PREFACE, SETTINGS, frame, frames_in, setting
+from tests.frontend.grpc.http2.peer import (
+    DATA,
+    HEADERS,
+    PLAIN_CALL,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    frame,
+    frames_in,
+    number,
+    setting,
+)
 
 #: The end of a call that has succeeded.
 _OK = trailers(0)
@@ -152,13 +163,13 @@ def test_a_stream_that_is_read_fast_enough_is_waited_for(pair: Pair) -> None:
     shut(pair, 1)
     memory = memoryview(bytearray(30 << 20))
     pair.connection.respond(1, [memory], (1, 0))
-    for number in range(1, 10):
+    for second in range(1, 10):
         pair.connection.http2.receive(frame(8, 0, 1, (1 << 20).to_bytes(4, "big")), 0.0)
         left = pair.connection.http2.unsent_nbytes(1)
         while pair.connection.http2.unsent_nbytes(1) > left - (1 << 20) or pair.connection.unsent:
-            assert pair.connection.flush(float(number))
+            assert pair.connection.flush(float(second))
             pair.client.recv(1 << 22)
-        assert pair.connection.relieve(float(number)) == []
+        assert pair.connection.relieve(float(second)) == []
     assert pair.released == []
 
 
@@ -166,7 +177,7 @@ def test_a_stream_that_is_read_fast_enough_is_waited_for(pair: Pair) -> None:
 def test_what_was_copied_may_lie_in_the_socket_s_queue_still(pair: Pair) -> None:
     """The beginning of a response is on its way when its memory is given back."""
     memory = bytearray(MEMORY[:100_000])
-    pair.kept._most_bytes = 1 << 30
+    pair.kept.most_bytes = 1 << 30
     pair.connection.http2.receive(frame(SETTINGS, 0, 0, setting(4, 1 << 24)), 0.0)
     for stream_id in range(1, 201, 2):  # more than the socket takes
         pair.call(stream_id)
@@ -186,3 +197,74 @@ def test_what_was_copied_may_lie_in_the_socket_s_queue_still(pair: Pair) -> None
             data[each.stream_id] = data.get(each.stream_id, b"") + each.payload
     assert all(each[5:] == MEMORY[:100_000] for each in data.values())
     assert pair.kept.nbytes == 0
+
+
+# --- a client whose socket takes nothing ---
+
+
+def fill(pair: Pair, memory: bytearray) -> int:
+    """Calls, whose responses are on their way, until the socket takes no more. Returns the last one."""
+    stream_id = -1
+    while not pair.connection.unsent:
+        stream_id += 2
+        pair.call(stream_id)
+        pair.connection.respond(stream_id, [memoryview(memory)], (stream_id, 0))
+        assert pair.connection.flush(0.0)
+    assert pair.connection.http2.num_queued == 0
+    return stream_id
+
+
+def read_all(pair: Pair) -> bytes:
+    received = bytearray()
+    while pair.connection.unsent:
+        received += pair.read()
+        assert pair.connection.flush(0.0)
+    while not received.endswith(_OK):
+        received += pair.read()
+    return bytes(received)
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_is_on_its_way_is_copied_and_counts_until_the_socket_has_taken_it(pair: Pair) -> None:
+    memory = bytearray(MEMORY)
+    last = fill(pair, memory)
+    assert pair.connection.recall(lambda token: token == (last, 0)) == []
+    assert pair.released[-1] == (last, 0)
+    memory[:] = bytes(len(memory))
+    assert 0 < pair.kept.nbytes <= len(MEMORY) + 1000
+    data = [each.payload for each in frames_in(read_all(pair)) if each.kind == DATA and each.stream_id == last]
+    assert b"".join(data)[5:] == MEMORY
+    assert pair.kept.nbytes == 0
+
+
+@pytest.mark.parametrize(
+    "give_back", [lambda connection: connection.relieve(1.5), lambda connection: connection.recall(lambda _: True)]
+)
+@pytest.mark.usefixtures("clock")
+def test_a_stream_that_its_client_resets_holds_nothing_though_its_socket_takes_nothing(
+    pair: Pair, give_back: Callable[[GrpcConnection], object]
+) -> None:
+    stream_id = fill(pair, bytearray(MEMORY)) + 2
+    pair.call(stream_id)
+    pair.connection.respond(stream_id, [memoryview(bytearray(MEMORY))], (stream_id, 0))
+    pair.connection.http2.receive(frame(RST_STREAM, 0, stream_id, number(8)), 0.0)
+    assert pair.connection.flush(0.0)
+    assert (stream_id, 0) not in pair.released
+    give_back(pair.connection)
+    assert (stream_id, 0) in pair.released
+
+
+def test_what_is_a_copy_takes_no_room_again(pair: Pair) -> None:
+    """Of a stream's two messages there is room for one: it leaves in part, and there is room for the other."""
+    shut(pair, 1)
+    http2 = pair.connection.http2
+    http2.send_data(1, [memoryview(bytearray(80_000))], (1, 0))
+    assert pair.connection.recall(lambda _: True) == []
+    http2.send_data(1, [memoryview(bytearray(50_000))], (1, 1))
+    assert len(pair.connection.recall(lambda _: True)) == 1
+    http2.receive(frame(8, 0, 1, number(10_000)), 0.0)
+    assert pair.connection.flush(0.0)
+    assert len(frames_in(pair.read())) > 0
+    assert pair.connection.recall(lambda _: True) == []
+    assert pair.released == [(1, 0), (1, 1)]
+    assert pair.kept.nbytes == 120_000
