@@ -99,7 +99,9 @@ def receive(channel: socket.socket) -> tuple[socket.socket, bytes] | None:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(payload[: len(payload) // fds.itemsize * fds.itemsize])
         try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not fds:
+            if flags & socket.MSG_CTRUNC or not fds:
+                raise OSError("no file descriptor is left")
+            if flags & socket.MSG_TRUNC:
                 raise OSError("the message that hands it over was cut")
             data = data[1:] if len(fds) == 1 else _read(fds[1])
         except OSError as error:
