@@ -6,6 +6,7 @@ One lane, a slab of four results and memory for a few more.
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 
 from shoal import Client as Guest
+from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.server import Server, imbalances, serving
+from tests.end_to_end.window_client import WindowClient
 
 NUM_FLOATS = 1_500_000
 #: An answer of 6 MB: more than the kernel takes for a client that reads nothing.
@@ -72,6 +75,7 @@ class TritonPythonModel:
 """
 MIB = 1 << 20
 NUM_READERS = 32
+INFER, RESOURCE_EXHAUSTED = "/inference.GRPCInferenceService/ModelInfer", "8"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,8 @@ def server(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         (repository / name / "config.pbtxt").write_text(config)
         if code:
             (repository / name / "1" / "model.py").write_text(code)
-    with serving(repository, "--http-process-count=1", "--shm-oversize-mib=64", f"--client-socket={path}") as running:
+    flags = ["--grpc-port=0", "--http-process-count=1", "--shm-oversize-mib=64", f"--client-socket={path}"]
+    with serving(repository, *flags) as running:
         yield running
         assert running.stop() == 0, running.log.decode()
 
@@ -100,6 +105,14 @@ def big(number: int) -> bytes:
         "parameters": {"binary_data_output": True},
     }
     return post("big", json.dumps(asked).encode())
+
+
+def grpc_big(number: int) -> bytes:
+    """The same over gRPC."""
+    request = service.ModelInferRequest(model_name="big")
+    request.inputs.add(name="A", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(np.array([number], np.float32).tobytes())
+    return bytes(request.SerializeToString())
 
 
 def is_right(client: Client, number: int) -> bool:
@@ -125,6 +138,26 @@ def test_clients_that_read_nothing_keep_nobody_waiting(server: Server) -> None:
     assert is_right(readers[-1], NUM_READERS - 1)
     for reader in readers:
         reader.socket.close()
+    server.ledger_once(lambda ledger: not imbalances(ledger))
+
+
+def test_calls_whose_responses_are_not_read_keep_nobody_waiting(server: Server) -> None:
+    with ExitStack() as stack:
+        readers = [stack.enter_context(WindowClient(server.grpc_port)) for _ in range(NUM_READERS)]
+        for number, reader in enumerate(readers):
+            reader.call(INFER, grpc_big(number), ends=True)
+        with Client(server) as another:
+            assert all(is_right(another.send(big(number)), number) for number in range(20))
+        statuses = set()
+        for number, reader in enumerate(readers):
+            reader.open_windows()
+            status = reader.trailers(1)["grpc-status"]
+            if status == "0":
+                (message,) = reader.messages(1)
+                (tensor,) = service.ModelInferResponse.FromString(message).raw_output_contents
+                assert tensor == np.full(NUM_FLOATS, number, np.float32).tobytes()
+            statuses.add(status)
+        assert statuses == {"0", RESOURCE_EXHAUSTED}
     server.ledger_once(lambda ledger: not imbalances(ledger))
 
 
