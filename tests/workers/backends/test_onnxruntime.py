@@ -157,7 +157,8 @@ def test_a_scalar_is_one_element_without_batching(onnx_file: Any) -> None:
     assert (output.shape, output.tolist()) == ((1,), [-3])
 
 
-def test_large_outputs_are_computed_in_the_block(onnx_file: Any, batcher: Batcher) -> None:
+def test_large_outputs_are_computed_in_the_block(onnx_file: Any, make_batcher: Callable[..., Batcher]) -> None:
+    batcher = make_batcher(4 << 20, 4 << 20)  # a block of its slab may have a quarter of that
     file = onnx_file("Neg", [("X", TensorProto.FLOAT, ["N", 40000])], [("Y", TensorProto.FLOAT, ["N", 40000])])
     config = one_to_one("TYPE_FP32", [40000])
     backend = loaded(file, config)
@@ -209,7 +210,8 @@ def test_a_file_that_errs_about_its_dimensions_is_found_out_and_its_outputs_copi
     assert backend.known_outputs({"X": array}, 2) is None
 
 
-def test_a_failure_while_bound_gives_the_block_back(onnx_file: Any, batcher: Batcher) -> None:
+def test_a_failure_while_bound_gives_the_block_back(onnx_file: Any, make_batcher: Callable[..., Batcher]) -> None:
+    batcher = make_batcher(4 << 20, 4 << 20)  # a block of its slab may have a quarter of that
     file = onnx_file("Reshape", [("X", TensorProto.FLOAT, ["N", 80000])], [("Y", TensorProto.FLOAT, ["N", 80000])],
                      [numpy_helper.from_array(np.array([-1, 7], np.int64), "S")])  # fmt: skip
     config = one_to_one("TYPE_FP32", [80000])
