@@ -1,6 +1,6 @@
 """Requests as they come in: queued for their model, or refused at once. Lives in the batcher."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.guests import checked
@@ -34,12 +34,15 @@ class Arrivals:
         self.is_resuming = False
         self._said_again: list[tuple[int, Model, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
+        self._answered: Container[int] = ()
         self._heard: set[int] = set()
 
-    def resume(self, in_hand: set[int]) -> None:
-        """Clients say again what is open, behind what they had said before they knew; workers have some of it."""
+    def resume(self, in_hand: set[int], answered: Container[int] = ()) -> None:
+        """Clients say again what is open, behind what they had said before they knew; workers have some of it, and some
+        was answered before its client said it again."""
         self.is_resuming = True
         self._in_hand = in_hand
+        self._answered = answered
 
     def keep_sequences_back(self) -> None:
         """Queue no request of a sequence before `queue_sequences`: an earlier one may come by another front end."""
@@ -61,7 +64,12 @@ class Arrivals:
         """Every client has said what is open: all that comes from now on is new."""
         self.is_resuming = False
         self._in_hand = set()
+        self._answered = ()
         self._heard.clear()
+
+    def has_heard(self, key: int) -> bool:
+        """Whether a client has said this request again."""
+        return key in self._heard
 
     def accept(self, client: Client, record: Record, now_ns: int) -> None:
         """One REQUEST: it is queued, or refused. Raises LayoutError for what no client says."""
@@ -76,8 +84,12 @@ class Arrivals:
             return  # said again to a batcher that had heard it the first time
         if self.is_resuming:
             self._heard.add(key)
+            if key in self._answered:
+                return
         model = self._models.get(model_id)
         if model is None or model.is_failed:
+            if self.is_resuming and key in self._requests:
+                return  # a worker that has it from a dead batcher answers
             self._requests.turn_away(client, number, Reason.NOT_READY if model is None else Reason.MODEL_FAILED)
             return
         if client.is_guest:

@@ -69,17 +69,13 @@ class Exchange:
         self._shortages = Shortages(self.clients, self.holders, self.blocks, self._written_clients)
         self._executions = Executions(self._requests, self._awake, wall_offset_ns)
         self._arrivals = Arrivals(
-            self.models,
-            self.workers,
-            self._requests,
-            self._counted,
-            self._awake,
-            deadline_ns=deadline_ns,
-            tell_cancelled=self._tell_cancelled,
-        )
+            self.models, self.workers, self._requests, self._counted, self._awake,
+            deadline_ns=deadline_ns, tell_cancelled=self._tell_cancelled,
+        )  # fmt: skip
         self.succession = Succession(
-            self.clients, self.workers, self._busy, self._arrivals, self._late, self.blocks, self._drain_client
-        )
+            self.clients, self.workers, self._busy, self._requests, self._arrivals, self._late, self.blocks,
+            self._drain_client,
+        )  # fmt: skip
         self.ensembles = Ensembles(
             self.models,
             self._requests,

@@ -82,10 +82,11 @@ class Holders:
         held = [*self._held.items(), *self._parts]
         return [(key >> NUMBER_BITS, ref_owner(ref)) for key, ref in held if ref_owner(ref) in segments]
 
-    def release_owner(self, owner: int) -> list[int]:
-        """A client is gone with all it held. Returns the blocks nobody holds any more."""
-        gone = [(key, 0) for key in self._held if key >> NUMBER_BITS == owner]
+    def release_owner(self, owner: int, but: Container[int] = ()) -> list[int]:
+        """A client is gone with all it held, except what it holds by the keys `but`. Returns the blocks nobody holds
+        any more."""
+        gone = [(key, 0) for key in self._held if key >> NUMBER_BITS == owner and key not in but]
         for part, num_parts in self._parts.items():
-            if part[0] >> NUMBER_BITS == owner:
+            if part[0] >> NUMBER_BITS == owner and part[0] not in but:
                 gone += [part] * num_parts
         return [ref for key, part in gone if (ref := self.release(key, part))]

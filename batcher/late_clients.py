@@ -1,17 +1,21 @@
 """Clients that a dead batcher has left and that have not said again what is open: nothing waits for them.
 
 Such a client may be in users' code that holds its interpreter for minutes. Its successor serves everybody else
-meanwhile, and keeps for it
+meanwhile, and
 
-- its ring, unread: what stands there is void until it has said again what is open, and is said again then;
-- what workers have answered to its requests, and the blocks that lie in;
-- every block that it may hold. Those are blocks that the dead one may have passed on; what workers have answered since,
-  no late client can have seen.
+- leaves its ring unread: what stands there has its effect once the client has said again what is open;
+- counts those of its requests as open that workers have, as the workers' rings describe them: an answer goes into the
+  client's ring at once, so that it is not lost where this batcher dies, too. (One that `preserve_ordering` keeps back
+  for another request is lost, as any client's is.) Their times in the statistics begin when the dead batcher accepted
+  them; an answer that it had passed on without noting so is said again, which the client drops, and counted again;
+- frees no block that the client may hold. Those are blocks that the dead batcher may have passed on; what workers have
+  answered since has its holders, as always.
 
 Changed by the exchange; lives in the batcher.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from shoal.batcher.holders import Holders
 from shoal.batcher.peers import Client
@@ -19,21 +23,23 @@ from shoal.shm.layout import DONE, NUMBER_BITS, RESPONSE, D
 from shoal.shm.ring import Record
 
 _BLOCK = D.BLOCK
-#: What an answer comes to, done when its client has said that it still waits for it: told the time.
-Deliver = Callable[[int], object]
 
 
 class LateClients:
-    """Those clients, by owner id, and what is kept for them."""
+    """Those clients, by owner id, and what is known of them."""
 
     def __init__(self, holders: Holders) -> None:
         self.holders = holders
         # Changed by the methods below.
         self._clients: dict[int, Client] = {}
-        #: By key: what to do, and the block it is about (0 = none).
-        self._answers: dict[int, list[tuple[Deliver, int]]] = {}
+        #: By owner, the keys of requests that workers had from the dead batcher, answered since or not.
+        self._in_hand: dict[int, set[int]] = {}
         self._answered_since: set[int] = set()  # blocks
         self._withheld: set[int] = set()  # blocks that nobody holds, but perhaps a late client
+        #: Blocks that nobody holds, but perhaps the client whose ring is being read; None: none is.
+        self._unheld: set[int] | None = None
+        #: Of that client, the requests whose replies it says it holds.
+        self._said_held: set[int] = set()
         self._has_begun = False
         #: Blocks that guests say they hold, until the workers whose they are have named them.
         self._claimed: set[int] = set()
@@ -54,8 +60,28 @@ class LateClients:
         """All that workers had said to the dead one has been read: it may have passed that on, but nothing later."""
         self._has_begun = True
 
+    def client_of(self, key: int) -> Client | None:
+        """The late client whose request this is; None where its client is not late."""
+        return self._clients.get(key >> NUMBER_BITS)
+
+    def has(self, key: int) -> bool:
+        """Whether a request is a late client's."""
+        return key >> NUMBER_BITS in self._clients
+
+    def note_in_hand(self, key: int) -> None:
+        """A worker has this request of a late client from the dead batcher."""
+        self._in_hand.setdefault(key >> NUMBER_BITS, set()).add(key)
+
+    def in_hand_of(self, owner: int) -> AbstractSet[int]:
+        """The requests of a client that workers had when it was late; each is open, or has been answered."""
+        return self._in_hand.get(owner, frozenset())
+
+    def drop(self, key: int) -> None:
+        """No worker has the request any more, and it was not answered."""
+        self._in_hand.get(key >> NUMBER_BITS, set()).discard(key)
+
     def pop(self, owner: int) -> Client | None:
-        """It has said again what is open, or is dead; then `settle`. None where it is not late."""
+        """It says again what is open, or is dead; then `settle`. None where it is not late."""
         return self._clients.pop(owner, None)
 
     def heard(self, records: Sequence[Record]) -> None:
@@ -69,18 +95,6 @@ class LateClients:
     def _look(self) -> None:
         self.are_any = bool(self._clients or self._claimed)
 
-    def keep(self, key: int, deliver: Deliver, ref: int = 0) -> None:
-        """A request that is not open has been answered, with a block or without. Kept where its client is late."""
-        if key >> NUMBER_BITS not in self._clients:
-            return
-        if ref:
-            self.holders.hold_part(ref, -key)
-        self._answers.setdefault(key, []).append((deliver, ref))
-
-    def answered_of(self, owner: int) -> list[int]:
-        """The keys of a client's requests that answers are kept for."""
-        return [key for key in self._answers if key >> NUMBER_BITS == owner]
-
     def claim(self, ref: int) -> None:
         """A guest says that it holds a block: nobody else frees it until its worker has named it, if it has not yet."""
         if ref not in self._withheld and not self.holders.is_held(ref):
@@ -89,6 +103,9 @@ class LateClients:
 
     def withholds(self, ref: int) -> bool:
         """Whether a block that nobody holds any more must not be freed yet; it is told of by `settle` later."""
+        if self._unheld is not None:
+            self._unheld.add(ref)
+            return True  # what the client says next may be that it holds it
         if ref in self._claimed:
             return True  # its worker, which may have taken it for something else by now, is yet to say that it has it
         if not self._clients:
@@ -100,22 +117,35 @@ class LateClients:
         self._withheld.add(ref)
         return True
 
+    def begin_reading(self) -> None:
+        """The ring of a client that was late is about to be read: no block is freed before `settle`."""
+        self._unheld = set()
+
     def begin_again(self, owner: int) -> None:
         """A client says what it holds from the beginning: it had begun to when another batcher took the place."""
-        self._withheld.update(self.holders.release_owner(owner))
+        released = self.holders.release_owner(owner, self.in_hand_of(owner))
+        (self._withheld if self._unheld is None else self._unheld).update(released)
 
-    def settle(self, owner: int, now_ns: int) -> list[int]:
-        """A client is late no more: what is kept for it is delivered, in order; what it does not wait for any more, or
-        has seen, comes to nothing. Returns the blocks that nobody holds."""
-        unheld = []
-        for key in self.answered_of(owner):
-            for deliver, ref in self._answers.pop(key):
-                deliver(now_ns)
-                if ref and self.holders.release(-key, ref):
-                    unheld.append(ref)
+    def is_counted(self, key: int) -> bool:
+        """A client says that it holds a reply to this request: whether that is known already, since this batcher said
+        the reply itself."""
+        if key not in self.in_hand_of(key >> NUMBER_BITS):
+            return False
+        self._said_held.add(key)
+        return True
+
+    def says_held(self, key: int) -> bool:
+        """Whether the client whose ring was read has said so."""
+        return key in self._said_held
+
+    def settle(self, owner: int) -> set[int]:
+        """A client is late no more. Returns the blocks that nobody holds."""
+        self._in_hand.pop(owner, None)
+        self._said_held.clear()
+        unheld, self._unheld = self._unheld or set(), None
         if not self._clients:
-            unheld += [ref for ref in self._withheld if not self.holders.is_held(ref)]
+            unheld |= self._withheld
             self._withheld.clear()
             self._answered_since.clear()
             self._look()
-        return unheld
+        return {ref for ref in unheld if not self.holders.is_held(ref)}

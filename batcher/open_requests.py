@@ -51,7 +51,6 @@ class OpenRequests(dict[int, OpenRequest]):
         """A worker has answered, and will again: a part of the whole. Returns the model where the request fails now."""
         request = self.get(key)
         if request is None:
-            self._late.keep(key, lambda then_ns: self.respond(key, status, ref, header, then_ns, num_pieces), ref)
             return None
         client, model, number, _, _, _, _, _ = request
         num_kept = 0 if model.order is None else model.order.num_kept(key)
@@ -78,9 +77,6 @@ class OpenRequests(dict[int, OpenRequest]):
         """A worker has answered: its words go to the client, which holds the answer's block from now on."""
         request = self.pop(key, None)
         if request is None:
-            self._late.keep(
-                key, lambda then_ns: self.answer(key, status, ref, header, compute, then_ns, num_pieces), ref
-            )
             return
         client, model, number, _, _, start_ns, queue_ns, queued = request
         if ref:
@@ -122,7 +118,6 @@ class OpenRequests(dict[int, OpenRequest]):
         """
         request = self.pop(key, None)
         if request is None:
-            self._late.keep(key, lambda then_ns: self.fail(key, reason, then_ns, cell, detail))
             return None
         client, model, number, _, _, start_ns, _, _ = request
         self._forget(key)
@@ -164,6 +159,9 @@ class OpenRequests(dict[int, OpenRequest]):
         if request is None:
             return
         model = request[1]
+        if self._late.has(key):
+            self.drop(key)
+            return
         if model.sequences is not None:
             model.sequences.add_again(request[-1])
             return
@@ -192,7 +190,7 @@ class OpenRequests(dict[int, OpenRequest]):
         """What a dead worker had been given and had not begun."""
         begun = _batch_begun(worker, reason)
         given = [key for key, running in worker.missing.items() if running.number > begun]
-        return [request[-1] for key in given if (request := self.get(key)) is not None]
+        return [request[-1] for key in given if (request := self.get(key)) is not None and not self._late.has(key)]
 
     def take_back(self, worker: Worker, reason: Reason, detail: int, now_ns: int) -> None:
         """A worker is dead: what it had not begun is queued again.
@@ -214,10 +212,14 @@ class OpenRequests(dict[int, OpenRequest]):
     def _queue_again(self, key: int) -> None:
         """A request whose instance died goes to another, alone and before all that wait."""
         request = self.get(key)
-        if request is not None:
-            model = request[1]
-            model.scheduler.add_first(request[-1])
-            self._counted.add(model)
+        if request is None:
+            return
+        if self._late.has(key):
+            self.drop(key)
+            return
+        model = request[1]
+        model.scheduler.add_first(request[-1])
+        self._counted.add(model)
 
     def _has_begun_twice(self, key: int) -> bool:
         """Whether it was executed before, or its client has seen some of this execution."""
@@ -226,6 +228,15 @@ class OpenRequests(dict[int, OpenRequest]):
     def _forget(self, key: int) -> None:
         self._second_chances.discard(key)
         self._responded.discard(key)
+
+    def drop(self, key: int) -> None:
+        """Remove the request of a client that has not said it again: no worker has it any more, or no client waits for
+        it. It is queued where its client does say it."""
+        model = self.pop(key)[1]
+        self._responded.discard(key)
+        self._late.drop(key)
+        if model.order is not None:
+            self._say_all(model.order.forget(lambda each: each == key))
 
     def forget(self, client: Client) -> list[tuple[int, Model]]:
         """A client is dead: its queued requests are gone, its running ones, which are returned, finish for nobody."""

@@ -308,6 +308,13 @@ class Worker(Peer):
                     return
                 yield position, record
 
+    def given(self) -> list[Record]:
+        """The requests that a dead batcher gave this worker and saw no answer to, in order, where this is known."""
+        if not self.missing:
+            return []
+        items = [record for _, record in self._items(self._link_words[PROGRESS_WORD]) if not record[B.ANSWERED]]
+        return [record for record in reversed(items) if record[B.KEY] in self.missing]
+
     def take_over(self) -> None:
         """Find out what a dead batcher gave this worker and saw no answer to: it stands in the ring between them.
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from shoal.batcher.arrivals import Arrivals
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.late_clients import LateClients
+from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Client, Worker
-from shoal.shm.layout import R
+from shoal.batcher.scheduling.queue import QueuedRequest
+from shoal.shm.layout import B, R
 from shoal.shm.ring import Record
 
 
@@ -25,6 +27,7 @@ class Succession:
         clients: dict[int, Client],
         workers: Mapping[int, Worker],
         busy: dict[int, Worker],
+        requests: OpenRequests,
         arrivals: Arrivals,
         late: LateClients,
         blocks: Blocks,
@@ -33,6 +36,7 @@ class Succession:
         self._clients = clients
         self._workers = workers
         self._busy = busy
+        self._requests = requests
         self._arrivals = arrivals
         self._late = late
         self._blocks = blocks
@@ -47,6 +51,7 @@ class Succession:
 
         What a worker has from the dead batcher stays with it; the rest is queued, and times count from now.
         """
+        self._open_late()
         self._arrivals.resume(self._in_hand())
         self._arrivals.keep_sequences_back()
         for client in tuple(self._clients.values()):
@@ -64,19 +69,57 @@ class Succession:
         if client is None:
             return
         self._clients[owner] = client
-        self._arrivals.resume(self._in_hand().union(self._late.answered_of(owner)))
+        answered = {key for key in self._late.in_hand_of(owner) if key not in self._requests}
+        self._arrivals.resume(self._in_hand(), answered)
+        self._late.begin_reading()
         self._drain(client, now_ns)
+        if owner in self._clients:  # else it was distrusted
+            self._end_unmentioned(owner)
         self._arrivals.end_resuming()
         self._settle(owner, now_ns)
+
+    def _open_late(self) -> None:
+        """Take the requests of late clients that workers have for open, as the workers' rings have them."""
+        for worker in self._workers.values():
+            model = worker.model
+            for item in worker.given():
+                key = item[B.KEY]
+                client = self._late.client_of(key)
+                if client is None:
+                    continue
+                accepted_ns = item[B.ACCEPTED_NS]
+                # Its shape key is not known; nor is it needed, since the request is not queued from this.
+                queued = QueuedRequest(key, item[B.ROWS], 0, accepted_ns)
+                number = key - client.first_key
+                self._requests[key] = (
+                    client, model, number, item[B.BLOCK], item[B.HEADER], accepted_ns, accepted_ns, queued
+                )  # fmt: skip
+                self._late.note_in_hand(key)
+                if model.order is not None:
+                    model.order.begin((key,))
+
+    def _end_unmentioned(self, owner: int) -> None:
+        """What a client says neither that it waits for nor that it holds, it had from the dead batcher, and has
+        released: a second answer to it was dropped, or will be."""
+        for key in tuple(self._late.in_hand_of(owner)):
+            if self._arrivals.has_heard(key) or self._late.says_held(key):
+                continue
+            if key in self._requests:
+                self._requests.drop(key)
+            elif ref := self._late.holders.release(key):
+                self._blocks.free(ref)
 
     def hold(self, client: Client, record: Record) -> None:
         """One HOLD: a client has a reply that a dead batcher passed on."""
         if record[R.MODEL]:
             self._late.begin_again(client.owner)
+        key = client.first_key + record[R.NUMBER]
+        if self._late.is_counted(key):
+            return
         if client.is_guest:
             self._late.claim(record[R.BLOCK])
         holders = self._late.holders
-        (holders.hold_part if record[R.MORE] else holders.hold)(record[R.BLOCK], client.first_key + record[R.NUMBER])
+        (holders.hold_part if record[R.MORE] else holders.hold)(record[R.BLOCK], key)
 
     def expect_worker(self, owner: int) -> None:
         """A worker has said which blocks it has; it need not have been given anything for that."""
@@ -85,7 +128,7 @@ class Succession:
             self._busy[owner] = worker
 
     def remove_late(self, owner: int, now_ns: int) -> Client | None:
-        """A client is dead; it is returned if it was late. Nothing of it is open."""
+        """A client is dead; it is returned if it was late."""
         client = self._late.pop(owner)
         if client is not None:
             self._settle(owner, now_ns)
@@ -106,7 +149,7 @@ class Succession:
         return {key for worker in self._workers.values() for key in worker.missing}
 
     def _settle(self, owner: int, now_ns: int) -> None:
-        for ref in self._late.settle(owner, now_ns):
+        for ref in self._late.settle(owner):
             self._blocks.free(ref)
         self._look_at_sequences(now_ns)
 

@@ -3,26 +3,32 @@
 As in test_takeover.py the dead one is an exchange that is not called any more.
 """
 
-from collections.abc import Collection
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, FREE, HAVE, HOLD, NUMBER_BITS, RELEASE, REPLY, RESPONSE, B, P
-from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell
-from tests.batcher.takeover_play import answer, output_block
+from shoal.shm.layout import (
+    BATCH_ITEM,
+    DONE,
+    HAVE,
+    HOLD,
+    RELEASE,
+    RESCHEDULE,
+    RESPONSE,
+    B,
+    pack_ref,
+)
+from tests.batcher.late_play import LATE, Play, star_of_two
+from tests.batcher.star import HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell
+from tests.batcher.takeover_play import answer, dying, output_block
 from tests.batcher.test_takeover import BATCHING, answers
 
-LATE = CLIENT + 1
-
-
-def star_of_two(config: dict[str, object] = BATCHING, *, may_run_again: bool = False) -> tuple[Star, End, End, End]:
-    """A star with a client, another one that will be late, and a worker."""
-    star = Star()
-    model = star.add_model(MODEL, config, may_run_again=may_run_again)
-    return star, star.add_client(CLIENT), star.add_client(LATE), star.add_worker(WORKER, model)
+ORDERED = {
+    "name": "m",
+    "max_batch_size": 4,
+    "dynamic_batching": {"max_queue_delay_microseconds": 0, "preserve_ordering": True},
+}
 
 
 def begun(star: Star, *clients: End) -> list[tuple[int, ...]]:
@@ -40,8 +46,8 @@ def freed(worker: End) -> list[int]:
     return [block for block in blocks if block]
 
 
-def test_others_are_served_and_an_answer_is_kept() -> None:
-    star, client, late, worker = star_of_two()
+def test_others_are_served_and_an_answer_is_said_at_once() -> None:
+    star, client, late, worker = star_of_two(BATCHING)
     items = begun(star, client, late)
     star.succeed(late=[LATE])
     ask(client, 1, 2)
@@ -57,8 +63,7 @@ def test_others_are_served_and_an_answer_is_kept() -> None:
     client.say(RELEASE, 1)
     star.exchange.step(now_ns=900)
     assert freed(worker) == []  # it holds the late one's answer, too
-    assert late.heard() == []
-    ask(late, 1, 2)
+    ask(late, 1, 2)  # it had collected its replies before this one came
     star.exchange.succession.hear_late(LATE, now_ns=1_000)
     star.exchange.step(now_ns=1_000)
     assert answers(late) == [(1, Reason.NONE)]
@@ -72,7 +77,7 @@ def test_others_are_served_and_an_answer_is_kept() -> None:
 
 
 def test_what_its_ring_says_before_it_has_heard_is_read_when_it_has() -> None:
-    star, _, late, worker = star_of_two()
+    star, _, late, worker = star_of_two(BATCHING)
     star.succeed(late=[LATE])
     ask(late, 1)
     star.exchange.resume(now_ns=600)
@@ -86,7 +91,7 @@ def test_what_its_ring_says_before_it_has_heard_is_read_when_it_has() -> None:
 
 
 def test_an_answer_that_the_dead_one_had_passed_on_is_not_given_twice() -> None:
-    star, _, late, worker = star_of_two()
+    star, _, late, worker = star_of_two(BATCHING)
     (item,) = begun(star, late)
     answer(worker, item)
     star.exchange._drain_worker = lambda *_: None  # type: ignore[method-assign] # it dies before the slot is given back
@@ -95,16 +100,123 @@ def test_an_answer_that_the_dead_one_had_passed_on_is_not_given_twice() -> None:
     late.say(HOLD, 1, 1, output_block(item))
     star.exchange.succession.hear_late(LATE, now_ns=700)
     star.exchange.step(now_ns=700)
-    assert late.heard() == []
+    assert {answered for answered, _ in answers(late)} == {1}  # twice: the client drops the second one
     assert freed(worker) == []
     late.say(RELEASE, 1)
     star.exchange.step(now_ns=800)
     assert freed(worker) == [output_block(item)]
 
 
+@pytest.mark.parametrize("config", [SINGLE, BATCHING])
+def test_an_answer_outlives_a_successor_that_dies_before_the_client_has_spoken(config: dict[str, object]) -> None:
+    play = Play(config)
+    for step in ("ask_late", "step", "answer", "succeed", "succeed"):
+        play.perform(step)
+    play.end()
+    assert (play.answered[LATE], len(play.executed), play.blocks) == ([1], 1, set())
+
+
+def test_an_answer_comes_while_its_client_says_again_that_it_waits() -> None:
+    """Its ring has the resubmission, which came before the reply, and the release, which came after it."""
+    star, _, late, worker = star_of_two(BATCHING)
+    (item,) = begun(star, late)
+    star.succeed(late=[LATE])
+    star.exchange.resume(now_ns=600)
+    ask(late, 1)
+    answer(worker, item)
+    star.exchange.step(now_ns=700)
+    assert answers(late) == [(1, Reason.NONE)]
+    late.say(RELEASE, 1)
+    star.exchange.succession.hear_late(LATE, now_ns=800)
+    star.exchange.step(now_ns=800)
+    assert late.heard() == []
+    assert freed(worker) == [output_block(item)]  # and no batch
+    assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+def test_parts_of_an_answer_are_held_once(is_released: bool) -> None:
+    star, _, late, worker = star_of_two(BATCHING)
+    (item,) = begun(star, late)
+    star.succeed(late=[LATE])
+    star.exchange.resume(now_ns=600)
+    blocks = [pack_ref(WORKER, unit, 1) for unit in (11, 12)]
+    part = (item[B.KEY], item[B.BATCH], 0)
+    worker.say(RESPONSE, *part, blocks[0], HEADER)
+    star.exchange.step(now_ns=700)
+    assert len(late.heard()) == 1
+    if is_released:
+        late.say(RELEASE, 1, 0, blocks[0])
+    else:
+        late.say(HOLD, 1, 1, blocks[0], 0, 0, 0, 0, 0, 0, 0, 0, 1)
+    ask(late, 1)
+    worker.say(RESPONSE, *part, blocks[1], HEADER)
+    star.exchange.step(now_ns=800)
+    assert len(late.heard()) == 1
+    late.say(RELEASE, 1, 0, blocks[1])
+    star.exchange.succession.hear_late(LATE, now_ns=900)
+    star.exchange.step(now_ns=900)
+    assert set(freed(worker)) == set(blocks[1 - is_released :])
+    if not is_released:
+        late.say(RELEASE, 1, 0, blocks[0])
+    worker.say(DONE, item[B.KEY], item[B.BATCH])
+    star.exchange.step(now_ns=1_000)
+    assert freed(worker) == ([] if is_released else blocks[:1])
+    assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
+
+
+def test_a_request_that_is_given_back_meanwhile_is_queued_when_its_client_says_it_again() -> None:
+    star, _, late, worker = star_of_two(BATCHING)
+    (item,) = begun(star, late)
+    star.succeed(late=[LATE])
+    star.exchange.resume(now_ns=600)
+    worker.say(RESCHEDULE, item[B.KEY], item[B.BATCH])
+    star.exchange.step(now_ns=700)
+    assert (worker.heard(), star.exchange.num_open) == ([], 0)
+    ask(late, 1)
+    star.exchange.succession.hear_late(LATE, now_ns=800)
+    star.exchange.step(now_ns=800)
+    (again,) = worker.heard()
+    assert (again[B.KEY], again[B.BATCH]) == (item[B.KEY], 2)
+
+
+@pytest.mark.parametrize("is_given_back", [True, False])
+def test_others_are_answered_in_order_whatever_comes_of_a_late_request(is_given_back: bool) -> None:
+    star, client, late, worker = star_of_two(ORDERED)
+    items = begun(star, client, late)
+    star.succeed(late=[LATE])
+    ask(client, 1)
+    star.exchange.resume(now_ns=600)
+    answer(worker, items[0])
+    star.exchange.step(now_ns=700)
+    if is_given_back:
+        worker.say(RESCHEDULE, items[1][B.KEY], items[1][B.BATCH])
+    else:
+        answer(worker, items[1])
+    star.exchange.step(now_ns=800)
+    assert answers(client) == [(1, Reason.NONE)]
+    assert answers(late) == [(1, Reason.NONE)] * (not is_given_back)
+
+
+def test_an_answer_that_the_dead_one_had_passed_on_and_that_was_released_leaves_nothing() -> None:
+    star, _, late, worker = star_of_two(BATCHING)
+    (item,) = begun(star, late)
+    answer(worker, item)
+    with dying(1):  # the late client has been shown its reply; nothing is acknowledged
+        star.exchange.step(now_ns=550)
+    assert answers(late) == [(1, Reason.NONE)]
+    late.say(RELEASE, 1)
+    star.succeed(late=[LATE])
+    star.exchange.resume(now_ns=600)
+    star.exchange.succession.hear_late(LATE, now_ns=700)
+    star.exchange.step(now_ns=700)
+    assert freed(worker) == [output_block(item)]
+    assert (len(star.exchange.holders), star.exchange.num_open) == (0, 0)
+
+
 @pytest.mark.parametrize("is_held", [True, False])
 def test_no_block_that_it_may_hold_is_freed(is_held: bool) -> None:
-    star, _, late, worker = star_of_two()
+    star, _, late, worker = star_of_two(BATCHING)
     (item,) = begun(star, late)
     answer(worker, item)
     star.exchange.step(now_ns=600)
@@ -125,7 +237,7 @@ def test_no_block_that_it_may_hold_is_freed(is_held: bool) -> None:
 
 
 def test_a_block_that_another_client_held_with_it_is_not_freed() -> None:
-    star, client, late, worker = star_of_two()
+    star, client, late, worker = star_of_two(BATCHING)
     items = begun(star, client, late)
     for item in items:
         answer(worker, item)
@@ -143,7 +255,7 @@ def test_a_block_that_another_client_held_with_it_is_not_freed() -> None:
 
 
 def test_blocks_of_answers_since_then_are_freed_as_always() -> None:
-    star, client, _, worker = star_of_two()
+    star, client, _, worker = star_of_two(BATCHING)
     star.succeed(late=[LATE])
     star.exchange.resume(now_ns=600)
     (item,) = begun(star, client)
@@ -157,7 +269,7 @@ def test_blocks_of_answers_since_then_are_freed_as_always() -> None:
 @pytest.mark.parametrize("may_run_again", [True, False])
 def test_an_instance_that_dies_meanwhile(may_run_again: bool) -> None:
     """What it was executing fails, or runs once more, when the client says that it waits for it."""
-    star, _, late, worker = star_of_two(may_run_again=may_run_again)
+    star, _, late, worker = star_of_two(BATCHING, may_run_again=may_run_again)
     (item,) = begun(star, late)
     worker.begin(item[B.BATCH])
     star.succeed(late=[LATE])
@@ -172,7 +284,7 @@ def test_an_instance_that_dies_meanwhile(may_run_again: bool) -> None:
 
 
 def test_one_that_dies_leaves_nothing() -> None:
-    star, _, late, worker = star_of_two()
+    star, _, late, worker = star_of_two(BATCHING)
     (item,) = begun(star, late)
     star.succeed(late=[LATE])
     star.exchange.resume(now_ns=600)
@@ -189,7 +301,7 @@ def test_one_that_dies_leaves_nothing() -> None:
 
 def test_what_it_holds_counts_once_though_it_says_so_twice() -> None:
     """Two batchers die while it cannot read; the third reads what it has said to both."""
-    star, _, late, worker = star_of_two()
+    star, _, late, worker = star_of_two(BATCHING)
     (item,) = begun(star, late)
     worker.say(RESPONSE, item[B.KEY], item[B.BATCH], 0, output_block(item), HEADER)
     star.exchange.step(now_ns=600)
@@ -208,7 +320,7 @@ def test_what_it_holds_counts_once_though_it_says_so_twice() -> None:
 
 
 def test_a_model_stays_until_every_front_end_has_said_what_is_open() -> None:
-    star, _, late, _ = star_of_two()
+    star, _, late, _ = star_of_two(BATCHING)
     star.succeed(late=[LATE])
     next(iter(star.exchange._late._clients.values())).is_front_end = True
     star.exchange.retire_model(MODEL)
@@ -221,7 +333,13 @@ def test_a_model_stays_until_every_front_end_has_said_what_is_open() -> None:
 
 
 STEPS = st.lists(
-    st.sampled_from(["ask", "ask_late", "answer", "release", "step", "hear", "succeed", "succeed", "succeed_untold"]),
+    st.sampled_from(
+        [
+            *("ask", "ask_late", "answer", "answer_one", "give_back", "release", "step", "step_unread", "hear"),
+            *("say", "say_stale", "succeed", "succeed", "succeed_untold"),
+            *(f"die_{number}" for number in range(1, 7)),
+        ]
+    ),
     max_size=60,
 )
 
@@ -233,140 +351,11 @@ def test_every_request_gets_exactly_one_answer_and_every_block_is_freed(
 ) -> None:
     play = Play(config)
     for step in steps:
-        getattr(play, step)()
-    play.hear()
-    for _ in range(2 * sum(play.number.values()) + 3):
-        play.step()
-        play.answer()
-    play.tell()
-    play.step()
-    play.release()
-    play.step()
-    play.answer()  # takes back what was freed
+        play.perform(step)
+    play.end()
     for owner, number in play.number.items():
         assert sorted(play.answered[owner]) == list(range(1, number + 1))
     assert sorted(play.executed) == sorted(set(play.executed))
     assert not play.blocks
     assert len(play.star.exchange.holders) == 0
     assert cell(play.star.model(MODEL), "pending_count") == 0
-
-
-class Play:
-    """Two clients, one of which may take its time to hear of a batcher, a worker, and batchers that die."""
-
-    def __init__(self, config: dict[str, object]) -> None:
-        self.star, client, late, self.worker = star_of_two(config)
-        self.clients = {CLIENT: client, LATE: late}
-        self.now_ns = 1_000
-        self.number = dict.fromkeys(self.clients, 0)
-        self.open: dict[int, set[int]] = {owner: set() for owner in self.clients}
-        self.unreleased: dict[int, dict[int, int]] = {owner: {} for owner in self.clients}
-        self.answered: dict[int, list[int]] = {owner: [] for owner in self.clients}
-        self.is_late = False
-        self.todo: list[tuple[int, ...]] = []
-        self.executed: list[int] = []
-        self.blocks: set[int] = set()  # of the worker's, taken
-
-    def ask(self, owner: int = CLIENT) -> None:
-        if self.number[owner] < 6:
-            self.number[owner] += 1
-            self.open[owner].add(self.number[owner])
-            ask(self.clients[owner], self.number[owner])
-
-    def ask_late(self) -> None:
-        self.ask(LATE)
-
-    def step(self) -> None:
-        self.now_ns += 10
-        self.star.exchange.step(self.now_ns)
-        self.collect(self.clients)
-
-    def collect(self, owners: Collection[int]) -> None:
-        for owner in owners:
-            for reply in self.clients[owner].heard():
-                assert reply[0] == REPLY
-                assert reply[P.REASON] == Reason.NONE
-                if reply[P.NUMBER] in self.open[owner]:  # a reply that was told before is dropped
-                    self.open[owner].remove(reply[P.NUMBER])
-                    self.answered[owner].append(reply[P.NUMBER])
-                    self.unreleased[owner][reply[P.NUMBER]] = reply[P.BLOCK]
-
-    def answer(self) -> None:
-        """The worker takes what came and executes its first batch."""
-        for record in self.worker.heard():
-            if record[0] == FREE:
-                self.free(record[B.BLOCK])
-            else:
-                self.free(record[B.FREED])
-                self.todo.append(record)
-        if not self.todo:
-            return
-        batch = self.todo[0][B.BATCH]
-        self.worker.begin(batch)
-        for item in [item for item in self.todo if item[B.BATCH] == batch]:
-            self.todo.remove(item)
-            self.executed.append(item[B.KEY])
-            self.blocks.add(output_block(item))
-            answer(self.worker, item)
-
-    def free(self, block: int) -> None:
-        assert all(block not in unreleased.values() for unreleased in self.unreleased.values())
-        self.blocks.discard(block)
-
-    def release(self) -> None:
-        for owner, unreleased in self.unreleased.items():
-            for number in unreleased:
-                self.clients[owner].say(RELEASE, number)
-            unreleased.clear()
-
-    def succeed(self) -> None:
-        self.star.succeed(late=[LATE])
-        self.is_late = True
-        self.tell()
-        self.resume()
-
-    def succeed_untold(self) -> None:
-        """The worker is executing, and tells later."""
-        self.star.succeed(late=[LATE])
-        self.is_late = True
-        self.resume()
-
-    def tell(self) -> None:
-        for block in self.blocks:
-            self.worker.say(HAVE, 0, 0, 0, block)
-        self.star.exchange.succession.expect_worker(WORKER)
-
-    def resume(self) -> None:
-        self.say_again(CLIENT)
-        self.now_ns += 10
-        self.star.exchange.resume(self.now_ns)
-
-    def hear(self) -> None:
-        """The late client reads at last."""
-        if self.is_late:
-            self.is_late = False
-            self.say_again(LATE)
-            self.now_ns += 10
-            self.star.exchange.succession.hear_late(LATE, self.now_ns)
-
-    def say_again(self, owner: int) -> None:
-        self.collect([owner])
-        is_first = 1
-        for number, block in self.unreleased[owner].items():
-            self.clients[owner].say(HOLD, number, is_first, block)
-            is_first = 0
-        for number in sorted(self.open[owner]):
-            ask(self.clients[owner], number)
-
-
-def test_keys_of_a_late_client_are_its_own() -> None:
-    """What is kept is found by the owner in the key, and holds its block under another name."""
-    star, _, late, worker = star_of_two()
-    (item,) = begun(star, late)
-    assert item[B.KEY] >> NUMBER_BITS == LATE
-    star.succeed(late=[LATE])
-    star.exchange.resume(now_ns=600)
-    answer(worker, item)
-    star.exchange.step(now_ns=700)
-    assert star.exchange.holders.release_owner(LATE) == []
-    assert star.exchange.holders.is_held(output_block(item))
