@@ -134,7 +134,7 @@ class Star:
         """Tell a successor, which knows the models, of everybody; then everybody of it; it serves at once.
 
         It passes over what stands in clients' rings as it maps them, so they must not say again what is open before it
-        has. It waits for nobody's word: a client's requests, and workers' answers to them, are put off until the client
+        has. It waits for no client: the requests of one are put off until that client
         has said again what is open (`client_told`).
         """
         successor = self.batcher

@@ -38,9 +38,13 @@ def _parse(name: str, value: Any, spec: TensorSpec | None) -> ParsedInput:
     if datatype is None:
         raise InvalidArgumentError(f"input '{name}' is of numpy type {array.dtype}, which no tensor has")
     if datatype is BYTES:
+        kinds = {type(element) for element in array.ravel().tolist()}
+        if others := kinds - {bytes, str}:
+            found = ", ".join(sorted(kind.__name__ for kind in others))
+            raise InvalidArgumentError(f"input '{name}': an element of a BYTES tensor is {found}, not bytes or str")
         try:
             return ParsedInput(name, datatype, array.shape, memoryview(encode_strings(array)), array.size)
-        except TypeError as error:
+        except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"input '{name}': {error}") from error
     if datatype is BF16 and array.dtype == FP32.dtype:
         array = (array.view(np.uint32) >> 16).astype(BF16.dtype)  # the upper half, as Triton's client has it
