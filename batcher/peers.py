@@ -275,7 +275,11 @@ class Worker(Peer):
         if (running := self.partly_answered) is not None:
             self.partly_answered = None
             if running.num_missing and not self.overlaps:
+                order = self.model.order
                 for key in [key for key in self._positions(running) if self.missing.get(key) is not running]:
+                    if order is not None and order.num_kept(key):
+                        self.note_overlap()  # a successor cannot know which answers were kept back
+                        break
                     self._mark(running, key)
         self._link_words[PROGRESS_WORD] = self.num_finished
         self.reader.acknowledge()

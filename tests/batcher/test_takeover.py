@@ -323,3 +323,25 @@ def test_an_instance_that_gave_its_only_request_back_is_idle_for_a_successor() -
     for step in ("ask", "step", "give_back", "die_1", "step", "answer", "step"):
         play.perform(step)
     assert (play.answered, len(play.executed)) == ([1], 1)
+
+
+def test_an_answer_that_its_order_kept_back_is_not_executed_again() -> None:
+    star, client, worker = one_of_each(
+        {"name": "m", "max_batch_size": 4, "dynamic_batching": {"preserve_ordering": True}}
+    )
+    ask(client, 1, 2)
+    star.exchange.step(1_000)
+    first, second = worker.heard()
+    worker.begin(first[B.BATCH])
+    answer(worker, second)
+    star.exchange.step(2_000)
+    assert client.heard() == []
+
+    star.succeed()
+    ask(client, 1, 2)
+    star.exchange.resume(3_000)
+    answer(worker, first)
+    star.exchange.step(4_000)
+
+    assert not [record for record in worker.heard() if record[0] == BATCH_ITEM]
+    assert sorted([reply[P.NUMBER] for reply in client.heard()]) == [1, 2]
