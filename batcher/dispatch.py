@@ -45,7 +45,8 @@ class Dispatch:
     def wake_due(self, now_ns: int) -> None:
         """Models whose time has come are awake."""
         for model_id in self.deadlines.take(now_ns):
-            self.awake[model_id] = self._models[model_id]
+            if (model := self._models.get(model_id)) is not None:  # else it is no longer served
+                self.awake[model_id] = model
 
     def form_batches(self, now_ns: int) -> None:
         """Of all that are awake; then none is, but for those whose batches may leave the rate limiter now."""
