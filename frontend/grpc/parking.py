@@ -6,7 +6,7 @@ own, a share of that memory (shoal/shm/shares.py), and its turn when there is ro
 that model alone. One thread, the lane's.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -33,9 +33,9 @@ class Parking:
     def __init__(self, port: Port, model_of: Callable[[Received], int]) -> None:
         self._port = port
         self._model_of = model_of
-        # Changed by park and resume: by model, which calls wait and the bytes that each keeps, and how many bytes these
-        # are together; whose turn is next.
-        self._waiting: dict[int, deque[tuple[Parked, int]]] = {}
+        # Changed by every method that is not a question: by model, which calls wait and the bytes that each keeps, and
+        # how many bytes are kept for it; whose turn is next.
+        self._waiting: dict[int, OrderedDict[Parked, int]] = {}
         self._nbytes_of: dict[int, int] = {}
         self._nbytes = 0
         self._turns: deque[int] = deque()
@@ -69,25 +69,53 @@ class Parking:
         """Have a call wait for a model."""
         self._add(call, model, nbytes, is_first=False)
 
+    def leave(self, call: Parked, model: int) -> None:
+        """A call has ended: if it waits for this model still, it does so no longer, and keeps nothing."""
+        waiting = self._waiting.get(model)
+        if waiting is not None and call in waiting:
+            self._remove(model, waiting, waiting.pop(call))
+
+    def keep(self, received: Received) -> tuple[int, int] | None:
+        """Count a message that waits behind others of its stream; None where that takes too much. `drop` what is
+        returned when it waits no longer."""
+        model, nbytes = self._model_of(received), len(received.data)
+        if not self._has_space(model, nbytes):
+            return None
+        self._count(model, nbytes)
+        return model, nbytes
+
+    def drop(self, model: int, nbytes: int) -> None:
+        """A message that was kept for a model waits no longer."""
+        self._count(model, -nbytes)
+
+    def _count(self, model: int, nbytes: int) -> None:
+        self._nbytes += nbytes
+        self._nbytes_of[model] = self._nbytes_of.get(model, 0) + nbytes
+        if not self._nbytes_of[model]:
+            del self._nbytes_of[model]
+
     def _add(self, call: Parked, model: int, nbytes: int, *, is_first: bool) -> None:
         waiting = self._waiting.get(model)
         if waiting is None:
-            waiting = self._waiting[model] = deque()
+            waiting = self._waiting[model] = OrderedDict()
             self._turns.append(model)
-        (waiting.appendleft if is_first else waiting.append)((call, nbytes))
-        self._nbytes += nbytes
-        self._nbytes_of[model] = self._nbytes_of.get(model, 0) + nbytes
+        waiting[call] = nbytes
+        if is_first:
+            waiting.move_to_end(call, last=False)
+        self._count(model, nbytes)
 
     def _take(self, model: int) -> tuple[Parked, int]:
         """The call to a model that has waited longest; it waits no longer."""
         waiting = self._waiting[model]
-        call, nbytes = waiting.popleft()
-        self._nbytes -= nbytes
-        self._nbytes_of[model] -= nbytes
-        if not waiting:
-            del self._waiting[model], self._nbytes_of[model]
-            self._turns.remove(model)
+        call, nbytes = waiting.popitem(last=False)
+        self._remove(model, waiting, nbytes)
         return call, nbytes
+
+    def _remove(self, model: int, waiting: "OrderedDict[Parked, int]", nbytes: int) -> None:
+        self._count(model, -nbytes)
+        if not waiting:
+            del self._waiting[model]
+            self._turns.remove(model)
 
     def resume(self) -> None:
         """Replies have come: of each model in turn, one call goes on, as long as there is room for any."""

@@ -48,12 +48,19 @@ class Waiting(NamedTuple):
     deadline_s: float
 
 
+class Refusal(NamedTuple):
+    """A message for which there was no memory to wait in: what its client is told at its turn."""
+
+    message: bytes
+    error: ShoalError
+
+
 class StreamCall:
     """A stream until both sides have ended it."""
 
     __slots__ = (
         "_backlog", "_connection", "_deadline_s", "_has_begun", "_has_ended", "_inbox", "_is_over",
-        "_is_parked", "_lane", "_num_kept", "_num_uncredited", "_open", "_opening", "_order", "_stream_id",
+        "_kept", "_lane", "_num_kept", "_num_uncredited", "_open", "_opening", "_order", "_stream_id", "_waits_for",
     )  # fmt: skip
 
     def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
@@ -66,13 +73,14 @@ class StreamCall:
         self._inbox = Inbox(lane.harbour, connection.unfinished)
         self._order: StreamOrder[Answer | None] = StreamOrder()
         self._open: dict[int, Waiting] = {}  # by the request's number
-        self._backlog: deque[Received | Large] = deque()  # whole messages that must wait
+        self._backlog: deque[Received | Large | Refusal] = deque()  # whole messages that must wait
+        self._kept: deque[tuple[int, int]] = deque()  # of each of them, what parking has counted
         self._num_uncredited = 0
         self._num_kept = 0  # bytes of the backlog that count against the connection's window
         self._has_begun = False  # its head was sent
         self._has_ended = False  # the client sends nothing more
         self._is_over = False
-        self._is_parked = False  # it waits for room
+        self._waits_for = 0  # the model that has no room for the next one
 
     # --- requests come in ---
 
@@ -106,16 +114,18 @@ class StreamCall:
 
     def _work_off(self) -> None:
         """Ask what has come, as far as the bound and the room allow."""
-        if not self._is_parked and (model := self._ask_all(is_our_turn=False)):
-            self._is_parked = True
-            self._lane.parking.park(self, model, 0)  # its messages are bounded by the stream's window
+        if not self._waits_for and (model := self._ask_all(is_our_turn=False)):
+            self._waits_for = model
+            self._lane.parking.park(self, model, 0)  # its messages are counted one by one
+        if self._backlog:
+            self._keep_backlog()
         self._count_backlog()
 
     def resume(self) -> int:
         """As Parked: for one request it is our turn."""
         num_waiting = len(self._backlog)
         model = self._ask_all(is_our_turn=True)
-        self._is_parked = bool(model)
+        self._waits_for = model
         self._count_backlog()
         if model and len(self._backlog) == num_waiting:
             return model
@@ -131,7 +141,9 @@ class StreamCall:
         backlog, parking = self._backlog, self._lane.parking
         while backlog and len(self._open) + len(self._order) < MAX_OPEN and not self._is_over:
             arrival = backlog[0]
-            if isinstance(arrival, Large):
+            if isinstance(arrival, Refusal):
+                self._refuse(*arrival, self._order.enter())
+            elif isinstance(arrival, Large):
                 error = _too_large(arrival) if self._lane.harbour.is_too_large(arrival.nbytes) else _no_room()
                 self._refuse(stream_error(str(error), arrival.begun), error, self._order.enter())
             elif model := (0 if is_our_turn else parking.must_wait(arrival)) or self._ask(arrival):
@@ -139,10 +151,28 @@ class StreamCall:
             is_our_turn = False
             if backlog:  # a refusal may have ended it all
                 backlog.popleft()
+                if self._kept:
+                    parking.drop(*self._kept.popleft())
         if not backlog and self._num_uncredited and not self._has_ended:
             self._connection.http2.credit(self._stream_id, self._num_uncredited)
             self._num_uncredited = 0
         return 0
+
+    def _keep_backlog(self) -> None:
+        """Have what has come and must wait take none of the memory that all models share, and of that for what waits no
+        more than its model's part: beyond that it is refused at its turn."""
+        backlog, kept, lane = self._backlog, self._kept, self._lane
+        for position in range(len(kept), len(backlog)):
+            arrival, counted = backlog[position], (0, 0)
+            if isinstance(arrival, Received):
+                if (found := lane.parking.keep(arrival)) is None:
+                    error = _no_room()
+                    backlog[position] = Refusal(stream_error(str(error), arrival.data), error)
+                else:
+                    backlog[position], counted = arrival._replace(data=bytes(arrival.data), block=None), found
+                if arrival.block is not None:
+                    lane.free(arrival.block)
+            kept.append(counted)
 
     def _count_backlog(self) -> None:
         """Have what is not consumed count against the connection's window, and no more."""
@@ -319,6 +349,11 @@ class StreamCall:
         for answer in self._order.drain():
             if answer is not None and answer.token is not None:
                 inference.release(*answer.token)
+        parking = self._lane.parking
+        parking.leave(self, self._waits_for)
+        for counted in self._kept:
+            parking.drop(*counted)
+        self._kept.clear()
         for arrival in self._backlog:
             if isinstance(arrival, Received) and arrival.block is not None:
                 self._lane.free(arrival.block)

@@ -24,7 +24,17 @@ _RESOURCE_EXHAUSTED, _INTERNAL = 8, 13
 class UnaryCall:
     """A call until its message is whole and, if it is an inference, its model has answered."""
 
-    __slots__ = ("_connection", "_deadline_s", "_inbox", "_lane", "_number", "_opening", "_parked", "_stream_id")
+    __slots__ = (
+        "_connection",
+        "_deadline_s",
+        "_inbox",
+        "_lane",
+        "_number",
+        "_opening",
+        "_parked",
+        "_stream_id",
+        "_waits_for",
+    )
 
     def __init__(self, lane: Desk, connection: GrpcConnection, stream_id: int, opening: Opening) -> None:
         self._lane = lane
@@ -36,6 +46,7 @@ class UnaryCall:
         self._inbox: Inbox | None = None  # a message that comes in one piece, as most do, needs none
         self._number = 0  # of the request that is waited for
         self._parked: Received | None = None  # the message, until there is room for the request
+        self._waits_for = 0  # the model that has none
 
     # --- the message comes in ---
 
@@ -113,7 +124,7 @@ class UnaryCall:
             self._lane.free(block)
         model = model or self._ask(received)
         if model:
-            self._parked = received
+            self._parked, self._waits_for = received, model
             self._lane.parking.park(self, model, len(received.data))
 
     def _ask(self, received: Received) -> int:
@@ -153,6 +164,7 @@ class UnaryCall:
         received = self._parked
         if received is not None:
             if model := self._ask(received):
+                self._waits_for = model
                 return model
             self._parked = None
             self._lane.has_output(self._connection)
@@ -235,3 +247,4 @@ class UnaryCall:
             self._lane.inference.forget(self._number)
         if self._parked is not None:
             self._parked = None
+            self._lane.parking.leave(self, self._waits_for)

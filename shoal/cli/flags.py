@@ -305,7 +305,8 @@ BOUNDS = (
     honour(
         "max-in-flight",
         integer(1, 65536),
-        "requests of one model in one front-end process at once, of all models four times as many; above it 503",
+        "requests of one model in one front-end process at once, of all models four times as many; one model less "
+        "than twice what is free of these; above it 503",
     ),
     honour("default-max-queue-size", integer(1), "requests queued for a model whose config bounds nothing"),
     honour(

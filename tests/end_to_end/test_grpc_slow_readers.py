@@ -1,7 +1,10 @@
 """Clients of streams that do not read, of gRPC and of HTTP: others of the model are answered, and nothing is left."""
 
+import os
 import queue
+import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +182,27 @@ def test_unfinished_messages_take_a_bounded_part_of_the_lane_s_memory(
         stalled.send(call, framed[45_000:], ends=True)
         assert stalled.trailers(call)["grpc-status"] == "0"
     assert stalled.trailers(calls[-1])["grpc-status"] == RESOURCE_EXHAUSTED
+
+
+def test_messages_of_streams_that_wait_for_a_model_leave_memory_to_others(server: Server, reader: Any) -> None:
+    """More than the lane's slab takes."""
+    is_answered(reader, "whole")
+    (worker,) = [pid for pid in server.children if title(pid).startswith("shoal worker whole")]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(WindowClient(server.grpc_port)) for _ in range(5)]
+        os.kill(worker, signal.SIGSTOP)
+        stack.callback(os.kill, worker, signal.SIGCONT)
+        calls = []
+        for each in clients:
+            each.open_windows()
+            calls += [(each, each.call(STREAM, whole(1 << 20), ends=True)) for _ in range(8)]
+            assert len(each.messages(each.call(LIVE, b"", ends=True))) == 1  # all before it has come
+        is_answered(reader, "flood")
+        os.kill(worker, signal.SIGCONT)
+        for each, call in calls:
+            (message,) = each.messages(call)
+            answer = service.ModelStreamInferResponse.FromString(message)
+            assert len(answer.infer_response.raw_output_contents[0]) == 1 << 20, answer.error_message
 
 
 def test_results_that_are_not_read_hold_up_no_other_client(stalled: WindowClient, reader: Any) -> None:

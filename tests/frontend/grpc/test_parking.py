@@ -36,6 +36,12 @@ class Calls:
         self.asked: list[tuple[int, int]] = []
         self._num = 0
 
+    def park(self, model: int, nbytes: int) -> "Call":
+        self._num += 1
+        call = Call(self, self._num, model)
+        self.parking.park(call, model, nbytes)
+        return call
+
     def come(self, model: int, nbytes: int = 1) -> bool:
         """A call to a model; whether it waits."""
         self._num += 1
@@ -103,6 +109,32 @@ def test_what_waits_for_one_model_leaves_memory_for_another(calls: Calls, monkey
     assert not calls.parking.may_wait(SLOW, message)
     assert calls.parking._nbytes == 80  # two thirds
     assert calls.come(OTHER, 10)
+
+
+def test_a_call_that_ends_while_it_waits_keeps_nothing(calls: Calls) -> None:
+    first, second = calls.park(SLOW, 10), calls.park(SLOW, 20)
+    calls.parking.leave(first, SLOW)
+    assert calls.parking._nbytes == 20
+    calls.parking.leave(first, SLOW)  # it has left
+    calls.room.left = {SLOW: 2}
+    calls.parking.resume()
+    assert calls.asked == [(SLOW, 2)]
+    calls.parking.leave(second, SLOW)  # it has gone on
+    calls.parking.leave(calls.park(OTHER, 10), OTHER)
+    assert (calls.parking._nbytes, calls.parking._waiting, len(calls.parking._turns)) == (0, {}, 0)
+
+
+def test_messages_of_streams_count_as_calls_do(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parking_module, "MAX_PARKED_BYTES", 120)
+    message = Received(bytes([SLOW]) * 10, None, 0, is_compressed=False)
+    kept = []
+    while (counted := calls.parking.keep(message)) is not None:
+        kept.append(counted)
+    assert len(kept) == 8  # two thirds
+    assert not calls.parking.may_wait(SLOW, message)
+    for each in kept:
+        calls.parking.drop(*each)
+    assert calls.parking._nbytes == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from(["come", "room"]), st.integers(1, 4)), max_size=200))
