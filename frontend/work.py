@@ -17,7 +17,7 @@ LOOK_BYTES = 64 * 1024
 _LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>[!-~]+) HTTP/1\.[01]\r\n")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 _CODED = re.compile(rb"\r\n(?:transfer-encoding|expect):", re.IGNORECASE)
-_GRPC_INFER = "/ModelInfer"
+_GRPC_MODELS = ("/ModelInfer", "/ModelReady")
 _MODELS = frozenset({infer, generate, generate_stream, model_is_ready})
 
 
@@ -42,7 +42,7 @@ def work_of(data: bytes, *, is_tunnel: bool) -> Work:
         return Work.REQUEST
     method, target = line["method"].decode("ascii"), line["target"].decode("ascii")
     if is_tunnel:
-        return Work.REQUEST if target.endswith(_GRPC_INFER) else Work.ADMINISTRATION
+        return Work.REQUEST if target.endswith(_GRPC_MODELS) else Work.ADMINISTRATION
     found = HTTP.resolve(method, target)
     if isinstance(found, Found):
         if found.handler in _MODELS:

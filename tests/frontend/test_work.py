@@ -53,5 +53,6 @@ def test_calls_of_grpc_come_from_a_lane_that_has_the_message() -> None:
     load = post("/inference.GRPCInferenceService/RepositoryModelLoad", bytes(1000))
     assert work_of(load[:-500], is_tunnel=True) is ADMINISTRATION
     assert work_of(post("/inference.GRPCInferenceService/ModelInfer"), is_tunnel=True) is REQUEST
+    assert work_of(post("/inference.GRPCInferenceService/ModelReady"), is_tunnel=True) is REQUEST  # as over HTTP
     large = post("/inference.GRPCInferenceService/RepositoryModelLoad", bytes(LOOK_BYTES + 1))
     assert work_of(large[:-500], is_tunnel=True) is REQUEST
