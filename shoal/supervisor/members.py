@@ -99,20 +99,24 @@ class Member:
         self._outbox.clear()
         self.on_gone()
 
-    def kill(self) -> None:
-        """Kill the process, unless it has ended: its pid may be another's by then."""
+    def kill(self) -> bool:
+        """Kill the process, unless it has ended: its pid may be another's by then. False where this process has no
+        descriptor left for that."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return
+            return True
+        except OSError:
+            return False
         try:
             # Its end of the connection is open after the pidfd was opened, so the pidfd is that process's.
             if self._is_open and not self._channel.is_hung_up():
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         except ProcessLookupError:
-            return
+            """It has just ended."""
         finally:
             os.close(pidfd)
+        return True
 
     def close(self) -> None:
         """Hang up, and tell nobody: the supervisor ends."""

@@ -1,8 +1,9 @@
 """For how long a process has said nothing though it could have.
 
 One that waits for a core is not to blame: where many more are runnable than there are cores, it waits for seconds, and
-whoever took its place would wait as long. So time counts while it sleeps, or is stopped; while it is runnable, the CPU
-time it has had does, or a share of it. Pure, but for `observe`. Runs in the supervisor.
+whoever took its place would wait as long. So time counts while it sleeps, or is stopped; while it is runnable, or waits
+for a page of memory or a disk, the CPU time it has had does, or a share of it. Pure, but for `observe`. Runs in the
+supervisor.
 """
 
 import os
@@ -13,7 +14,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Observed(NamedTuple):
-    """What the kernel says of a process: whether it has a core or waits for one, and its CPU time so far."""
+    """What the kernel says of a process: whether it has a core or waits for one, or for memory or a disk, which no
+    signal ends; and its CPU time so far."""
 
     is_runnable: bool
     cpu_s: float
@@ -34,28 +36,34 @@ class Silence:
         self._since_s = now_s
         self._silent_s = 0.0
 
-    def look(self, now_s: float, observed: Observed) -> float:
-        """Seconds of silence so far."""
+    def look(self, now_s: float, observed: Observed | None) -> float:
+        """Seconds of silence so far. What could not be observed is no silence."""
+        if observed is None:
+            self._since_s = now_s
+            return self._silent_s
         elapsed_s, used_s = now_s - self._since_s, observed.cpu_s - self._cpu_s
         self._silent_s += min(elapsed_s, used_s) * self._busy_share if observed.is_runnable else elapsed_s
         self._since_s, self._cpu_s = now_s, observed.cpu_s
         return self._silent_s
 
 
-def observe(pid: int) -> Observed:
-    """A process of ours with all its threads, from proc_pid_stat(5); one that has ended sleeps."""
+def observe(pid: int) -> Observed | None:
+    """A process of ours with all its threads, from proc_pid_stat(5); one that has ended sleeps. None where the system
+    does not say, as this process has no descriptor left."""
     try:
         user, system = _fields(Path(f"/proc/{pid}/stat"))[11:13]
         states = [_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return Observed(False, 0.0)
-    return Observed("R" in states, (int(user) + int(system)) / _TICKS_PER_S)
+    except OSError:
+        return None
+    return Observed("R" in states or "D" in states, (int(user) + int(system)) / _TICKS_PER_S)
 
 
 def _state(thread: Path) -> str:
     try:
         return _fields(thread / "stat")[0]
-    except OSError:  # it has just ended
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
         return ""
 
 

@@ -27,7 +27,7 @@ LOOK_S = 0.25
 class SilentFrontEnds:
     """Looks after all of a star's."""
 
-    def __init__(self, loop: EventLoop, star: Star, observe: Callable[[int], Observed] = observe) -> None:
+    def __init__(self, loop: EventLoop, star: Star, observe: Callable[[int], Observed | None] = observe) -> None:
         self._loop = loop
         self._star = star
         self._observe = observe
@@ -40,10 +40,10 @@ class SilentFrontEnds:
 
     def _look(self, due_s: float) -> None:
         now_s = self._loop.now_s()
+        self._loop.call_after(LOOK_S, lambda: self._look(now_s + LOOK_S))  # first: a look may fail
         if now_s - due_s > LOOK_S:
             self._silent.clear()  # this process itself was held up, and with it perhaps the machine
         self.look(now_s)
-        self._loop.call_after(LOOK_S, lambda: self._look(now_s + LOOK_S))
 
     def look(self, now_s: float) -> None:
         """Kill whichever has been silent for too long."""
@@ -58,5 +58,6 @@ class SilentFrontEnds:
                 silence.look(now_s, self._observe(member.pid))
             elif silence.look(now_s, self._observe(member.pid)) >= SILENT_S:
                 _log.error("the front end with pid %d has not moved for %g s; it is killed", member.pid, SILENT_S)
-                member.kill()
+                if not member.kill():
+                    _log.error("it cannot be killed, as no file descriptor is left; it is tried again")
             self._silent[member] = missing, silence

@@ -282,8 +282,8 @@ class Supervisor:
         instance, client = self._roster.by_owner(owner), self._star.clients.get(owner)
         if instance is not None:
             instance.kill()
-        elif client is not None:
-            (client.member.hang_up if client.is_guest else client.member.kill)()
+        elif client is not None and (client.is_guest or not client.member.kill()):
+            client.member.hang_up()
 
     def _on_gauges(self, question: Question) -> None:
         """What /metrics tells beside the batcher's figures."""

@@ -12,6 +12,7 @@ import pytest
 from shoal.control import Channel, Message
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import MAX_OUTBOX, Acknowledgements, Member
+from tests.supervisor.scarcity import no_descriptors_left
 
 
 class Process:
@@ -186,3 +187,14 @@ def test_a_process_is_killed_only_while_the_pid_is_its_own(start: Callable[[], P
         living.member.kill()  # there is no such process any more
         assert second.poll() is None
         second.kill()
+
+
+def test_without_a_descriptor_left_nobody_is_killed_and_that_is_said(start: Callable[[], Process]) -> None:
+    process = start()
+    program = [sys.executable, "-c", "import signal; signal.pause()"]
+    with subprocess.Popen(program) as living:
+        process.member.pid = living.pid
+        with no_descriptors_left():
+            assert not process.member.kill()
+        assert process.member.kill()
+        assert living.wait() == -signal.SIGKILL

@@ -10,6 +10,13 @@ from pathlib import Path
 import pytest
 
 from shoal.supervisor.silence import Observed, Silence, observe
+from tests.supervisor.scarcity import no_descriptors_left
+
+
+def seen(pid: int) -> Observed:
+    observed = observe(pid)
+    assert observed is not None
+    return observed
 
 
 @pytest.mark.parametrize(
@@ -45,7 +52,7 @@ def test_a_process_is_runnable_if_one_of_its_threads_is() -> None:
         main = Path(f"/proc/{spinning.pid}/stat")
         while main.read_text().rpartition(") ")[2][0] != "S":
             pass
-        assert observe(spinning.pid).is_runnable
+        assert seen(spinning.pid).is_runnable
         spinning.kill()
 
 
@@ -62,14 +69,50 @@ def test_what_the_kernel_says() -> None:
     with spinning:
         assert spinning.stdout is not None
         spinning.stdout.readline()  # it was started, and waits for no file any more
-        begun_s = observe(spinning.pid).cpu_s
-        while not observe(spinning.pid).cpu_s > begun_s:
+        begun_s = seen(spinning.pid).cpu_s
+        while not seen(spinning.pid).cpu_s > begun_s:
             pass
-        assert observe(spinning.pid).is_runnable
+        assert seen(spinning.pid).is_runnable
         spinning.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, spinning.pid, os.WSTOPPED)
-        assert not observe(spinning.pid).is_runnable
+        assert not seen(spinning.pid).is_runnable
         spinning.kill()
-    assert observe(spinning.pid) == Observed(False, 0.0)
+    assert seen(spinning.pid) == Observed(False, 0.0)
     before_s = time.process_time()
-    assert observe(os.getpid()).cpu_s == pytest.approx(before_s, abs=0.5)
+    assert seen(os.getpid()).cpu_s == pytest.approx(before_s, abs=0.5)
+
+
+def test_without_a_descriptor_left_nothing_is_known_and_nobody_is_silent() -> None:
+    with no_descriptors_left():
+        unknown = observe(os.getpid())
+    assert unknown is None
+    silence = Silence(10.0)
+    silence.look(10.0, Observed(True, 5.0))
+    assert silence.look(12.0, unknown) == 0
+    assert silence.look(12.5, Observed(False, 5.0)) == pytest.approx(0.5)
+
+
+def test_what_no_signal_ends_is_no_silence() -> None:
+    """A process waits for memory or a disk in the state in which vfork leaves the parent until the child has ended."""
+    program = """
+import ctypes, os, platform, signal
+CLONE_VFORK, SYS_CLONE = 0x4000, {"x86_64": 56, "aarch64": 220}[platform.machine()]
+if ctypes.CDLL(None).syscall(SYS_CLONE, CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+    print(flush=True)
+    os.read(0, 1)
+    os._exit(0)
+signal.pause()
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.readline()  # its child runs
+        main = Path(f"/proc/{process.pid}/stat")
+        assert main.read_text().rpartition(") ")[2][0] == "D"
+        assert seen(process.pid).is_runnable
+        process.stdin.close()  # the child ends
+        while main.read_text().rpartition(") ")[2][0] != "S":
+            pass
+        assert not seen(process.pid).is_runnable
+        process.kill()

@@ -9,6 +9,7 @@ import pytest
 
 from shoal.supervisor.silence import Observed
 from shoal.supervisor.silent_front_ends import SilentFrontEnds
+from tests.supervisor.scarcity import no_descriptors_left
 from tests.supervisor.sky import Sky
 
 
@@ -43,3 +44,37 @@ def test_one_that_sleeps_for_too_long_is_killed(sky: Sky) -> None:
         assert asleep.wait() == -signal.SIGKILL
         assert waiting.poll() is None
         waiting.kill()
+
+
+def test_the_watch_outlives_a_time_without_descriptors(sky: Sky) -> None:
+    """A front end that is silent is killed once there is a descriptor for that."""
+    sleeps = [sys.executable, "-c", "import signal; signal.pause()"]
+    with subprocess.Popen(sleeps) as asleep, subprocess.Popen(sleeps) as other:
+        sky.a.member.pid, sky.b.member.pid = asleep.pid, other.pid
+        watch = SilentFrontEnds(sky.loop, sky.star, lambda pid: Observed(pid != asleep.pid, 0.0))
+        sky.star.announce_to_clients([{"op": "version"}], lambda: None)
+        watch.look(10.0)
+        with no_descriptors_left():
+            watch.look(11.0)
+        assert asleep.poll() is None
+        watch.look(11.25)
+        assert asleep.wait() == -signal.SIGKILL
+        other.kill()
+
+
+def test_a_look_that_fails_is_followed_by_another(sky: Sky) -> None:
+    looks = list[int]()
+
+    def fails(pid: int) -> Observed:
+        looks.append(pid)
+        if len(looks) == 3:
+            sky.loop.stop()
+        raise RuntimeError
+
+    sky.star.announce_to_clients([{"op": "version"}], lambda: None)
+    with pytest.raises(RuntimeError):
+        SilentFrontEnds(sky.loop, sky.star, fails).watch()
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            sky.loop.run()
+    assert len(looks) == 3
