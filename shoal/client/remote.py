@@ -159,7 +159,13 @@ class RemoteClient(Client):
         """Whether the server can answer for all its models, or for one of them."""
         if not model:
             return bool(self._call(lambda client: client.is_server_ready()))
-        return bool(self._call(lambda client: client.is_model_ready(model, version)))
+        if self._call(lambda client: client.is_model_ready(model, version)):
+            return True
+        try:  # the answer has no reason; of a model that nobody knows this raises it
+            self.model_metadata(model, version=version)
+        except UnavailableError:
+            return False
+        return False
 
     def model_config(self, model: str, *, version: str = "") -> dict[str, Any]:
         """As `Client.model_config`."""

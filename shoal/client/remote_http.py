@@ -24,17 +24,6 @@ class HttpClient(RemoteClient):
             f"HTTP has no stream of tensors: ask model '{asked.model}' at a grpc:// URL, or at the server's socket"
         )
 
-    def is_ready(self, model: str = "", *, version: str = "") -> bool:
-        """As `Client.is_ready`."""
-        if super().is_ready(model, version=version):
-            return True
-        if model:  # the answer has no reason; of a model that nobody knows this raises it
-            try:
-                self.model_metadata(model, version=version)
-            except errors.UnavailableError:
-                return False
-        return False
-
     def _connect(self, timeout: float | None) -> Any:
         limits = {} if timeout is None else {"network_timeout": timeout}
         return self._triton.InferenceServerClient(self._address, **limits)

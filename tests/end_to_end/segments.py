@@ -19,7 +19,8 @@ def copies(supervisor: int, *searched: bytes) -> list[list[str]]:
     seen = set()
     with _stopped(supervisor):
         for link in Path("/proc", str(supervisor), "fd").iterdir():
-            if "shoal" not in os.readlink(link) or (inode := link.stat().st_ino) in seen:
+            # A memfd has a name, what lies in /dev/shm has none.
+            if not os.readlink(link).startswith(("/memfd:shoal", "/dev/shm/")) or (inode := link.stat().st_ino) in seen:
                 continue
             seen.add(inode)
             memory = link.read_bytes()

@@ -188,7 +188,14 @@ def test_what_was_used_last_stays_and_the_rest_makes_room(server: Server, http: 
     http.ask("cached", 5, 0)  # has gone
     assert counts()[1] == 2 + NUM_BLOCKS
     now = samples(server.metrics_port)
-    assert (now["nv_cache_num_entries"], now["nv_cache_util"]) == (NUM_BLOCKS, 1)
+    for number in range(1, 100):
+        if now["nv_cache_num_entries"] == NUM_BLOCKS:
+            break
+        # An evicted answer whose reply a front end has not released yet keeps its block until the next one comes.
+        assert http.ask("cached", 5, number % (NUM_BLOCKS + 1)) == expected(5, number % (NUM_BLOCKS + 1))
+        now = samples(server.metrics_port)
+    assert now["nv_cache_num_entries"] == NUM_BLOCKS
+    assert now["nv_cache_util"] == 1
     assert now["nv_cache_num_evictions"] > evicted
 
 

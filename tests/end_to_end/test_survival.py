@@ -221,7 +221,8 @@ def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client:
     for pid in fresh:
         os.kill(pid, signal.SIGKILL)
     until(lambda: not fresh.keys() & lanes(server).keys())
-    ask(client, "steady")
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as last:
+        ask(last, "steady")
 
 
 def test_a_log_that_nobody_reads_keeps_nobody_from_working(
