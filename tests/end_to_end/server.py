@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -113,11 +114,23 @@ def only(*models: str) -> list[str]:
 
 
 def launch(
-    repository: Path | str | Sequence[Path], *flags: str, environment: Mapping[str, str] | None = None
+    repository: Path | str | Sequence[Path],
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    soft_descriptors: int | None = None,
 ) -> Server:
-    """Exec a server on free ports, with `environment` added to ours; it may still be loading, or fail."""
+    """Exec a server on free ports; it may still be loading, or fail.
+
+    `environment` is added to ours. `soft_descriptors` is the soft limit of open files that the server is started
+    with, at most the hard one; ours is left alone, since a test process may have more open already.
+    """
     repositories = [repository] if isinstance(repository, (Path, str)) else repository
-    command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", "serve"]
+    program = "from shoal.cli import main; raise SystemExit(main())"
+    if soft_descriptors is not None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        limits = (min(soft_descriptors, hard), hard)
+        program = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); {program}"
+    command = [sys.executable, "-c", program, "serve"]
     command += [f"--model-repository={each}" for each in repositories]
     # One process less to start, and to look after, where no test asks for it.
     grpc = "--grpc-port=0" if any("grpc" in flag for flag in flags) else "--allow-grpc=false"
@@ -128,10 +141,13 @@ def launch(
 
 @contextmanager
 def serving(
-    repository: Path | str | Sequence[Path], *flags: str, environment: Mapping[str, str] | None = None
+    repository: Path | str | Sequence[Path],
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    soft_descriptors: int | None = None,
 ) -> Iterator[Server]:
-    """A server that answers; killed afterwards if the test did not stop it."""
-    server = launch(repository, *flags, environment=environment)
+    """A server that answers, launched as `launch` says; killed afterwards if the test did not stop it."""
+    server = launch(repository, *flags, environment=environment, soft_descriptors=soft_descriptors)
     try:
         assert server.read_log(b"Started Metrics Service"), server.log.decode()
         server.read_log(b"\n", DEADLINE_S)

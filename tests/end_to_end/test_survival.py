@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -43,6 +43,8 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("B", word)]))
         return responses
 """
+#: The soft limit that the server is started with, and raises.
+SOFT_DESCRIPTORS = 256
 #: Of a process that gunicorn forks from now on.
 FEW_DESCRIPTORS = 128
 
@@ -59,14 +61,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
-    try:
-        with serving(repository, *only("steady", "liar"), "--http-process-count=2") as started:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            yield started
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    flags = [*only("steady", "liar"), "--http-process-count=2"]
+    with serving(repository, *flags, soft_descriptors=SOFT_DESCRIPTORS) as started:
+        yield started
 
 
 @pytest.fixture
@@ -107,10 +104,15 @@ def pid_of(client: triton.InferenceServerClient, model: str) -> int:
     return int(instance["pid"])
 
 
-def lanes(server: Server) -> dict[int, str]:
-    """HTTP's lanes, by their pid."""
-    titles = {pid: title(pid) for pid in descendants(server.process.pid)}
-    return {pid: name for pid, name in titles.items() if name == "shoal http"}
+def lanes(server: Server) -> set[int]:
+    """The pids of the HTTP lanes that run by now."""
+    return {pid for pid in descendants(server.process.pid) if title(pid) == "shoal http"}
+
+
+def both_lanes(server: Server, without: Set[int] = frozenset()) -> set[int]:
+    """The pids of the two HTTP lanes, once both run and none of `without`, which were killed, is left."""
+    until(lambda: len(lanes(server)) == 2 and not lanes(server) & without)
+    return lanes(server)
 
 
 def num_open(pid: int) -> int:
@@ -187,7 +189,7 @@ def is_answering(server: Server) -> bool:
 def test_a_front_end_for_which_there_is_no_memory_waits_for_it(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
-    start, before = len(server.log), lanes(server)
+    start, before = len(server.log), both_lanes(server)
     with limited(server.process.pid, resource.RLIMIT_FSIZE, 4096):
         for pid in before:
             os.kill(pid, signal.SIGKILL)
@@ -200,14 +202,13 @@ def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client:
     arbiters = [pid for pid in descendants(server.process.pid) if title(pid) == "gunicorn: master [shoal http]"]
     idle = list[socket.socket]()
     with limited(arbiters[0], resource.RLIMIT_NOFILE, FEW_DESCRIPTORS):
-        before = lanes(server)
+        before = both_lanes(server)
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        until(lambda: len(lanes(server)) == len(before) and not before.keys() & lanes(server).keys())
+        fresh = both_lanes(server, without=before)
     address = "127.0.0.1", server.http_port
     with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as first:
         ask(first, "steady")
-        fresh = lanes(server)
         assert {resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] for pid in fresh} == {FEW_DESCRIPTORS}
         idle += [socket.create_connection(address, DEADLINE_S) for _ in range(2 * FEW_DESCRIPTORS)]
         until(lambda: all(num_open(pid) > FEW_DESCRIPTORS // 2 for pid in fresh))
@@ -220,7 +221,7 @@ def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client:
         each.close()
     for pid in fresh:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not fresh.keys() & lanes(server).keys())
+    both_lanes(server, without=fresh)
     with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as last:
         ask(last, "steady")
 
@@ -233,10 +234,9 @@ def test_a_log_that_nobody_reads_keeps_nobody_from_working(
         with socket.create_connection(("127.0.0.1", server.metrics_port), DEADLINE_S) as connection:
             connection.sendall(b"GET /%d HTTP/1.1\r\nHost: a\r\nContent-Length: what\r\n\r\n" % number)
             assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
-    before = lanes(server)
-    (killed, *_) = before
+    killed = both_lanes(server).pop()
     os.kill(killed, signal.SIGKILL)
-    until(lambda: len(lanes(server)) == len(before) and killed not in lanes(server))
+    both_lanes(server, without={killed})
     ask(client, "steady")
     server.read_on()
 
