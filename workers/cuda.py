@@ -9,7 +9,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from cuda.bindings import runtime  # pyright: ignore[reportMissingImports]  # there only with a GPU
+# There only with PyTorch's build for GPUs, and then without types.
+from cuda.bindings import runtime  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
 
 class CudaError(RuntimeError):
