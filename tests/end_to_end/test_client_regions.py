@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
+from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, only, serving, title
 
 CONFIG = """
@@ -26,17 +26,13 @@ input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}
 output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }}
 """
 GATED = """
-import os
-import time
-
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
         open({gate!r} + ".begun", "w").close()
-        while not os.path.exists({gate!r}):
-            time.sleep(0.005)  # the model looks again: a file is all that reaches into its process
+        open({gate!r}).close()
         array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])]
 """
@@ -45,18 +41,18 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose coming lets the model `gated` answer."""
-    return tmp_path_factory.mktemp("gate") / "open"
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
+    """Where the model `gated` stands still; a file beside it says that the model has come so far."""
+    return Gate(tmp_path_factory.mktemp("gate") / "gate")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, gate: Path) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     for name, backend in (("same", "identity"), ("gated", "python")):
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(CONFIG.format(backend=backend))
-    (models / "gated" / "1" / "model.py").write_text(GATED.format(gate=str(gate)))
+    (models / "gated" / "1" / "model.py").write_text(GATED.format(gate=str(gate.path)))
     flags = ["--allow-client-shm=true", "--grpc-port=0"]
     with serving([SAMPLES, models], *flags, *only("simple", "simple_string", "same", "gated")) as server:
         yield server
@@ -335,10 +331,9 @@ def _when_it_is_back(server: Server, kind: str, ask: Callable[[Api], Any]) -> An
             api.client.close()
 
 
-def test_an_unregistered_region_serves_the_requests_that_have_it(api: Api, server: Server, gate: Path) -> None:
-    begun = gate.with_name(f"{gate.name}.begun")
-    for each in (gate, begun):
-        each.unlink(missing_ok=True)
+def test_an_unregistered_region_serves_the_requests_that_have_it(api: Api, server: Server, gate: Gate) -> None:
+    begun = gate.path.with_name("gate.begun")
+    begun.unlink(missing_ok=True)
     inputs, outputs = [api.input("IN", [8], "FP32", "r", 32)], [api.output("OUT", "r", 32, 32)]
 
     def ask() -> Any:  # tritonclient's HTTP client belongs to the thread that made it
@@ -360,8 +355,8 @@ def test_an_unregistered_region_serves_the_requests_that_have_it(api: Api, serve
         refused = api.refusal(api.client.infer, "same", inputs)
         assert refused == ("404", "Unable to find shared memory region: 'r'")
         api.client.register_system_shared_memory("r", other_key, 128)
-        gate.touch()
-        asked.result(DEADLINE_S)
+        with gate.opened():
+            asked.result(DEADLINE_S)
         assert numbers(handle, 8, 32).tolist() == list(range(8))
         assert numbers(other, 32).tolist() == [0] * 32
 

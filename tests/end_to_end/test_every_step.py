@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from shoal.fault import STEPS, VARIABLE
+from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving, title
 
 #: Executed twice if need be, or once and never again. Two instances each: the other one goes on.
@@ -29,17 +30,15 @@ TAKE_OVER = {"introduced", "resumed"}
 #: Steps of a batcher before a worker has its batch.
 BEFORE_EXECUTION = {"accepted", "dispatched"}
 #: A decoupled model that answers the requests of its batch one after the other while it executes them, and writes down
-#: which it executes. Behind the second answer it stands still until its gate is there.
+#: which it executes. Behind the second answer it stands still until its gate is opened.
 PARTS = """
-import os
-import time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
         for position, request in enumerate(requests):
-            while position == 2 and not os.path.exists("{path}/gate"):
-                time.sleep(0.001)
+            if position == 2:
+                open("{path}/gate").close()
             values = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
             with open("{path}/executed", "a") as file:
                 file.write(f"{{values[0, 0]}}\\n")
@@ -132,13 +131,12 @@ class Parts:
 
     def __init__(self, patient: Patient, path: Path) -> None:
         self._patient = patient
-        self._gate, self._executed = path / "gate", path / "executed"
+        self._gate, self._executed = Gate(path / "gate"), path / "executed"
         self._number = 0
 
     def ask_four(self, *steps: str, at_once: bool = False) -> None:
         """All get the right answer, once executed, though a process dies at each of these steps: at once, or when two
         have been answered and two have not."""
-        self._gate.unlink(missing_ok=True)
         self._executed.unlink(missing_ok=True)
         if at_once:
             self._arm(*steps)
@@ -151,8 +149,8 @@ class Parts:
             told = [next(answered).result() for _ in range(2)]
             if not at_once:
                 self._arm(*steps)
-            self._gate.touch()
-            told += [each.result() for each in answered]
+            with self._gate.opened():
+                told += [each.result() for each in answered]
         right = [[number, 2, 3, 4] for number in numbers]
         assert sorted(told) == [(200, each) for each in right]
         assert sorted(map(int, self._executed.read_text().split())) == list(numbers)

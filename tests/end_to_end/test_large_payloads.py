@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import (
     DEADLINE_S,
     Server,
@@ -34,9 +35,8 @@ LARGE = 16 * MIB
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 #: Process, open descriptors, bytes of Shoal's memory that it has mapped.
 Usage = list[tuple[str, int, int]]
-#: Writes down that it executes, and stands still as long as its gate is there.
+#: Writes down that it executes, and stands still while its gate is closed.
 SLOW = """
-import os
 import time
 
 import triton_python_backend_utils as pb_utils
@@ -49,8 +49,7 @@ class TritonPythonModel:
     def execute(self, requests):
         open(f"{self.path}/begun", "w").close()
         time.sleep(0.002)  # what an execution costs: too slow to be given executions ahead
-        while os.path.exists(f"{self.path}/gate"):
-            time.sleep(0.005)  # the model works until the test lets it end
+        open(f"{self.path}/gate").close()
         tensors = [pb_utils.get_input_tensor_by_name(each, "INPUT0").as_numpy() for each in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each)]) for each in tensors]
 """
@@ -159,7 +158,15 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tight_server(slow: Path) -> Iterator[Server]:
+def gate(slow: Path) -> Iterator[Gate]:
+    """The gate of that model: what it begins to execute while the gate is closed it ends afterwards."""
+    gate = Gate(slow / "gate")
+    with gate.opened():
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def tight_server(slow: Path, gate: Gate) -> Iterator[Server]:
     """One with little room, and that model beside a fast one."""
     write_model(slow.parent, "fast")
     with serving(slow.parent, *SMALL_SLABS, "--shm-oversize-mib=48") as server:
@@ -179,16 +186,6 @@ def tight(tight_server: Server) -> Iterator[Server]:
         yield tight_server
 
 
-@contextmanager
-def held(slow: Path) -> Iterator[None]:
-    """What the model begins to execute meanwhile it ends afterwards."""
-    (slow / "gate").touch()
-    try:
-        yield
-    finally:
-        (slow / "gate").unlink()
-
-
 @pytest.mark.parametrize("nbytes", [3 * MIB, 40 * MIB + 13, 100 * MIB + 4095])
 def test_tensors_beyond_the_slabs_come_back_byte_for_byte(roomy: Server, nbytes: int) -> None:
     tensor = pattern(nbytes, 1)
@@ -204,10 +201,10 @@ def test_several_at_once_while_small_requests_flow(roomy: Server) -> None:
         assert all(map(np.array_equal, answers, tensors))
 
 
-def test_what_finds_no_room_is_refused_while_small_requests_are_answered(tight: Server, slow: Path) -> None:
+def test_what_finds_no_room_is_refused_while_small_requests_are_answered(tight: Server, gate: Gate) -> None:
     large, more = pattern(20 * MIB, 1), pattern(30 * MIB, 2)
     with ThreadPoolExecutor(1) as pool:
-        with held(slow):
+        with gate.closed():
             first = pool.submit(ask, tight, large, "slow")
             pid_with(tight, "shoal worker slow_0_0")
             with pytest.raises(triton.InferenceServerException) as refusal:
@@ -243,11 +240,13 @@ def test_what_can_never_fit_is_refused_with_the_flag(tight: Server) -> None:
     )
 
 
-def test_a_killed_worker_fails_what_it_ran_and_its_successor_runs_what_waited(tight: Server, slow: Path) -> None:
+def test_a_killed_worker_fails_what_it_ran_and_its_successor_runs_what_waited(
+    tight: Server, slow: Path, gate: Gate
+) -> None:
     tensors = [pattern(9 * MIB, 1), pattern(8 * MIB, 2), pattern(7 * MIB, 3), pattern(1000, 4)]
     (slow / "begun").unlink(missing_ok=True)
     with ThreadPoolExecutor(4) as pool:
-        with held(slow):
+        with gate.closed():
             answers = [pool.submit(ask, tight, tensors[0], "slow")]
             wait_until((slow / "begun").exists, lambda: processes(tight))
             answers += [pool.submit(ask, tight, tensor, "slow") for tensor in tensors[1:]]
@@ -272,9 +271,9 @@ def test_what_a_killed_worker_answered_is_delivered_to_the_last_byte(tight: Serv
     connection.close()
 
 
-def test_a_killed_front_end_leaves_nothing_behind(tight: Server, slow: Path) -> None:
+def test_a_killed_front_end_leaves_nothing_behind(tight: Server, gate: Gate) -> None:
     tensor = pattern(20 * MIB, 5)
-    with ThreadPoolExecutor(1) as pool, held(slow):
+    with ThreadPoolExecutor(1) as pool, gate.closed():
         answer = pool.submit(ask, tight, tensor, "slow")
         pid_with(tight, "shoal worker slow_0_0")
         os.kill(pid_with(tight, "shoal road"), signal.SIGKILL)

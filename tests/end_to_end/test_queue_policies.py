@@ -15,6 +15,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 from tests.end_to_end.test_batching import metric, statistics, wait_for_pending
 
@@ -36,9 +37,6 @@ MODELS = {
 #: Models of two instances.
 PAIRS = ("ordered", "pair")
 MODEL = """
-import os
-import time
-
 import triton_python_backend_utils as pb_utils
 
 
@@ -50,8 +48,8 @@ class TritonPythonModel:
         numbers = [pb_utils.get_input_tensor_by_name(each, "X") for each in requests]
         with open(f"{self.path}/told", "a") as file:
             file.write("".join([f"{int(each.as_numpy()[0, 0])}\\n" for each in numbers]))
-        while any(each.as_numpy()[0, 0] == 100 for each in numbers) and not os.path.exists(f"{self.path}/gate"):
-            time.sleep(0.005)
+        if any(each.as_numpy()[0, 0] == 100 for each in numbers):
+            open(f"{self.path}/gate").close()
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", each.as_numpy())]) for each in numbers]
 """
 
@@ -62,6 +60,7 @@ class Story:
     def __init__(self, server: Server, repository: Path, pool: ThreadPoolExecutor) -> None:
         self.server = server
         self._repository = repository
+        self._gates = {model: Gate(repository / model / "gate") for model in MODELS}
         self._pool = pool
 
     def ask(self, model: str, number: int, **wishes: Any) -> int:
@@ -92,15 +91,11 @@ class Story:
         return sent
 
     def let_go(self, model: str, sent: Sequence["Future[int]"]) -> list[int]:
-        """The gate opens, all are answered; the requests in the order in which they were executed."""
-        (self._repository / model / "gate").touch()
-        for each in sent:
-            each.result(DEADLINE_S)
+        """The gate opens until all are answered; the requests in the order in which they were executed."""
+        with self._gates[model].opened():
+            for each in sent:
+                each.result(DEADLINE_S)
         return self.told(model)
-
-    def close(self, model: str) -> None:
-        """Whoever holds from now on stands still."""
-        (self._repository / model / "gate").unlink()
 
     def told(self, model: str) -> list[int]:
         path = self._repository / model / "told"
@@ -214,7 +209,6 @@ def test_fast_requests_are_not_put_behind_one_that_stands_still(story: Story) ->
         return held
 
     story.let_go("pair", [hold_when_fast(61)])
-    story.close("pair")
     held = hold_when_fast(122)
     sent = [story.send("pair", number) for number in range(12)]
     assert [each.result(DEADLINE_S) for each in sent] == list(range(12))

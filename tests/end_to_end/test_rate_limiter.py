@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title
 from tests.end_to_end.test_batching import wait_for_pending
 
@@ -46,8 +48,8 @@ class TritonPythonModel:
         numbers = [int(pb_utils.get_input_tensor_by_name(each, "X").as_numpy()[0]) for each in requests]
         with open(f"{self.path}/begun", "a") as file:
             file.write(f"{os.getpid()}\\n")
-        while 100 in numbers and not os.path.exists(f"{self.path}/gate"):
-            time.sleep(0.005)  # the model works until the test lets it end
+        if 100 in numbers:
+            open(f"{self.path}/gate").close()
         time.sleep(0.002)  # what an execution costs; nobody counts on how long
         with open(f"{self.path}/told", "a") as file:
             file.write(f"{start_ns} {time.monotonic_ns()}\\n")
@@ -61,6 +63,7 @@ class Story:
     def __init__(self, server: Server, repository: Path, pool: ThreadPoolExecutor) -> None:
         self.server = server
         self.repository = repository
+        self._gates = {model: Gate(repository / model / "gate") for model in MODELS}
         self.pool = pool
 
     def ask(self, model: str, number: int = 0) -> None:
@@ -74,7 +77,6 @@ class Story:
 
     def hold(self, model: str) -> tuple["Future[None]", int]:
         """An instance of it executes until its gate is opened: the request, and the instance's process."""
-        (self.repository / model / "gate").unlink(missing_ok=True)
         num_begun = len(self.begun(model))
         held = self.send(model, HOLD)
         end = time.monotonic() + DEADLINE_S
@@ -82,8 +84,9 @@ class Story:
             assert time.monotonic() < end
         return held, self.begun(model)[-1]
 
-    def open(self, model: str) -> None:
-        (self.repository / model / "gate").touch()
+    def opened(self, model: str) -> AbstractContextManager[None]:
+        """What holds an instance of the model, or comes to, goes on within."""
+        return self._gates[model].opened()
 
     def begun(self, model: str) -> list[int]:
         path = self.repository / model / "begun"
@@ -126,9 +129,9 @@ def test_who_shares_a_resource_never_executes_at_once_and_turns_go_by_priority(s
     sent = [story.send(model) for model in ("often", "seldom") for _ in range(12)]
     for model in ("often", "seldom"):
         wait_for_pending(story.server, model, 12)
-    story.open("often")
-    for each in (held, *sent):
-        each.result(DEADLINE_S)
+    with story.opened("often"):
+        for each in (held, *sent):
+            each.result(DEADLINE_S)
     told = story.told("often", "seldom")
     assert len(told) == 25
     assert all(end <= begin for (_, end, _), (begin, _, _) in pairwise(told))
@@ -143,9 +146,9 @@ def test_who_needs_nothing_runs_meanwhile(story: Story) -> None:
     waiting = story.send("often")
     wait_for_pending(story.server, "often", 1)
     assert not waiting.done()
-    story.open("seldom")
-    held.result(DEADLINE_S)
-    waiting.result(DEADLINE_S)
+    with story.opened("seldom"):
+        held.result(DEADLINE_S)
+        waiting.result(DEADLINE_S)
 
 
 def test_what_a_dead_instance_had_goes_to_others(story: Story) -> None:
@@ -154,8 +157,8 @@ def test_what_a_dead_instance_had_goes_to_others(story: Story) -> None:
     wait_for_pending(story.server, "seldom", 1)
     os.kill(pid, signal.SIGKILL)
     waiting.result(DEADLINE_S)
-    story.open("often")
-    held.result(DEADLINE_S)  # it may run again
+    with story.opened("often"):
+        held.result(DEADLINE_S)  # it may run again
 
 
 def test_a_batchers_successor_knows_who_executes(story: Story) -> None:
@@ -167,9 +170,9 @@ def test_a_batchers_successor_knows_who_executes(story: Story) -> None:
     os.kill(batcher, signal.SIGKILL)
     story.send("free").result(DEADLINE_S)  # there is another
     assert not any(each.done() for each in waiting)
-    story.open("often")
-    for each in (held, *waiting):
-        each.result(DEADLINE_S)
+    with story.opened("often"):
+        for each in (held, *waiting):
+            each.result(DEADLINE_S)
     told = story.told("often", "seldom")
     assert all(end <= begin for (_, end, _), (begin, _, _) in pairwise(told))
 

@@ -18,6 +18,7 @@ import tritonclient.http
 
 from tests.batcher.redis_server import RedisServer
 from tests.end_to_end.ensemble_models import step, write_ensemble
+from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title
 from tests.end_to_end.test_batching import statistics
 from tests.end_to_end.test_response_cache import CONFIG, ENABLE, MODEL, Asker, ask_eight_times_at_once, expected
@@ -139,7 +140,7 @@ def test_equal_requests_on_their_way_are_executed_once(
 ) -> None:
     (server, _), (asker, _) = servers, askers
     before = done(server)
-    ask_eight_times_at_once(server, asker, repositories[0] / "cached" / "gate")
+    ask_eight_times_at_once(server, asker, Gate(repositories[0] / "cached" / "gate"))
     assert since(server, before) == (1, 7, 1)
 
 

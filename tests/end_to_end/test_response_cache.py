@@ -19,6 +19,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.ensemble_models import step, write_ensemble
+from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title
 from tests.end_to_end.test_batching import statistics
 
@@ -32,7 +33,7 @@ CONFIG = """
 """
 ENABLE = "response_cache { enable: true }"
 MODEL = """
-import os, signal, time
+import os, signal
 import triton_python_backend_utils as pb_utils
 
 
@@ -45,8 +46,8 @@ class TritonPythonModel:
 
     def answer(self, x):
         first = x.flat[0]
-        while first == 100 and not os.path.exists(f"{self.path}/gate"):
-            time.sleep(0.005)  # the model works until the test lets it end
+        if first == 100:
+            open(f"{self.path}/gate").close()
         if first == 13 and os.path.exists(f"{self.path}/poison"):
             os.remove(f"{self.path}/poison")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -63,6 +64,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / name / "1").mkdir(parents=True)
         (path / name / "1" / "model.py").write_text(MODEL)
         (path / name / "config.pbtxt").write_text(CONFIG + more)
+        Gate(path / name / "gate")
     steps = step("plain", {"X": "X"}, {"Y": "t", "Z": "Z"}), step("plain", {"X": "t"}, {"Y": "Y"})
     write_ensemble(path, "chain", *steps, outputs=("Y", "Z"))
     with (path / "chain" / "config.pbtxt").open("a") as config:
@@ -141,16 +143,15 @@ def num_lookups(server: Server) -> float:
     return samples(server.metrics_port)["nv_cache_num_lookups"]
 
 
-def ask_eight_times_at_once(server: Server, asker: Asker, gate: Path) -> None:
+def ask_eight_times_at_once(server: Server, asker: Asker, gate: Gate) -> None:
     """None is answered before all have been looked for."""
     before = num_lookups(server)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(asker.ask, "cached", HOLD, asker.own) for _ in range(8)]
         while num_lookups(server) < before + 8:
             assert not any(each.done() for each in asked)
-        gate.touch()
-        assert all(each.result(DEADLINE_S) == expected(HOLD, asker.own) for each in asked)
-    gate.unlink()
+        with gate.opened():
+            assert all(each.result(DEADLINE_S) == expected(HOLD, asker.own) for each in asked)
 
 
 def test_an_equal_request_is_not_executed_whatever_its_id(asker: Asker, counts: Counts) -> None:
@@ -209,7 +210,7 @@ def test_what_is_larger_than_the_cache_is_not_kept(http: Asker, counts: Counts) 
 def test_equal_requests_on_their_way_are_executed_once(
     server: Server, repository: Path, asker: Asker, counts: Counts
 ) -> None:
-    ask_eight_times_at_once(server, asker, repository / "cached" / "gate")
+    ask_eight_times_at_once(server, asker, Gate(repository / "cached" / "gate"))
     assert counts() == (8, 1, 7, 1)
 
 
@@ -223,7 +224,7 @@ def test_errors_are_executed_each_time(http: Asker, counts: Counts) -> None:
 def test_where_the_first_dies_with_its_worker_the_next_is_executed(
     server: Server, repository: Path, http: Asker, counts: Counts
 ) -> None:
-    gate, poison, before = repository / "cached" / "gate", repository / "cached" / "poison", num_lookups(server)
+    poison, before = repository / "cached" / "poison", num_lookups(server)
     poison.touch()
     with ThreadPoolExecutor(9) as pool:
         held = pool.submit(http.ask, "cached", HOLD, 1)
@@ -232,10 +233,9 @@ def test_where_the_first_dies_with_its_worker_the_next_is_executed(
         asked = [pool.submit(http.ask, "cached", KILL) for _ in range(8)]
         while num_lookups(server) < before + 9:
             assert not held.done()
-        gate.touch()
-        assert held.result(DEADLINE_S) == expected(HOLD, 1)
-        refused = [each for each in asked if each.exception(DEADLINE_S) is not None]
-    gate.unlink()
+        with Gate(repository / "cached" / "gate").opened():
+            assert held.result(DEADLINE_S) == expected(HOLD, 1)
+            refused = [each for each in asked if each.exception(DEADLINE_S) is not None]
     assert len(refused) == 1
     assert "SIGKILL" in str(refused[0].exception())
     assert all(each.result() == expected(KILL) for each in asked if each not in refused)

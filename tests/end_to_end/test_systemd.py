@@ -16,6 +16,7 @@ from secrets import token_hex
 import pytest
 
 from shoal.cli import main
+from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title
 
 #: The time after which the manager would lose patience; a round of the watchdog is a quarter of it.
@@ -24,14 +25,9 @@ WATCHDOG_S = 0.4
 SILENCE_S = 5 * WATCHDOG_S
 #: A model whose worker is up when the test lets it be.
 GATED = """
-import os
-import time
-
-
 class TritonPythonModel:
     def initialize(self, args):
-        while os.path.exists(f"{args['model_repository']}/closed"):
-            time.sleep(0.005)
+        open(f"{args['model_repository']}/gate").close()
 
     def execute(self, requests):
         return []
@@ -188,10 +184,11 @@ def test_a_model_that_fails_is_counted_and_the_rest_is_ready(tmp_path: Path, man
 
 def test_a_lost_instance_is_in_the_status_and_among_the_reasons(tmp_path: Path, manager: ServiceManager) -> None:
     (identity_model(tmp_path, "gated", backend="python") / "gated" / "1" / "model.py").write_text(GATED)
-    with serving(tmp_path, environment=manager.environment) as server:
+    gate = Gate(tmp_path / "gated" / "gate")
+    with gate.opened(), serving(tmp_path, environment=manager.environment) as server:
         manager.read_until("READY=1")
         assert get(server, "/v2/health/reasons") == (200, b'{"ready":true,"reasons":[]}')
-        (tmp_path / "gated" / "closed").touch()  # the worker's successor is not up before we have asked
+        gate.close()  # the worker's successor is not up before we have asked
         os.kill(process(server, "worker"), signal.SIGKILL)
         manager.read_until("STATUS=0/1 instances up")
         status, body = get(server, "/v2/health/reasons")
@@ -199,7 +196,7 @@ def test_a_lost_instance_is_in_the_status_and_among_the_reasons(tmp_path: Path, 
         row = {"state": "READY", "reason": "0/1 instances up", "instances_up": 0, "instances": 1}
         assert json.loads(body) == {"ready": False, "reasons": [{"name": "gated", "version": "1", **row}]}
         assert get(server, "/v2/health/ready") == (400, b"")
-        (tmp_path / "gated" / "closed").unlink()
+        gate.open()
         manager.read_until("STATUS=1/1 instances up")
         assert get(server, "/v2/health/reasons") == (200, b'{"ready":true,"reasons":[]}')
         assert server.stop() == 0

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, serving, title
 from tests.end_to_end.test_process_tree import wait_for_pending
@@ -37,9 +38,6 @@ output { name: "OUT" data_type: TYPE_INT32 dims: [ 4 ] }
 instance_group { count: 1 kind: KIND_CPU }
 """
 GATED = """
-import os
-import time
-
 import triton_python_backend_utils as pb_utils
 
 
@@ -49,8 +47,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         open(f"{self.path}/begun", "w").close()
-        while not os.path.exists(f"{self.path}/gate"):
-            time.sleep(0.005)  # the model looks again: a file is all that reaches into its process
+        open(f"{self.path}/gate").close()
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.inputs()[0].as_numpy())]) for each in requests]
 """
 
@@ -221,6 +218,7 @@ def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(tmp_path: Pa
     (model / "1").mkdir(parents=True)
     (model / "config.pbtxt").write_text(GATED_CONFIG)
     (model / "1" / "model.py").write_text(GATED)
+    gate = Gate(model / "gate")
     said = ["level=TIMESTAMPS", "rate=1", f"triton,file={tmp_path}/t", "triton,log-frequency=1"]
     tensor = {"name": "IN", "datatype": "INT32", "shape": [4], "data": [1, 2, 3, 4]}
     request = post("slow", json.dumps({"inputs": [tensor]}).encode())
@@ -234,8 +232,8 @@ def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(tmp_path: Pa
             second.reset()
             while not (tmp_path / "t.0").exists():
                 assert server.process.poll() is None
-            (model / "gate").touch()
-            assert first.reply().status == 200
+            with gate.opened():
+                assert first.reply().status == 200
         assert server.stop() == 0
     points = [
         [each["timestamps"][0]["name"] for each in json.loads((tmp_path / name).read_text())[1:]]
