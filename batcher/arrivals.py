@@ -38,8 +38,8 @@ class Arrivals:
         self._heard: set[int] = set()
 
     def resume(self, in_hand: set[int], answered: Container[int] = ()) -> None:
-        """Clients say again what is open, behind what they had said before they knew; workers have some of it, and some
-        was answered before its client said it again."""
+        """Clients send their open requests again, behind records that they wrote before they knew of this batcher.
+        Workers have some of the requests, and some were answered before their client sent them again."""
         self.is_resuming = True
         self._in_hand = in_hand
         self._answered = answered
@@ -68,7 +68,7 @@ class Arrivals:
         self._heard.clear()
 
     def has_heard(self, key: int) -> bool:
-        """Whether a client has said this request again."""
+        """Whether a client has sent this request again."""
         return key in self._heard
 
     def accept(self, client: Client, record: Record, now_ns: int) -> None:

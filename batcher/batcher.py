@@ -2,9 +2,9 @@
 
 Forked by a zygote, or exec'd as `python -m shoal.batcher.batcher`.
 One thread, one epoll: a bell of each client and each worker, which says whose ring to look into, and the control
-connection. Segments and bells arrive as descriptors over the latter and are acknowledged once mapped. Where a batcher
-has died, the next one is told of everybody first, and looks at no client's ring until that client has said again what
-is open.
+connection. Segments and bells arrive as descriptors over the latter and are acknowledged once mapped. The supervisor
+announces all clients and workers to a dead batcher's successor, which reads a client's ring only after that client has
+sent its open requests again.
 """
 
 import faulthandler

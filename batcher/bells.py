@@ -1,4 +1,4 @@
-"""The bells that peers ring: each has its own, so that one that rings says whose ring is to be looked into.
+"""The bells that peers ring: one for each peer, so that the batcher reads the rings of those alone that have rung.
 
 Bells wait in the batcher's epoll, by edges: none need be cleared, but those of guests. Lives in the batcher.
 """
@@ -11,7 +11,7 @@ _EDGES = select.EPOLLIN | select.EPOLLET
 
 
 class Bells:
-    """Whom the loop hears."""
+    """The bells of all peers, and which of them have rung."""
 
     __slots__ = ("_by_owner", "_poller", "guests", "owners")
 

@@ -1,4 +1,4 @@
-"""When each model must be looked at again though nobody asks. Pure; lives in the batcher.
+"""When the scheduler of each model must run again though no record has come. Pure; lives in the batcher.
 
 The earliest is at hand however many models wait for a time, as sequences that are idle do. Setting is O(log n).
 """
@@ -24,7 +24,7 @@ class DueModels:
         return bool(self._due_ns)
 
     def set(self, model_id: int, due_ns: int) -> None:
-        """Look at the model then, and not at the time that was said before."""
+        """Look at the model then, and not at the time that was set before."""
         if self._due_ns.get(model_id) == due_ns:
             return
         self._due_ns[model_id] = due_ns

@@ -187,7 +187,7 @@ class Exchange:
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
 
     def resume(self, now_ns: int) -> None:
-        """Take a dead batcher's place: every client that is not late has said again what is open and what it holds."""
+        """Take a dead batcher's place: clients that are not late have sent again what they wait for and hold."""
         self.succession.begin(now_ns)
         self._busy.update(self.workers)
         self._counted.update(self.models.values())  # whose queues were not empty when they were shown last
@@ -201,7 +201,7 @@ class Exchange:
     # --- the loop's body ---
 
     def step(self, now_ns: int, rung_by: Iterable[int] | None = None) -> None:
-        """Handle the records that are there, form batches, show everybody what was written for them.
+        """Handle the records that are there, form batches, publish what was written and ring the peers it is for.
 
         `rung_by` are the owners of the peers that have rung: only their rings are looked into, however many others
         there are; None: all peers' rings.
@@ -339,7 +339,7 @@ class Exchange:
         self._read.append(worker)
 
     def _obey_worker(self, worker: Worker, records: Sequence[Record], now_ns: int) -> list[int]:
-        """Put what a worker says in force. Returns the blocks that it names, which are all its own: a record that names
+        """Handle records of a worker. Returns the blocks that it names, which are all its own: a record that names
         another process's changes nothing, and raises LayoutError."""
         if self._late.are_any:
             self._late.heard(records)

@@ -83,8 +83,8 @@ class Holders:
         return [(key >> NUMBER_BITS, ref_owner(ref)) for key, ref in held if ref_owner(ref) in segments]
 
     def release_owner(self, owner: int, but: Container[int] = ()) -> list[int]:
-        """A client is gone with all it held, except what it holds by the keys `but`. Returns the blocks nobody holds
-        any more."""
+        """Drop all that a dead client held, except by the keys `but`. Returns the blocks that no client holds any
+        more."""
         gone = [(key, 0) for key in self._held if key >> NUMBER_BITS == owner and key not in but]
         for part, num_parts in self._parts.items():
             if part[0] >> NUMBER_BITS == owner and part[0] not in but:

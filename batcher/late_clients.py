@@ -1,13 +1,13 @@
-"""Clients that a dead batcher has left and that have not said again what is open: nothing waits for them.
+"""Clients of a dead batcher that have not sent their open requests again to its successor: nothing waits for them.
 
-Such a client may be in users' code that holds its interpreter for minutes. Its successor serves everybody else
+Such a client may be in users' code that holds its interpreter for minutes. The successor serves all other clients
 meanwhile, and
 
-- leaves its ring unread: what stands there has its effect once the client has said again what is open;
+- leaves its ring unread: the records there are handled once the client has sent its open requests again;
 - counts those of its requests as open that workers have, as the workers' rings describe them: an answer goes into the
   client's ring at once, so that it is not lost where this batcher dies, too. (One that `preserve_ordering` keeps back
   for another request is lost, as any client's is.) Their times in the statistics begin when the dead batcher accepted
-  them; an answer that it had passed on without noting so is said again, which the client drops, and counted again;
+  them; an answer that it had passed on without noting so is sent again, which the client drops, and counted again;
 - frees no block that the client may hold. Those are blocks that the dead batcher may have passed on; what workers have
   answered since has its holders, as always.
 
@@ -35,10 +35,10 @@ class LateClients:
         #: By owner, the keys of requests that workers had from the dead batcher, answered since or not.
         self._in_hand: dict[int, set[int]] = {}
         self._answered_since: set[int] = set()  # blocks
-        self._withheld: set[int] = set()  # blocks that nobody holds, but perhaps a late client
-        #: Blocks that nobody holds, but perhaps the client whose ring is being read; None: none is.
+        self._withheld: set[int] = set()  # blocks without a holder, unless a late client is one
+        #: Blocks without a holder, unless the client whose ring is being read is one; None: no ring is being read.
         self._unheld: set[int] | None = None
-        #: Of that client, the requests whose replies it says it holds.
+        #: The requests of that client whose replies it holds, as its records say.
         self._said_held: set[int] = set()
         self._has_begun = False
         #: Blocks that guests say they hold, until the workers whose they are have named them.
@@ -57,7 +57,7 @@ class LateClients:
         self.are_any = True
 
     def begin(self) -> None:
-        """All that workers had said to the dead one has been read: it may have passed that on, but nothing later."""
+        """All that workers wrote for the dead batcher has been read: it may have passed that on, but nothing later."""
         self._has_begun = True
 
     def client_of(self, key: int) -> Client | None:
@@ -81,11 +81,11 @@ class LateClients:
         self._in_hand.get(key >> NUMBER_BITS, set()).discard(key)
 
     def pop(self, owner: int) -> Client | None:
-        """It says again what is open, or is dead; then `settle`. None where it is not late."""
+        """The client sends its open requests again, or is dead; then `settle`. None where it is not late."""
         return self._clients.pop(owner, None)
 
     def heard(self, records: Sequence[Record]) -> None:
-        """A worker has said this, which is about to have its effect."""
+        """Note records of a worker that are about to be handled."""
         if self._claimed:
             self._claimed.difference_update([record[_BLOCK] for record in records])
             self._look()
@@ -96,18 +96,18 @@ class LateClients:
         self.are_any = bool(self._clients or self._claimed)
 
     def claim(self, ref: int) -> None:
-        """A guest says that it holds a block: nobody else frees it until its worker has named it, if it has not yet."""
+        """Keep a block that a guest holds, as it says, from being freed before the block's worker has named it."""
         if ref not in self._withheld and not self.holders.is_held(ref):
             self._claimed.add(ref)
             self.are_any = True
 
     def withholds(self, ref: int) -> bool:
-        """Whether a block that nobody holds any more must not be freed yet; it is told of by `settle` later."""
+        """Whether a block without a holder must not be freed yet; `settle` returns it later."""
         if self._unheld is not None:
             self._unheld.add(ref)
-            return True  # what the client says next may be that it holds it
+            return True  # the next record may say that the client holds it
         if ref in self._claimed:
-            return True  # its worker, which may have taken it for something else by now, is yet to say that it has it
+            return True  # its worker, which may use it for another result by now, has not named it yet
         if not self._clients:
             self._withheld.discard(ref)
             return False
@@ -122,7 +122,7 @@ class LateClients:
         self._unheld = set()
 
     def begin_again(self, owner: int) -> None:
-        """A client says what it holds from the beginning: it had begun to when another batcher took the place."""
+        """A client lists what it holds from the beginning again: another batcher has taken the place meanwhile."""
         released = self.holders.release_owner(owner, self.in_hand_of(owner))
         (self._withheld if self._unheld is None else self._unheld).update(released)
 
@@ -139,7 +139,7 @@ class LateClients:
         return key in self._said_held
 
     def settle(self, owner: int) -> set[int]:
-        """A client is late no more. Returns the blocks that nobody holds."""
+        """A client is late no more. Returns the blocks that no client holds."""
         self._in_hand.pop(owner, None)
         self._said_held.clear()
         unheld, self._unheld = self._unheld or set(), None

@@ -230,8 +230,8 @@ class OpenRequests(dict[int, OpenRequest]):
         self._responded.discard(key)
 
     def drop(self, key: int) -> None:
-        """Remove the request of a client that has not said it again: no worker has it any more, or no client waits for
-        it. It is queued where its client does say it."""
+        """Remove a request that its client has not sent again: no worker has it any more, or its client does not wait
+        for it. If the client sends it after all, it is queued then."""
         model = self.pop(key)[1]
         self._responded.discard(key)
         self._late.drop(key)

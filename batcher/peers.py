@@ -270,7 +270,7 @@ class Worker(Peer):
         self._link_words[OVERLAP_WORD] = 1
 
     def acknowledge(self) -> None:
-        """Note what the worker has said as passed on. A successor is left the number of the batch up to which all
+        """Note all records of the worker as passed on. A successor is left the number of the batch up to which all
         answers were, and, of the batch behind it, which were."""
         if (running := self.partly_answered) is not None:
             self.partly_answered = None

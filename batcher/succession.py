@@ -1,9 +1,9 @@
-"""How a batcher takes a dead one's place: clients say again what is open, one after the other; sequences go on.
+"""How a batcher takes a dead one's place: clients send their open requests again, one by one; sequences go on.
 
-A client is late until it has spoken (late_clients.py), and nobody waits for it. Only requests of sequences are kept
-back until all front ends have spoken: those of one sequence may come by several, and are queued in the order in which
-they had come at first. Callers and guests may be in users' code for minutes, so what they say again is queued when they
-do. Changed by the exchange; lives in the batcher.
+A client is late until it has done so (late_clients.py), and no other client waits for it. Only requests of sequences
+are kept back until all front ends are through: those of one sequence may come by several, and are queued in the order
+in which they had come at first. Callers and guests may be in users' code for minutes, so what they send again is queued
+when it comes. Changed by the exchange; lives in the batcher.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,11 +43,11 @@ class Succession:
         self._drain = drain
 
     def add_late(self, client: Client) -> None:
-        """A dead batcher's client, which has not said again what is open and what it holds: nothing of it is read."""
+        """A dead batcher's client, which has not sent again what it waits for and holds: its ring is not read."""
         self._late.add(client)
 
     def begin(self, now_ns: int) -> None:
-        """Every client that is not late has said again what is open and what it holds.
+        """Every client that is not late has sent again what it waits for and what it holds.
 
         What a worker has from the dead batcher stays with it; the rest is queued, and times count from now.
         """
@@ -59,12 +59,12 @@ class Succession:
         self._look_at_sequences(now_ns)
 
     def end(self) -> None:
-        """All that workers had said to the dead batcher has had its effect; new requests come."""
+        """All records that workers wrote for the dead batcher have been handled; new requests come."""
         self._arrivals.end_resuming()
         self._late.begin()
 
     def hear_late(self, owner: int, now_ns: int) -> None:
-        """A late client has said again what is open and what it holds: from now on it is like others."""
+        """A late client has sent again what it waits for and what it holds: from now on it is like others."""
         client = self._late.pop(owner)
         if client is None:
             return
@@ -99,8 +99,8 @@ class Succession:
                     model.order.begin((key,))
 
     def _end_unmentioned(self, owner: int) -> None:
-        """What a client says neither that it waits for nor that it holds, it had from the dead batcher, and has
-        released: a second answer to it was dropped, or will be."""
+        """End requests whose answers a client neither waits for nor holds: it had them from the dead batcher, and has
+        released them. A second answer to one was dropped, or will be."""
         for key in tuple(self._late.in_hand_of(owner)):
             if self._arrivals.has_heard(key) or self._late.says_held(key):
                 continue
@@ -122,7 +122,7 @@ class Succession:
         (holders.hold_part if record[R.MORE] else holders.hold)(record[R.BLOCK], key)
 
     def expect_worker(self, owner: int) -> None:
-        """A worker has said which blocks it has; it need not have been given anything for that."""
+        """Read a worker's ring: the worker has named its blocks, though it may have no batch."""
         worker = self._workers.get(owner)
         if worker is not None:
             self._busy[owner] = worker

@@ -67,7 +67,7 @@ def on_starting(_arbiter: Any) -> None:
 
 
 def _log_patiently() -> None:
-    """gunicorn's own log, as ours, loses lines where nobody reads them: it would stop the arbiter and its workers."""
+    """Let gunicorn's log lose lines, as ours does, where stderr is a full pipe: to wait would stop its processes."""
     for handler in (logger := logging.getLogger("gunicorn.error")).handlers[:]:
         patient = PatientHandler(sys.stderr)
         patient.setFormatter(handler.formatter)

@@ -2,7 +2,7 @@
 
 The memory of workers is given back early so; but a client that never reads must not fill the front end's in its place,
 nor take what other slow clients need. So a connection with many calls may keep an eighth of what is free then: alone
-7.1 MiB of 64, one of eight 4 MiB, one of a hundred 0.6 MiB. Nobody finds nothing left (the rule of switches with a
+7.1 MiB of 64, one of eight 4 MiB, one of a hundred 0.6 MiB. Each finds something left (the rule of switches with a
 shared buffer, "dynamic thresholds"). A connection of HTTP/1 has one answer at a time, which is kept where it fits into
 what is free. One thread, a lane's.
 """
@@ -18,13 +18,13 @@ PACE_BYTES, PACE_S = 2 << 20, 2.0
 
 
 class KeptMemory:
-    """How much is kept; whoever keeps something says so here."""
+    """How much is kept: a connection that keeps an answer adds its bytes here."""
 
     __slots__ = ("most_bytes", "nbytes")
 
     def __init__(self, most_bytes: int = MAX_KEPT_BYTES) -> None:
         self.most_bytes = most_bytes
-        #: Of all connections. Changed by those who keep something.
+        #: Of all connections, which change it.
         self.nbytes = 0
 
     @property

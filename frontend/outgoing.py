@@ -107,7 +107,7 @@ class Outgoing:
             while not self._keep(connection, now_s):
                 slowest = next(iter(self._sending))
                 if connection.num_unsent > self._kept.most_bytes:
-                    slowest = connection  # whoever else ends, there is no room for it
+                    slowest = connection  # ending other connections would not make room for it
                 if not is_urgent or now_s - self._sending[slowest] < HOLD_S:
                     break
                 self._close(slowest)

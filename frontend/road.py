@@ -188,7 +188,7 @@ def _seen_of(conn: Any) -> bytes:
     """What a connection's request begins with, as far as it has come."""
     data: bytes = conn.parser.unreader.buf.getvalue() if conn.parser is not None else b""
     if len(data) < LOOK_BYTES:
-        with suppress(OSError):  # nothing has come, or its client is gone: whoever reads it finds out
+        with suppress(OSError):  # nothing has come, or its client is gone, which a read will show
             data += conn.sock.recv(LOOK_BYTES - len(data), socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return data
 

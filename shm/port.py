@@ -182,7 +182,7 @@ class Port:
                 f"largest block has {slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
             )
         num_used = len(self._open) + len(self._held) + len(self._parts)
-        if num_used >= self._max_of_model or slab.free_nbytes < self._ample_nbytes:  # else `admit` refuses nobody
+        if num_used >= self._max_of_model or slab.free_nbytes < self._ample_nbytes:  # else `admit` refuses nothing
             self.admit(model)
         block = slab.allocate(nbytes)
         if block is None:

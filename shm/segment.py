@@ -1,8 +1,9 @@
 """Segments: pieces of memory that one process writes and others read. Named by nothing but descriptors.
 
-The supervisor makes them; everyone else maps a descriptor it was sent. Where only our own code writes, memory is a file
-in /dev/shm that never has a name, so that nothing is left behind wherever its maker is killed; where a model's code may
-write, it is a memfd, sealed, because a /dev/shm file can be truncated under its readers (SIGBUS) and cannot be sealed.
+The supervisor makes them; every other process maps a descriptor it was sent. Where only our own code writes, memory is
+a file in /dev/shm that never has a name, so that nothing is left behind wherever its maker is killed; where a model's
+code may write, it is a memfd, sealed, because a /dev/shm file can be truncated under its readers (SIGBUS) and cannot be
+sealed.
 """
 
 import fcntl

@@ -2,8 +2,8 @@
 
 The rule is that of dynamic thresholds for the shared buffer of a switch (Choudhury and Hahne, 1998): a model may take
 more while it holds less than WEIGHT times what is free. So a model alone gets most, several busy ones get equal shares,
-and whatever they do, something stays free for a model that holds little. Nobody has to know how many models are busy.
-While much is free the rule refuses nobody, so a port counts by model only while little is.
+and whatever they do, something stays free for a model that holds little. The number of busy models need not be known.
+While much is free the rule refuses nothing, so a port counts by model only while little is.
 """
 
 from shoal.errors import UnavailableError

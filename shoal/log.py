@@ -192,7 +192,7 @@ def put(stream: TextIO, text: str | bytes, patience_ms: int = PATIENCE_MS) -> bo
                 return False
             data = data[os.write(fd, data[:most]) :]
     except OSError:
-        return False  # whoever read has gone, or the disk is full
+        return False  # the reader has gone, or the disk is full
     return True
 
 

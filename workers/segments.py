@@ -1,9 +1,9 @@
 """The segments of other processes that a worker's requests may lie in: announced ones, and those it asks for.
 
-Front ends' are announced, but nobody waits until this worker, which may be executing, has read of them. So a segment
-that a request names and that is not known is asked for, be it a front end's, a large payload's, a guest's, or that of a
-worker whose model lends tensors to others. Runs in a worker; opened by the thread that runs its loop, announced by
-whichever listens.
+Front ends' are announced, but no front end waits until this worker, which may be executing, has mapped them. So a
+segment that a request names and that is not known is asked for, be it a front end's, a large payload's, a guest's, or
+that of a worker whose model lends tensors to others. Runs in a worker; opened by the thread that runs its loop,
+announced by whichever listens.
 """
 
 from collections.abc import Callable

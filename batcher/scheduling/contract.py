@@ -24,7 +24,7 @@ class Sequences(Protocol):
     waits_for_answers: bool
     #: Whether the model may give requests back for one execution more.
     is_iterative: bool
-    #: What has changed of which sequence has which slot; whoever writes it down clears the list.
+    #: Slots that have got another sequence since the batcher last wrote them to the instance's slot table.
     changes: list[SlotChange]
 
     def refused(self) -> list[tuple[int, Reason]]:

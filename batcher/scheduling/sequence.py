@@ -80,7 +80,7 @@ class SequenceScheduler(Scheduler):
         self._ending: dict[int, deque[Sequence]] = {}
         self._refused: list[tuple[int, Reason]] = []
         self._num_sequences = 0
-        #: Slots that have got another sequence, for whoever writes that down; cleared there.
+        #: Slots that have got another sequence. The batcher writes them to the instance's slot table and clears this.
         self.changes: list[SlotChange] = []
 
     @property

@@ -11,7 +11,7 @@ from shoal.reasons import Reason
 if TYPE_CHECKING:
     from shoal.batcher.scheduling.sequence_slots import Slots
 
-#: Ids of sequences that ended with their instance, for whoever goes on with one (ours).
+#: How many sequences that ended with their instance are remembered, to refuse their next requests (ours).
 MAX_LOST = 1024
 
 
@@ -53,7 +53,7 @@ class LostSequences:
         return correlation in self._ids
 
     def add(self, correlation: int) -> None:
-        """More of it may come, which should hear why it is refused."""
+        """More of its requests may come, which are refused with the reason."""
         self._ids[correlation] = None
         if len(self._ids) > MAX_LOST:
             self._ids.popitem(last=False)

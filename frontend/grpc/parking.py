@@ -34,7 +34,7 @@ class Parking:
         self._port = port
         self._model_of = model_of
         # Changed by every method that is not a question: by model, which calls wait and the bytes that each keeps, and
-        # how many bytes are kept for it; whose turn is next.
+        # how many bytes are kept for it; the models in the order of their turns.
         self._waiting: dict[int, OrderedDict[Parked, int]] = {}
         self._nbytes_of: dict[int, int] = {}
         self._nbytes = 0

@@ -49,7 +49,7 @@ class Waiting(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A message for which there was no memory to wait in: what its client is told at its turn."""
+    """A message for which there was no memory to wait in: its error is sent at its turn."""
 
     message: bytes
     error: ShoalError

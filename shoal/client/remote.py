@@ -161,7 +161,7 @@ class RemoteClient(Client):
             return bool(self._call(lambda client: client.is_server_ready()))
         if self._call(lambda client: client.is_model_ready(model, version)):
             return True
-        try:  # the answer has no reason; of a model that nobody knows this raises it
+        try:  # the answer has no reason; for an unknown model this raises one
             self.model_metadata(model, version=version)
         except UnavailableError:
             return False

@@ -116,7 +116,7 @@ class Child:
             self.signal(self._waiting_signal)
 
     def abandon(self) -> None:
-        """It is not to begin any more, and nobody reads what it would write."""
+        """Keep it from beginning, and close the pipes that its output would come through."""
         self._give_up()
         for pipe in self.outputs:
             pipe.close()
@@ -124,7 +124,7 @@ class Child:
     def _give_up(self) -> None:
         self.is_over = True
         self._close_outputs()
-        if self._process is not None and self._pidfd < 0:  # it runs, and nobody would ever know when it ends
+        if self._process is not None and self._pidfd < 0:  # it runs, and without a pidfd its end would go unnoticed
             self._process.kill()
             self._process.wait()
 

@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 
 
 class Clients:
-    """All of them. `welcome` makes what each is told first; `on_front_end` gets each front end that has its memory;
-    `gives_up` says whether one that cannot have any is the server's end."""
+    """All of them. `welcome` makes the first message of each; `on_front_end` gets each front end that has its memory;
+    `gives_up` is asked whether the server ends for one that cannot have any."""
 
     def __init__(
         self,

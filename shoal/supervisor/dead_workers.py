@@ -1,8 +1,8 @@
 """Dead workers whose last answers no batcher has passed on yet. Runs in the supervisor, part of the star (star.py).
 
 A batcher that dies before it has is followed by one that must know them, too: which requests they had begun, which may
-not be executed again, and which they had answered stands in their memory. So a successor is introduced to them as to
-those that live, and told of their death once clients have said again what is open.
+not be executed again, and which they had answered stands in their memory. So they are announced to a successor like
+living workers, and their death once clients have sent their open requests again.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class DeadWorkers:
     def __init__(self, acknowledgements: Acknowledgements, let_go: Callable[[Participant], None]) -> None:
         self._acknowledgements = acknowledgements
         self._let_go = let_go
-        # Changed by add and report: what a batcher is told; the batcher that serves, None while its place is taken.
+        # Changed by add and report: the message for a batcher; the batcher that serves, None while its place is taken.
         self._dead: dict[int, tuple[Participant, Message]] = {}
         self._batcher: Member | None = None
 
@@ -30,14 +30,14 @@ class DeadWorkers:
         return owner in self._dead
 
     def add(self, worker: Participant, reason: Reason, detail: int) -> None:
-        """A worker is dead; the batcher is told, or the next one."""
+        """Announce a worker's death to the batcher, or to the next one."""
         gone = {"op": "worker_gone", "owner": worker.owner, "reason": int(reason), "detail": detail}
         self._dead[worker.owner] = worker, gone
         if self._batcher is not None:
             self._report(worker.owner, self._batcher)
 
     def report_to(self, batcher: Member | None) -> None:
-        """A batcher serves from now on, which is told of all; or none does."""
+        """Announce all to the batcher that serves from now on; None: none does."""
         self._batcher = batcher
         if batcher is not None:
             for owner in tuple(self._dead):

@@ -1,4 +1,4 @@
-"""Failure domains: what an exception in the supervisor that nobody expected costs.
+"""Failure domains: what an unexpected exception in the supervisor costs.
 
 Each callback of the event loop works for something: an instance, a version's load, a question, a connection, a child
 process, or the server itself. An exception in it ends that one thing, with its traceback in the log under the thing's
@@ -53,7 +53,7 @@ def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P
 
 
 def bound(callback: Callable[P, object]) -> Callable[P, None]:
-    """The callback, in the domain in which this is called, whoever calls it later."""
+    """The callback, to be run in the domain in which this is called, wherever it is called later."""
     domain = _CURRENT.get()
 
     def call(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -2,10 +2,10 @@
 
     connect (same user) ─► join ─► own segment, link, bell ─► models ─► started ─► asks ─► hangs up, or is hung up on
 
-A guest may say anything, say nothing, or stand still with what it was given. So its messages have one door, here;
-nobody waits for it; it is told of no segment unasked, since what it does not read holds descriptors; and where its
-outbox is full, where it has not said again half a second after a batcher's death what it holds, or where what it wrote
-into its memory cannot be, its connection is closed. That undoes all it has. Runs in the supervisor.
+A guest may send anything, send nothing, or stand still with what it was given. So its messages have one door, here;
+no process waits for it; segments are announced to it only when it asks, since messages that it does not read hold
+descriptors. Its connection is closed, which undoes all it has, where its outbox is full, where it has not sent its open
+requests again half a second after a batcher's death, or where its memory holds what cannot be. Runs in the supervisor.
 """
 
 import logging
@@ -31,10 +31,10 @@ from shoal.supervisor.star import Star
 
 _log = logging.getLogger(__name__)
 
-#: Messages that may wait for a guest beside the 200 KB that its socket takes, and how long it has to say again to a
-#: batcher's successor what it holds, which is kept for it until then (ours).
+#: Messages that may wait for a guest beside the 200 KB that its socket takes, and how long it has to send a batcher's
+#: successor again what it holds, which is kept for it until then (ours).
 MAX_OUTBOX, WORD_S = 256, 0.5
-#: What guests say, and the kinds of what stands in it beside `op`.
+#: The messages of guests, and the types of their fields beside `op`.
 _FORMS: dict[str, dict[str, type]] = {
     "ack": {"seq": int},
     "ask": {"question": int, "verb": str, "arguments": dict},
@@ -107,7 +107,7 @@ class Guests:
         self._loop.call_after(self._options.exit_timeout_secs / 2, self._hang_up_all)
 
     def await_word(self) -> None:
-        """A batcher's successor keeps what guests may hold: they have WORD_S to say what they do."""
+        """A batcher's successor keeps what guests may hold: they have WORD_S to send what they do hold."""
         self._loop.call_after(WORD_S, self._hang_up_silent)
 
     def _hang_up_silent(self) -> None:

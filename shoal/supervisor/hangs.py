@@ -1,9 +1,9 @@
 """When a worker is taken to hang: it has been at one batch, without a response, for longer than its execution limit.
 
 A response that the batch sends restarts the clock, which stands still while the worker waits for clients to read. First
-SIGABRT, for which a worker dumps its stack, a second later SIGKILL. A look that comes late excuses everybody: whoever
-stopped us (a suspended machine, a debugger, a starved host) stopped them, too. Pure: told what was seen and the time,
-it says whom to end. Runs in the supervisor.
+SIGABRT, for which a worker dumps its stack, a second later SIGKILL. A look that comes late excuses all workers: what
+stopped the supervisor (a suspended machine, a debugger, a starved host) stopped them, too. Pure: given what was seen
+and the time, it returns which to end. Runs in the supervisor.
 """
 
 import signal

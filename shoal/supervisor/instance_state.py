@@ -1,4 +1,4 @@
-"""Where an instance is on its way, and who is told when that changes: its version. Pure; runs in the supervisor."""
+"""The states of an instance, and what its version is called back for. Pure; runs in the supervisor."""
 
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -23,7 +23,7 @@ class InstanceState(Enum):
 
 
 class Listener(Protocol):
-    """Who hears what happens to an instance."""
+    """The owner of an instance: its version, which is called back when the state changes."""
 
     def on_model_io(self, instance: "Instance", model_io: ModelIO) -> None:
         """The worker has looked into the model file; its answer is `Instance.finish_config`."""
@@ -46,5 +46,5 @@ class Listener(Protocol):
         ...
 
     def on_stopped(self, instance: "Instance") -> None:
-        """It has ended because it was told to."""
+        """It has ended since it was stopped."""
         ...

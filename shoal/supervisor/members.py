@@ -79,11 +79,11 @@ class Member:
         try:
             for fd in fds:
                 duplicates.append(os.dup(fd))
-        except OSError:  # no descriptor is left: it would never hear of what others count on
+        except OSError:  # no descriptor is left: it would miss what others count on
             self.hang_up()
 
     def drain(self) -> None:
-        """The process has ended: hear what it had said before."""
+        """The process has ended: handle the messages that it had sent."""
         while self._hear():
             """On to the next."""
 

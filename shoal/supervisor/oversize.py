@@ -130,7 +130,7 @@ class OversizeSegments:
             )
 
     def _check_workers_share(self, asker: int, payload_nbytes: int, nbytes: int) -> None:
-        """One worker whose results are held leaves half of it to everybody else, but may always have one result."""
+        """One worker's results take at most half of the limit, or one segment of any size: the rest is for others."""
         own = [each.nbytes for each in self.written_by(asker)]
         if own and (sum(own) + nbytes > self._limit_nbytes // 2 or len(own) >= MAX_OVERSIZE_SEGMENTS // 2):
             raise UnavailableError(

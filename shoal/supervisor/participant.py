@@ -53,7 +53,7 @@ class Participant:
 
 
 def batcher_welcome(options: ServerOptions, log_settings: dict[str, Any], *, is_successor: bool) -> Message:
-    """What a batcher is told first."""
+    """The first message to a batcher."""
     return {
         "op": "joined",
         "log": log_settings,

@@ -37,7 +37,7 @@ class Order:
         self, message: Message, on_done: Callable[[Message, list[FoundModel]], None], on_failed: Failed
     ) -> None:
         self.message = message
-        # In the failure domain of whoever asks.
+        # In the failure domain of the code that asks.
         self.on_done = bound(on_done)
         self.on_failed = bound(on_failed)
         self.found: list[FoundModel] = []

@@ -30,7 +30,7 @@ class Signals:
         self._loop.on_readable(reading.fileno(), lambda: self._handle(reading))
 
     def close(self) -> None:
-        """Nobody handles them any more."""
+        """Stop handling signals: those that come from now on have no effect."""
         signal.set_wakeup_fd(-1)
         for each in self._sockets:
             each.close()

@@ -1,9 +1,9 @@
-"""For how long a process has said nothing though it could have.
+"""For how long a process has sent nothing though it could have.
 
-One that waits for a core is not to blame: where many more are runnable than there are cores, it waits for seconds, and
-whoever took its place would wait as long. So time counts while it sleeps, or is stopped; while it is runnable, or waits
-for a page of memory or a disk, the CPU time it has had does, or a share of it. Pure, but for `observe`. Runs in the
-supervisor.
+A process that waits for a core is not to blame: where many more are runnable than there are cores, it waits for
+seconds, and its successor would wait as long. So time counts while it sleeps, or is stopped; while it is runnable, or
+waits for a page of memory or a disk, the CPU time it has had does, or a share of it. Pure, but for `observe`. Runs in
+the supervisor.
 """
 
 import os

@@ -5,7 +5,7 @@ Runs in the supervisor and touches no segment's contents. The rules it keeps:
 - No record may name a segment to the batcher or to a front end that has not acknowledged it. So a client starts after
   the batcher has its segment, and a worker gets batches after the batcher and all front ends have its. Likewise for a
   segment that holds one payload: its writer may name it after those of its readers have it.
-- Processes that run users' code (workers, models that call others, guests) are waited for by nobody: such a process may
+- No process waits for one that runs users' code (a worker, a model that calls others, a guest): such a process may
   hold its interpreter for minutes. It asks for a segment when a record names one that it does not know (loans.py), and
   is sent front ends' without waiting, so that it rarely has to.
 """
@@ -102,7 +102,7 @@ class Star:
             self.give_batcher_memory()
 
     def give_batcher_memory(self) -> None:
-        """Make memory of the batcher's own, which front ends hear of before they hear of the ensemble that needs it."""
+        """Make memory of the batcher's own; it is announced to front ends before the ensemble that needs it is."""
         if not self.batcher_memory.owner and self.batcher is not None:
             geometry = batcher_geometry(self.options)
             self.batcher_memory.make(self.batcher, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
@@ -125,17 +125,17 @@ class Star:
         return self._counters
 
     def leave_batcher(self, member: Member) -> None:
-        """The batcher is dead. What it was asked to acknowledge is void; a successor hears how things stand then."""
+        """The batcher is dead. What it was asked to acknowledge is void: a successor is sent all anew."""
         self.dead_workers.report_to(None)
         self.batcher = None
         self.acknowledgements.gone(member)
 
     def introduce(self) -> None:
-        """Tell a successor, which knows the models, of everybody; then everybody of it; it serves at once.
+        """Announce all clients and workers to a successor, which knows the models; then it to them. It serves at once.
 
-        It passes over what stands in clients' rings as it maps them, so they must not say again what is open before it
-        has. It waits for no client: the requests of one are put off until that client
-        has said again what is open (`client_told`).
+        It passes over the records in clients' rings as it maps them, so no client may send its open requests again
+        before that. It waits for no client: a client's requests are put off until the client has sent them again
+        (`client_told`).
         """
         successor = self.batcher
         assert successor is not None
@@ -168,7 +168,7 @@ class Star:
                 news.insert(0, (client.member, *self.batcher_memory.message))
             self._announce_successor(news, successor, {"op": "client_told", "owner": client.owner})
         for worker in self.workers.values():
-            # The successor may expect nothing of it when it has told.
+            # The successor does not look into the ring of a worker without a batch: so this message.
             told = {"op": "worker_told", "owner": worker.owner}
             self._announce_successor([(worker.member, {"op": "batcher"}, ())], successor, told)
 
@@ -314,8 +314,8 @@ class Star:
         self.loans.lend(worker.member, owner, fd, payload.asker if payload is not None and payload.is_guests else 0)
 
     def lend_to_client(self, client: Participant, owner: int) -> None:
-        """An answer to a client that runs users' code names a segment of which it was not told: a worker's, the
-        batcher's, or a single result."""
+        """Send a client that runs users' code a segment that an answer names and that was not announced to it: a
+        worker's, the batcher's, or a single result's."""
         worker, payload = self.workers.get(owner), self.payloads.segments.lendable(owner)
         fd = None
         if worker is not None and worker.is_joined:
@@ -345,16 +345,16 @@ class Star:
         return [client for client in self.joined if client.is_front_end]
 
     def tell_clients(self, message: Message) -> None:
-        """Every client that has joined hears of something."""
+        """Send a message to every client that has joined."""
         for client in self.joined:
             client.member.send(message)
 
     def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
-        """Every client that has joined hears of something; `then` when front ends act upon it, and the batcher upon
-        what it was told before: it may read a request that comes after that sooner than it hears of it.
+        """Send messages to every client that has joined; `then` is called when front ends have applied them, and the
+        batcher what was sent to it before: it might read a request that follows sooner than those messages.
 
         Models that call others are waited for briefly, guests not at all. Such a client may still ask for what is gone:
-        it is refused, and asks again when it has heard.
+        it is refused, and asks again when it has applied them.
         """
         recipients = self.to_batcher({"op": "ping"})
         briefly: list[Recipient] = []

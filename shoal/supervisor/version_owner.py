@@ -13,7 +13,7 @@ Outcome = Callable[[ShoalError | None], None]
 
 
 class Owner(Protocol):
-    """Who hears what becomes of a version: its model."""
+    """The owner of a version: its model, which is called back when the version's state changes."""
 
     def on_ready(self, served: "Served") -> None:
         """All its instances have come up."""

@@ -264,7 +264,10 @@ def test_a_workers_busy_time_and_memory_are_told(server: Server, answered: Count
 
 # Only Debian's package has promtool. Without it the names are still held against a real server, and Prometheus's own
 # client library reads the exposition, in the tests above.
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's package prometheus) is not installed")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="NOT CHECKED: the exposition by promtool, since it is not installed (Debian's package prometheus)",
+)
 def test_promtool_complains_of_tritons_names_only(server: Server, answered: Counter[tuple[str, int]]) -> None:
     assert answered
     checked = subprocess.run(

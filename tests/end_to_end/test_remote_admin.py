@@ -18,8 +18,8 @@ def own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
         try:
             unsent.connect(("192.0.2.1", 9))
-        except OSError:  # a sandbox without a network; who counts as remote is tested without, in test_local_callers.py
-            pytest.skip("this machine has no address but loopback")
+        except OSError:  # a sandbox without a network; which callers are remote is tested in test_local_callers.py, too
+            pytest.skip("NOT CHECKED: remote callers, since this machine has no address but loopback")
         return str(unsent.getsockname()[0])
 
 

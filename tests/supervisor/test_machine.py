@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from shoal.errors import InvalidArgumentError
@@ -231,7 +232,6 @@ def test_a_gpu_that_the_library_fails_to_describe_keeps_its_place(fails: str) ->
 
 
 def test_the_functions_of_the_library_have_these_names() -> None:
-    pynvml = pytest.importorskip("pynvml")
     for name in ("Count", "HandleByIndex", "CudaComputeCapability", "PciInfo", "UUID", "MemoryInfo"):
         assert callable(getattr(pynvml, f"nvmlDeviceGet{name}"))
 

@@ -111,5 +111,5 @@ class Streams:
 
 
 def _is_own(piece: Chunk) -> bool:
-    """Whether a piece lies in memory that is nobody else's: what is copied may be sent in part."""
+    """Whether a piece lies in memory of this process alone: such a copy may be sent in part."""
     return isinstance(piece, bytes) or isinstance(piece.obj, bytes)

@@ -73,7 +73,7 @@ class Measure:
     num_refused: int = 0
     num_failed: int = 0
     note: str = ""
-    is_cut: bool = False  # the loaded figure is at least that: nobody waited for longer
+    is_cut: bool = False  # the loaded figure is at least that: the measurement ended then
 
 
 @dataclass(frozen=True, slots=True)

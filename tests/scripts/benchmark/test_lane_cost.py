@@ -8,7 +8,9 @@ from scripts.benchmark.instructions import find_perf
 from scripts.benchmark.lane_cost import CASES, SMALL, Case, Opcodes, Run
 from scripts.benchmark.own_instructions import OwnInstructions
 
-pytestmark = pytest.mark.skipif(find_perf() is None, reason="instructions cannot be counted here, says perf")
+pytestmark = pytest.mark.skipif(
+    find_perf() is None, reason="NOT CHECKED: instruction counts, since perf is missing or this machine has no counters"
+)
 
 
 def test_instructions_are_those_of_this_thread() -> None:

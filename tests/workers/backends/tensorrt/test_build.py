@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from shoal.errors import InternalError, InvalidArgumentError, UnsupportedError
@@ -159,7 +160,6 @@ def test_an_engine_depends_on_this(order: Order) -> None:
 
 
 def test_weights_that_onnx_has_put_beside_a_file(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
     weights = onnx.numpy_helper.from_array(np.zeros(1024, np.float32), "W")
     path = tmp_path / "model.onnx"
     (tmp_path / "sub").mkdir()
