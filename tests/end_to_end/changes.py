@@ -105,8 +105,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         repository = write_model(Path(directory))
         with explicit(repository) as server:
-            with Traffic(server, rate) as outcomes["quiet"]:
-                time.sleep(QUIET_S)  # how long is measured; nothing is waited for
+            with Traffic(server, rate, steady_after=int(rate * QUIET_S)) as outcomes["quiet"]:
+                assert outcomes["quiet"].is_steady.wait(QUIET_S + DEADLINE_S)
             with Traffic(server, rate) as outcomes[f"{RELOADS} reloads"]:
                 reload(server, repository, RELOADS)
             for scalings in (SCALINGS, MORE_SCALINGS):

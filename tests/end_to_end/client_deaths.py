@@ -18,11 +18,13 @@ from shoal import Client
 from tests.end_to_end.server import SAMPLES, Server, imbalances, only, serving, title
 
 COUNTED = ("descriptors", "shared_bytes", "children")
+#: A client lives at most so long after it has connected: a few requests.
+LIFE_S = 0.002
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 
 
 def cycle(path: str, count: int, at_once: int = 4) -> None:
-    """Kill `count` clients, `at_once` at a time, each at some moment after it has connected."""
+    """Let `count` clients die, `at_once` at a time, each of a signal at some moment after it has connected."""
     left = count
     while left > 0:
         children = [_fork(path, number) for number in range(min(at_once, left))]
@@ -32,10 +34,8 @@ def cycle(path: str, count: int, at_once: int = 4) -> None:
                 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 raise AssertionError(f"a client could not connect: its exit code is {code}")
             os.close(reading)
-            time.sleep(random.random() * 0.002)  # so that it is somewhere in the middle; any moment will do
-            os.kill(child, signal.SIGKILL)
         for child, _ in children:
-            os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGALRM
 
 
 def _fork(path: str, number: int) -> tuple[int, int]:
@@ -50,6 +50,8 @@ def _fork(path: str, number: int) -> tuple[int, int]:
         held = [client.infer("simple", {"INPUT0": A, "INPUT1": A}, copy=False)]
         features = client.empty("mlp", "features", (4, 512))
         os.write(writing, b"x")
+        # The kernel ends it in the middle of something: Python is not asked, as it is not by SIGKILL.
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, LIFE_S))
         while True:
             held.append(client.infer("simple", {"INPUT0": A, "INPUT1": A}, copy=number % 2 == 0))
             client.infer("mlp", {"features": features})

@@ -61,7 +61,7 @@ MODELS = {
     "where": "return [[float(is_shared(given(request)))]]",
     "slow": """
         while not request.is_cancelled():
-            time.sleep(0.01)  # the model works until it is called off
+            time.sleep(0.01)  # Triton's API can be asked, not waited on
         raise ValueError("cancelled")
     """,
 }

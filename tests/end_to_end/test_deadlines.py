@@ -57,7 +57,7 @@ class TritonPythonModel:
             if request.is_cancelled():
                 self.tell("cancelled")
                 break
-            time.sleep(0.005)  # the model works until it is called off
+            time.sleep(0.005)  # Triton's API can be asked, not waited on
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", request.inputs()[0].as_numpy())])]
 
     def tell(self, what):

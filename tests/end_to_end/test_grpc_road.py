@@ -32,7 +32,7 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             while not request.is_cancelled():
-                time.sleep(0.005)  # the model works until it is called off; there is nothing to wait on
+                time.sleep(0.005)  # Triton's API can be asked, not waited on
         error = pb_utils.TritonError("at last", pb_utils.TritonError.CANCELLED)
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
 """

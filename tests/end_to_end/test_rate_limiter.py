@@ -50,7 +50,6 @@ class TritonPythonModel:
             file.write(f"{os.getpid()}\\n")
         if 100 in numbers:
             open(f"{self.path}/gate").close()
-        time.sleep(0.002)  # what an execution costs; nobody counts on how long
         with open(f"{self.path}/told", "a") as file:
             file.write(f"{start_ns} {time.monotonic_ns()}\\n")
         return [pb_utils.InferenceResponse() for _ in requests]

@@ -25,7 +25,7 @@ dynamic_batching { }
 """
 #: Every so often a request asks for a compressed answer, which takes it down the road.
 ROAD_EVERY = 10
-#: As many right answers show that it flows.
+#: As many right answers show that it flows, where nothing else is asked for.
 STEADY_AFTER = 100
 
 
@@ -88,10 +88,11 @@ class Outcome:
 class Traffic:
     """`rate` requests a second from a thread of its own, over as many connections as it takes."""
 
-    def __init__(self, server: Server, rate: float = 500.0, model: str = "m") -> None:
+    def __init__(self, server: Server, rate: float = 500.0, model: str = "m", steady_after: int = STEADY_AFTER) -> None:
         self._port = server.http_port
         self._interval_s = 1 / rate
         self._model = model
+        self._steady_after = steady_after
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -141,7 +142,7 @@ class Traffic:
         self.outcome.latencies_s.append(time.monotonic() - due_s)
         if answer.is_right:
             self.outcome.num_right += 1
-            if self.outcome.num_right == STEADY_AFTER:
+            if self.outcome.num_right == self._steady_after:
                 self.outcome.is_steady.set()
         else:
             self.outcome.faults.append(f"{answer.status} {answer.body[:300]!r} to {answer.data}")
