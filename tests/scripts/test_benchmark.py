@@ -1,5 +1,6 @@
 """scripts/benchmark: what it reads from wrk and the kernel, its medians, tables and pictures, and its bodies."""
 
+import ast
 import json
 import os
 import select
@@ -26,6 +27,10 @@ from scripts.benchmark.server import Server, free_ports
 from shoal.model_config import pbtxt
 
 BURN_S = 0.2
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = ROOT / "scripts" / "benchmark" / "requirements.txt"
+#: What nvidia-pytriton, which is among the requirements, requires and we import.
+COME_ALONG = {"grpc", "tritonclient"}
 
 # Burns the processor in itself, in a child that lives, and in a child that it has waited for; then prints how many
 # seconds these have used.
@@ -376,3 +381,18 @@ def test_what_is_not_there_is_refused(arguments: list[str], sentence: str, capsy
     with pytest.raises(SystemExit):
         parse_arguments(arguments)
     assert sentence in capsys.readouterr().err
+
+
+def test_what_is_imported_is_in_the_environment_of_the_peers() -> None:
+    """There Shoal is not installed, nor what it needs."""
+    program = "import sys, scripts.benchmark.__main__; print(*[each for each in sys.modules if each[:8] == 'scripts.'])"
+    modules = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    imported = set[str]()
+    for module in modules:
+        file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        for node in ast.parse(file.read_text()).body if file.exists() else ():
+            found = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            imported |= {name.partition(".")[0] for name in found}
+    required = {line.partition(">")[0].partition("=")[0] for line in REQUIREMENTS.read_text().splitlines()}
+    assert imported - set(sys.stdlib_module_names) - {"scripts"} <= required | COME_ALONG
