@@ -20,6 +20,7 @@ from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client, number_in, numbers
 from tests.end_to_end.server import DEADLINE_S, Server, samples, serving, title
 from tests.end_to_end.test_batching import signal_worker, wait_for_pending
+from tests.end_to_end.test_large_payloads import wait_until
 
 MAX_IN_FLIGHT = 16
 HELD = ("slow", "stuck")
@@ -161,6 +162,11 @@ def num_sockets(pid: int) -> int:
     return found
 
 
+def is_asleep(pid: int) -> bool:
+    """Whether the process waits for something to happen, neither at work, nor in want of a core, nor stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("S")
+
+
 def test_connections_that_come_one_by_one_are_spread_over_the_lanes(server: Server) -> None:
     """The kernel wakes the lane that has waited longest, which is another each time."""
     lanes = [pid for pid in server.children if title(pid) == "shoal grpc"]
@@ -168,6 +174,7 @@ def test_connections_that_come_one_by_one_are_spread_over_the_lanes(server: Serv
     before = {pid: num_sockets(pid) for pid in lanes}
     with ExitStack() as stack:
         for _ in range(60):
+            wait_until(lambda: all(map(is_asleep, lanes)), lambda: f"a lane of {lanes} does not wait for connections")
             opened = socket.create_connection(("127.0.0.1", server.grpc_port), DEADLINE_S)
             stack.enter_context(opened)
             assert opened.recv(9)  # a lane has accepted it and sends its settings
