@@ -227,8 +227,7 @@ def test_sequences_survive_a_batchers_death(server: Server) -> None:
             ask(model, 1, 81, **FIRST)
             ask(model, 10, 82, **FIRST)
         for number in (1, 2):
-            await_standby(server)
-            (batcher,) = [pid for pid in server.children if title(pid) == "shoal batcher"]
+            (batcher,) = [pid for pid in await_standby(server) if title(pid) == "shoal batcher"]
             os.kill(batcher, signal.SIGKILL)
             for model in ("plain", "direct", "onnx"):
                 assert ask(model, 1, 81)[0] == 1 + number
