@@ -114,7 +114,8 @@ def unpack_times(word: int) -> tuple[float, float]:
     return (word >> 32) / 1e6, (word & _MAX_US) / 1e6
 
 
-#: For a version all of whose instances are FAILED; front ends refuse with it, too.
+#: For a version all of whose instances are FAILED: the same words from a front end, which has not read the request's
+#: id by then, and from the batcher.
 ALL_FAILED = (
     "Model '{model}' version {version} is unavailable: all its instances died again and again. The server's log says "
     "how; they are tried again from time to time"
@@ -176,7 +177,7 @@ _SENTENCES: dict[Reason, tuple[type[ShoalError], str]] = {
         "[request id: {id}] another batcher has taken the place of the one that passed on the answers of model "
         "'{model}' to this request, which may have been executed in part. Try again",
     ),
-    Reason.MODEL_FAILED: (errors.UnavailableError, f"[request id: {{id}}] {ALL_FAILED}"),
+    Reason.MODEL_FAILED: (errors.UnavailableError, ALL_FAILED),
     Reason.NOT_STARTED: (
         errors.InvalidArgumentError,
         "inference request for sequence {correlation_id} to model '{model}' must specify the START flag on the first "

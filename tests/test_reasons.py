@@ -72,8 +72,8 @@ SENTENCES: list[tuple[int, type[ShoalError], str]] = [
     (
         11,
         errors.UnavailableError,
-        "[request id: r7] Model 'simple' version 3 is unavailable: all its instances died again and again. The "
-        "server's log says how; they are tried again from time to time",
+        "Model 'simple' version 3 is unavailable: all its instances died again and again. The server's log says how; "
+        "they are tried again from time to time",
     ),
     (
         12,
