@@ -93,6 +93,8 @@ class Memory:
         self.ring = batcher_bell.ring
         #: How long clients are waited for.
         self.block_wait_s = block_wait_s
+        # Changed by find_block: so many bytes were awaited in vain when the slab had taken so many blocks back.
+        self._awaited_in_vain: tuple[int, int] | None = None
         # Changed by what the batcher sends.
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
@@ -181,17 +183,16 @@ class Memory:
     def find_block(self, nbytes: int) -> Block:
         """A block for a result where the slab has none at once, for no longer than the memory can be had elsewhere.
 
-        What slow readers hold is asked for first. Where it does not come soon, the result gets a segment of its own.
-        Raises UnavailableError where there is no memory for too long, InvalidArgumentError where there never is enough.
+        What slow readers hold is asked for first. Where it does not come soon, the result gets a segment of its own; so
+        do those that follow it, without waiting, until the slab has taken a block back. Raises UnavailableError where
+        there is no memory for too long, InvalidArgumentError where there never is enough.
         """
         oversize = self.oversize
         if (kept := oversize.allocate_kept(nbytes)) is not None:
             return kept
         fits = nbytes <= self.slab.largest_nbytes
-        if fits:
-            block = self.wait_for(lambda: self.allocate(nbytes), self._loops_batch, SEGMENT_AFTER_S, ROOM)
-            if block is not None:
-                return block
+        if fits and (block := self._wait_for_slab(nbytes)) is not None:
+            return block
         try:
             return oversize.allocate(nbytes)
         except UnavailableError as error:
@@ -201,6 +202,18 @@ class Memory:
                 raise refusal
         finally:
             del refusal  # its traceback leads here: a cycle would keep the requests' memory mapped
+        return block
+
+    def _wait_for_slab(self, nbytes: int) -> Block | None:
+        """A block of the slab that slow readers give back soon; None where none comes, or none came before and nothing
+        has come back since."""
+        if self._awaited_in_vain is not None:
+            awaited_nbytes, num_freed = self._awaited_in_vain
+            if nbytes >= awaited_nbytes and self.slab.counts[1] == num_freed:
+                self._try_say((WANT, 0, 0, ROOM))
+                return None
+        block = self.wait_for(lambda: self.allocate(nbytes), self._loops_batch, SEGMENT_AFTER_S, ROOM)
+        self._awaited_in_vain = (nbytes, self.slab.counts[1]) if block is None else None
         return block
 
     def _wait_for_any(self, nbytes: int) -> Block | None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from shoal.shm.layout import OVERSIZE, WANT, Geometry
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import SlabView
 from shoal.workers.loop import Loop
+from shoal.workers.memory import SEGMENT_AFTER_S
 from tests.workers.surroundings import VARIABLE, Batcher, loop_of
 
 #: Four quarters of 16 KiB, and the odd unit.
@@ -114,6 +116,39 @@ def test_a_block_that_comes_back_is_taken_before_a_segment_is_made(batcher: Batc
     memory._try_say = said  # type: ignore[method-assign]
     assert run(loop, batcher, 16000) == (0, 3)
     assert supervisor.asked == []
+
+
+def test_what_was_awaited_in_vain_is_not_awaited_again_until_a_block_comes_back(batcher: Batcher) -> None:
+    loop, supervisor = loop_of(batcher, VARIABLE), Supervisor(batcher)
+    memory = loop._memory
+    held = [memory.allocate(16384) for _ in range(4)]
+    wait_for, waits_s = memory.wait_for, []
+
+    def noted(attempt: Callable[[], Any], batch: int = 0, wait_s: float | None = None, urgency: int = NEWS) -> Any:
+        waits_s.append(wait_s)
+        return wait_for(attempt, batch, wait_s, urgency)
+
+    memory.wait_for = noted  # type: ignore[method-assign]
+    assert [run(loop, batcher, 16000)[1] for _ in range(3)] == [50, 51, 52]
+    assert waits_s == [SEGMENT_AFTER_S]
+    assert len(supervisor.asked) == 3
+    block = held.pop()
+    assert block is not None
+    batcher.free(block.ref)
+    assert run(loop, batcher, 16000) == (0, 3)
+    assert run(loop, batcher, 16000) == (0, 53)
+    assert waits_s == [SEGMENT_AFTER_S, SEGMENT_AFTER_S]
+
+
+def test_what_is_awaited_in_vain_is_asked_for_all_the_same(batcher: Batcher) -> None:
+    loop = loop_of(batcher, VARIABLE)
+    Supervisor(batcher)
+    for _ in range(4):
+        assert loop._memory.allocate(16384) is not None
+    run(loop, batcher, 16000)
+    batcher.send(batcher.request([("INPUT0", "FP32", np.zeros((1, 4000), np.float32))]))
+    loop.step()
+    assert wants(batcher) == {ROOM}
 
 
 def test_where_there_is_no_segment_either_the_slowest_readers_are_given_up(batcher: Batcher) -> None:
