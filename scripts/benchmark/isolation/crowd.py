@@ -55,13 +55,14 @@ class Guests:
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """Calls over gRPC, so many open at once on these connections; `is_silent`: streams of which nothing is read."""
+    """Calls over gRPC, so many open at once on these connections, or streams; `is_silent`: nothing is read of them."""
 
     port: int
     message: str  # a ModelInferRequest, in Latin-1
     count: int
     channels: int = 1
-    is_silent: bool = False
+    is_stream: bool = False
+    is_silent: bool = False  # streams only
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ class _RawClient:
 
 
 class _Caller:
-    """One call after the other over gRPC, or a stream of which nothing is read."""
+    """One call after the other over gRPC, or one stream after the other, or a stream of which nothing is read."""
 
     def __init__(self, spec: Callers, channel: Any, said: Counter[str]) -> None:
         self._spec = spec
@@ -248,21 +249,28 @@ class _Caller:
 
     async def run(self) -> None:
         """Until cancelled."""
-        if self._spec.is_silent:
-            stream = self._channel.stream_stream(RPC + "ModelStreamInfer")()
-            await stream.write(self._message)
-            self.has_asked.set()
-            await asyncio.sleep(LIFE_S)
-        unary = self._channel.unary_unary(RPC + "ModelInfer")
         while True:
-            call = unary(self._message, timeout=LIFE_S)
-            asyncio.get_running_loop().call_later(START_S, self.has_asked.set)
             try:
-                await call
-                self._said["answered"] += 1
+                await (self._stream() if self._spec.is_stream else self._call())
             except grpc.aio.AioRpcError as error:
                 self._said[error.code().name] += 1
                 await asyncio.sleep(PAUSE_S)
+
+    async def _call(self) -> None:
+        call = self._channel.unary_unary(RPC + "ModelInfer")(self._message, timeout=LIFE_S)
+        asyncio.get_running_loop().call_later(START_S, self.has_asked.set)
+        await call
+        self._said["answered"] += 1
+
+    async def _stream(self) -> None:
+        stream = self._channel.stream_stream(RPC + "ModelStreamInfer")()
+        await stream.write(self._message)
+        self.has_asked.set()
+        if self._spec.is_silent:
+            await asyncio.sleep(LIFE_S)
+        await stream.done_writing()
+        async for _ in stream:
+            self._said["responses"] += 1
 
 
 async def _run(spec: Guests | Callers | Raw, said: Counter[str]) -> None:

@@ -86,10 +86,18 @@ class Site:
         return Crowd(Guests(self.http_port, datas, count, every_s, bytes_per_s))
 
     def callers(
-        self, model: str, numbers: Sequence[float], count: int, channels: int = 1, *, is_silent: bool = False
+        self,
+        model: str,
+        numbers: Sequence[float],
+        count: int,
+        channels: int = 1,
+        *,
+        is_stream: bool = False,
+        is_silent: bool = False,
     ) -> Crowd:
         """Clients over gRPC of this model."""
-        return Crowd(Callers(self.grpc_port, message(model, numbers).decode("latin-1"), count, channels, is_silent))
+        packed = message(model, numbers).decode("latin-1")
+        return Crowd(Callers(self.grpc_port, packed, count, channels, is_stream, is_silent))
 
     @contextmanager
     def clients(self, count: int) -> Iterator[None]:

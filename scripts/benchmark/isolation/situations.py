@@ -7,9 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from scripts.benchmark.company import raw
 from scripts.benchmark.errors import BenchmarkError
+from scripts.benchmark.isolation.beside import beside
 from scripts.benchmark.isolation.crowd import Crowd, Guests
 from scripts.benchmark.isolation.figures import (
     OK,
@@ -30,26 +32,23 @@ from scripts.benchmark.isolation.probe import (
     HttpProbe,
     LiveProbe,
     Probe,
-    StreamProbe,
     infer,
-    message,
     paced,
 )
+from scripts.benchmark.isolation.readers import SITUATIONS as READERS
 from scripts.benchmark.isolation.site import Site, cpu_us, wait_until, warm
-from scripts.benchmark.isolation.windows import closed_windows
 from scripts.benchmark.workloads import Request
 
-QUIET_S, LOADED_S = 1.5, 2.5
 #: Of an execution that others must not wait for.
 EXECUTION_S = 5.0
+UNEVEN_S = 10.0
 #: Longer than that: what waits for an execution is seen to.
 EVENT_PATIENCE_S = 6.0
 #: After an event: until everything runs again, or what waits for an execution has been seen to.
 AFTER_S = 1.5
 BACKLOG = 600
-CALLS, CLOSED = 1400, 90
+CALLS = 1400
 NUM_LANES, NUM_CONNECTIONS, CONNECT_S = 4, 200, 0.01
-READERS, LARGE_FLOATS = 16, 1_500_000
 LARGE_REQUEST_FLOATS = 4 * 1024 * 1024
 ZIPPERS, UNFINISHED = 300, 70
 BUSY, CLIENTS, LONE, SLICES = 64, 32, 1500, 10
@@ -57,45 +56,15 @@ GRPC = ("--grpc-process-count=1",)
 QUICK = identity()
 
 
-def _both(probe: Probe, load: Crowd) -> Measure:
-    """A paced client in quiet, then beside this crowd."""
-    with warm(probe):
-        quiet = paced(probe, QUIET_S)
-        with load:
-            loaded = paced(probe, LOADED_S)
-    return compared(quiet, loaded, PATIENCE_S, f"the crowd had {load.words}")
-
-
 def http_backlog(site: Site) -> Measure:
     """Two slow models, each with many requests waiting, but fewer than its queue may hold."""
     load = site.guests(("slow_a", [1]), ("slow_b", [1]), count=2 * BACKLOG)
-    return _both(site.http("quick", num_connections=8), load)
+    return beside(site.http("quick", num_connections=8), load)
 
 
 def grpc_backlog(site: Site) -> Measure:
     """More calls of a slow model than a lane has in flight at once."""
-    return _both(site.grpc("quick"), site.callers("slow_a", [1], CALLS, channels=14))
-
-
-def grpc_unread(site: Site) -> Measure:
-    """Of the same instance: a stream that is sent more than any window and slab hold, and of which nothing is read."""
-    probe = StreamProbe(site.grpc_port, message("stream", [1, 16]))
-    return _both(probe, site.callers("stream", [400, 262_144], 1, is_silent=True))
-
-
-def grpc_windows(site: Site) -> Measure:
-    """Of the same instance: answers on one connection whose windows stay at zero, with a ServerLive now and then."""
-    return _both(site.grpc("sized", [16]), Crowd(closed_windows(site.grpc_port, "sized", [262_144], CLOSED)))
-
-
-def http_unread(site: Site) -> Measure:
-    """Large answers of the same instance, of which nothing is read."""
-    return _both(site.http("sized", [16]), site.guests(("sized", [LARGE_FLOATS]), count=READERS, bytes_per_s=0.0))
-
-
-def http_slow_readers(site: Site) -> Measure:
-    """Large answers of the same instance, read slowly."""
-    return _both(site.http("sized", [16]), site.guests(("sized", [LARGE_FLOATS]), count=READERS, bytes_per_s=1e6))
+    return beside(site.grpc("quick"), site.callers("slow_a", [1], CALLS, channels=14))
 
 
 def _away(probe: Probe, event: Callable[[], float], after_s: float = AFTER_S) -> tuple[float, list[Answer]]:
@@ -162,7 +131,8 @@ def stopped_lane(site: Site) -> Measure:
             os.kill(others[0], signal.SIGSTOP)
             loaded_ms, loaded = _away(probe, lambda: site.kill("shoal batcher"))
         finally:
-            os.kill(others[0], signal.SIGCONT)
+            with suppress(ProcessLookupError):  # it may have been replaced
+                os.kill(others[0], signal.SIGCONT)
     return _of_event(quiet_ms, loaded_ms, loaded)
 
 
@@ -189,7 +159,7 @@ def lanes_shared(site: Site) -> Measure:
 def lanes_busy(site: Site) -> Measure:
     """Clients beside these connections that ask every 20 ms, with 20,000 floats in JSON each time."""
     counts, probe = _spread(site, "shoal http", site.http_port)
-    measure = _both(probe, site.guests(("quick", [0.123456] * 20_000), count=4, every_s=0.02))
+    measure = beside(probe, site.guests(("quick", [0.123456] * 20_000), count=4, every_s=0.02))
     return Measure(
         measure.quiet, measure.loaded, measure.num_refused, measure.num_failed,
         f"{measure.note}; connections of each lane: {_by_lane(counts)}", measure.is_cut,
@@ -216,9 +186,12 @@ def large_request(site: Site) -> Measure:
 
 
 def uneven(site: Site) -> Measure:
-    """One client whose requests take 0.3 s beside fast ones, four of whose clients ask without a pause."""
+    """One client whose requests take 0.3 s beside fast ones, four of whose clients ask without a pause.
+
+    Long enough for what is only learnt from the first slow request to be less than a hundredth.
+    """
     with site.guests(("task", [0.0]), count=4):
-        return _both(site.http("task", [0.0]), site.guests(("task", [0.3]), count=1))
+        return beside(site.http("task", [0.0]), site.guests(("task", [0.3]), count=1), UNEVEN_S)
 
 
 def _metrics(site: Site, load: Crowd) -> Measure:
@@ -300,22 +273,7 @@ SITUATIONS = (
         "grpc-backlog", f"{CALLS:,} calls of a slow model, gRPC", "p99", grpc_backlog,
         {"quick": QUICK, "slow_a": identity(20)}, GRPC,
     ),
-    Situation(
-        "grpc-unread", "a gRPC stream of the same model of which nothing is read", "p99", grpc_unread,
-        {"stream": python("stream")}, GRPC,
-    ),
-    Situation(
-        "grpc-windows", f"{CLOSED} calls of the same model with 1 MiB each and windows that stay at zero", "p99",
-        grpc_windows, {"sized": python("sized")}, GRPC,
-    ),
-    Situation(
-        "http-unread", f"{READERS} HTTP clients that read nothing of 6 MB answers of the same model", "p99",
-        http_unread, {"sized": python("sized")},
-    ),
-    Situation(
-        "http-slow-readers", f"{READERS} HTTP clients that read 6 MB answers of the same model at 1 MB/s", "p99",
-        http_slow_readers, {"sized": python("sized")},
-    ),
+    *READERS,
     Situation(
         "takeover", f"a batcher killed while a worker executes {EXECUTION_S:g} s", "until the next answer",
         takeover_executing, _TAKEOVER, bar=TAKEOVER,

@@ -1,0 +1,30 @@
+"""A paced client in quiet, then beside a crowd: what most situations of isolation measure."""
+
+from scripts.benchmark.isolation.crowd import Crowd
+from scripts.benchmark.isolation.figures import Measure, compared
+from scripts.benchmark.isolation.probe import PATIENCE_S, Probe, paced
+from scripts.benchmark.isolation.site import warm
+
+QUIET_S, LOADED_S = 1.5, 2.5
+#: After a crowd has gone, until the last of its requests has been cancelled or answered.
+_REST_S = 1.0
+
+
+def beside(probe: Probe, load: Crowd, loaded_s: float = LOADED_S) -> Measure:
+    """In quiet, then beside this crowd."""
+    with warm(probe):
+        quiet = paced(probe, QUIET_S)
+        with load:
+            loaded = paced(probe, loaded_s)
+    return compared(quiet, loaded, PATIENCE_S, f"the crowd had {load.words}")
+
+
+def beside_either(probe: Probe, reading: Crowd, load: Crowd) -> Measure:
+    """Beside a crowd that reads, whose figure stands for quiet, then beside one that asks the same and does not."""
+    with warm(probe):
+        with reading:
+            quiet = paced(probe, LOADED_S)
+        paced(probe, _REST_S)
+        with load:
+            loaded = paced(probe, LOADED_S)
+    return compared(quiet, loaded, PATIENCE_S, f"reading, the crowd had {reading.words}; not reading, {load.words}")
