@@ -159,6 +159,8 @@ class Batchers:
 
     def _look(self, due_s: float) -> None:
         now_s = self._loop.now_s()
+        if not self.is_stopping:  # first: an error in this look must not be the end of all others
+            self._loop.call_after(PING_S, lambda: self._look(now_s + PING_S))
         if now_s - due_s > PING_S:
             self._hear()  # this process itself was held up, and with it perhaps the machine: nobody is to blame
         if self.active is not None:
@@ -168,8 +170,6 @@ class Batchers:
                 self._kill(self.active.pid)
             else:
                 self._acknowledgements.announce([(self.active, {"op": "ping"}, ())], self._hear)
-        if not self.is_stopping:
-            self._loop.call_after(PING_S, lambda: self._look(now_s + PING_S))
 
     def _kill(self, pid: int) -> None:
         for child in self._children:

@@ -3,7 +3,7 @@
     load ─► fresh versions come up, hidden where an older copy serves ─all up─► published, all at once; what they
     replace and what is no longer wanted is retired      ─one fails─► all fresh ones go, what served goes on serving
 
-Runs in the supervisor. One load at a time; it says once what it came to.
+Runs in the supervisor. One load at a time; its outcome is called once. An unexpected error in a load fails that load.
 """
 
 import logging
@@ -17,7 +17,8 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
-from shoal.repository.plan import Plan, plan
+from shoal.repository.plan import plan
+from shoal.supervisor.failure_domains import bound, run_in
 from shoal.supervisor.served import Served
 from shoal.supervisor.version_owner import Outcome, Owner
 
@@ -60,10 +61,9 @@ class Registry(Protocol):
 class Loading:
     """A load that is under way."""
 
-    def __init__(self, found: FoundModel, todo: Plan, outcome: Outcome) -> None:
+    def __init__(self, found: FoundModel, outcome: Outcome) -> None:
         self.found = found
-        self.todo = todo
-        self.outcome = outcome
+        self.outcome: Outcome = bound(outcome)
         # Changed as versions come up or fail.
         self.fresh: dict[int, Served] = {}
         self.num_missing = 0
@@ -82,7 +82,24 @@ class Model:
         self.versions: dict[int, Served] = {}
         self.problem: ModelVersion | None = None
         self._loading: Loading | None = None
+        self._settling: Loading | None = None  # while a load that is over is put in force
         self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return f"model '{self.identifier}'"
+
+    def contain(self, error: Exception) -> None:
+        """As a failure domain: the load that is under way fails; what serves goes on."""
+        failure = InternalError(f"an error of the server's own, {type(error).__name__}: {error}")
+        if (settling := self._settling) is not None:
+            self._settling = None
+            settling.outcome(failure)
+        elif (loading := self._loading) is not None:
+            self._loading = None
+            loading.errors.update(dict.fromkeys(loading.found.versions, failure))
+            self._give_up(loading)
 
     @property
     def is_loading(self) -> bool:
@@ -118,11 +135,16 @@ class Model:
         Raises InternalError where another load is under way.
         """
         self.refuse_while_loading()
+        self._loading = Loading(found, outcome)
+        run_in(self, self._load, self._loading)
+
+    def _load(self, loading: Loading) -> None:
+        found = loading.found
         if found.error is not None:
-            self._refuse(found, found.error, outcome)
+            self._loading = None
+            self._refuse(found, found.error, loading.outcome)
             return
         todo = plan({number: each.source for number, each in self.serving.items()}, found)
-        self._loading = loading = Loading(found, todo, outcome)
         loading.num_missing = len(todo.fresh) + len(todo.resized)
         for number in todo.fresh:
             self._begin(loading, number)
@@ -201,11 +223,12 @@ class Model:
 
     def _settle(self, loading: Loading) -> None:
         """Everything has come up, or has not."""
-        self._loading = None
+        self._loading, self._settling = None, loading
         if loading.errors:
             self._give_up(loading)
         else:
             self._switch(loading)
+        self._settling = None
 
     def _give_up(self, loading: Loading) -> None:
         for served in loading.fresh.values():
@@ -286,12 +309,18 @@ class Model:
 
     def on_ready(self, served: Served) -> None:
         """It has come up; it serves when all the others of its load have."""
+        run_in(self, self._came_up, served)
+
+    def _came_up(self, served: Served) -> None:
         self._registry.settled(served)
         if self._loading is not None:
             self._arrived(self._loading)
 
     def on_load_failed(self, served: Served, error: ShoalError) -> None:
         """Another attempt, or the load fails."""
+        run_in(self, self._failed_to_load, served, error)
+
+    def _failed_to_load(self, served: Served, error: ShoalError) -> None:
         self._registry.settled(served)
         loading, number = self._loading, served.version.version
         if loading is None or loading.fresh.get(number) is not served:

@@ -26,6 +26,7 @@ from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, ModelVersion
 from shoal.supervisor.ensembles import Dependencies
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import run_in
 from shoal.supervisor.models import Models
 from shoal.supervisor.questions import Handler, Question
 from shoal.supervisor.repository import Repository
@@ -109,7 +110,7 @@ class ModelControl:
         for identifier, model in self._models.models.items():
             if identifier not in poll.identifiers and not model.is_loading and not model.is_unloaded:
                 _log.info("model '%s' is gone from the repository", identifier)
-                model.unload(_done)
+                run_in(model, model.unload, _done)
 
     # --- what clients ask ---
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shoal.control import Message
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.repository.found import FoundModel
+from shoal.repository.found import FoundModel, FoundVersion
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
 from shoal.supervisor.model import Model
@@ -37,6 +37,43 @@ class Registry:
 
     def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
         self.told.append((messages, then))
+
+
+class Faulty(Registry):
+    """A registry with a fault of ours."""
+
+    def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
+        raise KeyError("instance_group")
+
+
+class Silent(Registry):
+    """A registry that fails to tell."""
+
+    def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
+        raise KeyError("row")
+
+
+def test_an_unexpected_error_fails_the_load_and_not_the_next_one() -> None:
+    registry, outcomes = Faulty(), list[ShoalError | None]()
+    model = Model(ModelIdentifier("m", ""), registry)
+    versions = {1: FoundVersion(Path("/m/1"), 0)}
+    for _ in range(2):
+        model.load(FoundModel("m", Path("/m"), {}, {}, versions, 0), outcomes.append)
+        assert not model.is_loading
+        registry.told.pop()[1]()
+        assert str(outcomes.pop()) == (
+            "load failed for model 'm': version 1 is at UNAVAILABLE state: "
+            "Internal: an error of the server's own, KeyError: 'instance_group';\n"
+        )
+    assert [row.state for row in model.rows] == [VersionState.UNAVAILABLE]
+
+
+def test_an_unexpected_error_while_a_load_is_put_in_force_is_its_outcome() -> None:
+    outcomes = list[ShoalError | None]()
+    model = Model(ModelIdentifier("m", ""), Silent())
+    model.load(FoundModel("m", Path("/m"), {}, {}, {}, 0), outcomes.append)
+    assert [str(error) for error in outcomes] == ["an error of the server's own, KeyError: 'row'"]
+    assert not model.is_loading
 
 
 def test_a_load_is_refused_once_everybody_knows_why() -> None:
