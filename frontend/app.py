@@ -7,7 +7,7 @@ else. `Connection: close` among a response's headers is a request to the server:
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,6 @@ _log = logging.getLogger("shoal")
 HEAD_VARIABLE = "shoal.head"
 #: And for a transport that knows when this client hangs up.
 TRANSPORT_VARIABLE = "shoal.transport"
-#: WSGI wants bytes, so a view of a worker's block is copied; a piece at a time bounds what a slow reader costs.
-_PIECE_BYTES = 1 << 20
 _NO_BODY = memoryview(b"")
 # What a client's silence or a broken chunk raises from wsgi.input; the server adds the classes of its own.
 _BODY_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError)
@@ -209,23 +207,11 @@ def _headers(environ: Environ) -> dict[str, str]:
 def _to_wsgi(response: Response) -> WsgiResponse:
     if response.stream is not None:
         return _closing(WsgiResponse(response.stream, response.status, list(response.headers)), response)
-    chunks = response.chunks
-    nbytes = sum(chunk.nbytes if isinstance(chunk, memoryview) else len(chunk) for chunk in chunks)
-    headers = [*response.headers, ("Content-Length", str(nbytes))]
-    body = list(_pieces(chunks)) if nbytes <= _PIECE_BYTES else _pieces(chunks)
-    return _closing(WsgiResponse(body, response.status, headers), response)
+    headers = [*response.headers, ("Content-Length", str(sum(map(len, response.chunks))))]
+    return _closing(WsgiResponse(list(map(bytes, response.chunks)), response.status, headers), response)
 
 
 def _closing(reply: WsgiResponse, response: Response) -> WsgiResponse:
     if response.close is not None:
         reply.call_on_close(response.close)
     return reply
-
-
-def _pieces(chunks: tuple[bytes | memoryview, ...]) -> Iterator[bytes]:
-    for chunk in chunks:
-        if isinstance(chunk, bytes):
-            yield chunk
-        else:
-            for start in range(0, chunk.nbytes, _PIECE_BYTES):
-                yield bytes(chunk[start : start + _PIECE_BYTES])

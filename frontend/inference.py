@@ -44,10 +44,11 @@ def _infer_with(entry: ModelEntry, call: Call) -> Response:
     reply = _transport(call).infer(prepared)
     try:
         response = render(prepared, reply.response, reply.block)
-        return compress(response._replace(close=reply.release), call.headers.get("accept-encoding", ""))
+        compressed = compress(response, call.headers.get("accept-encoding", ""))
     except BaseException:
         reply.release()
         raise
+    return reply.send(compressed)
 
 
 def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> Handler:

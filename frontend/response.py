@@ -25,7 +25,8 @@ CLOSE: Headers = (("Connection", "close"),)
 class Response(NamedTuple):
     """`headers` lack Content-Length: the sender adds the sum of the chunks.
 
-    A response with a `stream` has no chunks but those, which are sent as they come; only the road sends such.
+    A response with a `stream` has no chunks but those, which are sent as they come, and Content-Length among its
+    headers where their length is known; only the road sends such.
     """
 
     status: int

@@ -15,10 +15,11 @@ from shoal.client.shared_port import SharedPort
 from shoal.errors import CancelledError, ShoalError
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.hang_ups import Caller, HangUps
+from shoal.frontend.held_answers import HeldAnswers
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.request_digest import request_digest
-from shoal.frontend.response import no_answer
+from shoal.frontend.response import Response, no_answer
 from shoal.frontend.streamed_replies import KeptReply, StreamedReplies
 from shoal.frontend.tracing import TracedRequest
 from shoal.request import InferResponse
@@ -27,11 +28,15 @@ from shoal.shm.port import Reply
 
 
 class Answer(NamedTuple):
-    """A model's response and the worker's block its tensors lie in; `release` once, after the last byte was sent."""
+    """A model's response and the worker's block its tensors lie in.
+
+    Either `release` the block once, or let `send` make the response that is sent of one whose chunks are views of it.
+    """
 
     response: InferResponse
     block: memoryview
     release: Callable[[], None]
+    send: Callable[[Response], Response]
 
 
 class Part(NamedTuple):
@@ -83,6 +88,8 @@ class PortTransport:
         # Changed under the lock: who waits for which reply; what is kept of replies that wait for their clients.
         self._waiting: dict[int, Replies] = {}
         self._kept = KeptMemory()
+        self._held = HeldAnswers(self._port, self._lock, self._kept)
+        self._port.on_recall = lambda segments, _is_urgent: self._held.recall(segments)
 
     # --- request threads ---
 
@@ -233,9 +240,11 @@ class PortTransport:
             self.drop(reply)
             raise
         if isinstance(reply, KeptReply):
-            return Answer(response, block, _nothing)
+            return Answer(response, block, _nothing, _as_it_is)
         # By number: whoever keeps the function for a while after the response must not keep the memory.
-        return Answer(response, block, partial(self._release_number, reply.number, reply.part))
+        number, part = reply.number, reply.part
+        release = partial(self._release_number, number, part)
+        return Answer(response, block, release, lambda made: self._held.send(made, number, part))
 
     def _release_number(self, number: int, part: int) -> None:
         with self._lock:
@@ -282,6 +291,10 @@ class WatchedTransport:
 
 def _nothing() -> None:
     """What lies in our own memory needs no release."""
+
+
+def _as_it_is(response: Response) -> Response:
+    return response
 
 
 def _left(waiter: Waiter) -> Reply | None:

@@ -8,6 +8,7 @@ import pytest
 from shoal.errors import ShoalError
 from shoal.frontend.app import create_app
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
+from shoal.frontend.response import Response
 from shoal.frontend.router import dispatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
@@ -153,7 +154,7 @@ class EchoTransport:
         offset, nbytes = unpack_span(write_block(prepared, block))
         asked = unpack_request(block[offset : offset + nbytes], len(block))
         outputs = tuple(ref._replace(name=self.rename.get(ref.name, ref.name)) for ref in asked.inputs)
-        return Answer(InferResponse(outputs, {}), block, self._release)
+        return Answer(InferResponse(outputs, {}), block, self._release, self._send)
 
     def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
         yield Part(self.infer(prepared, trace), None, is_final=True)
@@ -167,6 +168,10 @@ class EchoTransport:
 
     def _release(self) -> None:
         self.num_released += 1
+
+    def _send(self, response: Response) -> Response:
+        self._release()
+        return response._replace(chunks=tuple(map(bytes, response.chunks)))
 
 
 @pytest.fixture

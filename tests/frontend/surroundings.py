@@ -20,7 +20,7 @@ from shoal.shm.layout import CLIENT, LINK, WORKER, Geometry
 from shoal.shm.port import Port
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
-from shoal.shm.slab import Slab
+from shoal.shm.slab import Block, Slab
 
 
 def pair(kind: int, owner: int, geometry: Geometry) -> tuple[Segment, SegmentView]:
@@ -42,6 +42,7 @@ class Surroundings:
         self.port = Port(own, link_view, self.batcher_bell, max_in_flight=2)
         worker, worker_view = pair(WORKER, 9, Geometry(0, 16 * 4096))
         self.results = Slab(worker)
+        self.result: Block | None = None  # of the last reply
         self.port.add_segment(9, worker_view)
         place = Place(self.port, bell, channel, state.models, request_timeout_s=10, answer_timeout_s=10)
         self.transport = PortTransport(FrontEnd(state, place))
@@ -55,15 +56,17 @@ class Surroundings:
         ((_, number, _, block, *_),) = self.reader.drain()
         return number, block
 
-    def say(self, number: int, text: bytes = b"", *, more: bool, status: int = 0) -> None:
-        """A reply of worker 9; without a text it says only that there are no more."""
+    def say(self, number: int, text: bytes = b"", *, more: bool, status: int = 0, tensors: bytes = b"") -> None:
+        """A reply of worker 9, tensors before its text; without a text it says only that there are no more."""
         ref = 0
         if text:
-            block = self.results.allocate(len(text))
+            block = self.result = self.results.allocate(len(tensors) + len(text))
             assert block is not None
-            block.memory[: len(text)] = text
+            block.memory[: len(tensors) + len(text)] = tensors + text
             ref = block.ref
-        self.writer.push((4, number, status, ref, len(text), 0, 0, 0, 0, 0, 0, 0, int(more), 0, 0, 0))
+        self.writer.push(
+            (4, number, status, ref, len(tensors) << 32 | len(text), 0, 0, 0, 0, 0, 0, 0, int(more), 0, 0, 0)
+        )
         self.writer.publish()
         self.transport.shared.deliver()
 

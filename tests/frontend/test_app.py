@@ -276,18 +276,14 @@ def test_a_fault_of_ours_is_logged_and_told_as_json(
     assert [record.message for record in caplog.records] == ["no answer to POST '/v2/models/%C3%A9cho%20b/infer'"]
 
 
-def test_large_views_are_sent_in_pieces_and_closed_after_the_last(
+def test_a_stream_is_closed_after_its_last_piece(
     state: ServerState, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = memoryview(bytes(range(256)) * 10_000)
     closed: list[str] = []
-    response = Response(200, (), (b"head", sent), lambda: closed.append("closed"))
+    response = Response(200, (), (), lambda: closed.append("closed"), iter([b"he", b"llo"]))
     monkeypatch.setattr("shoal.frontend.app.answer", lambda *_: response)
-    app = create_app(state, transport)
-    reply = app.wsgi_app(EnvironBuilder(path="/v2").get_environ(), lambda *_: lambda _: None)
-    chunks = list(reply)
-    assert (b"".join(chunks), closed) == (b"head" + bytes(sent), [])
-    assert [len(chunk) for chunk in chunks] == [4, 1 << 20, 1 << 20, 2_560_000 - (2 << 20)]
+    reply = create_app(state, transport).wsgi_app(EnvironBuilder(path="/v2").get_environ(), lambda *_: lambda _: None)
+    assert (list(reply), closed) == ([b"he", b"llo"], [])
     reply.close()  # type: ignore[attr-defined]
     assert closed == ["closed"]
 

@@ -195,6 +195,13 @@ def test_what_the_core_refuses(make_entry: Make) -> None:
 # --- the response ---
 
 
+def _answer(response: InferResponse, release: Callable[[], None]) -> Answer:
+    def send(_response: Response) -> Response:
+        raise AssertionError("these responses are made of copies")
+
+    return Answer(response, memoryview(BLOCK), release, send)
+
+
 class Repeat:
     """A transport whose model says what it is told to, an error by raising it or by a part; counts what is released."""
 
@@ -212,7 +219,7 @@ class Repeat:
             for number, said in enumerate(self._said, 1):
                 self.num_said = number
                 error = said if isinstance(said, ShoalError) else None
-                answer = Answer(said, memoryview(BLOCK), self._release) if isinstance(said, InferResponse) else None
+                answer = _answer(said, self._release) if isinstance(said, InferResponse) else None
                 yield Part(answer, error, number == len(self._said))
             if self._raises is not None:
                 raise self._raises

@@ -1,0 +1,108 @@
+"""Answers that the road sends out of workers' blocks, until they are sent or a worker recalls its memory.
+
+A client reads at its own pace. A worker that lacks memory meanwhile recalls what it has in clients' hands
+(slow_readers.py): the unsent rest of an answer is copied then, within what the road keeps (kept_memory.py), and the
+block given back. An answer for which there is no room keeps its block; the socket's own deadline ends its connection.
+
+Request threads send, the thread that listens recalls; both under the lock of the port.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+
+from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.response import Response
+from shoal.shm.port import Port
+
+#: WSGI wants bytes, so a view of a block is copied to be sent: all of it, or a piece at a time of a longer answer.
+PIECE_BYTES = 1 << 20
+
+
+class HeldAnswers:
+    """The answers of one process that are being sent."""
+
+    def __init__(self, port: Port, lock: threading.Lock, kept: KeptMemory) -> None:
+        """`lock` is the port's, and guards `kept`, too."""
+        self.port = port
+        self.lock = lock
+        self.kept = kept
+        # Changed under the lock: those that still hold a block.
+        self.holding: set[HeldAnswer] = set()
+
+    def send(self, response: Response, number: int, part: int) -> Response:
+        """The response as it is sent. `number` and `part` are of the reply whose block its chunks may be views of.
+
+        The block is given back at once if the response needs it no more, else by the response's `close` at the latest.
+        """
+        nbytes = sum(map(len, response.chunks))
+        if nbytes <= PIECE_BYTES or all(isinstance(chunk, bytes) for chunk in response.chunks):
+            copied = tuple([bytes(chunk) for chunk in response.chunks])
+            self._release(number, part)
+            return response._replace(chunks=copied)
+        held = HeldAnswer(self, response.chunks, number, part)
+        headers = (*response.headers, ("Content-Length", str(nbytes)))
+        return response._replace(headers=headers, chunks=(), close=held.close, stream=held)
+
+    def _release(self, number: int, part: int) -> None:
+        with self.lock:
+            self.port.release(number, part)
+            self.port.flush()
+
+    def recall(self, segments: Container[int]) -> None:
+        """Copy the rest of answers that lie in these segments, and give their blocks back. Under the lock."""
+        for held in list(self.holding):
+            if self.port.lies_in(held.number, held.part, segments):
+                held.keep()
+
+
+class HeldAnswer(Iterator[bytes]):
+    """The bytes of one answer, piece by piece."""
+
+    def __init__(self, held: HeldAnswers, chunks: Sequence[bytes | memoryview], number: int, part: int) -> None:
+        self.number = number
+        self.part = part
+        self._held = held
+        # Changed under the lock: what is unsent; how much of it is kept, once it is a copy.
+        self._chunks = deque([memoryview(chunk) for chunk in chunks])
+        self._kept_bytes = 0
+        with held.lock:
+            held.holding.add(self)
+
+    def __next__(self) -> bytes:
+        with self._held.lock:
+            if not self._chunks:
+                raise StopIteration
+            chunk = self._chunks.popleft()
+            piece = bytes(chunk[:PIECE_BYTES])
+            if len(chunk) > PIECE_BYTES:
+                self._chunks.appendleft(chunk[PIECE_BYTES:])
+            self._count(-min(len(piece), self._kept_bytes))
+            if not self._chunks:
+                self._give_back()
+        return piece
+
+    def keep(self) -> None:
+        """Copy what is unsent and give the block back, if there is room for it. Under the lock."""
+        nbytes = sum(map(len, self._chunks))
+        if self._held.kept.fits(nbytes):
+            self._chunks = deque([memoryview(bytes(chunk)) for chunk in self._chunks])
+            self._count(nbytes)
+            self._give_back()
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        with self._held.lock:
+            self._chunks.clear()
+            self._count(-self._kept_bytes)
+            self._give_back()
+
+    def _count(self, nbytes: int) -> None:
+        self._kept_bytes += nbytes
+        self._held.kept.nbytes += nbytes
+
+    def _give_back(self) -> None:
+        if self in self._held.holding:
+            self._held.holding.discard(self)
+            self._held.port.release(self.number, self.part)
+            self._held.port.flush()
