@@ -117,18 +117,18 @@ def launch(
     repository: Path | str | Sequence[Path],
     *flags: str,
     environment: Mapping[str, str] | None = None,
-    soft_descriptors: int | None = None,
+    descriptors: tuple[int, int] | None = None,
 ) -> Server:
     """Exec a server on free ports; it may still be loading, or fail.
 
-    `environment` is added to ours. `soft_descriptors` is the soft limit of open files that the server is started
-    with, at most the hard one; ours is left alone, since a test process may have more open already.
+    `environment` is added to ours. `descriptors` are the soft and the hard limit of open files that the server is
+    started with, at most our hard one; ours are left alone, since a test process may have more open already.
     """
     repositories = [repository] if isinstance(repository, (Path, str)) else repository
     program = "from shoal.cli import main; raise SystemExit(main())"
-    if soft_descriptors is not None:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        limits = (min(soft_descriptors, hard), hard)
+    if descriptors is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = tuple(min(each, hard) for each in descriptors)
         program = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); {program}"
     command = [sys.executable, "-c", program, "serve"]
     command += [f"--model-repository={each}" for each in repositories]
@@ -144,10 +144,10 @@ def serving(
     repository: Path | str | Sequence[Path],
     *flags: str,
     environment: Mapping[str, str] | None = None,
-    soft_descriptors: int | None = None,
+    descriptors: tuple[int, int] | None = None,
 ) -> Iterator[Server]:
     """A server that answers, launched as `launch` says; killed afterwards if the test did not stop it."""
-    server = launch(repository, *flags, environment=environment, soft_descriptors=soft_descriptors)
+    server = launch(repository, *flags, environment=environment, descriptors=descriptors)
     try:
         assert server.read_log(b"Started Metrics Service"), server.log.decode()
         server.read_log(b"\n", DEADLINE_S)

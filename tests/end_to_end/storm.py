@@ -1,13 +1,14 @@
 """A storm: workers and batchers are killed again and again while verified requests come in, and the sums must come out.
 
-A model that answers the requests of its batches one by one is among those asked. Every request carries a number of its
-own and is counted once: answered rightly, refused because its instance died, or anything else, which is a fault of the
-server. `scripts/storm` is the long form, test_storm.py the short one.
+Memory and descriptors are short. Asked are an ordinary model, one that answers the requests of a batch one by one, one
+with payloads that have segments of their own, which some clients read slowly, and one that asks another model and keeps
+its GIL in native code. Every request carries a number of its own and is counted once: answered rightly, refused because
+its instance died, cut off because its lane died, or anything else, which is a fault of the server. `scripts/storm` is
+the long form, test_storm.py the short one.
 """
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -15,49 +16,30 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.end_to_end.server import Ledger, Server, await_standby, descendants, imbalances, samples, serving, title
+from tests.end_to_end.storm_clients import FLAGS, KINDS, MAX_BATCH_SIZE, Answer, Kind, write_models
 from tests.end_to_end.test_ledger import footprint
-from tests.end_to_end.traffic import Answer, ask, receive
 
-CONNECTIONS, MAX_BATCH_SIZE = 64, 8
-#: So many of the connections ask the decoupled model.
-DECOUPLED_CONNECTIONS = 12
 KILL_EVERY_S = (0.1, 0.3)
-#: That answer for the ledger: two lanes, the road, the batcher, three workers.
-NUM_PROCESSES = 7
-KINDS = {"worker": ("shoal worker m_0_", "shoal worker parts_0_"), "batcher": ("shoal batcher",)}
-MODEL = f"""
-backend: "identity"
-max_batch_size: {MAX_BATCH_SIZE}
-input {{ name: "A" data_type: TYPE_INT32 dims: [ 4 ] }}
-output {{ name: "B" data_type: TYPE_INT32 dims: [ 4 ] }}
-instance_group {{ count: 2 kind: KIND_CPU }}
-dynamic_batching {{ }}
-parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
-"""
-#: Answers the requests of a batch one after the other, while it executes them.
-PARTS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            values = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
-            response = pb_utils.InferenceResponse([pb_utils.Tensor("B", values)])
-            request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-PARTS_CONFIG = f"""
-backend: "python"
-max_batch_size: {MAX_BATCH_SIZE}
-input {{ name: "A" data_type: TYPE_INT32 dims: [ 4 ] }}
-output {{ name: "B" data_type: TYPE_INT32 dims: [ 4 ] }}
-instance_group {{ count: 1 kind: KIND_CPU }}
-dynamic_batching {{ max_queue_delay_microseconds: 2000 }}
-model_transaction_policy {{ decoupled: true }}
-"""
+#: Between two stops of a lane: until it has been replaced, and its clients are back.
+STOP_EVERY_S = 3.0
+#: That answer for the ledger: two lanes, the road, the batcher, five workers, and the caller's as a client, too.
+NUM_PROCESSES = 10
+#: Who dies. A lane is stopped, which the supervisor must find out.
+VICTIMS = {
+    "worker": ("shoal worker m_0_", "shoal worker parts_0_", "shoal worker large_0_", "shoal worker caller_0_"),
+    "batcher": ("shoal batcher",),
+    "lane": ("shoal http",),
+}
+NUM_LANES = 2
+#: Of every process: what the server needs, and a few connections.
+MAX_DESCRIPTORS = 256
+CONNECTIONS = sum(kind.num_clients for kind in KINDS)
 
 
 @dataclass
@@ -68,6 +50,7 @@ class Phase:
     seconds: float = 0.0
     num_right: int = 0
     num_refused: int = 0  # 500, because the instance died that was executing it
+    num_cut: int = 0  # connections that ended, because their lane died
     latencies_s: list[float] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -82,6 +65,11 @@ class Phase:
         """As many as can have been executing when workers were killed."""
         return self.kills["worker"] * MAX_BATCH_SIZE
 
+    @property
+    def max_cut(self) -> int:
+        """All connections of each lane that was stopped."""
+        return self.kills["lane"] * CONNECTIONS
+
     def describe(self) -> str:
         """One line of the report."""
         times = sorted(self.latencies_s) or [0.0]
@@ -89,7 +77,8 @@ class Phase:
         return (
             f"{self.name:<18} {self.rate:>7.0f}/s right, p50 {p50:6.1f} ms, p99 {p99:7.1f} ms, "
             f"{self.kills['worker']} workers and {self.kills['batcher']} batchers killed, "
-            f"{self.num_refused} refused (at most {self.max_refused}), {len(self.faults)} faults"
+            f"{self.kills['lane']} lanes stopped, {self.num_refused} refused (at most {self.max_refused}), "
+            f"{self.num_cut} connections cut (at most {self.max_cut}), {len(self.faults)} faults"
         )
 
 
@@ -102,12 +91,12 @@ class Storm:
         # Changed by every request.
         self._number = 0
 
-    async def phase(self, name: str, seconds: float, victims: tuple[str, ...]) -> Phase:
+    async def phase(self, name: str, seconds: float, victims: tuple[str, ...], kinds: Sequence[Kind] = KINDS) -> Phase:
         """Requests over all connections for so long, while processes of these kinds are killed."""
         phase = Phase(name)
         start = time.monotonic()
         end = start + seconds
-        tasks = [self._client(phase, end, is_decoupled=each < DECOUPLED_CONNECTIONS) for each in range(CONNECTIONS)]
+        tasks = [self._client(phase, end, kind) for kind in kinds for _ in range(kind.num_clients)]
         if victims:
             tasks.append(self._kill(phase, end, victims))
         # What nobody reads of the log is lost once the pipe is full.
@@ -121,62 +110,71 @@ class Storm:
     def _read_log(self, log_fd: int) -> None:
         self._server.log += os.read(log_fd, 65536)
 
-    async def _client(self, phase: Phase, end: float, *, is_decoupled: bool) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._server.http_port)
-        try:
-            while time.monotonic() < end:
-                await self._ask(phase, reader, writer, is_decoupled=is_decoupled)
-        except (OSError, asyncio.IncompleteReadError) as error:
-            phase.faults.append(f"connection: {error!r}")
-        finally:
-            writer.close()
+    async def _client(self, phase: Phase, end: float, kind: Kind) -> None:
+        while time.monotonic() < end:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._server.http_port)
+            except OSError as error:
+                phase.faults.append(f"no connection: {error!r}")
+                return
+            try:
+                while time.monotonic() < end:
+                    self._count(phase, kind, await self._ask(kind, reader, writer))
+            except (OSError, asyncio.IncompleteReadError):
+                phase.num_cut += 1
+            finally:
+                writer.close()
 
-    async def _ask(
-        self, phase: Phase, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_decoupled: bool
-    ) -> None:
+    async def _ask(self, kind: Kind, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
         self._number = number = self._number + 1
-        answer = await (ask_decoupled if is_decoupled else ask)(reader, writer, number)
+        return await kind.ask(reader, writer, number)
+
+    def _count(self, phase: Phase, kind: Kind, answer: Answer) -> None:
         phase.latencies_s.append(answer.seconds)
         if answer.is_right:
             phase.num_right += 1
         elif answer.status == 500 and b"was killed by signal 9 (SIGKILL) while executing" in answer.body:
             phase.num_refused += 1
         else:
-            phase.faults.append(f"{answer.status} {answer.body[:300]!r} to {answer.data}")
+            phase.faults.append(f"{kind.model}: {answer.status} {answer.body[:300]!r} to {answer.number}")
 
-    async def _kill(self, phase: Phase, end: float, victims: tuple[str, ...]) -> None:
+    async def _kill(self, phase: Phase, end: float, kinds: tuple[str, ...]) -> None:
+        stop_s = time.monotonic()
         while (now := time.monotonic()) < end:
             await asyncio.sleep(min(self._random.uniform(*KILL_EVERY_S), end - now))
-            pids = descendants(self._server.process.pid)
-            alive = [(kind, pid) for kind in victims for pid in pids if title(pid).startswith(KINDS[kind])]
-            alive = [(kind, pid) for kind, pid in alive if not title(pid).startswith("shoal batcher (")]
+            alive = [(kind, pid) for kind in kinds for pid in self._alive(kind)]
+            if now < stop_s:
+                alive = [(kind, pid) for kind, pid in alive if kind != "lane"]
             spared = [(kind, pid) for kind, pid in alive if not phase.kills[kind]]
             if alive:
                 kind, pid = self._random.choice(spared or alive)  # so that each kind has its turn
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGSTOP if kind == "lane" else signal.SIGKILL)
                 phase.kills[kind] += 1
+                if kind == "lane":
+                    stop_s = now + STOP_EVERY_S
+
+    def _alive(self, kind: str) -> list[int]:
+        """Those that may die now: no batcher that stands by, and no lane that is alone."""
+        titles = {pid: title(pid) for pid in descendants(self._server.process.pid)}
+        found = [pid for pid, name in titles.items() if name.startswith(VICTIMS[kind])]
+        found = [pid for pid in found if not titles[pid].startswith("shoal batcher (")]
+        return [] if kind == "lane" and len(found) < NUM_LANES else found
 
 
-async def ask_decoupled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Answer:
-    """Like `ask`, of the decoupled model, which answers once."""
-    sent_s, data = time.monotonic(), [number, -number, 7, number ^ 0x5555]
-    body = json.dumps({"A": data}).encode()
-    head = f"POST /v2/models/parts/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    answer = await receive(reader, data, sent_s)
-    if answer.status == 200:  # as the answer of the other model would be
-        outputs = [{"data": json.loads(answer.body)["B"]}]
-        return answer._replace(body=json.dumps({"outputs": outputs}).encode())
-    return answer
+@contextmanager
+def storm_server(repository: Path) -> Iterator[Server]:
+    """The server of a storm, with little memory and few descriptors."""
+    limits = MAX_DESCRIPTORS, MAX_DESCRIPTORS
+    flags = [*FLAGS, f"--http-process-count={NUM_LANES}"]
+    with serving(write_models(repository), *flags, descriptors=limits) as server:
+        yield server
 
 
-def write_models(repository: Path) -> Path:
-    """The repository that a storm needs."""
-    for name, config in (("m", MODEL), ("parts", PARTS_CONFIG)):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(config)
-    (repository / "parts" / "1" / "model.py").write_text(PARTS)
-    return repository
+def warm_up(storm: Storm, server: Server) -> list[object]:
+    """What every process has once it has been at work. Without large payloads, whose memory is kept for a second."""
+    small = [kind for kind in KINDS if kind.model != "large"]
+    asyncio.run(storm.phase("warm-up", 0.5, (), small))
+    return footprint_at_rest(server)
 
 
 def footprint_at_rest(server: Server, expected: list[object] | None = None) -> list[object]:
@@ -199,6 +197,8 @@ def judge(phase: Phase) -> list[str]:
     wrong = [f"{phase.name}: {fault}" for fault in phase.faults[:5]]
     if phase.num_refused > phase.max_refused:
         wrong.append(f"{phase.name}: {phase.num_refused} refused, more than were executing")
+    if phase.num_cut > phase.max_cut:
+        wrong.append(f"{phase.name}: {phase.num_cut} connections cut, more than their lanes had")
     return wrong
 
 
@@ -206,25 +206,27 @@ def main() -> int:
     """The long form. Exit status 1 if something did not come out."""
     parser = argparse.ArgumentParser(
         prog="scripts/storm",
-        description="Kill workers and batchers every 100-300 ms under 64 connections of verified requests. Every "
-        "request must get exactly one answer, every 200 must be right, and only what was executing may fail.",
+        description="Kill workers and batchers every 100-300 ms, and stop lanes, under 64 connections of verified "
+        "requests: ordinary ones, decoupled ones, large ones, slow readers and models that call others. Every request "
+        "must get exactly one answer, every 200 must be right, and only what was executing, or was a dead lane's, may "
+        "fail.",
     )
     parser.add_argument("--seconds", type=float, default=180.0, help="how long the storm lasts; default 180")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of whom to kill and when; default 1")
     options = parser.parse_args()
     wrong: list[str] = []
-    with tempfile.TemporaryDirectory() as directory, serving(write_models(Path(directory))) as server:
+    with tempfile.TemporaryDirectory() as directory, storm_server(Path(directory)) as server:
         storm = Storm(server, options.seed)
         calm = max(2.0, options.seconds / 10)
         phases = (
             ("quiet", calm, ()),
             ("batchers", calm, ("batcher",)),
             ("workers, batchers", options.seconds, ("worker", "batcher")),
+            ("lanes, batchers", calm, ("lane", "batcher")),
             ("quiet again", calm, ()),
         )
         rates = {}
-        asyncio.run(storm.phase("warm-up", 1.0, ()))
-        before = footprint_at_rest(server)
+        before = warm_up(storm, server)
         for name, seconds, victims in phases:
             print(f"{name}: {seconds:.0f} s ...", file=sys.stderr, flush=True)
             phase = asyncio.run(storm.phase(name, seconds, victims))

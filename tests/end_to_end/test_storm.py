@@ -3,17 +3,20 @@
 import asyncio
 from pathlib import Path
 
-from tests.end_to_end.server import serving
-from tests.end_to_end.storm import Storm, footprint_at_rest, judge, write_models
+from tests.end_to_end.storm import Storm, footprint_at_rest, judge, storm_server, warm_up
 
 
 def test_every_request_is_answered_once_and_rightly(tmp_path: Path) -> None:
-    with serving(write_models(tmp_path)) as server:
+    with storm_server(tmp_path) as server:
         storm = Storm(server, seed=7)
-        asyncio.run(storm.phase("warm-up", 0.5, ()))
-        before = footprint_at_rest(server)
+        before = warm_up(storm, server)
         # Each kind by itself, so that a failure says whose death it is, and then both at once.
-        for victims, seconds in ((("batcher",), 2.5), (("worker",), 2.5), (("worker", "batcher"), 5.0)):
+        for victims, seconds in (
+            (("batcher",), 2.5),
+            (("worker",), 2.5),
+            (("worker", "batcher"), 5.0),
+            (("lane",), 2.5),
+        ):
             phase = asyncio.run(storm.phase("+".join(victims), seconds, victims))
             assert judge(phase) == []
             assert phase.num_right > 0

@@ -62,7 +62,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
     flags = [*only("steady", "liar"), "--http-process-count=2"]
-    with serving(repository, *flags, soft_descriptors=SOFT_DESCRIPTORS) as started:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with serving(repository, *flags, descriptors=(SOFT_DESCRIPTORS, hard)) as started:
         yield started
 
 
