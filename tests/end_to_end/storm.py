@@ -28,11 +28,17 @@ from tests.end_to_end.test_ledger import footprint
 KILL_EVERY_S = (0.1, 0.3)
 #: Between two stops of a lane: until it has been replaced, and its clients are back.
 STOP_EVERY_S = 3.0
-#: That answer for the ledger: two lanes, the road, the batcher, five workers, and the caller's as a client, too.
-NUM_PROCESSES = 10
+#: That answer for the ledger: two lanes, the road, the batcher, six workers, and the caller's as a client, too.
+NUM_PROCESSES = 11
 #: Who dies. A lane is stopped, which the supervisor must find out.
 VICTIMS = {
-    "worker": ("shoal worker m_0_", "shoal worker parts_0_", "shoal worker large_0_", "shoal worker caller_0_"),
+    "worker": (
+        "shoal worker m_0_",
+        "shoal worker parts_0_",
+        "shoal worker large_0_",
+        "shoal worker inner_0_",
+        "shoal worker caller_0_",
+    ),
     "batcher": ("shoal batcher",),
     "lane": ("shoal http",),
 }
@@ -177,6 +183,14 @@ def warm_up(storm: Storm, server: Server) -> list[object]:
     return footprint_at_rest(server)
 
 
+async def _call_once(server: Server) -> None:
+    (caller,) = [kind for kind in KINDS if kind.model == "caller"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+    answer = await caller.ask(reader, writer, 0)
+    assert answer.is_right, answer
+    writer.close()
+
+
 def footprint_at_rest(server: Server, expected: list[object] | None = None) -> list[object]:
     """What every process has, once all that was taken has been given back, and is as `expected`.
 
@@ -188,7 +202,9 @@ def footprint_at_rest(server: Server, expected: list[object] | None = None) -> l
         return is_whole and (expected is None or footprint(ledger) == expected)
 
     await_standby(server)
-    samples(server.metrics_port)  # the road has its threads' poller once it has answered somebody
+    # The road has its threads' poller once it has answered, a model that calls others its memory once it has called.
+    samples(server.metrics_port)
+    asyncio.run(_call_once(server))
     return footprint(server.ledger_once(is_at_rest, expected or "balance"))
 
 

@@ -44,7 +44,7 @@ class TritonPythonModel:
         return [self.answer(pb_utils.get_input_tensor_by_name(each, "A")) for each in requests]
 
     def answer(self, tensor):
-        asked = pb_utils.InferenceRequest(model_name="m", requested_output_names=["B"], inputs=[tensor])
+        asked = pb_utils.InferenceRequest(model_name="inner", requested_output_names=["B"], inputs=[tensor])
         answered = asked.exec()
         ctypes.PyDLL(None).usleep(20_000)
         if answered.has_error():
@@ -159,6 +159,7 @@ def write_models(repository: Path) -> Path:
             _PARTS,
         ),
         "large": (_CONFIG.format(**ordinary | {"dims": "-1"}) + batching, ""),
+        "inner": (_CONFIG.format(**ordinary) + batching, ""),
         "caller": (_CONFIG.format(**ordinary | {"backend": "python"}) + batching, _CALLER),
     }
     for name, (config, source) in models.items():
