@@ -65,7 +65,10 @@ class Session:
             raise ConnectionLostError(f"the server is gone: {error}") from error
 
     def find(self, model: str, version: str) -> ModelEntry:
-        """The version that is meant, if it can answer; may wait for the supervisor. Raises ShoalError."""
+        """The version that is meant; may wait for the supervisor. Raises ShoalError.
+
+        It may have no instance at the moment: requests wait for the one that is started again, as over HTTP.
+        """
         try:
             return self._find(model, version)
         except ShoalError:
@@ -73,10 +76,7 @@ class Session:
             return self._find(model, version)
 
     def _find(self, model: str, version: str) -> ModelEntry:
-        entry = self.connection.models.lookup(model, version or None)
-        if not entry.ready:
-            raise UnavailableError(f"Request for unknown model: '{model}' is not ready")
-        return entry
+        return self.connection.models.lookup(model, version or None)
 
     def needs_time(self, asked: Asked) -> bool:
         """Whether `submit` may wait for the supervisor, which it does for models that cannot answer as far as we know,

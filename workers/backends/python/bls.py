@@ -155,11 +155,11 @@ class Call:
     def _find(self) -> ModelEntry:
         name = self._request._model_name
         entry = self._lookup() if self._num_attempts == 1 else None
-        if entry is None or not entry.ready:
+        if entry is None:
             # It may have been loaded since: what the supervisor has said is in force once it has answered this.
             self._client.ask("ping", {})
             entry = self._lookup()
-        if entry is None or not entry.ready:
+        if entry is None:
             raise UnavailableError(f"Failed for execute the inference request. Model '{name}' is not ready.")
         if entry.is_decoupled and not self._decoupled:
             raise InternalError(needs_decoupled(str(name)))
