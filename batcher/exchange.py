@@ -265,8 +265,8 @@ class Exchange:
 
     def _look_at_clients(self, now_ns: int) -> None:
         """Read all clients' rings: RELEASEs stand there for which no bell has rung."""
-        for client in tuple(self.clients.values()):
-            if client.reader.has_unread():
+        for owner, client in tuple(self.clients.items()):
+            if client.reader.has_unread() and owner in self.clients:  # else it was distrusted meanwhile
                 self._drain_client(client, now_ns)
 
     def _drain_client(self, client: Client, now_ns: int) -> None:

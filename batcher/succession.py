@@ -54,8 +54,9 @@ class Succession:
         self._open_late()
         self._arrivals.resume(self._in_hand())
         self._arrivals.keep_sequences_back()
-        for client in tuple(self._clients.values()):
-            self._drain(client, now_ns)
+        for owner, client in tuple(self._clients.items()):
+            if owner in self._clients:  # else it was distrusted meanwhile
+                self._drain(client, now_ns)
         self._look_at_sequences(now_ns)
 
     def end(self) -> None:

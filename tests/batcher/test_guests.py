@@ -141,6 +141,22 @@ def test_a_guest_that_asks_more_than_it_may_is_ended() -> None:
     assert star.exchange.num_open == 0
 
 
+def test_nothing_more_is_read_of_a_guest_that_is_ended_while_others_are_read() -> None:
+    star, _, client, _ = star_with_guest()
+    star.exchange._max_in_flight = 2
+    last = star.add_client(OTHER, is_guest=True)
+    mine = layout.pack_ref(OTHER, 3, 1)
+    for number in range(1, 6):
+        last.say(*request(number, block=mine))
+    star.exchange.step(NOW)
+    assert star.reports() == []  # three clients may have six
+    last.say(*request(6, block=mine))
+    ask(client, 1, 2)
+    star.exchange.step(NOW)
+    assert star.reports() == [("distrusted", OTHER)]
+    assert star.exchange.num_open == 2
+
+
 def test_a_guest_that_takes_no_answers_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.batcher.exchange.MAX_BACKLOG", 20)
     star, guest, _, _ = star_with_guest()
