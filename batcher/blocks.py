@@ -90,9 +90,10 @@ class Blocks:
         """Nobody holds the block any more: its owner is told."""
         owner = ref >> OWNER_SHIFT
         worker = self._workers.get(owner) or self.results.get(owner)
+        late = self._late
+        if late.are_any and (late.drop_claim(ref) or (worker is not None and late.withholds(ref))):
+            return
         if worker is not None:
-            if self._late.are_any and self._late.withholds(ref):
-                return
             worker.freed.append(ref)
             self._written.add(worker)
             # A block of its slab can wait for the worker's next batch, unless it waits for memory itself.

@@ -41,7 +41,7 @@ class LateClients:
         #: The requests of that client whose replies it holds, as its records say.
         self._said_held: set[int] = set()
         self._has_begun = False
-        #: Blocks that guests say they hold, until the workers whose they are have named them.
+        #: Blocks that guests hold, as they say, and that no worker has named yet.
         self._claimed: set[int] = set()
         #: Whether there are late clients, or such blocks; else there is nothing to do here.
         self.are_any = False
@@ -96,18 +96,25 @@ class LateClients:
         self.are_any = bool(self._clients or self._claimed)
 
     def claim(self, ref: int) -> None:
-        """Keep a block that a guest holds, as it says, from being freed before the block's worker has named it."""
+        """A guest says that it holds a block: the block is not freed before its worker has named it."""
         if ref not in self._withheld and not self.holders.is_held(ref):
             self._claimed.add(ref)
             self.are_any = True
+
+    def drop_claim(self, ref: int) -> bool:
+        """A block has no holder any more: whether guests alone have named it. Then it must not be freed: the worker may
+        be writing another result there. If it is the guest's reply after all, it is freed when the worker names it."""
+        if ref not in self._claimed:
+            return False
+        self._claimed.remove(ref)
+        self._look()
+        return True
 
     def withholds(self, ref: int) -> bool:
         """Whether a block without a holder must not be freed yet; `settle` returns it later."""
         if self._unheld is not None:
             self._unheld.add(ref)
             return True  # the next record may say that the client holds it
-        if ref in self._claimed:
-            return True  # its worker, which may use it for another result by now, has not named it yet
         if not self._clients:
             self._withheld.discard(ref)
             return False

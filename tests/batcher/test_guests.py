@@ -6,7 +6,7 @@ from shoal.batcher.guests import GUEST_HOLDS_NS, MAX_HEADER_BYTES, is_fixed
 from shoal.shm import layout
 from shoal.shm.layout import B
 from tests.batcher.fuzz import Fuzz
-from tests.batcher.star import HEADER, MODEL, WORKER, End, Star, ask
+from tests.batcher.star import BATCHER, HEADER, MODEL, WORKER, End, Star, ask
 
 GUEST, OTHER = 41, 42
 BATCHED = {"name": "m", "max_batch_size": 4, "dynamic_batching": {}}
@@ -182,6 +182,24 @@ def test_what_a_guest_claims_to_hold_is_freed_by_its_workers_word_only() -> None
     star.exchange._busy[WORKER] = star.exchange.workers[WORKER]
     star.exchange.step(NOW)
     assert [record[:4] for record in worker.heard()] == [(6, 0, 0, RESULT)]
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+@pytest.mark.parametrize("block", [RESULT, layout.pack_ref(BATCHER, 2, 1)])
+def test_a_claim_ends_with_its_guests_hold_though_no_worker_names_the_block(block: int, is_dead: bool) -> None:
+    """Where none does, or it was a dead batcher's, nothing more is done for it with each record of each worker."""
+    star, guest, _, worker = star_with_guest()
+    star.succeed()
+    guest.say(9, 1, 1, block)
+    star.exchange.resume(NOW)
+    assert star.exchange._late.are_any
+    if is_dead:
+        star.exchange.remove_client(GUEST)
+    else:
+        guest.say(3, 1)
+    star.exchange.step(NOW)
+    assert worker.heard() == []
+    assert not star.exchange._late.are_any
 
 
 def test_a_guest_that_starves_a_worker_goes() -> None:
