@@ -357,8 +357,7 @@ class Port:
 
     def lies_in(self, number: int, part: int, segments: Container[int]) -> bool:
         """Whether a reply that is held, or one of its pieces, lies in one of these segments."""
-        ref = part or self._held.get(number, 0)
-        refs = [ref, *self._pieces.get((number, part), ())]
+        refs = [part or self._held.get(number, 0), *self._pieces.get((number, part), ())]
         return any(each >> OWNER_SHIFT in segments for each in refs)
 
     def _drain(self) -> Sequence[Record]:
@@ -370,10 +369,11 @@ class Port:
             self._unread = list(records)
             return ()
         for position, record in enumerate(records):
-            for owner in self._owners(record):
-                if owner and owner not in self._segments and owner != self._refused:
-                    self.wanted, self._unread = owner, list(records[position:])
-                    return records[:position]
+            if record[_PIECES] or record[_BLOCK] >> OWNER_SHIFT not in self._segments:
+                for owner in self._owners(record):
+                    if owner and owner not in self._segments and owner != self._refused:
+                        self.wanted, self._unread = owner, list(records[position:])
+                        return records[:position]
         self._refused = 0
         return records
 
