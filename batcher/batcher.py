@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 MAX_SLEEP_S = 10.0
 #: While there is work, all rings are looked into so often: a peer that is quiet does not ring for a RELEASE (ours).
 LOOK_NS = 1_000_000_000
-#: Until it is looked whether a full ring has room again; reading one rings no bell (ours).
-ROOM_SLEEP_S = 0.001
+#: Until it is looked whether a full ring has room again, since reading one rings no bell, and whether a worker that has
+#: several batches has answered some without ringing, since the next one may be long (ours).
+SHORT_SLEEP_S = 0.001
 
 #: Below it a sleep is timed in microseconds: epoll rounds up to whole milliseconds, longer than many a batch takes.
 FINE_SLEEP_S = 0.01
@@ -126,20 +127,20 @@ class Batcher:
     def run(self) -> None:
         """Serve until the supervisor hangs up."""
         poller, owners, guests, redis = self._poller, self._rung.owners, self._rung.guests, self._redis
-        exchange, control_fd = self._exchange, self._channel.fileno()
-        look_ns = 0
+        exchange, control_fd, busy = self._exchange, self._channel.fileno(), self._exchange.busy
+        look_ns, events = 0, list[tuple[int, int]]()
         poller.register(self._bell.fd, select.EPOLLIN | select.EPOLLET)
         poller.register(control_fd, select.EPOLLIN)
         while True:
             deadline_ns = exchange.next_deadline_ns()
-            sleep_s = MAX_SLEEP_S
-            if exchange.has_backlog:
-                sleep_s = ROOM_SLEEP_S
+            sleep_s = SHORT_SLEEP_S if exchange.has_backlog else MAX_SLEEP_S
             if deadline_ns is not None:
                 sleep_s = min(sleep_s, max(0, deadline_ns - time.monotonic_ns()) / 1e9)
                 if 0 < sleep_s < FINE_SLEEP_S:
                     select.select((poller,), (), (), sleep_s)
                     sleep_s = 0
+            if busy and (events or exchange.may_miss_answers(time.monotonic_ns())):
+                sleep_s = min(sleep_s, SHORT_SLEEP_S)
             events = poller.poll(sleep_s, MAX_EVENTS)
             rung_by: list[int] | None = []
             for fd, _ in events:

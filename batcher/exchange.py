@@ -65,7 +65,7 @@ class Exchange:
         self._dispatch = Dispatch(
             self.models, self.workers, self._requests, self._written_workers, self._counted, limiter
         )
-        self._awake, self._busy = self._dispatch.awake, self._dispatch.busy
+        self._awake, self.busy = self._dispatch.awake, self._dispatch.busy
         self._shortages = Shortages(self.clients, self.holders, self.blocks, self._written_clients)
         self._executions = Executions(self._requests, self._awake, wall_offset_ns)
         self._arrivals = Arrivals(
@@ -73,7 +73,7 @@ class Exchange:
             deadline_ns=deadline_ns, tell_cancelled=self._tell_cancelled,
         )  # fmt: skip
         self.succession = Succession(
-            self.clients, self.workers, self._busy, self._requests, self._arrivals, self._late, self.blocks,
+            self.clients, self.workers, self.busy, self._requests, self._arrivals, self._late, self.blocks,
             self._drain_client,
         )  # fmt: skip
         self.ensembles = Ensembles(
@@ -140,7 +140,7 @@ class Exchange:
         if model.sequences is not None:
             for queued in self._requests.not_begun(worker, reason):
                 model.sequences.give_back(owner, queued)
-        self._busy.pop(owner, None)
+        self.busy.pop(owner, None)
         self._written_workers.discard(worker)
         self._retirement.workers.discard(worker)
         model.scheduler.remove_instance(owner)
@@ -189,7 +189,7 @@ class Exchange:
     def resume(self, now_ns: int) -> None:
         """Take a dead batcher's place: clients that are not late have sent again what they wait for and hold."""
         self.succession.begin(now_ns)
-        self._busy.update(self.workers)
+        self.busy.update(self.workers)
         self._counted.update(self.models.values())  # whose queues were not empty when they were shown last
         # The dead one may have shown a batch and not have rung for it.
         for worker in self.workers.values():
@@ -217,8 +217,8 @@ class Exchange:
                     self._drain_worker(self.workers[owner], now_ns)
                 elif owner in self.clients:
                     self._drain_client(self.clients[owner], now_ns)
-            if self._busy:
-                for worker in tuple(self._busy.values()):
+            if self.busy:
+                for worker in tuple(self.busy.values()):
                     if worker.reader.has_unread():
                         self._drain_worker(worker, now_ns)
         if self.cached is not None:
@@ -252,6 +252,10 @@ class Exchange:
     def has_backlog(self) -> bool:
         """Whether a client's ring must be looked at again soon: it was full. (A worker whose ring was is busy.)"""
         return bool(self._written_clients)
+
+    def may_miss_answers(self, now_ns: int) -> bool:
+        """Whether one of the busy workers may have an answer, or show one, for which it does not ring soon."""
+        return any(worker.may_not_ring(now_ns) for worker in self.busy.values())
 
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
@@ -334,8 +338,8 @@ class Exchange:
         for ref in set(unheld):
             if not self.holders.is_held(ref):
                 self.blocks.free(ref)
-        if self._busy and not (worker.missing or worker.says_more):
-            self._busy.pop(worker.owner, None)
+        if self.busy and not (worker.missing or worker.says_more):
+            self.busy.pop(worker.owner, None)
         self._read.append(worker)
 
     def _obey_worker(self, worker: Worker, records: Sequence[Record], now_ns: int) -> list[int]:

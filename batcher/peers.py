@@ -19,8 +19,8 @@ from shoal.model_config.signature import Signature
 from shoal.sequences import FLAGS, SLOT_SHIFT
 from shoal.shm import layout
 from shoal.shm.counters import Row
-from shoal.shm.doorbell import Doorbell, GuestBell
-from shoal.shm.layout import BATCH_ITEM, CANCEL, FREE, NUMBER_BITS, OVERLAP_WORD, PROGRESS_WORD, B
+from shoal.shm.doorbell import RING_AFTER_NS, Doorbell, GuestBell
+from shoal.shm.layout import BATCH_ITEM, BUSY_SINCE_WORD, CANCEL, FREE, NUMBER_BITS, OVERLAP_WORD, PROGRESS_WORD, B
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import SlabView
@@ -247,6 +247,14 @@ class Worker(Peer):
     def batch_begun(self) -> int:
         """The number of the batch that it began last, as it says itself."""
         return self._words[PROGRESS_WORD]
+
+    def may_not_ring(self, now_ns: int) -> bool:
+        """Whether the ring may get, or has, an answer for which the worker does not ring before its next execution,
+        which may be long. Not once the present execution has lasted so long that the worker rings at its end."""
+        since_ns = self._words[BUSY_SINCE_WORD]
+        if not self.missing or self.overlaps or 0 < since_ns < now_ns - RING_AFTER_NS:
+            return self.reader.has_unread()  # in this order: answers from before this execution are seen
+        return True
 
     def flush(self) -> bool:
         """Tell what was freed and did not travel with a batch, too, and of what was cancelled as much as leaves room

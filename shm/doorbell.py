@@ -12,6 +12,10 @@ import os
 import socket
 from contextlib import suppress
 
+#: Answers of a worker wait at most this long for others before it rings for all of them, or until the end of the
+#: execution that it is at: a ring for each would cost more than an execution that short (measured, with eight identity
+#: requests in the ring: 2.3 times).
+RING_AFTER_NS = 100_000
 #: How long a guest waits before it looks at its deadlines again (ours).
 WAIT_S = 0.05
 _WAIT = (0).to_bytes(8, "little") + round(WAIT_S * 1e6).to_bytes(8, "little")

@@ -9,8 +9,21 @@ import pytest
 
 from shoal.batcher import batcher as loop
 from shoal.batcher.bells import Bells
-from shoal.shm.doorbell import Doorbell, GuestBell
-from shoal.shm.layout import BATCH_ITEM, CLIENT, DONE, FREE, RELEASE, REPLY, WANT, B, P, pack_ref
+from shoal.shm.doorbell import RING_AFTER_NS, Doorbell, GuestBell
+from shoal.shm.layout import (
+    BATCH_ITEM,
+    BUSY_SINCE_WORD,
+    CLIENT,
+    DONE,
+    FREE,
+    RELEASE,
+    REPLY,
+    WANT,
+    B,
+    P,
+    pack_ref,
+    record,
+)
 from shoal.shm.ring import RingReader
 from tests.batcher.ensemble_star import CHAIN, Sky
 from tests.batcher.star import HEADER, SINGLE, WORKER, End, Star, ask, one_of_each
@@ -80,6 +93,26 @@ def test_answers_before_a_long_execution_are_seen_though_their_worker_does_not_r
     worker.say(DONE, first[B.KEY], first[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
     star.exchange.step(700, [])
     assert [reply[P.NUMBER] for reply in client.heard()] == [41]
+
+
+def test_a_ring_is_looked_into_unasked_until_its_worker_is_sure_to_ring() -> None:
+    star, client, worker = served(count=40)
+    exchange, now_ns = star.exchange, 10**9
+    assert not exchange.may_miss_answers(now_ns)
+    ask(client, 41, 42)
+    exchange.step(now_ns, [client.owner])
+    first, _ = [item for item in worker.heard() if item[0] == BATCH_ITEM]
+    assert exchange.may_miss_answers(now_ns)  # the first execution may be short
+    worker.own.words[BUSY_SINCE_WORD] = now_ns
+    assert exchange.may_miss_answers(now_ns + RING_AFTER_NS)
+    now_ns += RING_AFTER_NS + 1
+    assert not exchange.may_miss_answers(now_ns)
+    worker.say(DONE, first[B.KEY], first[B.BATCH], 0, OUTPUT_BLOCK, HEADER, 600, 610, 620, 20_630)
+    assert exchange.may_miss_answers(now_ns)
+    exchange.step(now_ns, [])
+    assert not exchange.may_miss_answers(now_ns)
+    worker.own.words[BUSY_SINCE_WORD] = 0
+    assert exchange.may_miss_answers(now_ns)
 
 
 def test_without_room_for_ensembles_all_rings_are_looked_into() -> None:
@@ -156,6 +189,23 @@ def test_a_lone_request_costs_no_look_more_beside_busy_workers_and_idle_clients(
         for each, item in busy:
             answer(each, item)
             client.hear()
+
+
+def test_an_answer_before_a_long_execution_is_passed_on_though_no_bell_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "MAX_SLEEP_S", 60.0)
+    with batching() as supervisor:
+        client, worker = supervisor.add(CLIENT, FRONT_END, op="client"), supervisor.add_worker(FIRST)
+        for number in range(1, 41):  # so fast that the worker is given work ahead
+            ask_for(client, number)
+            answer(worker, worker.hear())
+            assert client.hear()[:2] == (REPLY, number)
+        ask_for(client, 41)
+        fast = worker.hear()
+        ask_for(client, 42)
+        assert worker.hear()[0] == BATCH_ITEM
+        worker.writer.push(record(DONE, fast[B.KEY], fast[B.BATCH]))
+        worker.writer.publish()  # and it begins the next execution
+        assert client.hear()[:2] == (REPLY, 41)
 
 
 def _keep_busy(supervisor: Supervisor, client: Peer, worker: Peer) -> list[tuple[Peer, tuple[int, ...]]]:

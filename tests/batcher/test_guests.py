@@ -179,7 +179,7 @@ def test_what_a_guest_claims_to_hold_is_freed_by_its_workers_word_only() -> None
     assert worker.heard() == []  # the worker may have made another block of it, and be writing
     worker.say(8)
     worker.say(10, 0, 0, 0, RESULT)
-    star.exchange._busy[WORKER] = star.exchange.workers[WORKER]
+    star.exchange.busy[WORKER] = star.exchange.workers[WORKER]
     star.exchange.step(NOW)
     assert [record[:4] for record in worker.heard()] == [(6, 0, 0, RESULT)]
 

@@ -24,7 +24,7 @@ def answered(star: Star, client: End, worker: End, number: int, segment: int = W
 
 def want(star: Star, worker: End, urgency: int, now_ns: int = NOW) -> None:
     """WANT of a worker that is at work."""
-    star.exchange._busy[worker.owner] = star.exchange.workers[worker.owner]
+    star.exchange.busy[worker.owner] = star.exchange.workers[worker.owner]
     worker.say(WANT, 0, 0, urgency)
     star.exchange.step(now_ns)
 
