@@ -35,7 +35,7 @@ class Shortages:
                 client = self._clients.get(owner)
                 if client is not None and client.is_front_end:
                     self._ask(client, held, is_urgent=is_urgent)
-        if not is_starved(worker, now_ns, has_other_memory=urgency == ROOM):
+        if not is_starved(worker, now_ns, is_urgent=is_urgent):
             return 0
         return most_holding_guest(self._holders, self._clients, segments)
 

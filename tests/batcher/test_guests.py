@@ -214,7 +214,7 @@ def test_a_guest_that_starves_a_worker_goes() -> None:
     star.exchange.step(NOW)
     for now_ns in (NOW, NOW + GUEST_HOLDS_NS, NOW + GUEST_HOLDS_NS + 1):
         assert star.reports() == []
-        worker.say(8)
+        worker.say(8, 0, 0, 2)
         star.exchange.step(now_ns)
     assert star.reports() == [("distrusted", GUEST)]
     assert [record[3] for record in worker.heard() if record[0] == 6] == [layout.pack_ref(WORKER, 1 + GUEST, 1)]

@@ -1,5 +1,7 @@
 """A worker that lacks memory: which front ends are asked for what they hold of its results, and how often."""
 
+import pytest
+
 from shoal.batcher.guests import GUEST_HOLDS_NS
 from shoal.shm.layout import DONE, RECALL, RELEASE, WANT, B, pack_ref
 from tests.batcher.star import MODEL, SINGLE, WORKER, End, Star, ask
@@ -94,7 +96,9 @@ def test_a_front_end_whose_ring_is_full_is_asked_again() -> None:
     assert [record[:3] for record in front_end.heard()] == [(RECALL, 0, WORKER)]
 
 
-def test_a_guest_goes_only_where_there_is_no_other_memory() -> None:
+@pytest.mark.parametrize("urgency", [NEWS, ROOM])
+def test_a_guest_goes_only_where_there_is_no_other_memory(urgency: int) -> None:
+    """A worker that waits for news lacks no memory: another client reads the responses of a stream slowly."""
     star, _, worker = star_of_one()
     guest = star.add_client(GUEST, is_guest=True)
     star.exchange.models[MODEL].is_fixed = True
@@ -104,7 +108,7 @@ def test_a_guest_goes_only_where_there_is_no_other_memory() -> None:
     worker.say(DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(WORKER, 9, 1))
     star.exchange.step(NOW)
     for now_ns in (NOW, NOW + GUEST_HOLDS_NS, NOW + GUEST_HOLDS_NS + 1):
-        want(star, worker, ROOM, now_ns)
+        want(star, worker, urgency, now_ns)
     assert star.reports() == []
     want(star, worker, ROOM_NOW, NOW + GUEST_HOLDS_NS + 1)  # it has had its time
     assert star.reports() == [("distrusted", GUEST)]
