@@ -76,9 +76,9 @@ class Slab:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a block is free that has a quarter of the slab at least, as it was when it was made; False where that
-        is not known without joining blocks."""
-        return any(self._free[-3:])
+        """Whether a block of a quarter of the slab is free, or three quarters of the slab are, in however small pieces:
+        after a peak they stay small until a large block is asked for."""
+        return 4 * self.free_nbytes >= 3 * self.nbytes or any(self._free[-3:])
 
     def allocate(self, nbytes: int) -> Block | None:
         """A block of at least `nbytes`, 4096-byte aligned, contents undefined; None where there is none now."""

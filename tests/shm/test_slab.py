@@ -134,6 +134,18 @@ def test_in_parts_one_small_block_costs_one_large_one(segment_pair: MakePair) ->
     assert all(slab.allocate(4 * 4096) for _ in range(4))
 
 
+def test_a_slab_is_roomy_again_after_a_peak_of_small_blocks(memory: tuple[Segment, SegmentView]) -> None:
+    slab = Slab(memory[0])
+    assert slab.is_roomy
+    blocks = [taken(slab, 4096) for _ in range(NUM_UNITS)]
+    assert not slab.is_roomy
+    for block in blocks[:9]:
+        slab.free(block.ref)
+    assert not slab.is_roomy
+    slab.free(blocks[9].ref)
+    assert slab.is_roomy
+
+
 def test_the_generations_tell_how_many_blocks_were_taken_and_given_back(memory: tuple[Segment, SegmentView]) -> None:
     slab = Slab(memory[0])
     assert slab.counts == (0, 0)
