@@ -204,11 +204,12 @@ class Exchange:
         """Handle the records that are there, form batches, publish what was written and ring the peers it is for.
 
         `rung_by` are the owners of the peers that have rung: only their rings are looked into, however many others
-        there are; None: all peers' rings.
+        there are, and all clients' while the batcher's own memory is short; None: all peers' rings.
         """
         own = self.blocks.own
         if rung_by is None or not (own is None or own.is_roomy):
             self._look_at_clients(now_ns)
+        if rung_by is None:
             for worker in tuple(self.workers.values()):
                 self._drain_worker(worker, now_ns)
         else:

@@ -115,7 +115,7 @@ def test_a_ring_is_looked_into_unasked_until_its_worker_is_sure_to_ring() -> Non
     assert exchange.may_miss_answers(now_ns)
 
 
-def test_without_room_for_ensembles_all_rings_are_looked_into() -> None:
+def test_without_room_for_ensembles_all_clients_rings_are_looked_into_and_no_workers() -> None:
     sky = Sky(CHAIN, (5, 6))
     own = sky.exchange.blocks.own
     assert own is not None
@@ -124,8 +124,10 @@ def test_without_room_for_ensembles_all_rings_are_looked_into() -> None:
     assert sky.exchange.num_open == 0
     while own.is_roomy:
         assert own.allocate(4096) is not None
+    sky.double.say(WANT)
     sky.exchange.step(500, [])
     assert sky.exchange.num_open == 1
+    assert sky.exchange.workers[sky.double.owner].reader.has_unread()
 
 
 def test_bells_know_whose_they_are_and_are_closed_with_their_peers() -> None:
