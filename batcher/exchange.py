@@ -189,7 +189,7 @@ class Exchange:
     def resume(self, now_ns: int) -> None:
         """Take a dead batcher's place: clients that are not late have sent again what they wait for and hold."""
         self.succession.begin(now_ns)
-        self.busy.update(self.workers)
+        self.busy.update({owner: worker for owner, worker in self.workers.items() if worker.missing})
         self._counted.update(self.models.values())  # whose queues were not empty when they were shown last
         # The dead one may have shown a batch and not have rung for it.
         for worker in self.workers.values():
@@ -339,7 +339,7 @@ class Exchange:
         for ref in set(unheld):
             if not self.holders.is_held(ref):
                 self.blocks.free(ref)
-        if self.busy and not (worker.missing or worker.says_more):
+        if self.busy and not worker.missing:
             self.busy.pop(worker.owner, None)
         self._read.append(worker)
 

@@ -218,7 +218,7 @@ class Worker(Peer):
 
     __slots__ = (
         "_link_words", "_words", "cancelled", "freed", "held", "hungry_since_ns", "missing", "model", "num_batches",
-        "num_finished", "partly_answered", "says_more", "slots",
+        "num_finished", "partly_answered", "slots",
     )  # fmt: skip
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
@@ -235,8 +235,6 @@ class Worker(Peer):
         self.hungry_since_ns = 0  # it waits for memory; 0: it does not
         #: A batch some of whose requests were answered in this step, perhaps all.
         self.partly_answered: Running | None = None
-        #: Whether it may answer what is not missing: what a dead batcher gave it.
-        self.says_more = False
         #: Which sequences the instance has; as a successor finds them, `held`.
         self.slots = SlotTable(link)
         self.held: list[HeldSlot] = []
@@ -340,7 +338,6 @@ class Worker(Peer):
             self.num_finished = self.num_batches = items[0][1][B.BATCH]
         slots = list(self.slots.read())
         if self.overlaps:
-            self.says_more = True
             self.held = [HeldSlot(*each) for each in slots]
             return
         batches: dict[int, Running] = {}

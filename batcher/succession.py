@@ -125,7 +125,7 @@ class Succession:
     def expect_worker(self, owner: int) -> None:
         """Read a worker's ring: the worker has named its blocks, though it may have no batch."""
         worker = self._workers.get(owner)
-        if worker is not None:
+        if worker is not None and worker.reader.has_unread():
             self._busy[owner] = worker
 
     def remove_late(self, owner: int, now_ns: int) -> Client | None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, DONE, FREE, HAVE, HOLD, RELEASE, RESCHEDULE, RESPONSE, B, P
+from shoal.shm.layout import BATCH_ITEM, DONE, FREE, HAVE, HOLD, RELEASE, RESCHEDULE, RESPONSE, B, P, pack_ref
 from shoal.shm.port import Port
 from shoal.shm.slab import Slab
 from tests.batcher.star import HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
@@ -345,3 +345,20 @@ def test_an_answer_that_its_order_kept_back_is_not_executed_again() -> None:
 
     assert not [record for record in worker.heard() if record[0] == BATCH_ITEM]
     assert sorted([reply[P.NUMBER] for reply in client.heard()]) == [1, 2]
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_successor_looks_unasked_only_into_rings_of_workers_that_it_awaits_something_of(overlaps: bool) -> None:
+    star, _, worker = one_of_each(SINGLE)
+    if overlaps:
+        star.exchange.workers[WORKER].note_overlap()
+    star.succeed()
+    star.exchange.resume(now_ns=600)
+    assert star.exchange.busy == {}
+    star.exchange.succession.expect_worker(WORKER)  # it has no blocks
+    star.exchange.step(now_ns=700)
+    worker.say(HAVE, 0, 0, 0, pack_ref(WORKER, 2, 1))
+    star.exchange.succession.expect_worker(WORKER)
+    star.exchange.step(800, [])
+    assert [record[:4] for record in worker.heard()] == [(FREE, 0, 0, pack_ref(WORKER, 2, 1))]
+    assert star.exchange.busy == {}
