@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import ParamSpec, Protocol
 
+from shoal.errors import InternalError, ShoalError
+
 _log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
@@ -50,6 +52,13 @@ def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P
         domain.contain(error)
     finally:
         _CURRENT.reset(token)
+
+
+def own_error(error: Exception) -> ShoalError:
+    """The sentence for those who wait for what an exception has ended; a ShoalError has its own."""
+    if isinstance(error, ShoalError):
+        return error
+    return InternalError(f"an error of the server's own, {type(error).__name__}: {error}")
 
 
 def bound(callback: Callable[P, object]) -> Callable[P, None]:

@@ -18,7 +18,7 @@ from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import plan
-from shoal.supervisor.failure_domains import bound, run_in
+from shoal.supervisor.failure_domains import bound, own_error, run_in
 from shoal.supervisor.served import Served
 from shoal.supervisor.version_owner import Outcome, Owner
 
@@ -59,16 +59,32 @@ class Registry(Protocol):
 
 
 class Loading:
-    """A load that is under way."""
+    """A load that is under way, and the failure domain of all that is done for it."""
 
-    def __init__(self, found: FoundModel, outcome: Outcome) -> None:
+    def __init__(self, found: FoundModel, outcome: Outcome, on_fault: Callable[["Loading", ShoalError], None]) -> None:
         self.found = found
-        self.outcome: Outcome = bound(outcome)
+        self._outcome: Outcome | None = bound(outcome)
+        self._on_fault = on_fault
         # Changed as versions come up or fail.
         self.fresh: dict[int, Served] = {}
-        self.num_missing = 0
+        self.missing: set[int] = set()  # versions that have neither come up nor failed
         self.errors: dict[int, ShoalError] = {}
         self.num_tries: Counter[int] = Counter()
+
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return f"the load of model '{self.found.identifier}'"
+
+    def contain(self, error: Exception) -> None:
+        """As a failure domain: the load fails; what serves goes on."""
+        self._on_fault(self, own_error(error))
+
+    def end(self, error: ShoalError | None) -> None:
+        """Call the outcome, unless it has been called."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            outcome(error)
 
 
 class Model:
@@ -82,7 +98,6 @@ class Model:
         self.versions: dict[int, Served] = {}
         self.problem: ModelVersion | None = None
         self._loading: Loading | None = None
-        self._settling: Loading | None = None  # while a load that is over is put in force
         self._waiting: list[Callable[[], None]] = []
 
     @property
@@ -90,16 +105,8 @@ class Model:
         """For the log."""
         return f"model '{self.identifier}'"
 
-    def contain(self, error: Exception) -> None:
-        """As a failure domain: the load that is under way fails; what serves goes on."""
-        failure = InternalError(f"an error of the server's own, {type(error).__name__}: {error}")
-        if (settling := self._settling) is not None:
-            self._settling = None
-            settling.outcome(failure)
-        elif (loading := self._loading) is not None:
-            self._loading = None
-            loading.errors.update(dict.fromkeys(loading.found.versions, failure))
-            self._give_up(loading)
+    def contain(self, _error: Exception) -> None:
+        """As a failure domain, of an unload that no question asked for: the log says it all."""
 
     @property
     def is_loading(self) -> bool:
@@ -135,23 +142,31 @@ class Model:
         Raises InternalError where another load is under way.
         """
         self.refuse_while_loading()
-        self._loading = Loading(found, outcome)
-        run_in(self, self._load, self._loading)
+        self._loading = Loading(found, outcome, self._on_fault)
+        run_in(self._loading, self._load, self._loading)
 
     def _load(self, loading: Loading) -> None:
         found = loading.found
         if found.error is not None:
             self._loading = None
-            self._refuse(found, found.error, loading.outcome)
+            self._refuse(loading, found.error)
             return
         todo = plan({number: each.source for number, each in self.serving.items()}, found)
-        loading.num_missing = len(todo.fresh) + len(todo.resized)
+        loading.missing.update(todo.fresh, todo.resized)
         for number in todo.fresh:
             self._begin(loading, number)
         for number in todo.resized:
             self._resize(loading, number)
         if not (todo.fresh or todo.resized):
             self._settle(loading)  # else the last that arrives, or is missed, settles it
+
+    def _on_fault(self, loading: Loading, failure: ShoalError) -> None:
+        """An unexpected error in a load fails all of it, or is its outcome where it was being put in force."""
+        if loading is self._loading:
+            loading.errors.update(dict.fromkeys(loading.found.versions or (NO_VERSION,), failure))
+            run_in(loading, self._settle, loading)
+        else:
+            loading.end(failure)
 
     def refuse_while_loading(self) -> None:
         """Raises InternalError, Triton's sentence."""
@@ -160,8 +175,9 @@ class Model:
                 f"a related model '{self.identifier}' to a load/unload request is currently loading or unloading"
             )
 
-    def _refuse(self, found: FoundModel, error: ShoalError, outcome: Outcome) -> None:
+    def _refuse(self, loading: Loading, error: ShoalError) -> None:
         """What lies on disk cannot be loaded at all."""
+        found = loading.found
         _log.error("failed to load '%s': %s", self.identifier, error)
         if self.serving:
             self._note(error)
@@ -171,7 +187,7 @@ class Model:
             for number in found.versions:
                 self._replace(number, self._registry.create(found, number, self))
                 self.versions[number].refuse(error)
-        self._tell(self.rows, lambda: outcome(error))
+        self._tell(self.rows, lambda: loading.end(error))
 
     def _note(self, error: ShoalError) -> None:
         """The versions that go on serving say why nothing newer does."""
@@ -180,6 +196,7 @@ class Model:
 
     def _begin(self, loading: Loading, number: int) -> None:
         loading.num_tries[number] += 1
+        loading.missing.add(number)
         try:
             served = self._registry.create(loading.found, number, self)
         except ShoalError as error:
@@ -203,36 +220,35 @@ class Model:
         def resized(error: ShoalError | None) -> None:
             if error is None:
                 served.source = served.source._replace(config=loading.found.config)
-                self._arrived(loading)
+                self._arrived(loading, number)
             else:
                 self._missed(loading, number, error)
 
         try:
-            served.resize(loading.found.config["instance_group"], resized)
+            served.resize(loading.found.config["instance_group"], bound(resized))
         except ShoalError as error:
             self._missed(loading, number, error)
 
-    def _arrived(self, loading: Loading) -> None:
-        loading.num_missing -= 1
-        if not loading.num_missing and loading is self._loading:
+    def _arrived(self, loading: Loading, number: int) -> None:
+        loading.missing.discard(number)
+        if not loading.missing and loading is self._loading:
             self._settle(loading)
 
     def _missed(self, loading: Loading, number: int, error: ShoalError) -> None:
         loading.errors[number] = error
-        self._arrived(loading)
+        self._arrived(loading, number)
 
     def _settle(self, loading: Loading) -> None:
         """Everything has come up, or has not."""
-        self._loading, self._settling = None, loading
+        self._loading = None
         if loading.errors:
             self._give_up(loading)
         else:
             self._switch(loading)
-        self._settling = None
 
     def _give_up(self, loading: Loading) -> None:
         for served in loading.fresh.values():
-            served.discard()
+            run_in(served, served.discard)
         if not self.versions:
             self.problem = self._registry.create_problem(self.identifier, next(iter(loading.errors.values())))
         reasons = "".join(
@@ -242,7 +258,7 @@ class Model:
         error = InvalidArgumentError(f"load failed for model '{self.identifier}': {reasons}")
         if self.serving:
             self._note(next(iter(loading.errors.values())))
-        self._tell(self.rows, lambda: loading.outcome(error))
+        self._tell(self.rows, lambda: loading.end(error))
 
     def _switch(self, loading: Loading) -> None:
         """The one moment at which clients go from the old versions to the new ones."""
@@ -261,8 +277,8 @@ class Model:
 
         def switched() -> None:
             for served in retired:
-                served.retire()
-            loading.outcome(None)
+                run_in(served, served.retire)
+            loading.end(None)
 
         # First what is new: a client that asks for no version must find one at any time.
         rows = sorted(self.rows, key=lambda version: version.state is VersionState.UNLOADING)
@@ -289,14 +305,14 @@ class Model:
 
         def told() -> None:
             for served in leaving:
-                served.retire()
+                run_in(served, served.retire)
             then()
 
         self._registry.tell(messages, told)
 
     def when_ended(self, then: Callable[[], None]) -> None:
         """`then` when nothing more is being unloaded: at once, or after the last."""
-        self._waiting.append(then)
+        self._waiting.append(bound(then))
         self._tell_waiting()
 
     def _tell_waiting(self) -> None:
@@ -309,16 +325,17 @@ class Model:
 
     def on_ready(self, served: Served) -> None:
         """It has come up; it serves when all the others of its load have."""
-        run_in(self, self._came_up, served)
+        run_in(self._loading, self._came_up, served)
 
     def _came_up(self, served: Served) -> None:
         self._registry.settled(served)
-        if self._loading is not None:
-            self._arrived(self._loading)
+        loading, number = self._loading, served.version.version
+        if loading is not None and loading.fresh.get(number) is served:
+            self._arrived(loading, number)
 
     def on_load_failed(self, served: Served, error: ShoalError) -> None:
         """Another attempt, or the load fails."""
-        run_in(self, self._failed_to_load, served, error)
+        run_in(self._loading, self._failed_to_load, served, error)
 
     def _failed_to_load(self, served: Served, error: ShoalError) -> None:
         self._registry.settled(served)

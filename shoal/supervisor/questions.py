@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.control import Message
 from shoal.errors import InternalError, ShoalError
-from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.failure_domains import own_error, run_in
 from shoal.supervisor.members import Member
 
 
@@ -29,10 +29,7 @@ class Question:
 
     def contain(self, error: Exception) -> None:
         """As a failure domain: refused, unless it has been answered; the asker takes the first answer."""
-        if isinstance(error, ShoalError):
-            self.refuse(error)
-        else:
-            self.refuse(InternalError(f"an error of the server's own, {type(error).__name__}: {error}"))
+        self.refuse(own_error(error))
 
     def answer(self, result: Any = None) -> None:
         """Done: `result` is of what msgpack can carry."""

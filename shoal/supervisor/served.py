@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal import errors
 from shoal.control import Message
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
 from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
@@ -23,6 +23,7 @@ from shoal.model_config.response_cache import enables_response_cache
 from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
+from shoal.supervisor.failure_domains import own_error
 from shoal.supervisor.host import Host
 from shoal.supervisor.instance import Instance
 from shoal.supervisor.instance_state import InstanceState
@@ -55,7 +56,7 @@ class Served:
 
     def contain(self, error: Exception) -> None:
         """As a failure domain: what is under way fails, a load or a resize; what serves goes on."""
-        failure = InternalError(f"an error of the server's own, {type(error).__name__}: {error}")
+        failure = own_error(error)
         self.fail(failure)
         self._give_up_resize(failure)
 
