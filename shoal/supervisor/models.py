@@ -159,6 +159,9 @@ class Models:
         self._free_rows.append(version.row)
         self._give_back(version.version_dir.parent)
         self._forget([each.version.version_dir for each in self._served.values()])
+        if served in self._waiting:
+            self._waiting.remove(served)
+        self.settled(served)
         if self._on_stopped is not None and not self._served:
             done, self._on_stopped = self._on_stopped, None
             done()
@@ -174,7 +177,7 @@ class Models:
         """Front ends hear of it; `then` when all act upon it, and the batcher upon what it was told before."""
         for served in tuple(self._served.values()):
             if isinstance(served, ServedEnsemble):
-                served.look()  # first: `then` may be the end of a version that one of them has steps of
+                run_in(served, served.look)  # first: `then` may be the end of a version that one of them has steps of
         self._host.star.announce_to_clients(messages, then)
         self._on_changed()
 
