@@ -9,6 +9,7 @@ A worker that cannot load says why and exits; before the first UP that fails the
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor import niceness
 from shoal.supervisor.children import Child
 from shoal.supervisor.death import Death, last_words
-from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.failure_domains import own_error, run_in
 from shoal.supervisor.hangs import Execution
 from shoal.supervisor.host import Host
 from shoal.supervisor.instance_state import InstanceState, Listener
@@ -111,7 +112,7 @@ class Instance:
 
     def contain(self, error: Exception) -> None:
         """As a failure domain: its worker ends, and is started again as after any death."""
-        self._error = _unexpected(self.version, self.name, error)
+        self._error = InternalError(f"{_named(self.version, self.name)}: {own_error(error)}")
         if self._child is None or self._child.is_over:
             self._host.loop.call_after(0, partial(self._let_go, self.num_starts))
         else:
@@ -326,18 +327,22 @@ class Instance:
             return  # what follows has happened already, or its worker still has to end
         self._child = self._output = self._member = self.participant = self.progress = None
         was, self.state = self.state, InstanceState.DOWN
-        try:
-            if participant is not None and participant.owner in self._host.star.workers:
-                self._host.star.leave_worker(participant, Reason.INSTANCE_DIED, 0)
-            if member is not None:
-                member.hang_up()
-            if output is not None:
-                output.finish()
-            if was is InstanceState.UP and not self._is_leaving:
-                self._listener.on_down(self)
-        finally:
+        host = self._host
+        with ExitStack() as last_first:  # each is done, even if another fails
             assert self._error is not None
-            self._follow(self._error)
+            last_first.callback(self._follow, self._error)
+            if output is not None:
+                last_first.callback(output.finish)
+            if member is not None:
+                last_first.callback(member.hang_up)
+            if participant is not None:
+                if participant.owner in host.star.workers:
+                    last_first.callback(host.star.leave_worker, participant, Reason.INSTANCE_DIED, 0)
+                last_first.callback(host.readiness.hear, participant.owner, is_ready=False)
+            last_first.callback(host.gpu_memory.left, self.number, self.placement)
+            last_first.callback(host.metrics.leave, self.number)
+            if was is InstanceState.UP and not self._is_leaving:
+                last_first.callback(self._listener.on_down, self)
 
     def _follow(self, error: ShoalError, served_s: float = 0.0, *, has_completed: bool = False) -> None:
         """What follows its worker's end: its own, or another start."""
@@ -384,13 +389,6 @@ class Instance:
     def _restart(self) -> None:
         if self.state in (InstanceState.DOWN, InstanceState.FAILED):
             self.start()
-
-
-def _unexpected(version: ModelVersion, name: str, error: Exception) -> ShoalError:
-    """What is said of an instance where code of ours has failed."""
-    return InternalError(
-        f"{_named(version, name)} has met an error of the server's own, {type(error).__name__}: {error}"
-    )
 
 
 def _named(version: ModelVersion, name: str) -> str:

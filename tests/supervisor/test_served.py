@@ -195,6 +195,37 @@ def test_an_error_in_handling_a_workers_end_costs_no_more_than_the_end(
     assert pair.served.version.num_instances_up == 2
 
 
+def test_a_last_message_that_cannot_be_read_leaves_nobody_waiting(
+    pair: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked of a worker is answered at its end, and its gauges go."""
+    first, _ = pair.served.instances
+    ask(pair, 5)
+    left = list[int]()
+    monkeypatch.setattr(pair.host.metrics, "leave", left.append)
+    pair._processes[first.number].channel.send({})
+    pair.end(first)
+    pair.until(lambda: first.state is InstanceState.STARTING)
+    assert answers(pair) == {5: False}
+    assert left == [first.number]
+    pair.bring_up(first)
+
+
+def test_what_an_error_leaves_of_an_instance_goes_even_if_that_fails(
+    pair: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = pair.served.instances
+    process = pair._processes[first.number]
+    process.channel.send({})
+    with monkeypatch.context() as broken:
+        broken.setattr(type(pair.sky.star), "leave_worker", lambda *_arguments: 1 / 0)
+        pair.end(first)
+        pair.until(lambda: first.state is InstanceState.STARTING)
+    assert not process.member.is_open
+    assert pair.served.version.num_instances_up == 1
+    pair.bring_up(first)
+
+
 @contextmanager
 def no_descriptors() -> Iterator[None]:
     """Every further descriptor is refused."""
