@@ -1,6 +1,7 @@
 """The JSON door: what is read, what is refused with which sentence, and that refusing is fast."""
 
 import math
+import threading
 import time
 from typing import Any
 
@@ -63,6 +64,29 @@ def test_refuses_in_the_words_of_rapidjson(text: bytes, message: str) -> None:
     with pytest.raises(InternalError) as caught:
         read_json(text)
     assert str(caught.value) == f"failed to parse the request JSON buffer: {message}"
+
+
+def test_a_large_text_leaves_other_threads_their_turn() -> None:
+    """Of 128 pieces, each of which the other thread may have to wait for."""
+    text, done, read = b"[NaN" + b",1.25" * (800 * 1024) + b"]", threading.Event(), list[list[float]]()
+
+    def parse() -> None:
+        read.append(read_json(text))
+        done.set()
+
+    parsing, num_turns = threading.Thread(target=parse), 0
+    parsing.start()
+    while not done.wait(0.001):
+        num_turns += 1
+    parsing.join()
+    assert num_turns >= 16
+    assert read[0][1:] == [1.25] * (800 * 1024)
+
+
+def test_a_large_text_is_refused_in_the_same_words() -> None:
+    text = b'["' + b"x" * (2 << 20) + b'",NaN,}'
+    with pytest.raises(InternalError, match=rf"Invalid value\. at {len(text) - 1}$"):
+        read_json(text)
 
 
 def test_limits_the_size_before_anything_else() -> None:
