@@ -98,7 +98,7 @@ class Star:
         member.send(welcome, [self._batcher_bell.fd, self._counters_fd])
         if self.batcher_memory.owner:
             self._renew_batcher_memory(member)
-        elif self.options.cache_bytes:
+        elif self.options.cache_bytes or self.payloads.ensembles:  # the first may have come while there was no batcher
             self.give_batcher_memory()
 
     def give_batcher_memory(self) -> None:

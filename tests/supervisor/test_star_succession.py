@@ -48,6 +48,16 @@ def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_no
         assert successor.heard() == [{"op": op, "owner": each.owner}]
 
 
+def test_a_successor_has_memory_for_an_ensemble_that_came_while_there_was_no_batcher(sky: Sky) -> None:
+    sky.star.leave_batcher(sky.batcher.member)
+    sky.star.give_batcher_memory()
+    sky.star.payloads.ensembles.add(5)
+    successor = sky.start()
+    sky.star.join_batcher(successor.member)
+    assert [message["op"] for message in successor.heard()] == ["joined", "memory"]
+    assert sky.a.heard() == [{"op": "segment", "owner": sky.star.batcher_memory.owner}]
+
+
 def test_who_joins_while_a_successor_hears_of_everybody_has_said_nothing_before(sky: Sky) -> None:
     sky.star.leave_batcher(sky.batcher.member)
     successor, late = sky.start(), sky.start()
