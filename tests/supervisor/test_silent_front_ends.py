@@ -46,6 +46,16 @@ def test_one_that_sleeps_for_too_long_is_killed(sky: Sky) -> None:
         waiting.kill()
 
 
+def test_one_that_takes_long_to_end_is_killed_once_a_second(sky: Sky, caplog: pytest.LogCaptureFixture) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as asleep:
+        sky.a.member.pid = sky.b.member.pid = asleep.pid
+        watch = SilentFrontEnds(sky.loop, sky.star, lambda _pid: Observed(False, 0.0))
+        sky.star.announce_to_clients([{"op": "version"}], lambda: None)
+        for now_s in (10.0, 11.0, 11.25, 11.5):
+            watch.look(now_s)
+        assert caplog.text.count(f"the front end with pid {asleep.pid} has not moved") == 2  # that of a, and of b
+
+
 def test_the_watch_outlives_a_time_without_descriptors(sky: Sky) -> None:
     """A front end that is silent is killed once there is a descriptor for that."""
     sleeps = [sys.executable, "-c", "import signal; signal.pause()"]
