@@ -21,10 +21,11 @@ from shoal.control import Message
 from shoal.options import ServerOptions
 from shoal.placement import Placement
 from shoal.reasons import Reason
-from shoal.shm import counters, layout, segment
+from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
 from shoal.supervisor.batcher_memory import BatcherMemory
+from shoal.supervisor.counter_memory import CounterMemory
 from shoal.supervisor.dead_workers import DeadWorkers
 from shoal.supervisor.loans import Loans
 from shoal.supervisor.members import Acknowledgements, Member, Recipient
@@ -41,7 +42,6 @@ from shoal.supervisor.participant import (
     Participant,
     batcher_welcome,
     client_message,
-    create_segment,
     make_participant,
     worker_message,
 )
@@ -65,9 +65,7 @@ class Star:
     _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
     #: Of strings that name sequences: all clients make the same number of one (shoal/sequences.py).
     correlation_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    _counters_fd: int = -1
-    _counters_owner: int = 0
-    _counters: counters.CounterTableView | None = None
+    counter_memory: CounterMemory = field(default_factory=CounterMemory)
     payloads: Payloads = field(init=False)
     loans: Loans = field(default_factory=Loans)
     dead_workers: DeadWorkers = field(init=False)
@@ -81,7 +79,7 @@ class Star:
     @property
     def has_had_batcher(self) -> bool:
         """Whether one that joins now takes another's place."""
-        return self._counters_fd >= 0
+        return self.counter_memory.owner > 0
 
     def join_batcher(self, member: Member) -> None:
         """The batcher is there: it gets its bell and the table of counters."""
@@ -89,13 +87,10 @@ class Star:
         is_successor = self.has_had_batcher
         if not is_successor:
             has_windows = self.options.metrics_config.summary_latencies
-            geometry = counters.GEOMETRY_WITH_WINDOWS if has_windows else counters.GEOMETRY
-            self._counters_owner = self.take_owner()
-            self._counters_fd = create_segment(layout.COUNTERS, self._counters_owner, geometry, sealed=False)
-            self.nbytes += geometry.nbytes
+            self.nbytes += self.counter_memory.make(self.take_owner(), has_windows=has_windows)
             self.dead_workers.report_to(member)
         welcome = batcher_welcome(self.options, self.log_settings, is_successor=is_successor)
-        member.send(welcome, [self._batcher_bell.fd, self._counters_fd])
+        member.send(welcome, [self._batcher_bell.fd, self.counter_memory.fd])
         if self.batcher_memory.owner:
             self._renew_batcher_memory(member)
         elif self.options.cache_bytes or self.payloads.ensembles:  # the first may have come while there was no batcher
@@ -117,12 +112,6 @@ class Star:
             member.send(gone)
         geometry, lazy = batcher_geometry(self.options), self.options.cache_bytes > 0
         self.batcher_memory.make(successor, self.take_owner(), geometry, lazy=lazy)
-
-    def read_counters(self) -> counters.CounterTableView:
-        """What the batcher has counted."""
-        if self._counters is None:
-            self._counters = counters.CounterTableView(segment.SegmentView.attach(os.dup(self._counters_fd)))
-        return self._counters
 
     def leave_batcher(self, member: Member) -> None:
         """The batcher is dead. What it was asked to acknowledge is void: a successor is sent all anew."""
@@ -204,7 +193,7 @@ class Star:
 
     def _welcome_client(self, client: Participant, welcome: Message, then: Callable[[Participant], None]) -> None:
         link_fd = segment.read_only(client.link_fd)
-        counters_fd = segment.read_only(self._counters_fd)
+        counters_fd = segment.read_only(self.counter_memory.fd)
         assert client.batcher_bell is not None
         fds = [client.segment_fd, link_fd, client.bell.fd, client.batcher_bell.fd, counters_fd]
         message = {"op": "joined", "correlation_key": self.correlation_key, **welcome}
@@ -383,7 +372,8 @@ class Star:
 
     def take_owner(self) -> int:
         """An owner id that no segment has. Each payload beyond a slab takes one, so the 24 bits come round."""
-        owner, taken = self.next_owner, (self.batcher_memory.owner, self._counters_owner, *self.clients, *self.workers)
+        owner, own = self.next_owner, (self.batcher_memory.owner, self.counter_memory.owner)
+        taken = (*own, *self.clients, *self.workers)
         while owner in taken or owner in self.dead_workers or owner in self.payloads.segments:
             owner = _after(owner)
         self.next_owner = _after(owner)

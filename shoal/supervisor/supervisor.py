@@ -122,7 +122,7 @@ class Supervisor:
             on_inactive=self._leave_batcher,
             on_hopeless=self._give_up,
         )
-        read = lambda row: self._star.read_counters().read(row)  # noqa: E731
+        read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
         self._explanations = Explanations(self._star, self._models, read)
         self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
@@ -144,7 +144,7 @@ class Supervisor:
             self._on_front_end_joined,
             self._gives_up,
         )
-        guest_questions = GuestQuestions(options, self._models, self._star.read_counters, readiness.take)
+        guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.take)
         self._guests = Guests(
             self._loop,
             self._star,
