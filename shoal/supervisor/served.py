@@ -56,9 +56,8 @@ class Served:
 
     def contain(self, error: Exception) -> None:
         """As a failure domain: what is under way fails, a load or a resize; what serves goes on."""
-        failure = own_error(error)
-        self.fail(failure)
-        self._give_up_resize(failure)
+        self.fail(own_error(error))
+        self._give_up_resize(own_error(error))
 
     # --- loading ---
 
@@ -255,6 +254,7 @@ class Served:
         version.name_groups()  # before an instance of a new one can die
         self._host.star.tell_batcher({**self._message("model_groups"), "groups": version.groups})
         for instance in [each for each in self.instances if each.placement.identity not in wanted]:
+            self.instances.remove(instance)
             self._dismiss(instance)
         for instance in self.instances:
             instance.pin(wanted.pop(instance.placement.identity))
@@ -269,7 +269,6 @@ class Served:
         self._check_resized()
 
     def _dismiss(self, instance: Instance) -> None:
-        self.instances.remove(instance)
         self._leaving.append(instance)
         instance.retire()
 
@@ -282,18 +281,23 @@ class Served:
     def _give_up_resize(self, error: ShoalError) -> None:
         """Back to the groups before it; what has come up of the new ones goes."""
         outcomes, self._resizes = self._resizes, []
-        if outcomes:
-            _log.error("model '%s' keeps its instances: %s", self.version.name, error)
+        if not outcomes:
+            return
+        _log.error("model '%s' keeps its instances: %s", self.version.name, error)
+        try:
             self.resize(self._previous_groups, lambda _error: None)
-        for outcome in outcomes:
-            outcome(error)
+        except ShoalError as refusal:
+            _log.error("model '%s' cannot have its instances back: %s", self.version.name, refusal)
+        finally:
+            for outcome in outcomes:
+                outcome(error)
 
     # --- a fresh instance for one that has served enough ---
 
     def replace(self, instance: Instance) -> bool:
         """Start a fresh instance in its place; it goes when that is up. False where this is not the time for it.
 
-        Raises ShoalError where there is no model file for it.
+        Raises ShoalError where there is no model file or no descriptor for it.
         """
         if self._fresh or self._resizes or self._is_retiring or self._is_ending or not self._has_come_up:
             return False
@@ -309,11 +313,9 @@ class Served:
         if old in self.instances:
             fresh.pin(old.placement)
             self.instances[self.instances.index(old)] = fresh
-            self._leaving.append(old)
-            old.retire()
+            self._dismiss(old)
         else:  # scaled down meanwhile
-            self._leaving.append(fresh)
-            fresh.retire()
+            self._dismiss(fresh)
 
     # --- the end ---
 

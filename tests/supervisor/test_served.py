@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, UnavailableError
 from shoal.reasons import DeathDetail
 from shoal.repository.lifecycle import VersionState
 from shoal.supervisor import restarts
@@ -280,6 +280,22 @@ def test_an_error_in_a_load_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> N
         assert made.owner.is_over
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("error", [UnavailableError("no descriptors"), KeyError("count")])
+def test_a_resize_that_fails_is_answered_even_where_there_is_no_way_back(
+    pair: Version, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise error
+
+    outcomes = list[ShoalError | None]()
+    groups = [{**pair.served.version.config["instance_group"][0], "name": "other", "count": 1}]
+    pair.served.resize(groups, outcomes.append)
+    with monkeypatch.context() as scarce:
+        scarce.setattr(Descriptors, "admit_instances", refuse)
+        pair.refuse(pair.served.instances[0])
+    assert [str(outcome) for outcome in outcomes] == ["no such file"]
 
 
 # --- whether it says that it is ready ---
