@@ -225,7 +225,7 @@ class Model:
                 self._missed(loading, number, error)
 
         try:
-            served.resize(loading.found.config["instance_group"], bound(resized))
+            served.resize(loading.found.config["instance_group"], resized)
         except ShoalError as error:
             self._missed(loading, number, error)
 

@@ -23,7 +23,7 @@ from shoal.model_config.response_cache import enables_response_cache
 from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
-from shoal.supervisor.failure_domains import own_error
+from shoal.supervisor.failure_domains import bound, own_error
 from shoal.supervisor.host import Host
 from shoal.supervisor.instance import Instance
 from shoal.supervisor.instance_state import InstanceState
@@ -65,7 +65,7 @@ class Served:
         """Start the instances; the owner hears whether all of them come up."""
         version = self.version
         self._begin_load()
-        look_into_file = self._needs_autocomplete
+        look_into_file = needs_autocomplete(version.config) and not self._host.options.disable_auto_complete_config
         try:
             if look_into_file:
                 version.config = place_groups(version.config, self._gpu_ids)
@@ -94,10 +94,6 @@ class Served:
                     version.name,
                 )
         self._started_s = self._host.loop.now_s()
-
-    @property
-    def _needs_autocomplete(self) -> bool:
-        return needs_autocomplete(self.version.config) and not self._host.options.disable_auto_complete_config
 
     @property
     def _gpu_ids(self) -> tuple[int, ...]:
@@ -261,7 +257,7 @@ class Served:
         started = [self._enrol(placement) for placement in wanted.values()]
         self.instances += started
         version.num_instances = len(self.instances)
-        self._resizes.append(outcome)
+        self._resizes.append(bound(outcome))
         self._count()
         self._owner.on_changed(self)
         for instance in started:
@@ -353,6 +349,9 @@ class Served:
     def _end(self) -> None:
         self._is_ending = True
         self.version.num_instances_up = 0
+        outcomes, self._resizes = self._resizes, []
+        for outcome in outcomes:
+            outcome(UnavailableError(f"{self.title} is unloaded"))
         for instance in [*self.instances, *self._leaving, *self._fresh]:
             if instance.state is not InstanceState.STOPPED:
                 instance.stop()

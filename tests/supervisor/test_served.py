@@ -298,6 +298,14 @@ def test_a_resize_that_fails_is_answered_even_where_there_is_no_way_back(
     assert [str(outcome) for outcome in outcomes] == ["no such file"]
 
 
+def test_a_resize_is_answered_where_the_version_ends_first(pair: Version) -> None:
+    outcomes = list[ShoalError | None]()
+    pair.served.resize([{**pair.served.version.config["instance_group"][0], "count": 3}], outcomes.append)
+    pair.served.retire()
+    pair.served.on_drained()
+    assert [str(outcome) for outcome in outcomes] == ["model 'm' version 1 is unloaded"]
+
+
 # --- whether it says that it is ready ---
 
 
