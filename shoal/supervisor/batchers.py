@@ -151,6 +151,8 @@ class Batchers:
             member.hang_up()  # it ends, and another is tried
             return
         self._num_refusals = 0
+        self._silence.look(self._loop.now_s(), observe(member.pid))  # what it computed before does not count
+        self._hear()
 
     def watch(self) -> None:
         """From now on, end an active batcher that does not turn its loop."""

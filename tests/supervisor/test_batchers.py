@@ -11,6 +11,7 @@ from shoal.supervisor.batchers import Batchers
 from shoal.supervisor.children import Child, Program, prepare
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Acknowledgements, Member
+from shoal.supervisor.silence import Observed
 from tests.supervisor.sky import Process
 
 pytestmark = pytest.mark.usefixtures("subreaper")
@@ -100,6 +101,18 @@ def test_an_error_in_hearing_a_batcher_costs_that_one(started: Started) -> None:
     process.channel.send({"op": "distrusted"})
     started.until(lambda: started.said.count("active") == 2)
     assert started.said == ["active", "inactive", "active"]
+
+
+def test_what_one_computed_before_it_was_active_is_no_silence(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a core, after five seconds of imports."""
+    waiting = Observed(True, 5.0)
+    monkeypatch.setattr(batchers_module, "observe", lambda _pid: waiting)
+    started.batchers.start()
+    started.until(lambda: "active" in started.said)
+    silent_s = started.batchers._silence.look(started.loop.now_s() + 0.5, waiting)
+    assert silent_s == 0
 
 
 def test_there_are_never_more_than_there_may_be(started: Started) -> None:
