@@ -188,8 +188,9 @@ class Memory:
         there is no memory for too long, InvalidArgumentError where there never is enough.
         """
         oversize = self.oversize
-        if (kept := oversize.allocate_kept(nbytes)) is not None:
-            return kept
+        self.drain()  # what came back while the batch was executed
+        if (block := self.allocate(nbytes) or oversize.allocate_kept(nbytes)) is not None:
+            return block
         fits = nbytes <= self.slab.largest_nbytes
         if fits and (block := self._wait_for_slab(nbytes)) is not None:
             return block
@@ -224,7 +225,7 @@ class Memory:
 
         def attempt() -> Block | None:
             nonlocal num_held
-            block = (self.allocate(nbytes) if fits else None) or oversize.allocate_kept(nbytes)
+            block = self.allocate(nbytes) or oversize.allocate_kept(nbytes)
             if block is not None or len(oversize.refs) >= num_held:
                 return block
             num_held = len(oversize.refs)  # one has come back, and the supervisor may make another in its place

@@ -204,3 +204,21 @@ def test_a_result_in_a_segment_is_read_where_it_lies(batcher: Batcher) -> None:
     batcher.results = SlabView(supervisor.views[50])
     (done,) = batcher.done()
     assert np.array_equal(done.outputs["OUTPUT0"], tensor)
+
+
+def test_a_block_that_came_back_while_a_batch_was_executed_is_found(batcher: Batcher) -> None:
+    memory = loop_of(batcher, VARIABLE)._memory
+    Supervisor(batcher)
+    held = [memory.allocate(16384) for _ in range(4)]
+    assert memory.find_block(16000).ref >> 40 == 50
+    block = held.pop()
+    assert block is not None
+    batcher.free(block.ref)
+    assert memory.find_block(16000).ref >> 40 == 3
+
+
+def test_a_segment_that_came_back_while_a_batch_was_executed_is_found(batcher: Batcher) -> None:
+    memory, supervisor = loop_of(batcher, VARIABLE)._memory, Supervisor(batcher)
+    batcher.free(memory.find_block(40_000).ref)
+    assert memory.find_block(40_000).ref >> 40 == 50
+    assert len(supervisor.asked) == 1
