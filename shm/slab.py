@@ -53,6 +53,9 @@ class Slab:
         #: Bytes that are not handed out, in however many pieces.
         self.free_nbytes = self.nbytes = num_units * UNIT
         self._freed_since_join = False
+        #: How often free blocks were joined: by an `allocate` that finds nothing, if a block has come back since the
+        #: last one that found nothing.
+        self.num_joins = 0
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -139,6 +142,7 @@ class Slab:
         if not self._freed_since_join:
             return False
         self._freed_since_join = False
+        self.num_joins += 1
         free = self._free
         for order in range(len(free) - 1):
             units = set(free[order])

@@ -93,8 +93,8 @@ class Memory:
         self.ring = batcher_bell.ring
         #: How long clients are waited for.
         self.block_wait_s = block_wait_s
-        # Changed by find_block: so many bytes were awaited in vain when the slab had taken so many blocks back.
-        self._awaited_in_vain: tuple[int, int] | None = None
+        # Changed by find_block: so many bytes were awaited in vain when the slab had joined its free blocks so often.
+        self._awaited_in_vain = (0, -1)
         # Changed by what the batcher sends.
         self._batches: deque[list[Record]] = deque()
         self._incomplete: list[Record] = []
@@ -208,13 +208,13 @@ class Memory:
     def _wait_for_slab(self, nbytes: int) -> Block | None:
         """A block of the slab that slow readers give back soon; None where none comes, or none came before and nothing
         has come back since."""
-        if self._awaited_in_vain is not None:
-            awaited_nbytes, num_freed = self._awaited_in_vain
-            if nbytes >= awaited_nbytes and self.slab.counts[1] == num_freed:
-                self._try_say((WANT, 0, 0, ROOM))
-                return None
+        awaited_nbytes, num_joins = self._awaited_in_vain
+        if nbytes >= awaited_nbytes and self.slab.num_joins == num_joins:
+            self._try_say((WANT, 0, 0, ROOM))
+            return None
         block = self.wait_for(lambda: self.allocate(nbytes), self._loops_batch, SEGMENT_AFTER_S, ROOM)
-        self._awaited_in_vain = (nbytes, self.slab.counts[1]) if block is None else None
+        if block is None:
+            self._awaited_in_vain = nbytes, self.slab.num_joins
         return block
 
     def _wait_for_any(self, nbytes: int) -> Block | None:

@@ -109,6 +109,23 @@ def test_free_neighbours_are_joined_when_nothing_else_fits(memory: tuple[Segment
     assert slab.num_taken == NUM_UNITS - 2
 
 
+def test_what_finds_nothing_joins_free_blocks_once_for_those_that_have_come_back(
+    memory: tuple[Segment, SegmentView],
+) -> None:
+    slab = Slab(memory[0])
+    small = [taken(slab, 4096) for _ in range(NUM_UNITS)]
+    assert slab.allocate(1) is None
+    assert slab.num_joins == 0
+    slab.free(small[1].ref)
+    again = taken(slab, 4096)
+    for _ in range(2):
+        assert slab.allocate(1) is None
+        assert slab.num_joins == 1  # one has come back, and is taken
+    slab.free(again.ref)
+    assert slab.allocate(8192) is None
+    assert slab.num_joins == 2
+
+
 @pytest.mark.parametrize(
     ("num_units", "max_order", "blocks"),
     [
