@@ -7,6 +7,7 @@ A segment has a block once its readers have mapped it, not before: a batcher tha
 all blocks, and would have one freed that is still awaited.
 """
 
+import math
 import os
 import threading
 import time
@@ -69,6 +70,8 @@ class OversizeBlocks:
             return self._slabs.add(segment, _ALL, may_be_kept=self._may_be_kept)
         if segment is not None:
             self._channel.send({"op": "oversize_gone", "owner": segment.header.owner})
+        if isinstance(self._refusal, UnavailableError) and self._let_go_of_kept(math.inf)[0]:
+            return self._allocate(nbytes)  # those that were kept had counted as this worker's
         raise self._take_refusal() or UnavailableError(
             f"no shared memory for a result of {nbytes} bytes: it was not there within {self._wait_s:g} s. Try again"
         )
@@ -113,9 +116,14 @@ class OversizeBlocks:
 
     def look(self) -> float | None:
         """Let go of what was kept for nothing; returns for how long the next look may wait (s; None for ever)."""
-        idle, left_s = self._slabs.expire(time.monotonic())
-        for owner in idle:
-            self._channel.send({"op": "oversize_gone", "owner": owner})
+        _, left_s = self._let_go_of_kept(time.monotonic())
         if left_s is None and self.is_shared and self.segments:
             return KEEP_S  # another thread may free one while this one sleeps
         return left_s
+
+    def _let_go_of_kept(self, now_s: float) -> tuple[list[int], float | None]:
+        """See `WholeSlabs.expire`, whose answer this is."""
+        idle, left_s = self._slabs.expire(now_s)
+        for owner in idle:
+            self._channel.send({"op": "oversize_gone", "owner": owner})
+        return idle, left_s

@@ -40,6 +40,12 @@ def grant(batcher: Batcher, owner: int = 50, request: int = 1, **more: bool) -> 
     return view
 
 
+def refuse(batcher: Batcher, request: int) -> None:
+    """Tell the worker that it gets no segment now."""
+    sentence = {"wire": UnavailableError.wire, "sentence": "no room"}
+    batcher.supervisor.send({"op": "oversize", "request": request, **sentence})
+
+
 def send(batcher: Batcher) -> Array:
     tensor = np.arange(3000, dtype=np.float32)[None]
     batcher.send(batcher.request([("INPUT0", "FP32", tensor)]))
@@ -169,6 +175,19 @@ def test_one_that_may_be_kept_is_there_for_the_next_result(batcher: Batcher, mon
     now_s += KEEP_S
     assert oversize.look() is None
     assert heard(batcher) == {"op": "oversize_gone", "owner": 50}
+
+
+def test_one_that_is_kept_makes_room_for_a_result_that_needs_another(batcher: Batcher) -> None:
+    memory = batcher.memory()
+    grant(batcher, keep=True)
+    batcher.supervisor.send({"op": "oversize_ready", "owner": 50})
+    memory.free(memory.oversize.allocate(4096).ref)
+    refuse(batcher, request=2)
+    grant(batcher, owner=51, request=3)
+    batcher.supervisor.send({"op": "oversize_ready", "owner": 51})
+    assert memory.oversize.allocate(UNITS * 4096 + 1).ref >> 40 == 51
+    ops = ["oversize", "oversize_mapped", "oversize", "oversize_gone", "oversize", "oversize_mapped"]
+    assert [heard(batcher)["op"] for _ in ops] == ops
 
 
 def test_one_that_another_thread_frees_is_kept_and_looked_for(
