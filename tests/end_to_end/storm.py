@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -154,8 +154,9 @@ class Storm:
             spared = [(kind, pid) for kind, pid in alive if not phase.kills[kind]]
             if alive:
                 kind, pid = self._random.choice(spared or alive)  # so that each kind has its turn
-                os.kill(pid, signal.SIGSTOP if kind == "lane" else signal.SIGKILL)
-                phase.kills[kind] += 1
+                with suppress(ProcessLookupError):  # one that was killed before has only now ended
+                    os.kill(pid, signal.SIGSTOP if kind == "lane" else signal.SIGKILL)
+                    phase.kills[kind] += 1
                 if kind == "lane":
                     stop_s = now + STOP_EVERY_S
 
