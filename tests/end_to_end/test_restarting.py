@@ -1,17 +1,20 @@
-"""A model whose only instance is being started again: requests wait for it, whichever way they came."""
+"""A model whose only instance is being started again: requests wait for it, whichever way they came, until it is up or
+has failed."""
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
 from shoal import Client
+from shoal.errors import UnavailableError
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving, title
 from tests.end_to_end.test_batching import wait_for_pending
@@ -22,13 +25,16 @@ input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
 instance_group { count: 1 kind: KIND_CPU }
 """
-#: Up once its gate lets it pass; asked itself, it answers, and with 1 it asks the model `gated` in its place.
+#: Up once its gate lets it pass, unless it is broken; asked itself, it answers, and with 1 it asks the model `gated` in
+#: its place.
 MODEL = """
+import os
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
         open(f"{args['model_repository']}/gate").close()
+        assert not os.path.exists(f"{args['model_repository']}/broken")
 
     def execute(self, requests):
         return [self.answer(pb_utils.get_input_tensor_by_name(each, "A")) for each in requests]
@@ -83,20 +89,49 @@ def ask_grpc(server: Server) -> int:
     return int(values[0])
 
 
-def test_requests_wait_for_it(server: Server, gates: dict[str, Gate], tmp_path: Path) -> None:
+def ways_to_ask(server: Server, client: Client) -> list[Callable[[], int]]:
+    """HTTP, gRPC, shared memory, and a model that asks another."""
+
     def ask_client() -> int:
         return int(client.infer("gated", {"A": np.full(1, ANSWER, np.int32)})["B"][0])
 
     ways: list[Callable[[], int]] = [
         lambda: ask_http(server), lambda: ask_grpc(server), ask_client, lambda: ask_http(server, "caller", CALL),
     ]  # fmt: skip
-    with Client(f"{tmp_path}/socket") as client, ThreadPoolExecutor(len(ways)) as pool:
-        assert [ask() for ask in ways] == [ANSWER] * len(ways)  # client and caller have joined
-        (worker,) = [pid for pid in descendants(server.process.pid) if title(pid).startswith("shoal worker gated_0_0")]
+    assert [ask() for ask in ways] == [ANSWER] * len(ways)  # client and caller have joined
+    return ways
+
+
+def ask_without_an_instance(
+    server: Server, ways: Sequence[Callable[[], int]], pool: ThreadPoolExecutor
+) -> "list[Future[int]]":
+    """The only instance is killed, and its successor waits at the closed gate, as all the requests do for it."""
+    (worker,) = [pid for pid in descendants(server.process.pid) if title(pid).startswith("shoal worker gated_0_0")]
+    start = len(server.log)
+    os.kill(worker, signal.SIGKILL)
+    assert server.read_log(b"instance 'gated_0_0' (pid", start=start)
+    asked = [pool.submit(ask) for ask in ways]
+    wait_for_pending(server, "gated", len(ways))
+    return asked
+
+
+def test_requests_wait_for_it(server: Server, gates: dict[str, Gate], tmp_path: Path) -> None:
+    with Client(f"{tmp_path}/socket") as client, ThreadPoolExecutor(4) as pool:
+        ways = ways_to_ask(server, client)
         with gates["gated"].closed():
-            start = len(server.log)
-            os.kill(worker, signal.SIGKILL)
-            assert server.read_log(b"instance 'gated_0_0' (pid", start=start)
-            asked = [pool.submit(ask) for ask in ways]
-            wait_for_pending(server, "gated", len(ways))
+            asked = ask_without_an_instance(server, ways, pool)
         assert [each.result(DEADLINE_S) for each in asked] == [ANSWER] * len(ways)
+
+
+def test_requests_are_told_that_it_does_not_come_up_again(
+    server: Server, gates: dict[str, Gate], tmp_path: Path
+) -> None:
+    with Client(f"{tmp_path}/socket") as client, ThreadPoolExecutor(4) as pool:
+        ways = ways_to_ask(server, client)
+        with gates["gated"].closed():
+            (tmp_path / "gated" / "broken").touch()
+            asked = ask_without_an_instance(server, ways, pool)
+        for each in asked:
+            failure = each.exception(DEADLINE_S)
+            assert isinstance(failure, (InferenceServerException, UnavailableError))
+            assert "Model 'gated' version 1 is unavailable: all its instances died again and again" in str(failure)
