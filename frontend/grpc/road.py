@@ -117,12 +117,12 @@ class RoadService(grpc.GenericRpcHandler):
     def _rendered(
         self, call: GrpcCall, request: bytes, context: Any, run_: "Callable[[PreparedRequest], Answer]"
     ) -> bytes:
-        chunks, release = model_infer(call, request, run_)
+        chunks, answer = model_infer(call, request, run_)
         try:
             self._compress(context)
             return b"".join(chunks)
         finally:
-            release()
+            answer.release()
 
     def _compress(self, context: Any) -> None:
         if self._compression is not None:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Rendered(NamedTuple):
-    """A ModelInferResponse in pieces, some of them views of a worker's block: `release` it when they have been sent."""
+    """A ModelInferResponse in pieces, some of them views of the block of the `answer`."""
 
     chunks: wire.Chunks
-    release: Callable[[], None]
+    answer: "Answer"
 
 
 def model_infer(call: GrpcCall, message: bytes | memoryview, run: "Callable[[PreparedRequest], Answer]") -> Rendered:
@@ -33,7 +33,7 @@ def model_infer(call: GrpcCall, message: bytes | memoryview, run: "Callable[[Pre
         prepared = replace(prepared, deadline_ns=call.deadline_ns)
         answer = run(prepared)
         try:
-            return Rendered(infer.render(prepared, answer.response, answer.block), answer.release)
+            return Rendered(infer.render(prepared, answer.response, answer.block), answer)
         except BaseException:
             answer.release()
             raise

@@ -90,7 +90,7 @@ def _answer(call: Call) -> Response:
         message = decompress(encoding, call.body[_LENGTH_BYTES + length :], call.state.max_request_bytes)
         if method.path != MODEL_INFER:
             return Response(200, (), (run(method, grpc_call, message),))
-        rendered = model_infer(grpc_call, message, grpc_call.road.infer)
-        return Response(200, (), tuple(rendered.chunks), rendered.release)
+        chunks, answer = model_infer(grpc_call, message, grpc_call.road.infer)
+        return answer.send(Response(200, (), tuple(chunks)))
     except ShoalError as error:
         return Response(200, (("grpc-status", str(error.grpc_status)), ("grpc-message", quote(str(error), safe=" "))))

@@ -141,7 +141,7 @@ class EchoTransport:
     def __init__(self) -> None:
         self.error: ShoalError | None = None
         self.num_asked = 0
-        self.num_released = 0
+        self.num_released = self.num_sent = 0
         self.rename = {"INPUT0": "OUTPUT0", "INPUT1": "OUTPUT1"}
         self.answers: dict[str, Any] = {"gauges": NO_GAUGES}
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -171,6 +171,7 @@ class EchoTransport:
 
     def _send(self, response: Response) -> Response:
         self._release()
+        self.num_sent += 1
         return response._replace(chunks=tuple(map(bytes, response.chunks)))
 
 

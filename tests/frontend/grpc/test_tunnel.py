@@ -130,7 +130,7 @@ def test_an_inference_that_no_slab_takes(tunnel: Tunnel) -> None:
     answer = tunnel.ask("ModelInfer", **infer_fields("simple", "INPUT0", "INPUT1"))
     assert (answer.id, answer.model_version, answer.outputs[1].name) == ("é", "3", "OUTPUT1")
     assert list(answer.raw_output_contents) == [bytes(range(64))] * 2
-    assert tunnel.transport.num_released == 1
+    assert (tunnel.transport.num_released, tunnel.transport.num_sent) == (1, 1)
     assert tunnel.refusal("ModelInfer", model_name="stream") == (
         12, "ModelInfer RPC doesn't support models with decoupled transaction policy",
     )  # fmt: skip
