@@ -1,4 +1,4 @@
-"""The replies to one streamed request on the road, until the thread that sends them takes them.
+"""The replies to streamed requests on the road, until the thread that sends them takes them.
 
 That thread waits for its client in `send`. Replies that come meanwhile are copied, within the share of the road's kept
 memory that a connection has: so their blocks go back to the model, which does not wait for the client with them.
@@ -6,20 +6,31 @@ memory that a connection has: so their blocks go back to the model, which does n
 
 import queue
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.shm.port import Reply
 
 
+@dataclass(slots=True)
 class KeptReply(Reply):
-    """A reply whose block has been released: what lay in it is a copy."""
+    """A reply whose block has been released: what lay in it is a copy, which counts until it is forgotten."""
 
-    __slots__ = ()
+    kept_by: "StreamedReplies | None" = None
+
+    def forget(self) -> None:
+        """The copy is not needed any more. Under the lock of the port."""
+        assert self.kept_by is not None, "who made the copy"
+        assert self.block is not None, "it was copied"
+        self.kept_by.count(-len(self.block))
 
 
 class StreamedReplies(queue.SimpleQueue[Any]):
-    """Replies to one request. `put` them under the lock of the port, which guards the kept memory, too."""
+    """Replies to the requests of one client. `put` them under the lock of the port, which guards the kept memory, too.
+
+    A reply is copied while something else waits to be taken.
+    """
 
     def __init__(self, kept: KeptMemory, release: Callable[[int, int], None]) -> None:
         """`release` is the port's."""
@@ -30,23 +41,27 @@ class StreamedReplies(queue.SimpleQueue[Any]):
         self._kept_bytes = 0
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """A reply has come, or news of the client."""
-        if isinstance(item, Reply) and item.block is not None and not item.is_final and not self.empty():
+        """A reply has come, or news of the client, for which no lock is needed."""
+        if isinstance(item, Reply) and item.block is not None and not self.empty():
             nbytes = len(item.block)
             if self._kept.has_room(self._kept_bytes, nbytes):
                 copied = memoryview(bytes(item.block))
                 self._release(item.number, item.part)
-                item = KeptReply(
-                    item.number, item.status, item.reason, copied, item.header, item.detail, item.record, item.piece
+                fields = (
+                    item.number,
+                    item.status,
+                    item.reason,
+                    copied,
+                    item.header,
+                    item.detail,
+                    item.record,
+                    item.piece,
                 )
-                self._count(nbytes)
+                item = KeptReply(*fields, self)
+                self.count(nbytes)
         super().put(item, block, timeout)
 
-    def forget(self, reply: KeptReply) -> None:
-        """A copy is not needed any more. Under the lock of the port."""
-        assert reply.block is not None, "it was copied"
-        self._count(-len(reply.block))
-
-    def _count(self, nbytes: int) -> None:
+    def count(self, nbytes: int) -> None:
+        """So many bytes more are kept, or fewer. Under the lock of the port."""
         self._kept_bytes += nbytes
         self._kept.nbytes += nbytes

@@ -120,17 +120,13 @@ class PortTransport:
                 is_final = reply.is_final
                 if is_final and trace is not None:
                     trace.replied(reply)
-                part = self.part(prepared, reply)
-                if isinstance(reply, KeptReply) and isinstance(waiter, StreamedReplies):
-                    with self._lock:
-                        waiter.forget(reply)
-                yield part
+                yield self.part(prepared, reply)
         finally:
             if not is_final:
                 self._abandon(number, waiter)
 
     def streamed_replies(self) -> StreamedReplies:
-        """Where the replies to a request come in that has many."""
+        """Where the replies to streamed requests of one client come in."""
         return StreamedReplies(self._kept, self._port.release)
 
     def submit(self, prepared: PreparedRequest, replies: Replies, trace: TracedRequest | None = None) -> int:
@@ -197,9 +193,6 @@ class PortTransport:
         self.cancel(number)
         while (reply := _left(waiter)) is not None:
             self.drop(reply)
-            if isinstance(reply, KeptReply) and isinstance(waiter, StreamedReplies):
-                with self._lock:
-                    waiter.forget(reply)
 
     def cancel(self, number: int) -> None:
         """Nobody takes any more of its replies; those that came are the caller's to `drop`."""
@@ -214,7 +207,10 @@ class PortTransport:
 
     def drop(self, reply: Reply | None) -> None:
         """Give back a reply that nobody looks at."""
-        if reply is not None and reply.block is not None and not isinstance(reply, KeptReply):
+        if isinstance(reply, KeptReply):
+            with self._lock:
+                reply.forget()
+        elif reply is not None and reply.block is not None:
             self._release_number(reply.number, reply.part)
 
     def _cancel(self, number: int) -> None:
@@ -240,11 +236,16 @@ class PortTransport:
             self.drop(reply)
             raise
         if isinstance(reply, KeptReply):
-            return Answer(response, block, _nothing, _as_it_is)
+            return Answer(response, block, partial(self.drop, reply), partial(self._send_kept, reply))
         # By number: whoever keeps the function for a while after the response must not keep the memory.
         number, part = reply.number, reply.part
         release = partial(self._release_number, number, part)
         return Answer(response, block, release, lambda made: self._held.send(made, number, part))
+
+    def _send_kept(self, reply: KeptReply, made: Response) -> Response:
+        """As HeldAnswers.send, of chunks that lie in our own memory already."""
+        self.drop(reply)
+        return made
 
     def _release_number(self, number: int, part: int) -> None:
         with self._lock:
@@ -287,14 +288,6 @@ class WatchedTransport:
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         """As the transport's own."""
         return self._transport.ask(verb, arguments, timeout_s)
-
-
-def _nothing() -> None:
-    """What lies in our own memory needs no release."""
-
-
-def _as_it_is(response: Response) -> Response:
-    return response
 
 
 def _left(waiter: Waiter) -> Reply | None:

@@ -2,7 +2,7 @@
 
 import os
 import queue
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -10,13 +10,15 @@ import pytest
 from shoal import log
 from shoal.errors import CancelledError, UnavailableError
 from shoal.frontend.state import ServerState
-from shoal.frontend.transport import Answer, Waiter
+from shoal.frontend.transport import Answer, Part, Waiter
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.port import Reply
 from tests.frontend.surroundings import Surroundings, rung, surroundings
 
 __all__ = ["surroundings"]
+
+EMPTY = b"\x92\x90\x80"  # msgpack: no outputs, no parameters
 
 
 @pytest.fixture
@@ -173,3 +175,42 @@ def test_infer_takes_the_last_of_several_replies(surroundings: Surroundings, poo
     surroundings.say(number, NAMED, more=False)
     assert future.result(timeout=10).response.parameters == {"n": 1}
     assert [record[0] for record in surroundings.records()] == [3]
+
+
+def waiting_parts(surroundings: Surroundings, pool: ThreadPoolExecutor) -> Generator[Part, None, None]:
+    """A stream whose first reply has been taken, while two and the final one wait."""
+    parts = surroundings.transport.stream(surroundings.prepared(10))
+    first = pool.submit(next, parts)
+    rung(surroundings)
+    number, _ = surroundings.submitted()
+    surroundings.say(number, EMPTY, more=True)
+    answer = first.result(timeout=10).answer
+    assert answer is not None
+    answer.release()
+    for more in (True, True, False):
+        surroundings.say(number, EMPTY, more=more, tensors=bytes(100))
+    return parts
+
+
+def test_replies_that_wait_for_their_client_leave_the_worker_s_memory(
+    surroundings: Surroundings, pool: ThreadPoolExecutor
+) -> None:
+    parts, kept = waiting_parts(surroundings, pool), surroundings.transport._kept
+    assert surroundings.port.counts["replies_held"] == 1  # nothing waited before that one
+    kept_bytes = [kept.nbytes]
+    for part in parts:
+        assert part.answer is not None
+        assert bytes(part.answer.block[:100]) == bytes(100)
+        part.answer.release()
+        kept_bytes.append(kept.nbytes)
+    block_nbytes = kept_bytes[0] // 2
+    assert kept_bytes == [2 * block_nbytes, 2 * block_nbytes, block_nbytes, 0]
+    assert block_nbytes >= 100 + len(EMPTY)
+    assert surroundings.port.counts["replies_held"] == 0
+
+
+def test_replies_that_were_kept_for_a_stream_end_with_it(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
+    parts, kept = waiting_parts(surroundings, pool), surroundings.transport._kept
+    assert kept.nbytes > 0
+    parts.close()
+    assert (kept.nbytes, surroundings.port.counts["replies_held"]) == (0, 0)
