@@ -48,7 +48,7 @@ class Stream:
         self._transport = transport
         self._ends_at_error = call.metadata.get("triton_grpc_error") == "true"
         self._forwarded = forwarded_metadata(call.state.grpc.header_forward_pattern, call.metadata)
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._events = transport.streamed_replies()
         self._room = threading.Semaphore(MAX_OPEN)
         # Changed by the thread that answers.
         self._order: StreamOrder[bytes | None] = StreamOrder()

@@ -82,7 +82,7 @@ def call(state: ServerState, surroundings: Surroundings) -> Iterator[Call]:
         yield made
         made.stream.call_off()
         threads.submit(lambda: list(made.answers)).result(timeout=10)
-    assert surroundings.port.counts["replies_held"] == 0
+    assert (surroundings.port.counts["replies_held"], surroundings.transport._kept.nbytes) == (0, 0)
 
 
 def is_final(answer: Any) -> bool:
@@ -115,6 +115,21 @@ def test_answers_of_decoupled_models_leave_as_they_come(call: Call) -> None:
     call.around.say(ordinary, EMPTY, more=False)
     found = answers.result(timeout=10)
     assert [(each.infer_response.id, is_final(each)) for each in found] == [("b", True), ("a", True)]
+
+
+def test_replies_that_wait_for_their_client_leave_the_worker_s_memory(call: Call) -> None:
+    call.ask(message("stream", id_="a"), message(id_="b"))
+    answers = call.next()
+    decoupled, ordinary = call.asked(2)
+    call.around.say(decoupled, NAMED, more=True)
+    answers.result(timeout=10)
+    for _ in range(3):
+        call.around.say(decoupled, NAMED, more=True)
+    call.around.say(ordinary, NAMED, more=False)
+    assert call.around.port.counts["replies_held"] == 1  # nothing waited before that one
+    found = call.next(4).result(timeout=10)
+    assert [each.infer_response.id for each in found] == ["a", "a", "a", "b"]
+    assert all(each.infer_response.parameters["n"].int64_param == 1 for each in found)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
