@@ -47,17 +47,8 @@ class StreamedReplies(queue.SimpleQueue[Any]):
             if self._kept.has_room(self._kept_bytes, nbytes):
                 copied = memoryview(bytes(item.block))
                 self._release(item.number, item.part)
-                fields = (
-                    item.number,
-                    item.status,
-                    item.reason,
-                    copied,
-                    item.header,
-                    item.detail,
-                    item.record,
-                    item.piece,
-                )
-                item = KeptReply(*fields, self)
+                read = item.number, item.status, item.reason, copied, item.header, item.detail, item.record
+                item = KeptReply(*read, kept_by=self)
                 self.count(nbytes)
         super().put(item, block, timeout)
 
