@@ -42,18 +42,20 @@ class KeptMemory:
 
 
 class Pace:
-    """How fast a stream is read for which there is no room, from the first look at it on."""
+    """How fast a stream is read, from the first look at it on."""
 
-    __slots__ = ("_num_sent", "_since_s")
+    __slots__ = ("_least_bytes", "_num_sent", "_period_s", "_since_s")
 
-    def __init__(self) -> None:
+    def __init__(self, least_bytes: int = PACE_BYTES, period_s: float = PACE_S) -> None:
+        self._least_bytes = least_bytes
+        self._period_s = period_s
         # Changed by `is_slow`.
         self._since_s = self._num_sent = -1.0
 
     def is_slow(self, now_s: float, num_sent: int) -> bool:
-        """Whether less than PACE_BYTES were sent in PACE_S; so many have been sent of the stream by now."""
-        if self._since_s >= 0 and now_s < self._since_s + PACE_S:
+        """Whether less than the least was sent in a period; so many bytes have been sent of the stream by now."""
+        if self._since_s >= 0 and now_s < self._since_s + self._period_s:
             return False
-        is_slow = self._since_s >= 0 and num_sent - self._num_sent < PACE_BYTES
+        is_slow = self._since_s >= 0 and num_sent - self._num_sent < self._least_bytes
         self._since_s, self._num_sent = now_s, num_sent
         return is_slow
