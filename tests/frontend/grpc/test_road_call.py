@@ -45,6 +45,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.pair = Pair(PREFACE + frame(SETTINGS, 0, 0), KeptMemory())
+        self.pair.client.settimeout(10)
         self.pair.call(1)
         lane: Any = Lane()
         opening = Opening(find(INFER), {}, None, "identity", "identity")
