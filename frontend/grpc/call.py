@@ -1,5 +1,6 @@
 """What a connection asks of its calls."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -28,6 +29,10 @@ class Call(Protocol):
 
     def expire(self, now_s: float) -> None:
         """Look at its deadline."""
+        ...
+
+    def recall(self, is_wanted: Callable[[tuple[int, int]], bool]) -> None:
+        """Copy answers that wait for others and lie in blocks that are wanted back, as far as there is room for it."""
         ...
 
     def end_idle(self) -> None:

@@ -50,7 +50,7 @@ class GrpcConnection:
 
     __slots__ = (
         "_behind", "_counted_bytes", "_filled_s", "_kept", "_own_unsent_bytes", "_released", "_tokens",
-        "age_ends_s", "begun_s", "calls", "ends_s", "fd", "form", "headers", "http2", "is_blocked",
+        "_waiting_bytes", "age_ends_s", "begun_s", "calls", "ends_s", "fd", "form", "headers", "http2", "is_blocked",
         "is_dirty", "is_ending", "is_landing", "is_late", "is_shut", "is_slow", "known", "opening", "peer",
         "pinged_s", "progress_s", "silent_until_s", "socket", "unfinished", "unsent",
     )  # fmt: skip
@@ -82,6 +82,7 @@ class GrpcConnection:
         self._tokens: list[Token] = []  # of what lies in `unsent`
         self._filled_s = now_s  # when `unsent` was filled last
         self._own_unsent_bytes = 0  # of `unsent`, since it was seen to lie in our own memory; 0 before that
+        self._waiting_bytes = 0  # of answers that wait for others of their streams, copied
         self._counted_bytes = 0  # of what all connections keep
         self.is_late = self.is_slow = False  # since it last had read all, responses have lain for long, or were cut
         self._behind: dict[int, Pace] = {}  # of the streams for which there was no room when that was seen last
@@ -104,7 +105,7 @@ class GrpcConnection:
     @property
     def kept_bytes(self) -> int:
         """Bytes that the client has not read and that are kept in memory of our own."""
-        return max(self.http2.num_queued - self.http2.lent_bytes, 0) + self._own_unsent_bytes
+        return max(self.http2.num_queued - self.http2.lent_bytes, 0) + self._own_unsent_bytes + self._waiting_bytes
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so many bytes more may be kept until the client reads them."""
@@ -254,6 +255,8 @@ class GrpcConnection:
         if self.unsent:
             self._keep_unsent()
             self._count()
+        for call in self.calls.values():
+            call.recall(is_wanted)
         lent = self.http2.streams.lent_before(inf) if self.http2.lent_bytes else ()
         waiting = [(self.keep(stream, queue, is_wanted), stream) for stream, queue in lent]
         return [each for each in waiting if each[0] < inf]
@@ -271,6 +274,11 @@ class GrpcConnection:
         if self.unsent:
             self._keep_unsent()
         self._release_all(self.http2.keep(stream, self._kept.share_bytes - self.kept_bytes))
+        self._count()
+
+    def keep_waiting(self, nbytes: int) -> None:
+        """So many bytes more, or less, are kept of answers that wait for others."""
+        self._waiting_bytes += nbytes
         self._count()
 
     def must_keep(self, stream_id: int) -> bool:

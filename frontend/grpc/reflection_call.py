@@ -65,6 +65,9 @@ class ReflectionCall:
         if now_s >= self._deadline_s:
             self._finish(_DEADLINE_EXCEEDED, "Deadline Exceeded")
 
+    def recall(self, is_wanted: object) -> None:
+        """As Call: its answers are of our own making."""
+
     def end_idle(self) -> None:
         """As Call."""
         self._finish()

@@ -182,6 +182,9 @@ class RoadCall:
             return self._progress.is_slow(now_s, queue.num_taken)
         return self._pace.is_slow(now_s, queue.num_taken)
 
+    def recall(self, is_wanted: object) -> None:
+        """As Call: what the road answers is a copy."""
+
     def end_idle(self) -> None:
         """As Call: the road knows when."""
 

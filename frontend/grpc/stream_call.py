@@ -8,6 +8,7 @@ are left to its worker, which waits.
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
@@ -39,6 +40,9 @@ class Answer(NamedTuple):
 
     chunks: list[bytes | memoryview]
     token: Token | None
+    kept_bytes: int = (
+        0  # where it was copied while it waited for others: what the connection counts of it until it is sent
+    )
 
 
 class Waiting(NamedTuple):
@@ -245,6 +249,21 @@ class StreamCall:
             token = None
         return Answer(chunks, token)
 
+    def recall(self, is_wanted: Callable[[Token], bool]) -> None:
+        """As Call."""
+        self._order.change(lambda answer: self._kept_of(answer, is_wanted))
+
+    def _kept_of(self, answer: Answer | None, is_wanted: Callable[[Token], bool]) -> Answer | None:
+        if answer is None or answer.token is None or not is_wanted(answer.token):
+            return answer
+        nbytes = sum(map(len, answer.chunks))
+        if not self._connection.has_room(nbytes):
+            return answer
+        copied = Answer([b"".join(answer.chunks)], None, nbytes)
+        self._connection.keep_waiting(nbytes)
+        self._lane.inference.release(*answer.token)
+        return copied
+
     def _send_in_order(self, ticket: int | None, answer: Answer | None) -> None:
         for ready in [answer] if ticket is None else self._order.answer(ticket, answer):
             if ready is not None:
@@ -253,6 +272,8 @@ class StreamCall:
     def _send(self, answer: Answer) -> None:
         connection, encoding = self._connection, self._opening.response_encoding
         http2 = connection.http2
+        if answer.kept_bytes:
+            connection.keep_waiting(-answer.kept_bytes)
         if not self._has_begun:
             self._has_begun = True
             http2.send_headers(self._stream_id, headers(encoding))
@@ -349,6 +370,8 @@ class StreamCall:
         for answer in self._order.drain():
             if answer is not None and answer.token is not None:
                 inference.release(*answer.token)
+            elif answer is not None:
+                self._connection.keep_waiting(-answer.kept_bytes)
         parking = self._lane.parking
         parking.leave(self, self._waits_for)
         for counted in self._kept:

@@ -4,6 +4,7 @@ Source: Triton's ModelStreamInfer. Requests that may have several answers take n
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -41,6 +42,11 @@ class StreamOrder(Generic[T]):
         while tickets and tickets[0] in answers:
             ready.append(answers.pop(tickets.popleft()))
         return ready
+
+    def change(self, changed: Callable[[T], T]) -> None:
+        """Put what is `changed` of each answer that waits in its place."""
+        for ticket, answer in self._answers.items():
+            self._answers[ticket] = changed(answer)
 
     def drain(self) -> list[T]:
         """The stream ends: what waited, for whoever must give it back."""

@@ -212,6 +212,9 @@ class UnaryCall:
 
     # --- it ends otherwise ---
 
+    def recall(self, is_wanted: object) -> None:
+        """As Call: no answer waits for another."""
+
     def end_idle(self) -> None:
         """As Call."""
         if not self._number and self._parked is None:

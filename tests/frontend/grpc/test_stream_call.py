@@ -1,0 +1,114 @@
+"""frontend/grpc/stream_call.py: answers that wait for earlier ones of their stream, where a worker lacks memory."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.frontend.grpc.connection import Token
+from shoal.frontend.grpc.framing import prefix
+from shoal.frontend.grpc.opening import Opening
+from shoal.frontend.grpc.service import find
+from shoal.frontend.grpc.stream_call import StreamCall
+from shoal.frontend.kept_memory import KeptMemory
+from tests.frontend.grpc.http2.peer import DATA, frames_in
+from tests.frontend.grpc.test_connection import OPENING, Pair
+
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+#: The block that a result lies in.
+PART = 77
+NBYTES = 100_000
+
+
+class Lane:
+    """What a stream asks of its lane: requests are numbered, an answer is what a reply says."""
+
+    now_s = 0.0
+
+    def __init__(self) -> None:
+        self.released: list[Token] = []
+        self._num_asked = 0
+        self.inference = SimpleNamespace(
+            ask=self._ask, release=self._release, forget=lambda _number: None,
+            submission=SimpleNamespace(response=lambda _asked, reply, **_: [b"head", reply.block]),
+        )  # fmt: skip
+        self.parking = SimpleNamespace(must_wait=lambda _received: 0, leave=lambda *_: None)
+        self.harbour = None
+
+    def _ask(self, *_: Any, is_stream: bool) -> tuple[int, Any]:
+        assert is_stream
+        self._num_asked += 1
+        return self._num_asked, SimpleNamespace(found=SimpleNamespace(entry=SimpleNamespace(is_decoupled=False)))
+
+    def _release(self, number: int, part: int, *, prompt: bool = True) -> None:
+        self.released.append((number, part))
+
+    def answer_by_s(self) -> float:
+        return 1e9
+
+    def has_output(self, _connection: Any) -> None: ...
+
+
+class Stream:
+    """Three requests of a client, of which the first takes long."""
+
+    def __init__(self, kept: KeptMemory) -> None:
+        self.pair, self.lane = Pair(OPENING, kept), Lane()
+        self.pair.call(1)
+        lane: Any = self.lane
+        self.call = StreamCall(lane, self.pair.connection, 1, Opening(find(STREAM), {}, None, "identity", "identity"))
+        self.pair.connection.calls[1] = self.call
+        self.call.take(3 * (prefix(1) + b"?"))
+
+    def answer(self, number: int, block: memoryview) -> None:
+        reply: Any = SimpleNamespace(block=block, part=PART, is_final=True, is_empty=False)
+        self.call.replied(number, self.lane.inference.ask(is_stream=True)[1], reply)
+
+    def recall(self, *numbers: int) -> None:
+        self.pair.connection.recall(lambda token: token[0] in numbers)
+
+
+@pytest.fixture
+def kept() -> KeptMemory:
+    return KeptMemory()
+
+
+@pytest.fixture
+def stream(kept: KeptMemory) -> Iterator[Stream]:
+    stream = Stream(kept)
+    yield stream
+    stream.pair.connection.close()
+    stream.pair.client.close()
+    assert kept.nbytes == 0
+
+
+def test_an_answer_that_waits_for_another_model_is_copied_and_leaves_in_its_order(
+    stream: Stream, kept: KeptMemory
+) -> None:
+    second = bytearray(b"2" * NBYTES)
+    stream.answer(2, memoryview(second))
+    stream.recall(3)
+    assert (stream.lane.released, kept.nbytes) == ([], 0)
+    stream.recall(2)
+    assert (stream.lane.released, kept.nbytes) == ([(2, PART)], 4 + NBYTES)
+    second[:] = bytes(NBYTES)  # the worker's next result
+    stream.answer(1, memoryview(b"1" * NBYTES))
+    assert stream.pair.connection.flush(0.0)
+    received = b""
+    while received.count(b"2") < NBYTES:
+        received += stream.pair.read()
+        assert stream.pair.connection.flush(0.0)
+    sent = b"".join(each.payload for each in frames_in(received) if each.kind == DATA)
+    assert sent == b"".join(prefix(4 + NBYTES) + b"head" + letter * NBYTES for letter in (b"1", b"2"))
+    assert kept.nbytes == 0
+
+
+def test_without_room_for_a_copy_it_stays_until_its_stream_ends(stream: Stream, kept: KeptMemory) -> None:
+    for number in (2, 3):
+        stream.answer(number, memoryview(bytes(NBYTES)))
+    kept.most_bytes = 9 * NBYTES
+    stream.recall(2, 3)
+    assert stream.lane.released == [(2, PART)]
+    stream.call.cancel()
+    assert (stream.lane.released, kept.nbytes) == ([(2, PART), (3, PART)], 0)
