@@ -355,10 +355,13 @@ class GrpcConnection:
             token = None if self.has_room(nbytes) else token
         elif self.is_late and self.must_keep(stream_id) and self.has_room(nbytes):
             chunks, token = [b"".join(chunks)], None
+        chunks = prefixed(chunks, encoding)
+        if encoding != IDENTITY and token is not None and self.has_room(sum(map(len, chunks))):
+            token = None  # what is compressed is a copy
         if token is not None and self.is_slow and self.must_refuse(stream_id):
             self.refuse(stream_id, _RESOURCE_EXHAUSTED, self._too_slow())
             return False
-        self.http2.respond(stream_id, headers(encoding), prefixed(chunks, encoding), _OK, token, time.monotonic())
+        self.http2.respond(stream_id, headers(encoding), chunks, _OK, token, time.monotonic())
         if token is None and self.http2.unsent_nbytes(stream_id) and not self.has_room(0):
             self.cut(stream_id)
         return token is not None

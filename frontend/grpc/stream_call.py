@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.grpc.connection import GrpcConnection, Token, prefixed
 from shoal.frontend.grpc.desk import Desk
-from shoal.frontend.grpc.framing import HEADERS, headers
+from shoal.frontend.grpc.framing import HEADERS, IDENTITY, headers
 from shoal.frontend.grpc.inbox import Inbox, Large, Received
 from shoal.frontend.grpc.infer import empty_final, stream_error
 from shoal.frontend.grpc.opening import Opening
@@ -277,7 +277,11 @@ class StreamCall:
         if not self._has_begun:
             self._has_begun = True
             http2.send_headers(self._stream_id, headers(encoding))
-        http2.send_data(self._stream_id, prefixed(answer.chunks, encoding), answer.token, self._lane.now_s)
+        chunks = prefixed(answer.chunks, encoding)
+        if encoding != IDENTITY and answer.token is not None and connection.has_room(sum(map(len, chunks))):
+            self._lane.inference.release(*answer.token, prompt=False)  # what is compressed is a copy
+            answer = Answer(chunks, None)
+        http2.send_data(self._stream_id, chunks, answer.token, self._lane.now_s)
         if http2.num_queued > _READ_SOON_BYTES and self._must_end(answer):
             self._stop()
             connection.cut(self._stream_id)

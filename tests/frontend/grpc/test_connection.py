@@ -107,6 +107,26 @@ def test_what_is_small_is_copied_and_free_before_it_leaves(pair: Pair, encoding:
     assert pair.released == []  # whoever asked gives it back
 
 
+def test_what_is_compressed_is_a_copy_and_free_before_it_leaves(pair: Pair) -> None:
+    memory = bytearray(MEMORY)
+    pair.call(1)
+    assert not pair.connection.respond(1, [b"front", memoryview(memory)], (7, 0), "gzip")
+    memory[:] = bytes(len(memory))
+    received = b""
+    while not received.endswith(_OK):
+        assert pair.connection.flush(1.0)
+        received += pair.read()
+    message = b"".join(each.payload for each in frames_in(received) if each.kind == DATA)[5:]
+    assert gzip.decompress(message) == b"front" + MEMORY
+    assert pair.released == []  # whoever asked gives it back
+
+
+def test_what_is_compressed_holds_its_block_where_there_is_no_room_for_it(pair: Pair) -> None:
+    shut(pair, 1)
+    pair.kept.most_bytes = 0
+    assert pair.connection.respond(1, [memoryview(MEMORY)], (7, 0), "gzip")
+
+
 # --- a client that does not read ---
 
 
