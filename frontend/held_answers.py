@@ -2,17 +2,21 @@
 
 A client reads at its own pace. A worker that lacks memory meanwhile recalls what it has in clients' hands
 (slow_readers.py): the unsent rest of an answer is copied then, within what the road keeps (kept_memory.py), and the
-block given back. An answer for which there is no room keeps its block; the socket's own deadline ends its connection.
+block given back. An answer for which there is no room keeps its block until the worker can have memory nowhere else:
+then its connection ends, if it has had its time.
 
 Request threads send, the thread that listens recalls; both under the lock of the port.
 """
 
+import errno
 import threading
+import time
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
 
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
+from shoal.frontend.slow_readers import HOLD_S, GivenUp
 from shoal.shm.port import Port
 
 #: WSGI wants bytes, so a view of a block is copied to be sent: all of it, or a piece at a time of a longer answer.
@@ -27,8 +31,9 @@ class HeldAnswers:
         self.port = port
         self.lock = lock
         self.kept = kept
-        # Changed under the lock: those that still hold a block.
-        self.holding: set[HeldAnswer] = set()
+        self._given_up = GivenUp("connections")
+        # Changed under the lock: those that still hold a block, the longest first.
+        self.holding: dict[HeldAnswer, None] = {}
 
     def send(self, response: Response, number: int, part: int) -> Response:
         """The response as it is sent. `number` and `part` are of the reply whose block its chunks may be views of.
@@ -49,11 +54,18 @@ class HeldAnswers:
             self.port.release(number, part)
             self.port.flush()
 
-    def recall(self, segments: Container[int]) -> None:
-        """Copy the rest of answers that lie in these segments, and give their blocks back. Under the lock."""
+    def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> None:
+        """Copy the rest of answers that lie in these segments, and give their blocks back. Under the lock.
+
+        Where there is no room for a copy, and it is urgent, the answer ends, but none before its time.
+        """
+        self._given_up.log(now_s)
         for held in list(self.holding):
-            if self.port.lies_in(held.number, held.part, segments):
-                held.keep()
+            if not self.port.lies_in(held.number, held.part, segments) or held.keep():
+                continue
+            if is_urgent and now_s - held.since_s >= HOLD_S:
+                held.give_up()
+                self._given_up.add(now_s)
 
 
 class HeldAnswer(Iterator[bytes]):
@@ -62,15 +74,21 @@ class HeldAnswer(Iterator[bytes]):
     def __init__(self, held: HeldAnswers, chunks: Sequence[bytes | memoryview], number: int, part: int) -> None:
         self.number = number
         self.part = part
+        self.since_s = time.monotonic()
         self._held = held
-        # Changed under the lock: what is unsent; how much of it is kept, once it is a copy.
+        # Changed under the lock: what is unsent; how much of it is kept, once it is a copy; whether it ended too early.
         self._chunks = deque([memoryview(chunk) for chunk in chunks])
         self._kept_bytes = 0
+        self._is_given_up = False
         with held.lock:
-            held.holding.add(self)
+            held.holding[self] = None
 
     def __next__(self) -> bytes:
         with self._held.lock:
+            if self._is_given_up:
+                raise ConnectionResetError(
+                    errno.ECONNRESET, "the client reads too slowly"
+                )  # of which gunicorn is silent
             if not self._chunks:
                 raise StopIteration
             chunk = self._chunks.popleft()
@@ -82,13 +100,21 @@ class HeldAnswer(Iterator[bytes]):
                 self._give_back()
         return piece
 
-    def keep(self) -> None:
-        """Copy what is unsent and give the block back, if there is room for it. Under the lock."""
+    def keep(self) -> bool:
+        """Copy what is unsent and give the block back; False where there is no room for it. Under the lock."""
         nbytes = sum(map(len, self._chunks))
-        if self._held.kept.fits(nbytes):
-            self._chunks = deque([memoryview(bytes(chunk)) for chunk in self._chunks])
-            self._count(nbytes)
-            self._give_back()
+        if not self._held.kept.fits(nbytes):
+            return False
+        self._chunks = deque([memoryview(bytes(chunk)) for chunk in self._chunks])
+        self._count(nbytes)
+        self._give_back()
+        return True
+
+    def give_up(self) -> None:
+        """Give the block back; the thread that sends ends the connection. Under the lock."""
+        self._is_given_up = True
+        self._chunks.clear()
+        self._give_back()
 
     def close(self) -> None:
         """Nothing more is sent."""
@@ -103,6 +129,6 @@ class HeldAnswer(Iterator[bytes]):
 
     def _give_back(self) -> None:
         if self in self._held.holding:
-            self._held.holding.discard(self)
+            del self._held.holding[self]
             self._held.port.release(self.number, self.part)
             self._held.port.flush()

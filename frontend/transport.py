@@ -89,7 +89,9 @@ class PortTransport:
         self._waiting: dict[int, Replies] = {}
         self._kept = KeptMemory()
         self._held = HeldAnswers(self._port, self._lock, self._kept)
-        self._port.on_recall = lambda segments, _is_urgent: self._held.recall(segments)
+        self._port.on_recall = lambda segments, is_urgent: self._held.recall(
+            segments, time.monotonic(), is_urgent=is_urgent
+        )
 
     # --- request threads ---
 

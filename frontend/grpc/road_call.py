@@ -23,7 +23,7 @@ _READ_BYTES = 256 * 1024
 #: So much of a response that the client has not read stops it being read from the road; less, where there is no room.
 _MAX_UNSENT_BYTES = 1 << 20
 _MAX_HEAD_BYTES = 64 * 1024
-_LOST = "the front end that answers this call has ended; the server's log says why"
+_LOST = "the front end that answers this call has ended, or has ended the call; the server's log says why"
 
 
 class RoadCall:

@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal.frontend import held_answers
+from shoal.frontend.held_answers import HeldAnswer
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
+from shoal.frontend.slow_readers import HOLD_S
 from shoal.frontend.transport import Answer
 from tests.frontend.surroundings import Surroundings, rung, surroundings
 
@@ -40,8 +42,8 @@ def is_held(surroundings: Surroundings) -> bool:
     return surroundings.port.counts["replies_held"] == 1
 
 
-def recall(surroundings: Surroundings, owner: int) -> None:
-    surroundings.writer.push((15, 0, owner, *[0] * 13))
+def recall(surroundings: Surroundings, owner: int, *, is_urgent: bool = False) -> None:
+    surroundings.writer.push((15, int(is_urgent), owner, *[0] * 13))
     surroundings.writer.publish()
     surroundings.transport.shared.deliver()
 
@@ -117,3 +119,24 @@ def test_what_is_kept_is_kept_no_longer_than_the_connection(surroundings: Surrou
     for _ in range(2):  # the server closes the stream and the response
         sent.close()
     assert surroundings.transport._kept.nbytes == 0
+
+
+def test_without_any_memory_an_answer_without_room_ends_when_it_has_had_its_time(
+    surroundings: Surroundings, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = answer.send(Response(200, (), (answer.block,)))
+    assert isinstance(sent.stream, HeldAnswer)
+    next(sent.stream)
+    surroundings.transport._kept.nbytes = KeptMemory().most_bytes
+    recall(surroundings, OF_WORKER, is_urgent=True)
+    assert is_held(surroundings)
+    monkeypatch.setattr(sent.stream, "since_s", sent.stream.since_s - HOLD_S)
+    recall(surroundings, OF_ANOTHER, is_urgent=True)
+    recall(surroundings, OF_WORKER)
+    assert is_held(surroundings)
+    recall(surroundings, OF_WORKER, is_urgent=True)
+    assert not is_held(surroundings)
+    with pytest.raises(ConnectionResetError):
+        next(sent.stream)
+    sent.stream.close()
+    assert surroundings.transport._kept.nbytes == KeptMemory().most_bytes
