@@ -107,6 +107,14 @@ def big(number: int) -> bytes:
     return post("big", json.dumps(asked).encode())
 
 
+def big_on_road(number: int) -> bytes:
+    """The same in a chunk, which a lane hands to the road."""
+    head, _, body = big(number).partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length")]
+    head = b"\r\n".join([*lines, b"Transfer-Encoding: chunked"])
+    return head + b"\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+
 def grpc_big(number: int) -> bytes:
     """The same over gRPC."""
     request = service.ModelInferRequest(model_name="big")
@@ -136,6 +144,18 @@ def test_clients_that_read_nothing_keep_nobody_waiting(server: Server) -> None:
     # There was memory for half of them: the others were given up, the longest first, and the log has their number.
     assert server.read_log(b"connections of clients that read too slowly, longest first"), server.log.decode()
     assert is_right(readers[-1], NUM_READERS - 1)
+    for reader in readers:
+        reader.socket.close()
+    server.ledger_once(lambda ledger: not imbalances(ledger))
+
+
+def test_clients_of_the_road_that_read_nothing_keep_nobody_waiting(server: Server) -> None:
+    readers = [Client(server, receive_buffer=4096) for _ in range(NUM_READERS)]
+    for number, reader in enumerate(readers):
+        reader.send(big_on_road(number))
+        assert reader.socket.recv(8) == b"HTTP/1.1"  # its answer is on its way, and goes no further
+    with Client(server) as another:
+        assert all(is_right(another.send(big(number)), number) for number in range(20))
     for reader in readers:
         reader.socket.close()
     server.ledger_once(lambda ledger: not imbalances(ledger))
