@@ -4,7 +4,7 @@ The memory of workers is given back early so; but a client that never reads must
 nor take what other slow clients need. So a connection with many calls may keep an eighth of what is free then: alone
 7.1 MiB of 64, one of eight 4 MiB, one of a hundred 0.6 MiB. Each finds something left (the rule of switches with a
 shared buffer, "dynamic thresholds"). A connection of HTTP/1 has one answer at a time, which is kept where it fits into
-what is free. One thread, a lane's.
+what is free. A lane's one thread has it, or the road's threads under the lock of their port.
 """
 
 #: For all connections of a front-end process together: as much as its slab for requests has by default, or ten results
