@@ -369,21 +369,21 @@ class Port:
             self._unread = list(records)
             return ()
         for position, record in enumerate(records):
-            if record[_PIECES] or record[_BLOCK] >> OWNER_SHIFT not in self._segments:
-                for owner in self._owners(record):
-                    if owner and owner not in self._segments and owner != self._refused:
-                        self.wanted, self._unread = owner, list(records[position:])
-                        return records[:position]
+            if record[_BLOCK] >> OWNER_SHIFT in self._segments and not record[_PIECES]:
+                continue  # as most do
+            if unknown := self._owners(record) - self._segments.keys() - {0, self._refused}:
+                self.wanted, self._unread = min(unknown), list(records[position:])
+                return records[:position]
         self._refused = 0
         return records
 
-    def _owners(self, record: Record) -> list[int]:
+    def _owners(self, record: Record) -> set[int]:
         """The segments that a reply lies in, as far as it can be read what they are."""
         ref = record[_BLOCK]
         view = self._segments.get(ref_owner(ref)) if record[_PIECES] else None
         block = None if view is None else view.open(ref)
         pieces = [] if block is None else block[: record[_PIECES] * WORD].cast("Q").tolist()
-        return [ref_owner(each) for each in (ref, *pieces)]
+        return {ref_owner(each) for each in (ref, *pieces)}
 
     def _open_pieces(self, number: int, part: int, block: memoryview, num_pieces: int) -> memoryview | None:
         """The blocks whose references begin `block`, each held from now on; None where one is gone."""
