@@ -63,7 +63,7 @@ class Dispatch:
             deadline = scheduler.next_deadline_ns()
             if deadline is not None:
                 self.deadlines.set(model.id, deadline)
-            elif self.deadlines:
+            elif self.deadlines.due_ns:
                 self.deadlines.forget(model.id)
         self.awake.clear()
         if self._limiter is not None:

@@ -224,7 +224,7 @@ class Exchange:
                         self._drain_worker(worker, now_ns)
         if self.cached is not None:
             self.cached.advance(now_ns)
-        if self._dispatch.deadlines:
+        if self._dispatch.deadlines.due_ns:
             self._dispatch.wake_due(now_ns)
         while self._awake or not (self.ensembles.are_idle or self.ensembles.have_heard):
             if not self.ensembles.are_idle:
@@ -261,7 +261,7 @@ class Exchange:
     def next_deadline_ns(self) -> int | None:
         """When `step` must run again though nobody rings."""
         deadlines = self._dispatch.deadlines
-        earliest_ns = deadlines.next_ns() if deadlines else None
+        earliest_ns = deadlines.next_ns() if deadlines.due_ns else None
         if self.cached is not None and (cached_ns := self.cached.deadline_ns) is not None:
             return cached_ns if earliest_ns is None else min(cached_ns, earliest_ns)
         return earliest_ns

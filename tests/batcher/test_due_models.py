@@ -21,7 +21,7 @@ def test_the_earliest_is_known_whatever_was_said_before(steps: list[tuple[str, i
             assert taken == sorted(taken, key=lambda each: (known[each], each))
             assert set(taken) == {each for each, due_ns in known.items() if due_ns <= time_ns}
             known = {each: due_ns for each, due_ns in known.items() if due_ns > time_ns}
-        assert bool(due) == bool(known)
+        assert due.due_ns == known
         assert due.next_ns() == min(known.values(), default=None)
 
 
