@@ -192,8 +192,9 @@ class HttpLane(Lane[Connection]):
         if not head.is_infer or head.content_length <= SMALL_BODY_BYTES:
             self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
             return
-        # Without room it waits for memory, or is refused; either takes reading the body.
-        model = self._submission.model_of(head)
+        # Without room it waits for memory, or is refused; either takes reading the body. While there is ample room it
+        # does not matter for which model it is.
+        model = 0 if self._port.is_ample else self._submission.model_of(head)
         if self._incoming.begin(connection, head, memoryview(data)[end:], self.now_s, model):
             self._receive(connection)
         else:
