@@ -99,15 +99,16 @@ class Arrivals:
             deadline_ns = self._smallest(deadline_ns, start_ns)
         queued = QueuedRequest(key, rows, shape_key, now_ns, priority, timeout_us, deadline_ns, correlation, flags)
         self._requests[key] = (client, model, number, block, header, start_ns, now_ns, queued)
-        if key in self._in_hand:
-            if model.order is not None:
-                model.order.begin((key,))
-            return
-        if self.is_resuming and self._may_be_begun(model):
-            # It may be among those that a worker has, and its client may have seen some of the answers.
-            self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
-            self._tell_cancelled(key, model)
-            return
+        if self.is_resuming:
+            if key in self._in_hand:
+                if model.order is not None:
+                    model.order.begin((key,))
+                return
+            if self._may_be_begun(model):
+                # It may be among those that a worker has, and its client may have seen some of the answers.
+                self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
+                self._tell_cancelled(key, model)
+                return
         sharing = model.sharing
         if sharing is not None and client.is_front_end and sharing.take(model, queued, (low, high)):
             return
