@@ -169,10 +169,7 @@ class Version:
             self._forget(number)
         self.sky.settle()  # with the batcher's acknowledgement the memory of the dead goes
         self.words.clear()
-        for each in (*self.sky.star.clients.values(), *self.sky.star.workers.values()):
-            each.close()
-        for process in self.sky.all:
-            process.close()
+        self.sky.close()
 
 
 @contextmanager

@@ -112,3 +112,10 @@ class Sky:
         self.star.payloads.hear(asker, {"op": "oversize_mapped", "owner": owner})
         self.settle()
         return owner
+
+    def close(self) -> None:
+        """Give back the descriptors of clients, workers and every process that the test has played."""
+        for participant in (*self.star.clients.values(), *self.star.workers.values()):
+            participant.close()
+        for process in self.all:
+            process.close()

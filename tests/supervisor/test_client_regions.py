@@ -38,10 +38,7 @@ def office() -> Iterator[Office]:
     made = Office()
     yield made
     posix_ipc.unlink_shared_memory(f"/{KEY}")
-    for each in (*made.star.clients.values(), *made.star.workers.values()):
-        each.close()
-    for process in made.all:
-        process.close()
+    made.close()
 
 
 def news(name: str, nbytes: int = 8) -> Message:

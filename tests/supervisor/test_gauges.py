@@ -1,12 +1,10 @@
 """gauges.py: what is read of processes and of segments that the test writes as their owners do."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgpack
-import pytest
 
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
@@ -35,16 +33,6 @@ class Instance:
     placement: Placement = ON_CPU
     version: ModelVersion = VERSION
     name: str = "m_0_0"
-
-
-@pytest.fixture
-def sky() -> Iterator[Sky]:
-    made = Sky()
-    yield made
-    for each in (*made.star.clients.values(), *made.star.workers.values()):
-        each.close()
-    for process in made.all:
-        process.close()
 
 
 def join_worker(sky: Sky) -> tuple[Participant, memoryview]:

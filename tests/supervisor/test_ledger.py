@@ -56,10 +56,7 @@ def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
 
     monkeypatch.setattr(logging.getLogger(ledger.__name__), "info", told)
     yield made
-    for each in (*made.star.clients.values(), *made.star.workers.values()):
-        each.close()
-    for process in made.all:
-        process.close()
+    made.close()
 
 
 def numbers(told: dict[str, Any]) -> list[int]:

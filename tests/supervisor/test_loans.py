@@ -1,23 +1,10 @@
 """Callers in the star, and segments lent to workers that meet them in a request: who hears of what, and when."""
 
 import fcntl
-from collections.abc import Iterator
-
-import pytest
 
 from shoal.reasons import Reason
 from shoal.supervisor.participant import Participant
 from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
-
-
-@pytest.fixture
-def sky() -> Iterator[Sky]:
-    made = Sky()
-    yield made
-    for each in (*made.star.clients.values(), *made.star.workers.values()):
-        each.close()
-    for process in made.all:
-        process.close()
 
 
 def join_caller(sky: Sky) -> tuple[Process, Participant]:

@@ -48,10 +48,7 @@ def office() -> Iterator[Office]:
     made = Office()
     yield made
     log.logger.handlers[:], log.logger.level, log.logger.propagate = before
-    for each in (*made.star.clients.values(), *made.star.workers.values()):
-        each.close()
-    for process in made.all:
-        process.close()
+    made.close()
 
 
 def answers(process: Process) -> list[Any]:

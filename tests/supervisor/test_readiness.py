@@ -54,10 +54,7 @@ class Probes:
 def probes() -> Iterator[Probes]:
     made = Probes()
     yield made
-    for each in (*made.sky.star.clients.values(), *made.sky.star.workers.values()):
-        each.close()
-    for process in made.sky.all:
-        process.close()
+    made.sky.close()
 
 
 QUESTION: Message = {"op": "is_ready"}

@@ -58,10 +58,7 @@ class Systemd:
                 return found
 
     def close(self) -> None:
-        for each in (*self.sky.star.clients.values(), *self.sky.star.workers.values()):
-            each.close()
-        for process in self.sky.all:
-            process.close()
+        self.sky.close()
         self._socket.close()
 
 

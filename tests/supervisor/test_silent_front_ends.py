@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,16 +10,6 @@ from shoal.supervisor.silence import Observed
 from shoal.supervisor.silent_front_ends import SilentFrontEnds
 from tests.supervisor.scarcity import no_descriptors_left
 from tests.supervisor.sky import Sky
-
-
-@pytest.fixture
-def sky() -> Iterator[Sky]:
-    made = Sky()
-    yield made
-    for each in (*made.star.clients.values(), *made.star.workers.values()):
-        each.close()
-    for process in made.all:
-        process.close()
 
 
 def test_one_that_sleeps_for_too_long_is_killed(sky: Sky) -> None:

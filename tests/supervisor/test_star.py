@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,16 +9,6 @@ from shoal.reasons import Reason
 from shoal.supervisor.members import PATIENCE_S
 from shoal.supervisor.participant import Participant
 from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Sky
-
-
-@pytest.fixture
-def sky() -> Iterator[Sky]:
-    made = Sky()
-    yield made
-    for each in (*made.star.clients.values(), *made.star.workers.values()):
-        each.close()
-    for process in made.all:
-        process.close()
 
 
 def test_a_request_may_be_named_at_once_and_its_worker_asks_for_it(sky: Sky) -> None:

@@ -1,21 +1,7 @@
 """A batcher dies: what its successor, clients and workers hear of one another, and when."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from shoal.reasons import Reason
 from tests.supervisor.sky import Sky
-
-
-@pytest.fixture
-def sky() -> Iterator[Sky]:
-    made = Sky()
-    yield made
-    for each in (*made.star.clients.values(), *made.star.workers.values()):
-        each.close()
-    for process in made.all:
-        process.close()
 
 
 def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_nobody(sky: Sky) -> None:

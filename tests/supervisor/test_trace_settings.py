@@ -107,10 +107,7 @@ class Surroundings:
         self.run_until(lambda: bool(over))
         self.loop.forget(self._listener.fileno())
         self._listener.close()
-        for each in (*self.sky.star.clients.values(), *self.sky.star.workers.values()):
-            each.close()
-        for process in self.sky.all:
-            process.close()
+        self.sky.close()
         self._asker.hang_up()
 
 

@@ -1,0 +1,14 @@
+"""The star that tests of the supervisor's side share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.supervisor.sky import Sky
+
+
+@pytest.fixture
+def sky() -> Iterator[Sky]:
+    made = Sky()
+    yield made
+    made.close()
