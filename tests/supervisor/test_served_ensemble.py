@@ -44,18 +44,23 @@ class Heard(Owner):
         self.labels.append(served.version.labels)
 
 
-def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Version) -> None:
-    owner = Heard()
+def ensemble_of(step: Version, owner: Owner) -> tuple[Model, ServedEnsemble]:
+    """The model of the ensemble's only step, and the ensemble."""
     model = Model(ModelIdentifier("m", ""), Models(step.host, lambda: None, lambda _: None, lambda _: None))
     model.versions[1] = step.served
     config = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
     made = ModelVersion("e", 1, 10, 1, Path("/e/1"), config)
-    ensemble = ServedEnsemble(made, step.served.source, step.host, owner, lambda _: model)
+    return model, ServedEnsemble(made, step.served.source, step.host, owner, lambda _: model)
+
+
+def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Version) -> None:
+    owner = Heard()
+    model, ensemble = ensemble_of(step, owner)
     ensemble.load()
     step.until(lambda: bool(ensemble.version.labels))
-    assert made.state.value == "LOADING"  # until the batcher knows of it
+    assert ensemble.version.state.value == "LOADING"  # until the batcher knows of it
     step.sky.settle()
-    assert made.state.value == "READY"
+    assert ensemble.version.state.value == "READY"
     ensemble.look()
     assert owner.labels == [{}]  # nothing is new
 
@@ -70,14 +75,10 @@ def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Vers
 
 def test_an_ensemble_for_which_there_is_no_memory_fails_alone(step: Version) -> None:
     owner = Owner()
-    model = Model(ModelIdentifier("m", ""), Models(step.host, lambda: None, lambda _: None, lambda _: None))
-    model.versions[1] = step.served
-    config = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
-    made = ModelVersion("e", 1, 10, 1, Path("/e/1"), config)
-    ensemble = ServedEnsemble(made, step.served.source, step.host, owner, lambda _: model)
+    _, ensemble = ensemble_of(step, owner)
     with files_of_at_most_a_page():
         ensemble.load()
         step.until(lambda: bool(owner.errors))
     assert str(owner.errors[0]).startswith("no shared memory for a batcher segment of ")
-    assert made.state is VersionState.UNAVAILABLE
+    assert ensemble.version.state is VersionState.UNAVAILABLE
     assert step.served.version.state is VersionState.READY
