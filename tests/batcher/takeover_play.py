@@ -1,17 +1,18 @@
-"""A client, a worker and batchers that die: what a test of takeovers has them do, one step after the other."""
+"""Clients, a worker and batchers that die: what a test of takeovers has them do, one step after the other."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from shoal.batcher.peers import Model
+from shoal.reasons import Reason
 from shoal.shm.layout import DONE, FREE, HAVE, HOLD, NUMBER_BITS, RELEASE, REPLY, RESCHEDULE, B, P, pack_ref
 from shoal.shm.ring import RingReader, RingWriter
-from tests.batcher.star import CLIENT, HEADER, MODEL, WORKER, End, Star, ask
+from tests.batcher.star import CLIENT, HEADER, MODEL, WORKER, End, Star, ask, cell
 
-NUMBER_MASK = (1 << NUMBER_BITS) - 1
-#: The first of the blocks in which a request is answered by itself.
+#: The requests that all clients together may send.
+MOST_REQUESTS = 12
+#: The first of the blocks in which the first client's requests are answered one by one; further clients' follow.
 ONE_BY_ONE = 1000
 
 
@@ -55,32 +56,38 @@ def answer(worker: End, item: tuple[int, ...], block: int = 0) -> None:
 
 
 class Play:
-    """One client and one worker that keep their side of the protocol, and batchers that die."""
+    """Clients and one worker that keep their side of the protocol, and batchers that die.
 
-    def __init__(self, config: dict[str, object]) -> None:
+    `late` are clients beside CLIENT that send nothing again to a successor by themselves (late_play.py).
+    """
+
+    def __init__(self, config: dict[str, object], late: Sequence[int] = ()) -> None:
         self.star = Star()
-        model: Model = self.star.add_model(MODEL, config)
-        self.client, self.worker = self.star.add_client(CLIENT), self.star.add_worker(WORKER, model)
-        self.number = 0
+        model = self.star.add_model(MODEL, config)
+        self.late = late
+        self.clients = {owner: self.star.add_client(owner) for owner in (CLIENT, *late)}
+        self.worker = self.star.add_worker(WORKER, model)
         self.now_ns = 1_000
-        self.open: set[int] = set()
-        self.unreleased: dict[int, int] = {}
-        self.answered: list[int] = []
+        self.number = dict.fromkeys(self.clients, 0)
+        self.open: dict[int, set[int]] = {owner: set() for owner in self.clients}
+        self.unreleased: dict[int, dict[int, int]] = {owner: {} for owner in self.clients}
+        self.answered: dict[int, list[int]] = {owner: [] for owner in self.clients}
         self.todo: list[tuple[int, ...]] = []
         self.executed: list[int] = []
         self.blocks: set[int] = set()  # of the worker's, taken
 
-    def perform(self, step: str) -> None:
-        """One step, named after its method; `die_3` is a death at the third thing that a step of the batcher shows."""
-        name, _, number = step.partition("_")
-        if name == "die":
-            self.die(int(number))
-        else:
-            getattr(self, step)()
+    def perform(self, *steps: str) -> None:
+        """Steps, named after their methods; `die_3` is a death at the third thing that a step of the batcher shows."""
+        for step in steps:
+            name, _, number = step.partition("_")
+            if name == "die":
+                self.die(int(number))
+            else:
+                getattr(self, step)()
 
     def end(self) -> None:
         """Nothing more is asked, and everybody does what is left to do."""
-        for _ in range(2 * self.number + 3):
+        for _ in range(2 * sum(self.number.values()) + 3):
             self.step()
             self.answer()
         self.tell()
@@ -89,6 +96,15 @@ class Play:
         self.step()
         self.answer()  # takes back what was freed
 
+    def check(self) -> None:
+        """Every request has been answered and executed once, and every block is free."""
+        for owner, number in self.number.items():
+            assert sorted(self.answered[owner]) == list(range(1, number + 1))
+        assert sorted(self.executed) == sorted(set(self.executed))
+        assert not self.blocks
+        assert len(self.star.exchange.holders) == 0
+        assert cell(self.star.model(MODEL), "pending_count") == 0
+
     def die(self, number: int) -> None:
         """The batcher dies in the middle of a step."""
         self.now_ns += 10
@@ -96,24 +112,30 @@ class Play:
             self.star.exchange.step(self.now_ns)
         self.succeed()
 
-    def ask(self) -> None:
-        if self.number < 12:
-            self.number += 1
-            self.open.add(self.number)
-            ask(self.client, self.number)
+    def ask(self, owner: int = CLIENT) -> None:
+        if self.number[owner] < MOST_REQUESTS // len(self.clients):
+            self.number[owner] += 1
+            self.open[owner].add(self.number[owner])
+            ask(self.clients[owner], self.number[owner])
 
     def step(self) -> None:
+        self.step_unread()
+        for owner in self.clients:
+            self.collect(owner)
+
+    def step_unread(self) -> None:
+        """The clients collect no reply."""
         self.now_ns += 10
         self.star.exchange.step(self.now_ns)
-        self.collect()
 
-    def collect(self) -> None:
-        for reply in self.client.heard():
+    def collect(self, owner: int = CLIENT) -> None:
+        for reply in self.clients[owner].heard():
             assert reply[0] == REPLY
-            if reply[P.NUMBER] in self.open:  # a reply that was told before is dropped
-                self.open.remove(reply[P.NUMBER])
-                self.answered.append(reply[P.NUMBER])
-                self.unreleased[reply[P.NUMBER]] = reply[P.BLOCK]
+            assert reply[P.REASON] == Reason.NONE
+            if reply[P.NUMBER] in self.open[owner]:  # a reply that was told before is dropped
+                self.open[owner].remove(reply[P.NUMBER])
+                self.answered[owner].append(reply[P.NUMBER])
+                self.unreleased[owner][reply[P.NUMBER]] = reply[P.BLOCK]
 
     def answer(self) -> None:
         """The worker takes what came and executes its first batch."""
@@ -137,10 +159,11 @@ class Play:
                 self.todo.append(record)
 
     def answer_one(self) -> None:
-        """The worker answers one request of its first batch, as a decoupled model does."""
+        """The worker answers one request of its first batch in a block of its own, as a decoupled model does."""
         if (item := self.take_one()) is not None:
             self.executed.append(item[B.KEY])
-            block = pack_ref(WORKER, ONE_BY_ONE + (item[B.KEY] & NUMBER_MASK), 1)
+            owner, number = divmod(item[B.KEY], 1 << NUMBER_BITS)
+            block = pack_ref(WORKER, ONE_BY_ONE * (owner - CLIENT + 1) + number, 1)
             self.blocks.add(block)
             answer(self.worker, item, block)
 
@@ -157,7 +180,7 @@ class Play:
         return self.todo.pop(0)
 
     def free(self, block: int) -> None:
-        assert block not in self.unreleased.values()
+        assert all(block not in unreleased.values() for unreleased in self.unreleased.values())
         self.blocks.discard(block)
 
     def serve(self) -> None:
@@ -167,39 +190,50 @@ class Play:
         self.step()
 
     def release(self) -> None:
-        for number in list(self.unreleased):
-            del self.unreleased[number]
-            self.client.say(RELEASE, number)
+        for owner, unreleased in self.unreleased.items():
+            for number in unreleased:
+                self.clients[owner].say(RELEASE, number)
+            unreleased.clear()
 
     def succeed(self) -> None:
-        self.star.succeed()
+        self.replace()
         self.tell()
-        self.say_again()
+        self.resume()
 
     def succeed_unheard(self) -> None:
         """The client goes on before it has heard of the new batcher."""
-        self.star.succeed()
+        self.replace()
         self.ask()
         self.collect()
         self.release()
         self.tell()
-        self.say_again()
+        self.resume()
 
     def succeed_untold(self) -> None:
         """The worker is executing, and tells later."""
-        self.star.succeed()
-        self.say_again()
+        self.replace()
+        self.resume()
+
+    def replace(self) -> None:
+        """A new batcher has mapped what the dead one left, and serves nobody yet."""
+        self.star.succeed(self.late)
 
     def tell(self) -> None:
         for block in self.blocks:
             self.worker.say(HAVE, 0, 0, 0, block)
         self.star.exchange.succession.expect_worker(WORKER)
 
-    def say_again(self) -> None:
-        self.collect()
-        for number, block in self.unreleased.items():
-            self.client.say(HOLD, number, 0, block)
-        for number in sorted(self.open):
-            ask(self.client, number)
+    def resume(self) -> None:
+        self.say_again(CLIENT)
         self.now_ns += 10
         self.star.exchange.resume(self.now_ns)
+
+    def say_again(self, owner: int) -> None:
+        """A client sends again what it holds and what is open, as `Port.resubmit` does."""
+        self.collect(owner)
+        is_first = 1
+        for number, block in self.unreleased[owner].items():
+            self.clients[owner].say(HOLD, number, is_first, block)
+            is_first = 0
+        for number in sorted(self.open[owner]):
+            ask(self.clients[owner], number)
