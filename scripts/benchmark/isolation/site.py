@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.benchmark import instructions
 from scripts.benchmark.company import raw
 from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.isolation import models as repository
@@ -155,7 +156,7 @@ class Site:
         return found
 
     def _titles(self) -> list[tuple[int, str]]:
-        return [(stat.pid, _title(stat.pid)) for stat in process_tree(self._server.pid)]
+        return [(stat.pid, instructions.title(stat.pid)) for stat in process_tree(self._server.pid)]
 
 
 def established(table: str, port: int) -> dict[str, int]:
@@ -178,13 +179,6 @@ def _files(pid: int) -> list[Path]:
 def _link(file: Path) -> str:
     try:
         return os.readlink(file)
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
