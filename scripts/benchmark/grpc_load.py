@@ -16,15 +16,10 @@ from typing import Any
 import grpc
 
 from scripts.benchmark.errors import BenchmarkError
-from scripts.benchmark.grpc_words import PREFIX_BYTES
+from scripts.benchmark.grpc_words import CHANNEL, PREFIX_BYTES
 from scripts.benchmark.load import Load, Target, children_cpu_s
 from scripts.benchmark.workloads import Request
 
-_CHANNEL = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # one that failed to connect makes no other wait
-]
 _PATIENCE_S = 10
 _REQUESTS = re.compile(r"^requests: .* (\d+) succeeded, (\d+) failed,", re.MULTILINE)
 _DATA = re.compile(r"^traffic: .* \((\d+)\) data$", re.MULTILINE)
@@ -51,7 +46,7 @@ class H2load:
 
     def ask(self, port: int, request: Request) -> tuple[int, Mapping[str, str], bytes]:
         """One call on a connection of its own. Raises OSError with the status where that is not OK."""
-        with grpc.insecure_channel(f"127.0.0.1:{port}", options=_CHANNEL) as channel:
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL) as channel:
             call: Any = channel.unary_unary(request.path)
             try:
                 answer: bytes = call(request.body[PREFIX_BYTES:], timeout=_PATIENCE_S)

@@ -8,9 +8,16 @@ import tritonclient.grpc.service_pb2 as service
 
 from scripts.benchmark.workloads import Model, Request
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
+SERVICE = "/inference.GRPCInferenceService/"
+METHOD = SERVICE + "ModelInfer"
 #: In front of each message: whether it is compressed, and its length.
 PREFIX_BYTES = 5
+#: Of every channel of grpcio.
+CHANNEL = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: one that failed makes no other wait
+]
 
 
 def grpc_request(model: Model, _encoding: str = "") -> Request:
@@ -22,10 +29,20 @@ def grpc_request(model: Model, _encoding: str = "") -> Request:
         message.raw_input_contents.append(raw)
     packed: bytes = message.SerializeToString()
     headers = {"te": "trailers", "content-type": "application/grpc"}
-    return Request(METHOD, headers, b"\0" + len(packed).to_bytes(4, "big") + packed)
+    return Request(METHOD, headers, prefixed(packed))
 
 
 def grpc_answer(_headers: Mapping[str, str], body: bytes) -> "array[float]":
     """The output tensors of a ModelInferResponse, joined."""
     response: Any = service.ModelInferResponse.FromString(body)
     return array("f", b"".join(response.raw_output_contents))
+
+
+def prefixed(packed: bytes) -> bytes:
+    """A message as gRPC sends it, uncompressed."""
+    return b"\0" + len(packed).to_bytes(PREFIX_BYTES - 1, "big") + packed
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """RFC 9113, section 4.1: length (3 bytes), type, flags, stream, payload."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload

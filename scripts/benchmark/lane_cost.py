@@ -28,7 +28,7 @@ from hpack import Encoder
 
 from scripts.benchmark.company import raw
 from scripts.benchmark.errors import BenchmarkError
-from scripts.benchmark.grpc_words import METHOD, grpc_request
+from scripts.benchmark.grpc_words import METHOD, frame, grpc_request
 from scripts.benchmark.own_instructions import OwnInstructions
 from scripts.benchmark.workloads import IDENTITY_16, Model, v2_request
 from shoal.client.place import Place
@@ -157,19 +157,15 @@ class GrpcClient(Client):
         self._encoder = Encoder()
         self._stream_id = -1
         # Windows for all that will ever come.
-        settings = _frame(4, 0, 0, b"\0\4\x7f\xff\xff\xff") + _frame(8, 0, 0, b"\x7f\0\0\0")
+        settings = frame(4, 0, 0, b"\0\4\x7f\xff\xff\xff") + frame(8, 0, 0, b"\x7f\0\0\0")
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
 
     def request(self) -> bytes:
         """As Client."""
         self._stream_id += 2
-        frames = [_frame(1, 4, self._stream_id, self._encoder.encode(self._head))]
-        frames += [_frame(0, is_last, self._stream_id, piece) for piece, is_last in self._pieces]
+        frames = [frame(1, 4, self._stream_id, self._encoder.encode(self._head))]
+        frames += [frame(0, is_last, self._stream_id, piece) for piece, is_last in self._pieces]
         return b"".join(frames)
-
-
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from typing import Any
 import grpc
 
 from scripts.benchmark.errors import BenchmarkError
+from scripts.benchmark.grpc_words import CHANNEL, METHOD, SERVICE
 from scripts.benchmark.isolation.figures import OK, REFUSED
-from scripts.benchmark.isolation.probe import OPTIONS, RPC
 
 ROOT = Path(__file__).parents[3]
 NICE = 19
@@ -257,13 +257,13 @@ class _Caller:
                 await asyncio.sleep(PAUSE_S)
 
     async def _call(self) -> None:
-        call = self._channel.unary_unary(RPC + "ModelInfer")(self._message, timeout=LIFE_S)
+        call = self._channel.unary_unary(METHOD)(self._message, timeout=LIFE_S)
         asyncio.get_running_loop().call_later(START_S, self.has_asked.set)
         await call
         self._said["answered"] += 1
 
     async def _stream(self) -> None:
-        stream = self._channel.stream_stream(RPC + "ModelStreamInfer")()
+        stream = self._channel.stream_stream(SERVICE + "ModelStreamInfer")()
         await stream.write(self._message)
         self.has_asked.set()
         if self._spec.is_silent:
@@ -283,7 +283,7 @@ async def _run(spec: Guests | Callers | Raw, said: Counter[str]) -> None:
     elif isinstance(spec, Raw):
         clients = [_RawClient(spec, said)]
     else:
-        channels = [grpc.aio.insecure_channel(f"127.0.0.1:{spec.port}", OPTIONS) for _ in range(spec.channels)]
+        channels = [grpc.aio.insecure_channel(f"127.0.0.1:{spec.port}", CHANNEL) for _ in range(spec.channels)]
         clients = [_Caller(spec, channels[number % spec.channels], said) for number in range(spec.count)]
     tasks = [asyncio.create_task(each.run()) for each in clients]
     for each in clients:

@@ -9,21 +9,15 @@ import grpc
 import tritonclient.grpc.service_pb2 as service
 
 from scripts.benchmark.company import raw
+from scripts.benchmark.grpc_words import CHANNEL, METHOD, SERVICE
 from scripts.benchmark.isolation.figures import FAILED, REFUSED, Answer
 from scripts.benchmark.workloads import Request
 
 #: For one answer: far beyond any bar, and as long as nothing is learnt by waiting longer.
 PATIENCE_S = 2.0
 INTERVAL_S = 0.01
-RPC = "/inference.GRPCInferenceService/"
 #: What grpcio calls UNAVAILABLE by itself: no refusal of the server's.
 _BROKEN = ("connect", "Socket closed", "GOAWAY", "reset", "Broken pipe")
-OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # or all channels would share one connection
-]
 
 
 def infer(model: str, numbers: Sequence[float]) -> Request:
@@ -131,8 +125,8 @@ class GrpcProbe:
 
     def __init__(self, port: int, packed: bytes) -> None:
         self._packed = packed
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
-        self._call: Any = self._channel.unary_unary(RPC + "ModelInfer")
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL)
+        self._call: Any = self._channel.unary_unary(METHOD)
 
     def ask(self, timeout_s: float) -> int:
         """One call."""
@@ -151,8 +145,8 @@ class LiveProbe:
 
     def ask(self, timeout_s: float) -> int:
         """One call."""
-        with grpc.insecure_channel(f"127.0.0.1:{self._port}", options=OPTIONS) as channel:
-            call: Any = channel.unary_unary(RPC + "ServerLive")
+        with grpc.insecure_channel(f"127.0.0.1:{self._port}", options=CHANNEL) as channel:
+            call: Any = channel.unary_unary(SERVICE + "ServerLive")
             return _outcome(lambda: call(b"", timeout=timeout_s))
 
     def close(self) -> None:
@@ -164,8 +158,8 @@ class StreamProbe:
 
     def __init__(self, port: int, packed: bytes) -> None:
         self._packed = packed
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
-        self._call: Any = self._channel.stream_stream(RPC + "ModelStreamInfer")
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL)
+        self._call: Any = self._channel.stream_stream(SERVICE + "ModelStreamInfer")
 
     def ask(self, timeout_s: float) -> int:
         """One stream."""

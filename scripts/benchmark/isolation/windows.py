@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from hpack import Encoder
 
-from scripts.benchmark.grpc_words import PREFIX_BYTES
+from scripts.benchmark.grpc_words import SERVICE, frame, prefixed
 from scripts.benchmark.isolation.crowd import Raw
-from scripts.benchmark.isolation.probe import RPC, message
+from scripts.benchmark.isolation.probe import message
 
 _DATA, _HEADERS, _SETTINGS = 0, 1, 4  # RFC 9113, section 6
 _ACK = _END_STREAM = 1
@@ -17,19 +17,14 @@ LIVE_S = 0.3
 _NUM_LIVE = 200
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """RFC 9113, section 4.1: length (3 bytes), type, flags, stream, payload."""
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-
-
 def call(stream: int, method: str, packed: bytes) -> bytes:
     """A unary call: its headers, which refer to no earlier ones, and its message."""
     encoder = Encoder()
     encoder.header_table_size = 0
-    headers = [(":method", "POST"), (":scheme", "http"), (":path", RPC + method), (":authority", "127.0.0.1")]
+    headers = [(":method", "POST"), (":scheme", "http"), (":path", SERVICE + method), (":authority", "127.0.0.1")]
     headers += [("te", "trailers"), ("content-type", "application/grpc")]
-    body = bytes(PREFIX_BYTES - 4) + len(packed).to_bytes(4, "big") + packed
-    return frame(_HEADERS, _END_HEADERS, stream, encoder.encode(headers)) + frame(_DATA, _END_STREAM, stream, body)
+    head, body = encoder.encode(headers), prefixed(packed)
+    return frame(_HEADERS, _END_HEADERS, stream, head) + frame(_DATA, _END_STREAM, stream, body)
 
 
 def closed_windows(port: int, model: str, numbers: Sequence[float], count: int) -> Raw:
