@@ -35,6 +35,12 @@ def raw(request: Request) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + request.body
 
 
+def content_length(head: bytes | bytearray) -> int | None:
+    """The length of the body behind an answer's head; None where the head does not say it."""
+    _, found, rest = head.lower().partition(b"\r\ncontent-length: ")
+    return int(rest.partition(b"\r\n")[0]) if found else None
+
+
 @dataclass(slots=True)
 class Guest:
     """One connection of the crowd."""

@@ -11,12 +11,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
+from scripts.benchmark.company import content_length, raw
 from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.workloads import Request
 
 #: How long the last ones may take.
 PATIENCE_S = 5.0
-_LENGTH = b"content-length: "
 
 
 @dataclass(slots=True)
@@ -43,12 +43,11 @@ class _Connection:
             raise BenchmarkError("the server has closed a connection that waits for an answer")
         self.received += data
         head, separator, body = self.received.partition(b"\r\n\r\n")
-        lower = head.lower()
-        start = lower.find(_LENGTH) + len(_LENGTH)
-        if not separator or len(body) < int(lower[start:].split(b"\r\n")[0]):
+        nbytes = content_length(head) if separator else None
+        if nbytes is None or len(body) < nbytes:
             return None
         self.received.clear()
-        return Answer(int(head[9:12]), b"\r\nretry-after: " in lower, time.perf_counter() - self.due_s)
+        return Answer(int(head[9:12]), b"\r\nretry-after: " in head.lower(), time.perf_counter() - self.due_s)
 
 
 class OpenLoop:
@@ -56,9 +55,7 @@ class OpenLoop:
 
     def __init__(self, port: int, request: Request) -> None:
         self._port = port
-        fields = {"Host": "127.0.0.1", "Content-Length": str(len(request.body)), **request.headers}
-        lines = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
-        self._data = f"POST {request.path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + request.body
+        self._data = raw(request)
         self._poller = select.epoll()
         # Changed by every load: all that there are, those that wait for nothing.
         self._connections: dict[int, _Connection] = {}

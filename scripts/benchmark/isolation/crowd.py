@@ -23,6 +23,7 @@ from typing import Any
 
 import grpc
 
+from scripts.benchmark.company import content_length
 from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.grpc_words import CHANNEL, METHOD, SERVICE
 from scripts.benchmark.isolation.figures import OK, REFUSED
@@ -189,8 +190,7 @@ class _Guest:
         while b"\r\n\r\n" not in top:
             top += await self._read(self._socket)
         top, _, body = top.partition(b"\r\n\r\n")
-        _, length, rest = top.lower().partition(b"\r\ncontent-length: ")
-        missing = int(rest.partition(b"\r\n")[0]) - len(body) if length else 0
+        missing = (content_length(top) or 0) - len(body)
         while missing > 0:
             missing -= len(await self._read(self._socket))
         return int(top[9:12])

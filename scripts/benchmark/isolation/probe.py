@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import grpc
 import tritonclient.grpc.service_pb2 as service
 
-from scripts.benchmark.company import raw
+from scripts.benchmark.company import content_length, raw
 from scripts.benchmark.grpc_words import CHANNEL, METHOD, SERVICE
 from scripts.benchmark.isolation.figures import FAILED, REFUSED, Answer
 from scripts.benchmark.workloads import Request
@@ -114,8 +114,8 @@ def _status(connection: socket.socket, end_s: float) -> int:
         top, separator, body = received.partition(b"\r\n\r\n")
         if not separator:
             continue
-        _, length, rest = top.lower().partition(b"\r\ncontent-length: ")
-        is_whole = len(body) >= int(rest.partition(b"\r\n")[0]) if length else body.endswith(b"0\r\n\r\n")
+        nbytes = content_length(top)
+        is_whole = body.endswith(b"0\r\n\r\n") if nbytes is None else len(body) >= nbytes
         if is_whole:
             return int(top[9:12])
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from scripts.benchmark.company import Bodies, Crowd, raw
+from scripts.benchmark.company import Bodies, Crowd, content_length, raw
 from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.workloads import Request
 
@@ -86,6 +86,11 @@ def _await_closed(crowd: Crowd, number: int) -> None:
 
 def test_a_request_is_written_as_http_has_it() -> None:
     assert raw(Request("/ping", {"A": "b"}, b"body")) == PING
+
+
+@pytest.mark.parametrize(("more", "nbytes"), [("content-Length: 12\r\nA: 3", 12), ("X-Content-Length: 12", None)])
+def test_the_length_of_an_answers_body_is_read(more: str, nbytes: int | None) -> None:
+    assert content_length(f"HTTP/1.1 200 OK\r\nServer: x\r\n{more}".encode()) == nbytes
 
 
 def test_idle_connections_are_answered_and_stay() -> None:
