@@ -51,7 +51,6 @@ class Guests:
     count: int
     every_s: float = 0.0  # all ask at the same moments, so far apart; 0: at once when answered
     bytes_per_s: float | None = None  # how fast each reads; 0: never
-    is_unfinished: bool = False  # a request that is not whole: no answer is expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ class _Guest:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await loop.sock_sendall(self._socket, self._data)
         self.has_asked.set()
-        if self._spec.bytes_per_s == 0 or self._spec.is_unfinished:
+        if self._spec.bytes_per_s == 0:
             await asyncio.sleep(LIFE_S)
         top = b""
         while b"\r\n\r\n" not in top:

@@ -232,7 +232,7 @@ def metrics_gzip(site: Site) -> Measure:
 def metrics_chunked(site: Site) -> Measure:
     """/metrics beside bodies in chunks that do not end."""
     head = 'POST /v2/models/quick/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"inp\r\n'
-    return _metrics(site, Crowd(Guests(site.http_port, [head], UNFINISHED, is_unfinished=True)))
+    return _metrics(site, Crowd(Guests(site.http_port, [head], UNFINISHED, bytes_per_s=0)))
 
 
 def batcher_cpu(site: Site) -> Measure:
