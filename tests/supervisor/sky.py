@@ -75,6 +75,14 @@ class Sky:
         self.all.append(Process(self.loop))
         return self.all[-1]
 
+    def replace_batcher(self) -> Process:
+        """The batcher dies. Its successor has joined, and has read nothing of what is announced to it."""
+        self.star.leave_batcher(self.batcher.member)
+        successor = self.start()
+        self.star.join_batcher(successor.member)
+        self.star.introduce()
+        return successor
+
     def join_client(self) -> tuple[Process, Participant]:
         process = self.start()
         client = self.star.join_client(process.member, {}, lambda _client: None)

@@ -45,10 +45,7 @@ def test_nothing_waits_for_a_caller(sky: Sky) -> None:
     assert up == ["up"]
     assert sky.third.heard() == [{"op": "oversize_ready", "owner": result}]
     assert sky.star.payloads.counts["oversize_acquired"] == 1
-    sky.star.leave_batcher(sky.batcher.member)
-    successor = sky.start()
-    sky.star.join_batcher(successor.member)
-    sky.star.introduce()
+    successor = sky.replace_batcher()
     sky.acknowledge(successor)
     assert successor.heard() == [{"op": "resume"}]
     process.heard()

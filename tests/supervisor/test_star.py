@@ -143,10 +143,7 @@ def test_memory_of_the_batchers_own_is_made_once_and_anew_for_a_successor(sky: S
     assert sky.a.heard() == sky.b.heard() == [{"op": "segment", "owner": owner}]
     sky.star.lend(sky.worker_of_3, owner)
     assert sky.third.heard() == [{"op": "segment", "owner": owner}]
-    sky.star.leave_batcher(sky.batcher.member)
-    successor = sky.start()
-    sky.star.join_batcher(successor.member)
-    sky.star.introduce()
+    successor = sky.replace_batcher()
     joined, memory, *_ = successor.heard()
     assert (joined["op"], memory) == ("joined", {"op": "memory"})
     assert sky.third.heard() == [{"op": "segment_gone", "owner": owner}]

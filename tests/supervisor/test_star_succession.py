@@ -6,10 +6,7 @@ from tests.supervisor.sky import Sky
 
 def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_nobody(sky: Sky) -> None:
     result = sky.make(sky.third, sky.worker_of_3)
-    sky.star.leave_batcher(sky.batcher.member)
-    successor = sky.start()
-    sky.star.join_batcher(successor.member)
-    sky.star.introduce()
+    successor = sky.replace_batcher()
     joined, *told = successor.heard()
     assert joined["is_successor"] is True
     assert told == [
@@ -45,10 +42,7 @@ def test_a_successor_has_memory_for_an_ensemble_that_came_while_there_was_no_bat
 
 
 def test_who_joins_while_a_successor_hears_of_everybody_has_said_nothing_before(sky: Sky) -> None:
-    sky.star.leave_batcher(sky.batcher.member)
-    successor, late = sky.start(), sky.start()
-    sky.star.join_batcher(successor.member)
-    sky.star.introduce()
+    successor, late = sky.replace_batcher(), sky.start()
     client = sky.star.join_client(late.member, {}, lambda _client: None)
     sky.settle()
     assert {"op": "client", "owner": client.owner} in successor.all_heard
@@ -93,10 +87,7 @@ def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_n
 
 
 def test_a_worker_that_dies_while_a_place_is_taken_is_reported_to_the_batcher_that_serves(sky: Sky) -> None:
-    sky.star.leave_batcher(sky.batcher.member)
-    successor = sky.start()
-    sky.star.join_batcher(successor.member)
-    sky.star.introduce()
+    successor = sky.replace_batcher()
     sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 0)
     sky.acknowledge(successor)
     assert "worker_gone" not in [message["op"] for message in successor.all_heard]
