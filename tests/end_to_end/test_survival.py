@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title
 from tests.end_to_end.test_model_lifecycle import instances, write_model
 from tests.end_to_end.traffic import MODEL
+from tests.scarcity import limited
 
 #: What the request is: answered, answered after a message to the supervisor that lacks what belongs to it, or refused
 #: with a word on stderr.
@@ -89,17 +90,6 @@ def until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.01)  # between two looks at another process
 
 
-@contextmanager
-def limited(pid: int, what: int, most: int) -> Iterator[None]:
-    """A process has no more than that."""
-    soft, hard = resource.prlimit(pid, what)
-    resource.prlimit(pid, what, (most, hard))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, what, (soft, hard))
-
-
 def pid_of(client: triton.InferenceServerClient, model: str) -> int:
     (instance,) = instances(client, model)
     return int(instance["pid"])
@@ -142,7 +132,7 @@ def test_a_load_for_which_there_are_no_descriptors_is_refused(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
     pid = server.process.pid
-    with limited(pid, resource.RLIMIT_NOFILE, num_open(pid) + 48 + 10):
+    with limited(resource.RLIMIT_NOFILE, num_open(pid) + 48 + 10, pid):
         with pytest.raises(InferenceServerException, match="cannot have 4 more instances: each takes 10 file descr"):
             client.load_model("later")
         ask(client, "steady")
@@ -155,7 +145,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_later(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
     start, liar = len(server.log), pid_of(client, "liar")
-    with limited(server.process.pid, resource.RLIMIT_NOFILE, 3):
+    with limited(resource.RLIMIT_NOFILE, 3, server.process.pid):
         os.kill(liar, signal.SIGKILL)
         assert server.read_log(b"the worker of instance 'liar_0_0' cannot be started", start=start)
         ask(client, "steady")
@@ -169,7 +159,7 @@ def test_batchers_and_front_ends_that_cannot_be_started_are_tried_later(
     start = len(server.log)
     ask(client, "steady")
     names = ("shoal batcher", "shoal batcher (standby)", "shoal zygote batcher", "gunicorn: master [shoal http]")
-    with limited(server.process.pid, resource.RLIMIT_NOFILE, 3):
+    with limited(resource.RLIMIT_NOFILE, 3, server.process.pid):
         for pid in descendants(server.process.pid):
             if title(pid) in names:
                 os.kill(pid, signal.SIGKILL)
@@ -191,7 +181,7 @@ def test_a_front_end_for_which_there_is_no_memory_waits_for_it(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
     start, before = len(server.log), both_lanes(server)
-    with limited(server.process.pid, resource.RLIMIT_FSIZE, 4096):
+    with limited(resource.RLIMIT_FSIZE, 4096, server.process.pid):
         for pid in before:
             os.kill(pid, signal.SIGKILL)
         assert server.read_log(b"cannot join: no shared memory for a client segment", start=start)
@@ -202,7 +192,7 @@ def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client:
     liar = pid_of(client, "liar")  # what takes the road would not find back into a full table
     arbiters = [pid for pid in descendants(server.process.pid) if title(pid) == "gunicorn: master [shoal http]"]
     idle = list[socket.socket]()
-    with limited(arbiters[0], resource.RLIMIT_NOFILE, FEW_DESCRIPTORS):
+    with limited(resource.RLIMIT_NOFILE, FEW_DESCRIPTORS, arbiters[0]):
         before = both_lanes(server)
         for pid in before:
             os.kill(pid, signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.frontend.handover import MAX_BYTES, Sender, receive
+from tests.scarcity import no_descriptors_left
 
 Channel = tuple[socket.socket, socket.socket]
 
@@ -154,14 +154,8 @@ def test_what_is_cut_on_its_way_is_closed_and_said_and_the_next_arrives(
 ) -> None:
     """A process without a free descriptor is given none: the kernel says that the message was cut."""
     with give(sender, b"lost") as lost:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = os.dup(0)
-        os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-        try:
+        with no_descriptors_left():
             assert receive(channel[0]) is None
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert "cannot be taken over" in caplog.text
         lost.settimeout(5.0)
         assert lost.recv(1) == b""
@@ -203,12 +197,8 @@ def test_a_connection_for_which_there_is_no_descriptor_is_lost_and_said_so(
     channel: Channel, sender: Sender, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = give(sender, b"x")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
+    with no_descriptors_left():
         assert receive(channel[0]) is None
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert "no file descriptor is left" in caplog.text
     assert client.recv(1) == b""
     client.close()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.shm.client_regions import ClientRegion, open_region
+from tests.scarcity import limited
 
 NAME = f"shoal-test-regions-{os.getpid()}"
 EDGES = st.sampled_from([0, 1, 31, 32, 33, 2**31, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]) | st.integers(0, 40)
@@ -85,13 +86,8 @@ def test_what_has_been_cut_off_is_neither_read_nor_written(memory: mmap.mmap) ->
 def test_memory_that_is_not_there_is_an_error(memory: mmap.mmap) -> None:
     """The kernel refuses larger files than this, as it refuses pages when /dev/shm is full."""
     part = open_region("r", NAME, 0, 64).slice(32, 32)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (32, hard))
-    try:
-        with pytest.raises(InternalError) as refused:
-            part.write(memoryview(bytes(32)))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with limited(resource.RLIMIT_FSIZE, 32), pytest.raises(InternalError) as refused:
+        part.write(memoryview(bytes(32)))
     assert str(refused.value) == "unable to write to shared memory region 'r': File too large"
 
 

@@ -5,11 +5,9 @@ import fcntl
 import gc
 import mmap
 import os
-import resource
 import stat
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +15,7 @@ from shoal.shm import segment
 from shoal.shm.layout import Geometry, LayoutError
 from shoal.shm.segment import OutOfSharedMemoryError, Segment, SegmentView
 from tests.named_segments import left_behind, named_segments
+from tests.scarcity import files_of_at_most_a_page
 
 GEOMETRY = Geometry(ring_capacity=16, slab_nbytes=8192)  # 16384 bytes in all
 BOTH = pytest.mark.parametrize("sealed", [False, True], ids=["dev-shm", "memfd"])
@@ -24,20 +23,6 @@ BOTH = pytest.mark.parametrize("sealed", [False, True], ids=["dev-shm", "memfd"]
 
 def create(*, sealed: bool) -> int:
     return segment.create(3, 7, 2, GEOMETRY, sealed=sealed)
-
-
-@contextmanager
-def files_of_at_most_a_page() -> Iterator[None]:
-    """The kernel refuses larger files, memory files too: what a machine without memory does, without using it up.
-
-    For the call alone: pytest's own output may go to a larger file.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @BOTH

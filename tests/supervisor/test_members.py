@@ -12,7 +12,7 @@ import pytest
 from shoal.control import Channel, Message
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import MAX_OUTBOX, Acknowledgements, Member
-from tests.supervisor.scarcity import no_descriptors_left
+from tests.scarcity import no_descriptors_left
 
 
 class Process:

@@ -1,8 +1,6 @@
 """served.py: fresh instances in the place of old ones, with everything that may come in between."""
 
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -18,6 +16,7 @@ from shoal.supervisor.instance import Instance
 from shoal.supervisor.instance_state import InstanceState
 from shoal.supervisor.questions import Question
 from shoal.supervisor.served import Served
+from tests.scarcity import no_descriptors_left
 from tests.supervisor.served_version import Version, version
 from tests.supervisor.sky import OPTIONS
 
@@ -226,24 +225,13 @@ def test_what_an_error_leaves_of_an_instance_goes_even_if_that_fails(
     pair.bring_up(first)
 
 
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Every further descriptor is refused."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_an_instance_that_cannot_be_started_is_started_again_later(
     pair: Version, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = pair.served.instances[0]
     monkeypatch.setattr(restarts, "BACKOFF_S", (0.01,))
     monkeypatch.setattr(restarts, "HALF_OPEN_AFTER_S", 0.01)
-    with no_descriptors():
+    with no_descriptors_left():
         pair.end(first)
         pair.until(lambda: "cannot be started: [Errno 24] Too many open files" in caplog.text)
         assert first.pid == 0
@@ -256,7 +244,7 @@ def test_an_instance_that_cannot_be_started_at_all_fails_its_load(monkeypatch: p
     monkeypatch.setattr(Descriptors, "admit_instances", lambda *_arguments: None)  # they run out afterwards
     made = Version("", OPTIONS)
     try:
-        with no_descriptors():
+        with no_descriptors_left():
             made.served.load()
             made.until(lambda: made.owner.is_over)
         (error,) = made.owner.errors

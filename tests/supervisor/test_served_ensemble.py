@@ -13,7 +13,7 @@ from shoal.supervisor.model import Model
 from shoal.supervisor.models import Models
 from shoal.supervisor.served import Served
 from shoal.supervisor.served_ensemble import ServedEnsemble
-from tests.shm.test_segment import files_of_at_most_a_page
+from tests.scarcity import files_of_at_most_a_page
 from tests.supervisor.served_version import CONFIG, Owner, Version, version
 
 ENSEMBLE = """

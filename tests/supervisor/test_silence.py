@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.supervisor.silence import Observed, Silence, observe
-from tests.supervisor.scarcity import no_descriptors_left
+from tests.scarcity import no_descriptors_left
 
 
 def seen(pid: int) -> Observed:

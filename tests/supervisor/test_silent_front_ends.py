@@ -8,7 +8,7 @@ import pytest
 
 from shoal.supervisor.silence import Observed
 from shoal.supervisor.silent_front_ends import SilentFrontEnds
-from tests.supervisor.scarcity import no_descriptors_left
+from tests.scarcity import no_descriptors_left
 from tests.supervisor.sky import Sky
 
 

@@ -9,7 +9,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.members import Member
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.supervisor import Supervisor
-from tests.shm.test_segment import files_of_at_most_a_page
+from tests.scarcity import files_of_at_most_a_page
 from tests.supervisor.sky import OPTIONS
 
 
