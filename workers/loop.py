@@ -109,7 +109,7 @@ class Loop:
                 segments.add_guests(owner, guest, fds.pop(0))
             else:
                 segments.add(owner, SegmentView.attach(fds.pop(0)))
-        elif op == "segment_gone":
+        elif op in ("segment_gone", "segment_missing"):
             self._memory.segments.remove(message["owner"])
         elif op in ("oversize", "oversize_ready"):
             self._memory.oversize.hear(message, fds)

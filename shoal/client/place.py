@@ -22,7 +22,8 @@ from shoal.shm.segment import Segment, SegmentView
 Apply: TypeAlias = Callable[[Message, list[int]], None]
 
 #: Messages that make replies void which have not been collected: those that a dead worker gave name its segment, those
-#: that a dead batcher gave are to requests that are told to its successor.
+#: that a dead batcher gave are to requests that are sent to its successor. Where a reply waits for a segment (`wanted`
+#: of the port), they wait, too.
 REPLIES_FIRST = frozenset({"segment_gone", "batcher"})
 
 
@@ -51,7 +52,7 @@ class Place:
         op = message["op"]
         if op == "segment":
             self.port.add_segment(message["owner"], SegmentView.attach(fds[0]))
-        elif op == "segment_gone":
+        elif op in ("segment_gone", "segment_missing"):
             self.port.remove_segment(message["owner"])
         elif op == "batcher":
             self.port.resubmit()

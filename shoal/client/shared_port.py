@@ -22,7 +22,7 @@ from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
 
 #: After which what could not be opened can, or never will.
-SEGMENT_NEWS = frozenset({"segment", "segment_gone"})
+SEGMENT_NEWS = frozenset({"segment", "segment_missing"})
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,8 @@ class SharedPort:
         self._channel_lock = threading.Lock()
         self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
         self._questions = Questions(self._send)
+        # Changed under the lock: messages of REPLIES_FIRST that came while a reply waited for its segment.
+        self._put_off: list[tuple[Message, list[int]]] = []
         self._largest_shared_nbytes = place.port.slab.largest_nbytes // SLAB_PARTS
 
     # --- threads that ask ---
@@ -144,6 +146,8 @@ class SharedPort:
             for reply in port.poll():
                 self._take(reply)
             port.flush()
+            if self._put_off and not port.wanted:
+                self._apply_put_off()
             spent, port.spent = port.spent, []
             wanted = port.wanted if port.wanted != was_wanted else 0
         if wanted:
@@ -162,7 +166,18 @@ class SharedPort:
         else:
             if op in REPLIES_FIRST:
                 self.deliver()
-            with self.lock, self._channel_lock:
-                self._apply(message, fds)
+            with self.lock:
+                if op in REPLIES_FIRST and self._port.wanted:
+                    self._put_off.append((message, fds))
+                else:
+                    with self._channel_lock:
+                        self._apply(message, fds)
             if op in SEGMENT_NEWS and self._port.asks_for_segments:
                 self.hand_out()  # what lies there could not be read before
+
+    def _apply_put_off(self) -> None:
+        """Every reply that came before them has been collected. Under the lock."""
+        put_off, self._put_off = self._put_off, []
+        with self._channel_lock:
+            for message, fds in put_off:
+                self._apply(message, fds)

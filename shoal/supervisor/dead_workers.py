@@ -1,8 +1,11 @@
-"""Dead workers whose last answers no batcher has passed on yet. Runs in the supervisor, part of the star (star.py).
+"""Dead workers whose last answers may still be read. Runs in the supervisor, part of the star (star.py).
 
-A batcher that dies before it has is followed by one that must know them, too: which requests they had begun, which may
-not be executed again, and which they had answered stands in their memory. So they are announced to a successor like
-living workers, and their death once clients have sent their open requests again.
+The batcher passes them on. One that dies before it has is followed by one that must know these workers, too: which
+requests they had begun, which may not be executed again, and which they had answered stands in their memory. So they
+are announced to a successor like living workers, and their death once clients have sent their open requests again.
+
+Then clients read them, some of which ask for a worker's segment only when they meet an answer that lies there
+(loans.py). So a dead worker's segment can be had until they all have acknowledged that it goes.
 """
 
 from collections.abc import Callable
@@ -17,17 +20,22 @@ Introduction = tuple[Message, list[int]]
 
 
 class DeadWorkers:
-    """By owner id. `let_go` is called for each whose answers have been passed on."""
+    """By owner id. `let_go` is called for each whose answers have been passed on; `close` it when they are read."""
 
     def __init__(self, acknowledgements: Acknowledgements, let_go: Callable[[Participant], None]) -> None:
         self._acknowledgements = acknowledgements
         self._let_go = let_go
         # Changed by add and report: the message for a batcher; the batcher that serves, None while its place is taken.
         self._dead: dict[int, tuple[Participant, Message]] = {}
+        self._passed_on: dict[int, Participant] = {}  # and by close
         self._batcher: Member | None = None
 
     def __contains__(self, owner: int) -> bool:
-        return owner in self._dead
+        return owner in self._dead or owner in self._passed_on
+
+    def find(self, owner: int) -> Participant | None:
+        """The dead worker that has this id; None where there is none."""
+        return self._dead[owner][0] if owner in self._dead else self._passed_on.get(owner)
 
     def add(self, worker: Participant, reason: Reason, detail: int) -> None:
         """Announce a worker's death to the batcher, or to the next one."""
@@ -55,12 +63,18 @@ class DeadWorkers:
                 told += results_of(worker)
         return told
 
+    def close(self, worker: Participant) -> None:
+        """Nobody reads its answers any more: its memory goes."""
+        del self._passed_on[worker.owner]
+        worker.close()
+
     def _report(self, owner: int, batcher: Member) -> None:
         worker, gone = self._dead[owner]
 
         def passed_on() -> None:
             if self._batcher is batcher:  # else it has died before it had
                 del self._dead[owner]
+                self._passed_on[owner] = worker
                 self._let_go(worker)
 
         self._acknowledgements.announce([(batcher, gone, ())], passed_on)

@@ -111,9 +111,9 @@ class Guests:
         self._loop.call_after(WORD_S, self._hang_up_silent)
 
     def _hang_up_silent(self) -> None:
-        for member in tuple(self._connections):
-            if self._star.acknowledgements.is_waiting_for(member):
-                member.hang_up()
+        for client in self._star.joined:
+            if client.is_guest and client.is_late:
+                client.member.hang_up()
 
     def _hang_up_all(self) -> None:
         for member in tuple(self._connections):

@@ -20,7 +20,7 @@ class Loans:
     def lend(self, borrower: Member, owner: int, fd: int | None, guest: int = 0) -> None:
         """Answer whoever asked for a segment; without a descriptor, that there is none. `guest` is whose it is."""
         if fd is None:
-            borrower.send({"op": "segment_gone", "owner": owner})
+            borrower.send({"op": "segment_missing", "owner": owner})
             return
         self._borrowers.setdefault(owner, set()).add(borrower)
         whose = {"guest": guest} if guest else {}

@@ -169,10 +169,17 @@ class Acknowledgements:
         # what happens then.
         self._pending: dict[int, tuple[Counter[Member], Callable[[], None]]] = {}
 
-    def announce(self, to: Iterable[Recipient], then: Callable[[], None], *, briefly: Iterable[Recipient] = ()) -> None:
+    def announce(
+        self,
+        to: Iterable[Recipient],
+        then: Callable[[], None],
+        *,
+        briefly: Iterable[Recipient] = (),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         """Send members messages and descriptors; call `then` when all that still live have acknowledged each.
 
-        Those that are told `briefly` are waited for no longer than PATIENCE_S.
+        Those that are told `briefly` are waited for no longer than `patience_s`.
         """
         seq = next(self._numbers)
         brief = [recipient for recipient in briefly if recipient[0].is_open]
@@ -182,7 +189,7 @@ class Acknowledgements:
             return
         self._pending[seq] = (Counter(member for member, _, _ in recipients), bound(then))
         if brief and self._loop is not None:
-            self._loop.call_after(PATIENCE_S, lambda: self._pass_over(seq, {member for member, _, _ in brief}))
+            self._loop.call_after(patience_s, lambda: self._pass_over(seq, {member for member, _, _ in brief}))
         for member, message, fds in recipients:
             member.send({**message, "seq": seq}, fds)
 
@@ -193,10 +200,6 @@ class Acknowledgements:
     def oldest(self, member: Member) -> int:
         """The number of the oldest announcement that a member has not acknowledged; 0 where there is none."""
         return next((seq for seq, (missing, _) in self._pending.items() if member in missing), 0)
-
-    def is_waiting_for(self, member: Member) -> bool:
-        """Whether any of its acknowledgements is missing."""
-        return any(member in missing for missing, _ in self._pending.values())
 
     def received(self, member: Member, seq: int) -> None:
         """A member has acknowledged one message."""

@@ -38,6 +38,7 @@ from shoal.supervisor.memory_plan import (
     worker_link_geometry,
 )
 from shoal.supervisor.oversize import RESULT
+from shoal.supervisor.owner_ids import OwnerIds
 from shoal.supervisor.participant import (
     Participant,
     batcher_welcome,
@@ -46,6 +47,10 @@ from shoal.supervisor.participant import (
     worker_message,
 )
 from shoal.supervisor.payloads import Payloads
+
+#: How long a dead worker's memory is kept for clients that run users' code, which may have an answer there that they
+#: have not read; such a process may hold its interpreter for minutes, and the memory is the next worker's.
+ASKING_S = 10.0
 
 
 @dataclass(slots=True)
@@ -60,7 +65,7 @@ class Star:
     clients: dict[int, Participant] = field(default_factory=dict)
     workers: dict[int, Participant] = field(default_factory=dict)
     nbytes: int = 0
-    next_owner: int = 1
+    owner_ids: OwnerIds = field(default_factory=OwnerIds)
     batcher_memory: BatcherMemory = field(default_factory=BatcherMemory)
     _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
     #: Of strings that name sequences: all clients make the same number of one (shoal/sequences.py).
@@ -152,17 +157,21 @@ class Star:
         successor.send({"op": "resume"})
         self.dead_workers.report_to(successor)
         for client in late:
+            client.is_late = True
             news: list[Recipient] = [(client.member, {"op": "batcher"}, ())]
             if self.batcher_memory.owner and client.is_front_end:
                 news.insert(0, (client.member, *self.batcher_memory.message))
-            self._announce_successor(news, successor, {"op": "client_told", "owner": client.owner})
+            self.acknowledgements.announce(news, functools.partial(self._end_wait, client, successor))
         for worker in self.workers.values():
             # The successor does not look into the ring of a worker without a batch: so this message.
             told = {"op": "worker_told", "owner": worker.owner}
-            self._announce_successor([(worker.member, {"op": "batcher"}, ())], successor, told)
+            news = [(worker.member, {"op": "batcher"}, ())]
+            self.acknowledgements.announce(news, functools.partial(successor.send, told))
 
-    def _announce_successor(self, news: Sequence[Recipient], successor: Member, told: Message) -> None:
-        self.acknowledgements.announce(news, functools.partial(successor.send, told))
+    def _end_wait(self, client: Participant, successor: Member) -> None:
+        """A client has sent a successor what it waits for and what it holds."""
+        client.is_late = False
+        successor.send({"op": "client_told", "owner": client.owner})
 
     # --- clients ---
 
@@ -281,17 +290,27 @@ class Star:
         self.dead_workers.add(worker, reason, detail)
 
     def _let_go_of_worker(self, worker: Participant) -> None:
-        """The batcher has passed on a dead worker's last answers: front ends unmap its segments."""
-        for member in (*self.loans.end(worker.owner), *[each.member for each in self.front_ends]):
-            member.send({"op": "segment_gone", "owner": worker.owner})
-        self.payloads.release_all(worker)
-        worker.close()
+        """The batcher has passed on a dead worker's last answers: clients read them, and unmap its segments.
+
+        Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
+        """
+        gone = {"op": "segment_gone", "owner": worker.owner}
+        asking = {client.member for client in self.joined if not client.is_front_end}
+        for member in {*self.loans.end(worker.owner), *(each.member for each in self.front_ends)} - asking:
+            member.send(gone)
+
+        def close() -> None:
+            self.loans.end(worker.owner)
+            self.payloads.release_all(worker)
+            self.dead_workers.close(worker)
+
+        self.acknowledgements.announce([], close, briefly=[(each, gone, ()) for each in asking], patience_s=ASKING_S)
 
     # --- segments that somebody asks for ---
 
     def lend(self, worker: Participant, owner: int) -> None:
         """A request in that worker's hands names a segment of which it was not told."""
-        lender = self.clients.get(owner) or self.workers.get(owner)
+        lender = self.clients.get(owner) or self._worker(owner)
         if lender is not None and lender.is_joined:
             self.loans.lend(worker.member, owner, lender.read_only_fd, owner if lender.is_guest else 0)
             return
@@ -305,7 +324,7 @@ class Star:
     def lend_to_client(self, client: Participant, owner: int) -> None:
         """Send a client that runs users' code a segment that an answer names and that was not announced to it: a
         worker's, the batcher's, or a single result's."""
-        worker, payload = self.workers.get(owner), self.payloads.segments.lendable(owner)
+        worker, payload = self._worker(owner), self.payloads.segments.lendable(owner)
         fd = None
         if worker is not None and worker.is_joined:
             fd = worker.read_only_fd
@@ -314,6 +333,10 @@ class Star:
         elif payload is not None and payload.model_id == RESULT:
             fd = payload.read_only_fd
         self.loans.lend(client.member, owner, fd)
+
+    def _worker(self, owner: int) -> Participant | None:
+        """A worker that lives, or whose last answers may still be read."""
+        return self.workers.get(owner) or self.dead_workers.find(owner)
 
     # --- both ---
 
@@ -371,14 +394,7 @@ class Star:
         return made
 
     def take_owner(self) -> int:
-        """An owner id that no segment has. Each payload beyond a slab takes one, so the 24 bits come round."""
-        owner, own = self.next_owner, (self.batcher_memory.owner, self.counter_memory.owner)
-        taken = (*own, *self.clients, *self.workers)
-        while owner in taken or owner in self.dead_workers or owner in self.payloads.segments:
-            owner = _after(owner)
-        self.next_owner = _after(owner)
-        return owner
-
-
-def _after(owner: int) -> int:
-    return owner % ((1 << layout.OWNER_BITS) - 1) + 1  # no owner is 0
+        """An owner id that no segment has."""
+        taken = {self.batcher_memory.owner, self.counter_memory.owner, *self.clients, *self.workers}
+        others = self.dead_workers, self.payloads.segments
+        return self.owner_ids.take(lambda owner: owner in taken or any(owner in each for each in others))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal import Client, errors
 from shoal.fault import STEPS, VARIABLE
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving, title
@@ -25,6 +26,7 @@ from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving, ti
 MODELS = {"again": "true", "once": "false"}
 #: Steps of a worker at which the request is being executed: it fails where it must not be executed a second time.
 EXECUTING = {"begun", "opened", "written", "pushed"}
+ROW = [[7, 2, 3, 4]]
 #: Steps that only a batcher that takes a dead one's place goes through.
 TAKE_OVER = {"introduced", "resumed"}
 #: Steps of a batcher before a worker has its batch.
@@ -59,9 +61,10 @@ model_transaction_policy { decoupled: true }
 class Patient:
     """A server whose processes look for faults in a directory."""
 
-    def __init__(self, server: Server, faults: Path) -> None:
+    def __init__(self, server: Server, faults: Path, socket: str) -> None:
         self.server = server
         self.faults = faults
+        self.socket = socket
         self.number = 0
         # Of those that shall have died: how many; up to where the log has told of them.
         self.num_armed = self.told = 0
@@ -196,8 +199,10 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     (repository / "parts" / "1").mkdir(parents=True)
     (repository / "parts" / "1" / "model.py").write_text(PARTS.format(path=told))
     (repository / "parts" / "config.pbtxt").write_text(PARTS_CONFIG)
-    with serving(repository, "--http-process-count=1", environment={VARIABLE: str(faults)}) as server:
-        patient = Patient(server, faults)
+    socket = str(faults.parent / "socket")
+    flags = "--http-process-count=1", f"--client-socket={socket}"
+    with serving(repository, *flags, environment={VARIABLE: str(faults)}) as server:
+        patient = Patient(server, faults, socket)
         yield patient
         assert server.stop() == 0
     assert b"Traceback" not in server.log, server.log.decode()
@@ -219,6 +224,21 @@ def test_a_worker_dies(patient: Patient, step: str, model: str) -> None:
         assert status == 200, said
     patient.await_deaths()
     assert patient.ask(model)[0] == 200
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("step", STEPS["worker"])
+def test_a_worker_dies_whose_memory_its_client_does_not_know(patient: Patient, step: str, model: str) -> None:
+    """A client in the server's memory asks for a worker's when the first answer names it."""
+    with Client(patient.socket) as client:
+        patient.arm(f"worker.{step}")
+        if model == "once" and step in EXECUTING:
+            with pytest.raises(errors.InternalError, match=r"was killed by signal 9 \(SIGKILL\) while executing them"):
+                client.infer(model, {"A": ROW})
+        else:
+            assert client.infer(model, {"A": ROW})["B"].tolist() == ROW
+        patient.await_deaths()
+        assert client.infer(model, {"A": ROW})["B"].tolist() == ROW
 
 
 @pytest.mark.parametrize("step", sorted(STEPS["batcher"].keys() - TAKE_OVER))

@@ -1,9 +1,14 @@
 """Callers in the star, and segments lent to workers that meet them in a request: who hears of what, and when."""
 
 import fcntl
+import os
+from collections.abc import Callable
+
+import pytest
 
 from shoal.reasons import Reason
 from shoal.supervisor.participant import Participant
+from shoal.supervisor.star import ASKING_S
 from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
 
 
@@ -49,7 +54,11 @@ def test_nothing_waits_for_a_caller(sky: Sky) -> None:
     sky.acknowledge(successor)
     assert successor.heard() == [{"op": "resume"}]
     process.heard()
-    assert process.all_heard[heard:] == [{"op": "segment", "owner": sky.worker_of_3.owner}, {"op": "batcher"}]
+    assert process.all_heard[heard:] == [
+        {"op": "segment", "owner": sky.worker_of_3.owner},
+        {"op": "segment_gone", "owner": sky.worker_of_4.owner},
+        {"op": "batcher"},
+    ]
     sky.acknowledge(process)
     assert successor.heard() == [{"op": "client_told", "owner": caller.owner}]
 
@@ -96,7 +105,47 @@ def test_what_is_not_there_is_not_lent(sky: Sky) -> None:
     unmapped = int(sky.ask(sky.third, sky.worker_of_3)["owner"])
     for owner in (999, unmapped):
         sky.star.lend(sky.worker_of_4, owner)
-        assert sky.fourth.heard() == [{"op": "segment_gone", "owner": owner}]
+        assert sky.fourth.heard() == [{"op": "segment_missing", "owner": owner}]
+
+
+def test_a_dead_workers_answers_can_be_read_until_every_caller_has_acknowledged(sky: Sky) -> None:
+    """A caller asks for a worker's segment when it meets an answer there; the worker may be dead by then."""
+    process, caller = join_caller(sky)
+    dead, result = sky.worker_of_3, sky.make(sky.third, sky.worker_of_3)
+    sky.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
+    sky.star.lend_to_client(caller, dead.owner)
+    assert process.heard() == [{"op": "segment", "owner": dead.owner}]
+    sky.acknowledge(sky.batcher)  # it has passed them on
+    assert {"op": "segment_gone", "owner": dead.owner} in sky.a.heard()
+    assert process.heard() == [{"op": "segment_gone", "owner": dead.owner}]
+    for owner in (dead.owner, result):
+        sky.star.lend_to_client(caller, owner)
+        assert process.heard() == [{"op": "segment", "owner": owner}]
+    sky.acknowledge(process)
+    sky.settle()
+    for owner in (dead.owner, result):
+        sky.star.lend_to_client(caller, owner)
+        assert process.heard() == [{"op": "segment_missing", "owner": owner}]
+
+
+def test_a_caller_that_does_not_listen_keeps_a_dead_workers_memory_for_a_while_only(
+    sky: Sky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, caller = join_caller(sky)
+    patience: list[tuple[float, Callable[[], None]]] = []
+    monkeypatch.setattr(sky.loop, "call_after", lambda delay_s, then: patience.append((delay_s, then)))
+    dead = sky.worker_of_3
+    sky.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
+    sky.acknowledge(sky.batcher)
+    ((delay_s, give_up),) = patience
+    assert delay_s == ASKING_S
+    os.fstat(dead.read_only_fd)
+    give_up()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(dead.read_only_fd)
+    process.heard()
+    sky.star.lend_to_client(caller, dead.owner)
+    assert process.heard() == [{"op": "segment_missing", "owner": dead.owner}]
 
 
 def test_a_dead_borrower_is_forgotten(sky: Sky) -> None:

@@ -127,7 +127,7 @@ def test_owner_ids_come_round_and_skip_who_is_there(sky: Sky) -> None:
     taken |= {sky.star.batcher_memory.owner, 1}  # the counters came first
     held = sky.make(sky.a, sky.client_a)
     sky.star.leave_worker(sky.worker_of_4, Reason.INSTANCE_DIED, 0)  # its last answers are still to be passed on
-    sky.star.next_owner = (1 << 24) - 1
+    sky.star.owner_ids.next = (1 << 24) - 1
     owners = [sky.star.take_owner() for _ in range(16)]
     assert owners[0] == (1 << 24) - 1
     assert 0 not in owners

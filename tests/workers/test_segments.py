@@ -37,7 +37,7 @@ class Lender:
             if is_there:
                 self.supervisor.send({"op": "segment", "owner": message["owner"]}, [self.read_only_fd])
             else:
-                self.supervisor.send({"op": "segment_gone", "owner": message["owner"]})
+                self.supervisor.send({"op": "segment_missing", "owner": message["owner"]})
 
         thread = threading.Thread(target=serve)
         thread.start()

@@ -1,0 +1,114 @@
+"""A client that asks for segments: news of other memory waits until it has read the replies that have come.
+
+The test plays the supervisor and the batcher.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.client.models import ModelTable
+from shoal.client.place import Place
+from shoal.client.shared_port import SharedPort
+from shoal.control import Channel, Message
+from shoal.shm import layout, segment
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import Geometry
+from shoal.shm.port import Port, Reply
+from shoal.shm.ring import RingWriter
+from shoal.shm.segment import Segment
+from shoal.shm.slab import Slab
+from tests.batcher.star import MODEL, End
+
+GEOMETRY = Geometry(0, 4 * layout.UNIT)
+
+
+class Worker:
+    """Its slab, with one answer in it, and what the supervisor has of it."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        fd = segment.create(layout.WORKER, owner, 1, GEOMETRY, sealed=True)
+        self.fd = segment.read_only(fd)
+        self.slab = Slab(Segment.attach(fd))
+        block = self.slab.allocate(4)
+        assert block is not None
+        block.memory[:4] = b"%4d" % owner
+        self.ref = block.ref
+
+
+class Asking:
+    """The client, whose requests have been replied to by a worker that it knows and by one that it does not."""
+
+    def __init__(self, supervisor: socket.socket, channel: socket.socket) -> None:
+        end = End(layout.CLIENT, 41)
+        self.supervisor = Channel(supervisor)
+        self.port = Port(end.own, end.link_view, Doorbell.create(), 8, asks_for_segments=True)
+        self.batcher = RingWriter(end.link, end.own_view)
+        place = Place(self.port, end.bell, Channel(channel), ModelTable(), 10, 10)
+        #: What each request was answered with; None: nothing that could be read.
+        self.answers: dict[int, bytes | None] = {}
+        self.shared = SharedPort(place, self._take, place.apply)
+        self.known, self.unknown = Worker(51), Worker(52)
+        self.send({"op": "segment", "owner": 51}, self.known.fd)
+        self.first, self.second = (
+            self.port.submit(MODEL, self.shared.allocate(1, MODEL), 0, 1, 0, 0) for _ in range(2)
+        )
+        self._reply(self.first, self.unknown.ref)
+        self._reply(self.second, self.known.ref)
+
+    def _take(self, reply: Reply) -> None:
+        self.answers[reply.number] = None if reply.block is None else bytes(reply.block[:4])
+
+    def _reply(self, number: int, ref: int) -> None:
+        self.batcher.push((layout.REPLY, number, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        self.batcher.publish()
+
+    def send(self, message: Message, *fds: int) -> None:
+        self.supervisor.send(message, fds)
+        self.shared.receive()
+
+    def said(self) -> Message:
+        message, _ = self.supervisor.receive()
+        return message
+
+
+@pytest.fixture
+def asking() -> Iterator[Asking]:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.settimeout(10)
+    with here, there:
+        made = Asking(here, there)
+        yield made
+        for worker in (made.known, made.unknown):
+            os.close(worker.fd)
+
+
+def test_a_segment_goes_when_the_replies_that_lie_there_are_read(asking: Asking) -> None:
+    asking.send({"op": "segment_gone", "owner": 51, "seq": 7})
+    assert asking.said() == {"op": "segment_wanted", "owner": 52}
+    assert asking.answers == {}
+    asking.send({"op": "segment", "owner": 52}, asking.unknown.fd)
+    assert asking.answers == {asking.first: b"  52", asking.second: b"  51"}
+    assert asking.said() == {"op": "ack", "seq": 7}
+    assert asking.port._segments.keys() == {52}
+
+
+def test_the_segment_that_is_asked_for_may_be_the_one_that_goes(asking: Asking) -> None:
+    asking.send({"op": "segment_gone", "owner": 52, "seq": 7})
+    assert asking.said() == {"op": "segment_wanted", "owner": 52}
+    asking.send({"op": "segment", "owner": 52}, asking.unknown.fd)
+    assert asking.answers == {asking.first: b"  52", asking.second: b"  51"}
+    assert asking.said() == {"op": "ack", "seq": 7}
+    assert asking.port._segments.keys() == {51}
+
+
+def test_a_batchers_successor_is_sent_no_request_that_is_answered(asking: Asking) -> None:
+    asking.send({"op": "batcher", "seq": 8})
+    assert asking.said() == {"op": "segment_wanted", "owner": 52}
+    asking.send({"op": "segment_missing", "owner": 52})
+    assert asking.answers == {asking.first: None, asking.second: b"  51"}
+    assert asking.said() == {"op": "ack", "seq": 8}
+    assert asking.port.counts["requests_open"] == 0
