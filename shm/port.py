@@ -81,10 +81,11 @@ class Port:
         self._released: list[int] = []  # last replies that the next RELEASE names
         self._segments: dict[int, SlabView] = {}
         self.asks_for_segments = asks_for_segments
-        #: Of one that asks: the segment that the oldest of `_unread` lies in (0 = none); what has come since.
+        #: Of one that asks: the segment that the oldest of `_unread` lies in (0 = none); what has come since; those
+        #: that are not there, which are not asked for again while the same reply is read.
         self.wanted = 0
         self._unread: list[Record] = []
-        self._refused = 0
+        self._refused = set[int]()
         #: Told of the segments of a worker that lacks memory, and whether it can have none elsewhere: held replies that
         #: lie there are to be copied and released. Called in the middle of `poll`.
         self.on_recall: Callable[[Container[int], bool], None] = lambda _segments, _is_urgent: None
@@ -168,7 +169,8 @@ class Port:
         """No reply names that segment any more, or none that can be read."""
         self._segments.pop(owner, None)
         if owner == self.wanted:
-            self.wanted, self._refused = 0, owner
+            self.wanted = 0
+            self._refused.add(owner)
 
     def allocate(self, nbytes: int, model: int = 0) -> Block:
         """A block of the slab for a request of `nbytes` to a model; 0, where it is not known yet: see `admit`.
@@ -190,10 +192,7 @@ class Port:
         return block
 
     def admit(self, model: int) -> None:
-        """Look whether a request may be submitted in a block that was allocated before its model was known.
-
-        Raises NoRoomError.
-        """
+        """Raise NoRoomError unless a request may be submitted whose block was allocated before its model was known."""
         if not (self.has_place(model) and self.has_memory(model)):
             raise NoRoomError(model)
 
@@ -371,10 +370,10 @@ class Port:
         for position, record in enumerate(records):
             if record[_BLOCK] >> OWNER_SHIFT in self._segments and not record[_PIECES]:
                 continue  # as most do
-            if unknown := self._owners(record) - self._segments.keys() - {0, self._refused}:
+            if unknown := self._owners(record) - self._segments.keys() - self._refused - {0}:
                 self.wanted, self._unread = min(unknown), list(records[position:])
                 return records[:position]
-        self._refused = 0
+        self._refused.clear()
         return records
 
     def _owners(self, record: Record) -> set[int]:

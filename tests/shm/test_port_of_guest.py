@@ -1,5 +1,7 @@
 """A port that is told of no segment unasked: which one it wants, and that replies keep their order meanwhile."""
 
+import struct
+
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.port import Port
@@ -60,3 +62,21 @@ def test_what_lies_in_a_segment_that_is_not_there_cannot_be_read() -> None:
     assert here.port.wanted == OTHER
     here.port.remove_segment(OTHER)
     assert here.polled() == [(first, False), (second, False)]
+
+
+def test_an_answer_whose_tensors_lie_in_two_segments_that_are_not_there_comes_without_them() -> None:
+    here = Surroundings()
+    number = here.submit()
+    here.port.add_segment(WORKER, here.view)
+    block = here.slab.allocate(16)
+    assert block is not None
+    gone = (OTHER, OTHER + 1)
+    block.memory[:16] = struct.pack("2Q", *[layout.pack_ref(each, 1, 1) for each in gone])
+    here.writer.push((4, number, 0, block.ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0))
+    here.writer.publish()
+    for each in gone:
+        assert here.polled() == []
+        assert here.port.wanted == each
+        here.port.remove_segment(each)
+    assert here.polled() == [(number, False)]
+    assert here.port.wanted == 0
