@@ -30,6 +30,11 @@ class Loans:
         """The segment is gone; returns who must be told."""
         return self._borrowers.pop(owner, ())
 
+    def tell_end(self, owner: int) -> None:
+        """The same; they are told of it, and nobody waits for their word."""
+        for borrower in self.end(owner):
+            borrower.send({"op": "segment_gone", "owner": owner})
+
     def forget(self, borrower: Member) -> None:
         """It is dead."""
         for borrowers in self._borrowers.values():

@@ -227,8 +227,7 @@ class Star:
         self.loans.forget(client.member)
 
         def forgotten() -> None:
-            for worker in self.loans.end(client.owner):
-                worker.send({"op": "segment_gone", "owner": client.owner})
+            self.loans.tell_end(client.owner)
             self.payloads.release_all(client)
             client.close()
 
@@ -300,7 +299,7 @@ class Star:
             member.send(gone)
 
         def close() -> None:
-            self.loans.end(worker.owner)
+            self.loans.tell_end(worker.owner)  # who have asked meanwhile
             self.payloads.release_all(worker)
             self.dead_workers.close(worker)
 

@@ -148,6 +148,18 @@ def test_a_caller_that_does_not_listen_keeps_a_dead_workers_memory_for_a_while_o
     assert process.heard() == [{"op": "segment_missing", "owner": dead.owner}]
 
 
+def test_who_borrows_a_dead_workers_memory_while_callers_read_it_is_told_of_its_end(sky: Sky) -> None:
+    """A model passes an answer of a dead worker on to another, whose worker asks for the memory that it lies in."""
+    process, _ = join_caller(sky)
+    dead, gone = sky.worker_of_3, {"op": "segment_gone", "owner": sky.worker_of_3.owner}
+    sky.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
+    sky.acknowledge(sky.batcher)  # it has passed them on
+    sky.star.lend(sky.worker_of_4, dead.owner)
+    assert sky.fourth.heard() == [{"op": "segment", "owner": dead.owner}]
+    sky.acknowledge(process)
+    assert sky.fourth.heard() == [gone]
+
+
 def test_a_dead_borrower_is_forgotten(sky: Sky) -> None:
     _, caller = join_caller(sky)
     sky.star.lend(sky.worker_of_3, caller.owner)
