@@ -5,7 +5,8 @@
 A guest may send anything, send nothing, or stand still with what it was given. So its messages have one door, here;
 no process waits for it; segments are announced to it only when it asks, since messages that it does not read hold
 descriptors. Its connection is closed, which undoes all it has, where its outbox is full, where it has not sent its open
-requests again half a second after a batcher's death, or where its memory holds what cannot be. Runs in the supervisor.
+requests again half a second after a batcher's successor serves, or where its memory holds what cannot be. Runs in the
+supervisor.
 """
 
 import logging
@@ -108,9 +109,12 @@ class Guests:
 
     def await_word(self) -> None:
         """A batcher's successor keeps what guests may hold: they have WORD_S to send what they do hold."""
-        self._loop.call_after(WORD_S, self._hang_up_silent)
+        successor = self._star.batcher
+        self._loop.call_after(WORD_S, lambda: self._hang_up_silent(successor))
 
-    def _hang_up_silent(self) -> None:
+    def _hang_up_silent(self, successor: Member | None) -> None:
+        if self._star.batcher is not successor:
+            return  # it is dead: guests have WORD_S from when the next one serves
         for client in self._star.joined:
             if client.is_guest and client.is_late:
                 client.member.hang_up()

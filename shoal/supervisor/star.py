@@ -112,9 +112,8 @@ class Star:
                 front_end.member.send(message, fds)
 
     def _renew_batcher_memory(self, successor: Member) -> None:
-        gone = {"op": "segment_gone", "owner": self.batcher_memory.owner}
         for member in (*self.loans.end(self.batcher_memory.owner), *[each.member for each in self.front_ends]):
-            member.send(gone)
+            member.send({"op": "segment_gone", "owner": self.batcher_memory.owner})
         geometry, lazy = batcher_geometry(self.options), self.options.cache_bytes > 0
         self.batcher_memory.make(successor, self.take_owner(), geometry, lazy=lazy)
 
@@ -124,12 +123,12 @@ class Star:
         self.batcher = None
         self.acknowledgements.gone(member)
 
-    def introduce(self) -> None:
+    def introduce(self, then: Callable[[], None] = lambda: None) -> None:
         """Announce all clients and workers to a successor, which knows the models; then it to them. It serves at once.
 
         It passes over the records in clients' rings as it maps them, so no client may send its open requests again
         before that. It waits for no client: a client's requests are put off until the client has sent them again
-        (`client_told`).
+        (`client_told`). `then` is called when it serves.
         """
         successor = self.batcher
         assert successor is not None
@@ -149,9 +148,9 @@ class Star:
         told += self.dead_workers.introductions(self.payloads.results_of)
         told += self.payloads.requests_to_ensembles()
         recipients = [(successor, message, fds) for message, fds in told]
-        self.acknowledgements.announce(recipients, lambda: self._reopen(successor, late))
+        self.acknowledgements.announce(recipients, lambda: self._reopen(successor, late, then))
 
-    def _reopen(self, successor: Member, late: Sequence[Participant]) -> None:
+    def _reopen(self, successor: Member, late: Sequence[Participant], then: Callable[[], None]) -> None:
         if self.batcher is not successor:
             return  # dead already; the next one is introduced by itself
         successor.send({"op": "resume"})
@@ -167,11 +166,13 @@ class Star:
             told = {"op": "worker_told", "owner": worker.owner}
             news = [(worker.member, {"op": "batcher"}, ())]
             self.acknowledgements.announce(news, functools.partial(successor.send, told))
+        then()
 
     def _end_wait(self, client: Participant, successor: Member) -> None:
         """A client has sent a successor what it waits for and what it holds."""
-        client.is_late = False
-        successor.send({"op": "client_told", "owner": client.owner})
+        if self.batcher is successor:  # else the client is late until it has told the next one
+            client.is_late = False
+            successor.send({"op": "client_told", "owner": client.owner})
 
     # --- clients ---
 
@@ -312,13 +313,13 @@ class Star:
         lender = self.clients.get(owner) or self._worker(owner)
         if lender is not None and lender.is_joined:
             self.loans.lend(worker.member, owner, lender.read_only_fd, owner if lender.is_guest else 0)
-            return
-        if owner == self.batcher_memory.owner:
+        elif owner == self.batcher_memory.owner:
             self.loans.lend(worker.member, owner, self.batcher_memory.read_only_fd)
-            return
-        payload = self.payloads.segments.lendable(owner)
-        fd = None if payload is None else payload.read_only_fd
-        self.loans.lend(worker.member, owner, fd, payload.asker if payload is not None and payload.is_guests else 0)
+        else:
+            payload = self.payloads.segments.lendable(owner)
+            fd = None if payload is None else payload.read_only_fd
+            guest = payload.asker if payload is not None and payload.is_guests else 0
+            self.loans.lend(worker.member, owner, fd, guest)
 
     def lend_to_client(self, client: Participant, owner: int) -> None:
         """Send a client that runs users' code a segment that an answer names and that was not announced to it: a

@@ -230,8 +230,7 @@ class Supervisor:
             return
         if is_successor:
             self._models.tell_batcher()
-            self._star.introduce()
-            self._guests.await_word()
+            self._star.introduce(self._guests.await_word)
             self._models.tell_batcher_again()
         else:
             run_in(self, self._begin)

@@ -96,6 +96,17 @@ def test_a_worker_that_dies_while_a_place_is_taken_is_reported_to_the_batcher_th
     assert [message["op"] for message in successor.heard()] == ["resume", "worker_gone", "client_told", "client_told"]
 
 
+def test_a_client_is_late_until_it_has_told_the_batcher_that_serves(sky: Sky) -> None:
+    """What it says of a batcher that is dead by then is no word to the next one."""
+    for _ in range(2):
+        sky.batcher = sky.replace_batcher()
+        sky.acknowledge(sky.batcher)
+    assert sky.a.heard() == [{"op": "batcher"}] * 2
+    for seq, is_late in zip(sky.a.unacknowledged, (True, False), strict=True):
+        sky.star.acknowledgements.received(sky.a.member, seq)
+        assert sky.client_a.is_late == is_late
+
+
 def test_a_successor_that_dies_while_it_hears_is_followed_by_another(sky: Sky) -> None:
     sky.star.leave_batcher(sky.batcher.member)
     first, second = sky.start(), sky.start()
