@@ -19,22 +19,31 @@ class BatcherMemory:
         # Changed by make.
         #: The owner id of the segment; 0: there is none.
         self.owner = 0
-        self.read_only_fd = -1
+        self._read_only_fds: dict[int, int] = {}  # and by close: of dead batchers' segments, too
 
     def make(self, batcher: Member, owner: int, geometry: Geometry, *, lazy: bool) -> None:
-        """Give it to a batcher; who read that of another one must have been told that it is gone. What is `lazy` is
-        taken as it fills: from a memfd, since /dev/shm may be full by then. Raises OutOfSharedMemoryError."""
+        """Give it to a batcher; that of a dead one stays until `close`. What is `lazy` is taken as it fills: from a
+        memfd, since /dev/shm may be full by then. Raises OutOfSharedMemoryError."""
         fd = create_segment(layout.BATCHER, owner, geometry, sealed=lazy, lazy=lazy)
         try:
-            read_only_fd = segment.read_only(fd)
-            if self.owner:
-                os.close(self.read_only_fd)
-            self.owner, self.read_only_fd = owner, read_only_fd
+            self._read_only_fds[owner] = segment.read_only(fd)
+            self.owner = owner
             batcher.send({"op": "memory"}, [fd])
         finally:
             os.close(fd)
 
+    def __contains__(self, owner: int) -> bool:
+        return owner in self._read_only_fds
+
+    def find(self, owner: int) -> int | None:
+        """A descriptor of the segment that has this id, a dead batcher's too, while it can be read."""
+        return self._read_only_fds.get(owner)
+
+    def close(self, owner: int) -> None:
+        """A dead batcher's is read by nobody any more."""
+        os.close(self._read_only_fds.pop(owner))
+
     @property
     def message(self) -> tuple[Message, Sequence[int]]:
         """What clients hear of it."""
-        return {"op": "segment", "owner": self.owner}, [self.read_only_fd]
+        return {"op": "segment", "owner": self.owner}, [self._read_only_fds[self.owner]]

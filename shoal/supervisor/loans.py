@@ -5,9 +5,15 @@ no worker's before it has an answer of it. They ask when they meet it, and are t
 supervisor.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from shoal.supervisor.members import Member
+from shoal.supervisor.members import Acknowledgements, Member
+from shoal.supervisor.participant import Participant
+
+#: How long the memory of a dead worker or batcher is kept for clients that run users' code, which may have an answer
+#: there that they have not read; such a process may hold its interpreter for minutes, and the next worker or batcher
+#: needs the memory.
+ASKING_S = 10.0
 
 
 class Loans:
@@ -34,6 +40,24 @@ class Loans:
         """The same; they are told of it, and nobody waits for their word."""
         for borrower in self.end(owner):
             borrower.send({"op": "segment_gone", "owner": owner})
+
+    def end_when_read(
+        self, owner: int, clients: Iterable[Participant], acknowledgements: Acknowledgements, then: Callable[[], None]
+    ) -> None:
+        """The segment is a dead process's: clients read what lies there, and unmap it; `then` it goes.
+
+        Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
+        """
+        gone = {"op": "segment_gone", "owner": owner}
+        asking = {client.member for client in clients if not client.is_front_end}
+        for member in {*self.end(owner), *(client.member for client in clients)} - asking:
+            member.send(gone)
+
+        def end() -> None:
+            self.tell_end(owner)  # who have asked meanwhile
+            then()
+
+        acknowledgements.announce([], end, briefly=[(each, gone, ()) for each in asking], patience_s=ASKING_S)
 
     def forget(self, borrower: Member) -> None:
         """It is dead."""

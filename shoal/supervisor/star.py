@@ -48,10 +48,6 @@ from shoal.supervisor.participant import (
 )
 from shoal.supervisor.payloads import Payloads
 
-#: How long a dead worker's memory is kept for clients that run users' code, which may have an answer there that they
-#: have not read; such a process may hold its interpreter for minutes, and the memory is the next worker's.
-ASKING_S = 10.0
-
 
 @dataclass(slots=True)
 class Star:
@@ -112,10 +108,10 @@ class Star:
                 front_end.member.send(message, fds)
 
     def _renew_batcher_memory(self, successor: Member) -> None:
-        for member in (*self.loans.end(self.batcher_memory.owner), *[each.member for each in self.front_ends]):
-            member.send({"op": "segment_gone", "owner": self.batcher_memory.owner})
-        geometry, lazy = batcher_geometry(self.options), self.options.cache_bytes > 0
-        self.batcher_memory.make(successor, self.take_owner(), geometry, lazy=lazy)
+        ended, geometry = self.batcher_memory.owner, batcher_geometry(self.options)
+        self.batcher_memory.make(successor, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
+        close = functools.partial(self.batcher_memory.close, ended)
+        self.loans.end_when_read(ended, self.joined, self.acknowledgements, close)
 
     def leave_batcher(self, member: Member) -> None:
         """The batcher is dead. What it was asked to acknowledge is void: a successor is sent all anew."""
@@ -290,21 +286,13 @@ class Star:
         self.dead_workers.add(worker, reason, detail)
 
     def _let_go_of_worker(self, worker: Participant) -> None:
-        """The batcher has passed on a dead worker's last answers: clients read them, and unmap its segments.
-
-        Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
-        """
-        gone = {"op": "segment_gone", "owner": worker.owner}
-        asking = {client.member for client in self.joined if not client.is_front_end}
-        for member in {*self.loans.end(worker.owner), *(each.member for each in self.front_ends)} - asking:
-            member.send(gone)
+        """The batcher has passed on a dead worker's last answers."""
 
         def close() -> None:
-            self.loans.tell_end(worker.owner)  # who have asked meanwhile
             self.payloads.release_all(worker)
             self.dead_workers.close(worker)
 
-        self.acknowledgements.announce([], close, briefly=[(each, gone, ()) for each in asking], patience_s=ASKING_S)
+        self.loans.end_when_read(worker.owner, self.joined, self.acknowledgements, close)
 
     # --- segments that somebody asks for ---
 
@@ -313,8 +301,8 @@ class Star:
         lender = self.clients.get(owner) or self._worker(owner)
         if lender is not None and lender.is_joined:
             self.loans.lend(worker.member, owner, lender.read_only_fd, owner if lender.is_guest else 0)
-        elif owner == self.batcher_memory.owner:
-            self.loans.lend(worker.member, owner, self.batcher_memory.read_only_fd)
+        elif (fd := self.batcher_memory.find(owner)) is not None:
+            self.loans.lend(worker.member, owner, fd)
         else:
             payload = self.payloads.segments.lendable(owner)
             fd = None if payload is None else payload.read_only_fd
@@ -325,11 +313,9 @@ class Star:
         """Send a client that runs users' code a segment that an answer names and that was not announced to it: a
         worker's, the batcher's, or a single result's."""
         worker, payload = self._worker(owner), self.payloads.segments.lendable(owner)
-        fd = None
+        fd = self.batcher_memory.find(owner)
         if worker is not None and worker.is_joined:
             fd = worker.read_only_fd
-        elif owner == self.batcher_memory.owner:
-            fd = self.batcher_memory.read_only_fd
         elif payload is not None and payload.model_id == RESULT:
             fd = payload.read_only_fd
         self.loans.lend(client.member, owner, fd)
@@ -395,6 +381,6 @@ class Star:
 
     def take_owner(self) -> int:
         """An owner id that no segment has."""
-        taken = {self.batcher_memory.owner, self.counter_memory.owner, *self.clients, *self.workers}
-        others = self.dead_workers, self.payloads.segments
+        taken = {self.counter_memory.owner, *self.clients, *self.workers}
+        others = self.batcher_memory, self.dead_workers, self.payloads.segments
         return self.owner_ids.take(lambda owner: owner in taken or any(owner in each for each in others))

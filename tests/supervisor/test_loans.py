@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from shoal.reasons import Reason
+from shoal.supervisor.loans import ASKING_S
 from shoal.supervisor.participant import Participant
-from shoal.supervisor.star import ASKING_S
 from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
 
 
@@ -126,6 +126,28 @@ def test_a_dead_workers_answers_can_be_read_until_every_caller_has_acknowledged(
     for owner in (dead.owner, result):
         sky.star.lend_to_client(caller, owner)
         assert process.heard() == [{"op": "segment_missing", "owner": owner}]
+
+
+def test_a_dead_batchers_memory_can_be_had_until_every_caller_has_acknowledged(sky: Sky) -> None:
+    """The header of an ensemble's answer lies there, and a caller asks for it when it meets the first."""
+    process, caller = join_caller(sky)
+    sky.star.payloads.ensembles.add(5)
+    sky.star.give_batcher_memory()
+    sky.settle()
+    owner = sky.star.batcher_memory.owner
+    process.heard()
+    sky.replace_batcher()
+    assert {"op": "segment_gone", "owner": owner} in sky.a.heard()
+    assert process.heard() == [{"op": "segment_gone", "owner": owner}]
+    sky.star.owner_ids.next = owner
+    assert sky.star.take_owner() != owner
+    sky.star.lend_to_client(caller, owner)
+    sky.star.lend(sky.worker_of_3, owner)
+    assert process.heard() == sky.third.heard() == [{"op": "segment", "owner": owner}]
+    sky.acknowledge(process)
+    assert process.heard() == sky.third.heard() == [{"op": "segment_gone", "owner": owner}]
+    sky.star.lend_to_client(caller, owner)
+    assert process.heard() == [{"op": "segment_missing", "owner": owner}]
 
 
 def test_a_caller_that_does_not_listen_keeps_a_dead_workers_memory_for_a_while_only(
