@@ -217,7 +217,8 @@ def _listen(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
         if alive is None:
             loop.remove_reader(bell_fd)
             return
-        alive.shared.deliver()
+        alive.bell.clear()
+        alive.hand_out()
         if alive.is_lost:
             loop.remove_reader(bell_fd)
         elif alive.is_exiting and not alive.num_open:

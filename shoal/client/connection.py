@@ -192,7 +192,7 @@ class Connection:
 
     def _lead(self, waiter: Waiter, deadline_s: float) -> None:
         # Whoever silenced the bell before has handed out what it had rung for.
-        hand_out, bell, port = self.shared.hand_out, self.bell, self._port
+        hand_out, bell, port = self.hand_out, self.bell, self._port
         while not (waiter.replies or waiter.is_over):
             if port.wanted:
                 self._news.wait(WAIT_S)
@@ -202,6 +202,13 @@ class Connection:
             hand_out()
             if time.monotonic() >= deadline_s:
                 return
+
+    def hand_out(self) -> None:
+        """Hand out every reply that has come, after the bell was cleared."""
+        try:
+            self.shared.hand_out()
+        except OSError:  # where the supervisor must be told something; the one that listens to it may not know yet
+            self.lose("the server is gone, or has hung up")
 
     def _appoint(self) -> None:
         """Wake somebody who sleeps, to lead."""

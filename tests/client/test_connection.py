@@ -1,0 +1,37 @@
+"""A guest's connection; the test plays the supervisor and the batcher."""
+
+import socket
+import threading
+import time
+
+from shoal.client.connection import Connection, Waiter
+from shoal.client.models import ModelTable
+from shoal.client.place import Place
+from shoal.control import Channel
+from shoal.errors import ConnectionLostError
+from shoal.shm import layout
+from shoal.shm.doorbell import Doorbell, GuestBell
+from shoal.shm.port import Port
+from shoal.shm.ring import RingWriter
+from tests.batcher.star import MODEL, End
+
+
+def test_an_answer_whose_segment_cannot_be_asked_for_any_more_ends_with_the_connection() -> None:
+    """The thread that asks meets the server's end where it reads the answer, be it before the one that listens."""
+    end = End(layout.CLIENT, 41)
+    bell, batchers_bell = GuestBell.pair()
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    port = Port(end.own, end.link_view, Doorbell.create(), 8, asks_for_segments=True)
+    connection = Connection(Place(port, bell, Channel(there), ModelTable(), 10, 10))
+    sleeper = threading.Lock()
+    waiter = Waiter(lambda: None, None)
+    with here, there:
+        connection.submit(waiter, MODEL, connection.allocate(1, MODEL), 0, 1, 0, 0)
+        batcher = RingWriter(end.link, end.own_view)
+        batcher.push((layout.REPLY, waiter.number, 0, layout.pack_ref(51, 1, 1), *[0] * 12))
+        batcher.publish()
+        batchers_bell.ring()
+        here.close()
+        assert connection.wait(waiter, sleeper, time.monotonic() + 10)
+        assert isinstance(waiter.error, ConnectionLostError)
+        assert connection.is_lost
