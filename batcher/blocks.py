@@ -97,7 +97,7 @@ class Blocks:
             worker.freed.append(ref)
             self._written.add(worker)
             # A block of its slab can wait for the worker's next batch, unless it waits for memory itself.
-            if worker.hungry_since_ns or owner != worker.owner:
+            if worker.is_hungry or owner != worker.owner:
                 worker.must_ring = True
         elif self.own is not None:
             self.own.free(ref)

@@ -39,8 +39,8 @@ class Executions:
         if num_missing:
             worker.partly_answered = running
         else:
-            if worker.hungry_since_ns and ref >> OWNER_SHIFT == worker.owner:
-                worker.hungry_since_ns = 0  # its slab has room again
+            if worker.is_hungry and ref >> OWNER_SHIFT == worker.owner:
+                worker.is_hungry, worker.short_since_ns = False, 0  # its slab has room again
             self._finish_batch(worker, running, compute, now_ns)
 
     def respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:

@@ -53,12 +53,12 @@ def greedy(requests: Iterable[OpenRequest], max_in_flight: int) -> list[int]:
 
 
 def is_starved(worker: Worker, now_ns: int, *, is_urgent: bool) -> bool:
-    """A worker waits: whether a guest must go for it. Not before it has waited for a while, and only where it
-    is urgent: what the worker waits for is memory, and there is none elsewhere."""
-    since_ns = worker.hungry_since_ns
+    """A worker waits for memory: whether a guest must go for it. Not before it has waited for a while, and only where
+    it is urgent: there is no memory elsewhere."""
+    since_ns = worker.short_since_ns
     if since_ns and (not is_urgent or now_ns - since_ns <= GUEST_HOLDS_NS):
         return False
-    worker.hungry_since_ns = now_ns
+    worker.short_since_ns = now_ns
     return since_ns > 0
 
 

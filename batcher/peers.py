@@ -217,8 +217,8 @@ class Worker(Peer):
     """A model instance: the requests it has been given and has not answered, in the order of their batches."""
 
     __slots__ = (
-        "_link_words", "_words", "cancelled", "freed", "held", "hungry_since_ns", "missing", "model", "num_batches",
-        "num_finished", "partly_answered", "slots",
+        "_link_words", "_words", "cancelled", "freed", "held", "is_hungry", "missing", "model", "num_batches",
+        "num_finished", "partly_answered", "short_since_ns", "slots",
     )  # fmt: skip
 
     def __init__(self, owner: int, link: Segment, segment: SegmentView, bell: Doorbell, model: Model) -> None:
@@ -232,7 +232,9 @@ class Worker(Peer):
         self.freed: list[int] = []
         #: Requests that nobody waits for any more, which it has not been told: each once, whoever says it again.
         self.cancelled: set[int] = set()
-        self.hungry_since_ns = 0  # it waits for memory; 0: it does not
+        #: Whether it waits for blocks to come back, and since when because it has no memory for a result (0: it has).
+        self.is_hungry = False
+        self.short_since_ns = 0
         #: A batch some of whose requests were answered in this step, perhaps all.
         self.partly_answered: Running | None = None
         #: Which sequences the instance has; as a successor finds them, `held`.

@@ -26,15 +26,17 @@ class Shortages:
 
     def ask_back(self, worker: Worker, urgency: int, now_ns: int) -> int:
         """Ask front ends for what they hold of this worker's results. Returns the guest that must go; mostly 0."""
+        worker.is_hungry = True
+        if urgency not in (ROOM, ROOM_NOW):
+            return 0
         is_urgent = urgency == ROOM_NOW
         segments = {worker.owner}
         if is_urgent:
             segments.update(owner for owner, writer in self._blocks.results.items() if writer is worker)
-        if is_urgent or urgency == ROOM:
-            for owner, held in self._holders.segments_held(segments).items():
-                client = self._clients.get(owner)
-                if client is not None and client.is_front_end:
-                    self._ask(client, held, is_urgent=is_urgent)
+        for owner, held in self._holders.segments_held(segments).items():
+            client = self._clients.get(owner)
+            if client is not None and client.is_front_end:
+                self._ask(client, held, is_urgent=is_urgent)
         if not is_starved(worker, now_ns, is_urgent=is_urgent):
             return 0
         return most_holding_guest(self._holders, self._clients, segments)
