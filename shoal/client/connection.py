@@ -207,7 +207,8 @@ class Connection:
         """Hand out every reply that has come, after the bell was cleared."""
         try:
             self.shared.hand_out()
-        except OSError:  # where the supervisor must be told something; the one that listens to it may not know yet
+        except OSError:  # where the supervisor must be told something; whoever listens to it may not know yet
+            self.channel.shutdown()
             self.lose("the server is gone, or has hung up")
 
     def _appoint(self) -> None:
