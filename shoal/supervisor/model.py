@@ -275,14 +275,9 @@ class Model:
         for served in self.serving.values():
             served.version.reason = ""
 
-        def switched() -> None:
-            for served in retired:
-                run_in(served, served.retire)
-            loading.end(None)
-
         # First what is new: a client that asks for no version must find one at any time.
         rows = sorted(self.rows, key=lambda version: version.state is VersionState.UNLOADING)
-        self._registry.tell([version.message() for version in rows], switched)
+        self._retire([version.message() for version in rows], retired, lambda: loading.end(None))
 
     # --- unload ---
 
@@ -303,12 +298,29 @@ class Model:
             messages.append({"op": "model_removed", **self.identifier._asdict(), "version": NO_VERSION})
             self.problem = None
 
-        def told() -> None:
-            for served in leaving:
+        self._retire(messages, leaving, then)
+
+    def _retire(self, messages: Sequence[Message], leaving: list[Served], then: Callable[[], None]) -> None:
+        """Retire versions, and call `then`, when clients act upon the messages, which say that the versions leave.
+
+        Where an unexpected error keeps the messages from clients, the versions are retired at once: clients find out
+        when the batcher refuses their requests.
+        """
+
+        def retire() -> None:
+            while leaving:
+                served = leaving.pop(0)
                 run_in(served, served.retire)
+
+        def told() -> None:
+            retire()
             then()
 
-        self._registry.tell(messages, told)
+        try:
+            self._registry.tell(messages, told)
+        except BaseException:
+            retire()
+            raise
 
     def when_ended(self, then: Callable[[], None]) -> None:
         """`then` when nothing more is being unloaded: at once, or after the last."""

@@ -209,6 +209,33 @@ def test_an_error_after_an_announcement_is_answered_once(monkeypatch: pytest.Mon
     assert [str(error) for error in outcomes] == ["an error of the server's own, OSError: no notification"]
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_versions_are_retired_once_though_their_end_cannot_be_announced(
+    monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """Neither an unload nor a load that replaces them leaves them behind, whether clients are told or not."""
+    registry, outcomes = Room(), list[ShoalError | None]()
+    model = Model(ModelIdentifier("m", ""), registry)
+    model.load(found(1, 2), outcomes.append)
+    one, two = registry.copies
+    model.on_ready(one)  # type: ignore[arg-type]
+    model.on_ready(two)  # type: ignore[arg-type]
+    registry.confirm()
+
+    def tell(messages: Sequence[Message], then: Callable[[], None]) -> None:
+        if is_told:
+            registry.told.append((messages, then))
+        raise OSError("no notification")
+
+    monkeypatch.setattr(registry, "tell", tell)
+    model.load(found(2), outcomes.append)
+    with pytest.raises(OSError, match="no notification"):
+        model.unload(lambda: None)
+    registry.confirm()
+    assert (one.calls, two.calls) == (["retire"], ["retire"])
+    assert [str(error) for error in outcomes[1:]] == ["an error of the server's own, OSError: no notification"]
+
+
 def test_a_version_that_comes_up_and_then_fails_is_counted_once() -> None:
     registry, outcomes = Room(), list[ShoalError | None]()
     model = Model(ModelIdentifier("m", ""), registry)
