@@ -38,13 +38,15 @@ class HeldAnswers:
     def send(self, response: Response, number: int, part: int) -> Response:
         """The response as it is sent. `number` and `part` are of the reply whose block its chunks may be views of.
 
-        The block is given back at once if the response needs it no more, else by the response's `close` at the latest.
+        The block is given back at once if the response needs it no more, or cannot be copied; else by the response's
+        `close` at the latest.
         """
         nbytes = sum(map(len, response.chunks))
         if nbytes <= PIECE_BYTES or all(isinstance(chunk, bytes) for chunk in response.chunks):
-            copied = tuple([bytes(chunk) for chunk in response.chunks])
-            self._release(number, part)
-            return response._replace(chunks=copied)
+            try:
+                return response._replace(chunks=tuple([bytes(chunk) for chunk in response.chunks]))
+            finally:
+                self._release(number, part)
         held = HeldAnswer(self, response.chunks, number, part)
         headers = (*response.headers, ("Content-Length", str(nbytes)))
         return response._replace(headers=headers, chunks=(), close=held.close, stream=held)

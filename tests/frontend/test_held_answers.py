@@ -55,6 +55,17 @@ def test_what_is_short_is_copied_and_given_back_at_once(surroundings: Surroundin
     assert not is_held(surroundings)
 
 
+def test_what_cannot_be_copied_is_given_back_once(
+    surroundings: Surroundings, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk that is none stands for one for whose copy there is no memory."""
+    released = []
+    monkeypatch.setattr(surroundings.port, "release", lambda number, part: released.append((number, part)))
+    with pytest.raises(TypeError):
+        answer.send(Response(200, (), (answer.block[:8], ("x",))))  # type: ignore[arg-type]
+    assert len(released) == 1
+
+
 def test_what_was_compressed_needs_no_block(surroundings: Surroundings, answer: Answer) -> None:
     sent = answer.send(Response(200, (), (bytes(3 * PIECE),)))
     assert sent.chunks == (bytes(3 * PIECE),)
