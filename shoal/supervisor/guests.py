@@ -26,7 +26,7 @@ from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop
 from shoal.supervisor.members import Member
 from shoal.supervisor.memory_plan import client_link_geometry, guest_geometry
-from shoal.supervisor.participant import Participant, client_message, make_guest
+from shoal.supervisor.participant import Participant, make_guest, read_only
 from shoal.supervisor.questions import Questions
 from shoal.supervisor.star import Star
 
@@ -180,18 +180,15 @@ class Guests:
     def _make(self, member: Member) -> Participant:
         star, options = self._star, self._options
         guest, far_end = make_guest(star.take_owner(), member, guest_geometry(options), client_link_geometry(options))
-        star.clients[guest.owner] = guest
 
         def let_in() -> None:
-            link_fd = segment.read_only(guest.link_fd)
-            fds = [guest.segment_fd, link_fd, far_end.fd]
-            recipient = member, self._welcome(), fds
-            guest.is_joined = True
-            star.acknowledgements.announce([recipient], lambda: self._tell_models(guest))
-            os.close(link_fd)
+            with read_only(guest.link_fd) as (link_fd,):
+                recipient = member, self._welcome(), [guest.segment_fd, link_fd, far_end.fd]
+                guest.is_joined = True
+                star.acknowledgements.announce([recipient], lambda: self._tell_models(guest))
             far_end.close()
 
-        star.acknowledgements.announce(star.to_batcher(*client_message(guest)), let_in)
+        star.announce_client(guest, let_in)
         return guest
 
     def _welcome(self) -> Message:

@@ -4,7 +4,8 @@ A value with little behaviour; `star.py` changes it.
 """
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +122,17 @@ def make_guest(owner: int, member: Member, own: Geometry, link: Geometry) -> tup
         near_end, far_end = GuestBell.pair()
         undo.pop_all()
     return Participant(owner, member, segment_fd, read_only_fd, link_fd, near_end, is_guest=True), far_end
+
+
+@contextmanager
+def read_only(*fds: int) -> Iterator[list[int]]:
+    """Descriptors that only read these segments, to be sent meanwhile. Raises OSError where descriptors have run out."""
+    with ExitStack() as opened:
+        made = list[int]()
+        for fd in fds:
+            made.append(segment.read_only(fd))
+            opened.callback(os.close, made[-1])
+        yield made
 
 
 def create_segment(kind: int, owner: int, geometry: Geometry, *, sealed: bool, lazy: bool = False) -> int:

@@ -44,6 +44,7 @@ from shoal.supervisor.participant import (
     batcher_welcome,
     client_message,
     make_participant,
+    read_only,
     worker_message,
 )
 from shoal.supervisor.payloads import Payloads
@@ -175,8 +176,7 @@ class Star:
     def join_client(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
         """A front end wants to submit requests; `then` when the batcher has its segment and it has everything."""
         client = self._client(member, client_geometry(self.options), sealed=False)
-        recipients = self.to_batcher(*client_message(client))
-        self.acknowledgements.announce(recipients, lambda: self._welcome_client(client, welcome, then))
+        self.announce_client(client, lambda: self._welcome_client(client, welcome, then))
         return client
 
     def join_caller(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
@@ -188,24 +188,27 @@ class Star:
             segment.seal_writes(caller.segment_fd)
             then(caller)
 
-        recipients = self.to_batcher(*client_message(caller))
-        self.acknowledgements.announce(recipients, lambda: self._welcome_client(caller, welcome, mapped))
+        self.announce_client(caller, lambda: self._welcome_client(caller, welcome, mapped))
         return caller
 
     def _client(self, member: Member, own: Geometry, *, sealed: bool) -> Participant:
-        client = self._participant(member, layout.CLIENT, own, client_link_geometry(self.options), sealed=sealed)
+        return self._participant(member, layout.CLIENT, own, client_link_geometry(self.options), sealed=sealed)
+
+    def announce_client(self, client: Participant, then: Callable[[], None]) -> None:
+        """`then` when the batcher has its segment, or at once if there is none; if that raises, the client has left."""
         self.clients[client.owner] = client
-        return client
+        try:
+            self.acknowledgements.announce(self.to_batcher(*client_message(client)), then)
+        except BaseException:
+            self.leave_client(client)
+            raise
 
     def _welcome_client(self, client: Participant, welcome: Message, then: Callable[[Participant], None]) -> None:
-        link_fd = segment.read_only(client.link_fd)
-        counters_fd = segment.read_only(self.counter_memory.fd)
         assert client.batcher_bell is not None
-        fds = [client.segment_fd, link_fd, client.bell.fd, client.batcher_bell.fd, counters_fd]
         message = {"op": "joined", "correlation_key": self.correlation_key, **welcome}
-        self.acknowledgements.announce([(client.member, message, fds)], lambda: then(client))
-        os.close(link_fd)
-        os.close(counters_fd)
+        with read_only(client.link_fd, self.counter_memory.fd) as (link_fd, counters_fd):
+            fds = [client.segment_fd, link_fd, client.bell.fd, client.batcher_bell.fd, counters_fd]
+            self.acknowledgements.announce([(client.member, message, fds)], lambda: then(client))
         client.is_joined = True
         if not client.is_front_end:
             return

@@ -2,13 +2,18 @@
 
 import fcntl
 import os
+from collections.abc import Callable
 
 import pytest
 
 from shoal.reasons import Reason
-from shoal.supervisor.members import PATIENCE_S
+from shoal.shm import segment
+from shoal.supervisor.descriptors import Descriptors, num_open
+from shoal.supervisor.guests import Guests
+from shoal.supervisor.members import PATIENCE_S, Member
 from shoal.supervisor.participant import Participant
-from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Sky
+from shoal.supervisor.questions import Questions
+from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, OPTIONS, PLACEMENT, Sky
 
 
 def test_a_request_may_be_named_at_once_and_its_worker_asks_for_it(sky: Sky) -> None:
@@ -36,6 +41,33 @@ def test_a_front_end_joins_although_every_worker_executes(sky: Sky) -> None:
     sky.star.leave_client(client)
     sky.acknowledge(sky.batcher)
     assert sky.third.heard() == sky.fourth.heard() == [{"op": "segment_gone", "owner": client.owner}]
+
+
+@pytest.mark.parametrize("kind", ["front end", "caller", "guest"])
+def test_who_cannot_be_welcomed_leaves_nothing(sky: Sky, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """While there is no batcher a client is welcomed at once, and no descriptor may be left for that."""
+    guests = Guests(sky.loop, sky.star, OPTIONS, Questions({}), lambda _guest: None, Descriptors(num_open, lambda: 999))
+    join: dict[str, Callable[[Member], object]] = {
+        "front end": lambda member: sky.star.join_client(member, {}, lambda _client: None),
+        "caller": lambda member: sky.star.join_caller(member, {}, lambda _client: None),
+        "guest": guests._make,
+    }
+    sky.star.leave_batcher(sky.batcher.member)
+    process, known, read_only = sky.start(), dict(sky.star.clients), segment.read_only
+    opened: list[int] = []
+
+    def scarce(fd: int) -> int:
+        if len(opened) == (1 if kind == "guest" else 2):
+            raise OSError(24, "no descriptor is left")
+        opened.append(read_only(fd))
+        return opened[-1]
+
+    monkeypatch.setattr(segment, "read_only", scarce)
+    before = num_open()
+    with pytest.raises(OSError, match="no descriptor is left"):
+        join[kind](process.member)
+    assert sky.star.clients == known
+    assert num_open() == before
 
 
 def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(sky: Sky) -> None:
