@@ -20,7 +20,6 @@ from shoal.client.socket_path import server_path, sweep
 from shoal.control import Listener, Message
 from shoal.errors import UnavailableError
 from shoal.options import ServerOptions
-from shoal.shm import segment
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop

@@ -126,7 +126,7 @@ def make_guest(owner: int, member: Member, own: Geometry, link: Geometry) -> tup
 
 @contextmanager
 def read_only(*fds: int) -> Iterator[list[int]]:
-    """Descriptors that only read these segments, to be sent meanwhile. Raises OSError where descriptors have run out."""
+    """Descriptors that only read these segments, closed at the end. Raises OSError where descriptors have run out."""
     with ExitStack() as opened:
         made = list[int]()
         for fd in fds:

@@ -6,7 +6,7 @@ Runs in the supervisor. What an instance belongs to, and why it is there, is its
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shoal.model_config.python_backends import python_backend_file
@@ -43,15 +43,19 @@ class Roster:
         done = (InstanceState.UP, InstanceState.STOPPED)
         return sum(each.state not in done for each in self._instances.values())
 
-    def enrol(self, version: ModelVersion, placement: Placement, host: Host, listener: Listener) -> Instance:
-        """A new instance. Raises ShoalError where there is no model file for it."""
-        backend_directory = Path(host.options.backend_directory)
-        path = python_backend_file(version.config["backend"], backend_directory)
-        capability = placement.gpu.compute_capability if placement.gpu else ""
-        path = path or model_file(version.version_dir, version.config, placement.instance_name, capability)
-        instance = Instance(next(self._numbers), version, placement, path, host, listener)
-        self._instances[instance.number] = instance
-        return instance
+    def enrol(
+        self, version: ModelVersion, placements: Sequence[Placement], host: Host, listener: Listener
+    ) -> list[Instance]:
+        """New instances, not started. Raises ShoalError, and there are none, where there are not enough descriptors for
+        all, or no model file for one."""
+        host.descriptors.admit_instances(version.name, len(placements), self.num_coming_up)
+        files = [_file_of(version, placement, host) for placement in placements]
+        made = [
+            Instance(next(self._numbers), version, placement, file, host, listener)
+            for placement, file in zip(placements, files, strict=True)
+        ]
+        self._instances.update({instance.number: instance for instance in made})
+        return made
 
     def dismiss(self, instance: Instance) -> None:
         """It has ended for good."""
@@ -85,3 +89,9 @@ class Roster:
         for number, signal_number in look.endings:
             run_in(self._instances[number], self._instances[number].end_for_limit, signal_number)
         return look.next_ns / 1e9
+
+
+def _file_of(version: ModelVersion, placement: Placement, host: Host) -> Path | None:
+    path = python_backend_file(version.config["backend"], Path(host.options.backend_directory))
+    capability = placement.gpu.compute_capability if placement.gpu else ""
+    return path or model_file(version.version_dir, version.config, placement.instance_name, capability)

@@ -9,6 +9,7 @@ Runs in the supervisor.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from shoal import errors
@@ -72,7 +73,7 @@ class Served:
                 version.name_groups()
             else:
                 self._finish(None)
-            self.instances = [self._enrol(placement) for placement in self._placements(version.config)]
+            _, self.instances = self._enrol(version.config)
         except ShoalError as error:
             self.fail(error)
             return
@@ -90,29 +91,27 @@ class Served:
             if not version.is_cached:
                 _log.warning(
                     "model '%s' enables the response cache, but the server has none: its requests are executed; "
-                    "give --cache-config",
-                    version.name,
-                )
+                    "give --cache-config", version.name,
+                )  # fmt: skip
         self._started_s = self._host.loop.now_s()
 
     @property
     def _gpu_ids(self) -> tuple[int, ...]:
         return self._host.machine.gpu_ids(self.version.config["backend"])
 
-    def _placements(self, config: Config) -> tuple[Placement, ...]:
-        placements = place(config, self._host.machine)
+    def _enrol(self, config: Config) -> tuple[Sequence[Placement], list[Instance]]:
+        """A configuration's placements, and the instances of those that are new. Raises ShoalError: nothing changes."""
+        host, placements = self._host, place(config, self._host.machine)
         known = {each.placement.identity for each in self.instances}
-        self._admit(sum(placement.identity not in known for placement in placements))
-        self._host.rate_limits.admit(self.version.model_id, placements)
-        return placements
-
-    def _admit(self, num_instances: int) -> None:
-        """Raises UnavailableError where there are not enough descriptors for so many more."""
-        host = self._host
-        host.descriptors.admit_instances(self.version.name, num_instances, host.roster.num_coming_up)
-
-    def _enrol(self, placement: Placement) -> Instance:
-        return self._host.roster.enrol(self.version, placement, self._host, self)
+        new = [placement for placement in placements if placement.identity not in known]
+        started = host.roster.enrol(self.version, new, host, self)
+        try:
+            host.rate_limits.admit(self.version.model_id, placements)
+        except BaseException:
+            for instance in started:
+                host.roster.dismiss(instance)
+            raise
+        return placements, started
 
     def _finish(self, model_io: ModelIO | None) -> None:
         version = self.version
@@ -166,9 +165,8 @@ class Served:
             self.fail(error)
             return
         instance.finish_config()
-        for other in self.instances:
-            if other is not instance:
-                other.start()
+        for other in [each for each in self.instances if each is not instance]:
+            other.start()
 
     def on_up(self, instance: Instance) -> None:
         """A version is ready when all its instances have come up once."""
@@ -240,11 +238,12 @@ class Served:
     def resize(self, groups: list[Config], outcome: Outcome) -> None:
         """Serve with other instance groups: those that are in both go on, `outcome` when the new ones are up.
 
-        Raises ShoalError, and nothing changes, where the groups ask for what cannot be.
+        Raises ShoalError, and nothing changes, where the groups ask for what cannot be, or no model file is left.
         """
         version = self.version
         config = place_groups({**version.config, "instance_group": groups}, self._gpu_ids)
-        wanted = {placement.identity: placement for placement in self._placements(config)}
+        placements, started = self._enrol(config)
+        wanted = {placement.identity: placement for placement in placements}
         self._previous_groups = version.config["instance_group"]
         version.config = config
         version.name_groups()  # before an instance of a new one can die
@@ -253,8 +252,7 @@ class Served:
             self.instances.remove(instance)
             self._dismiss(instance)
         for instance in self.instances:
-            instance.pin(wanted.pop(instance.placement.identity))
-        started = [self._enrol(placement) for placement in wanted.values()]
+            instance.pin(wanted[instance.placement.identity])
         self.instances += started
         version.num_instances = len(self.instances)
         self._resizes.append(bound(outcome))
@@ -280,8 +278,12 @@ class Served:
         if not outcomes:
             return
         _log.error("model '%s' keeps its instances: %s", self.version.name, error)
+        others = set(self.instances)
         try:
             self.resize(self._previous_groups, lambda _error: None)
+            for instance in set(self.instances) - others:
+                instance.has_been_up = True  # what comes back is tried again as after a death
+            self._check_resized()
         except ShoalError as refusal:
             _log.error("model '%s' cannot have its instances back: %s", self.version.name, refusal)
         finally:
@@ -297,8 +299,7 @@ class Served:
         """
         if self._fresh or self._resizes or self._is_retiring or self._is_ending or not self._has_come_up:
             return False
-        self._admit(1)
-        fresh = self._enrol(instance.placement)
+        (fresh,) = self._host.roster.enrol(self.version, [instance.placement], self._host, self)
         fresh.take_place_of(instance)
         self._fresh[fresh] = instance
         fresh.start()
