@@ -1,11 +1,14 @@
 """The JSON door: what is read, what is refused with which sentence, and that refusing is fast."""
 
 import math
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import rapidjson
 
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.frontend import read_json as door
@@ -66,6 +69,16 @@ def test_refuses_in_the_words_of_rapidjson(text: bytes, message: str) -> None:
     assert str(caught.value) == f"failed to parse the request JSON buffer: {message}"
 
 
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """A thread that waits for its turn has it as soon as the other one may be interrupted."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.usefixtures("quick_switches")
 def test_a_large_text_leaves_other_threads_their_turn() -> None:
     """Of 128 pieces, each of which the other thread may have to wait for."""
     text, done, read = b"[NaN" + b",1.25" * (800 * 1024) + b"]", threading.Event(), list[list[float]]()
@@ -76,11 +89,19 @@ def test_a_large_text_leaves_other_threads_their_turn() -> None:
 
     parsing, num_turns = threading.Thread(target=parse), 0
     parsing.start()
-    while not done.wait(0.001):
+    while not done.wait(1e-5):
         num_turns += 1
     parsing.join()
     assert num_turns >= 16
     assert read[0][1:] == [1.25] * (800 * 1024)
+
+
+def test_no_large_text_is_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one with an integer of more digits than Python takes, which is parsed a second time."""
+    text = b"[NaN" + b",1.25" * (1 << 20) + b"," + b"9" * 5000 + b"]"
+    monkeypatch.setattr(rapidjson, "loads", lambda *_arguments, **_modes: pytest.fail("at once"))
+    with pytest.raises(InternalError, match="Number too big to be stored in double"):
+        read_json(text)
 
 
 def test_a_large_text_is_refused_in_the_same_words() -> None:
