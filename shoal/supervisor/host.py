@@ -1,5 +1,6 @@
 """What every instance needs of the supervisor, in one hand."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,8 +30,10 @@ class Enrolment(Protocol):
         """Instances that are not up, and may come up."""
         ...
 
-    def enrol(self, version: ModelVersion, placement: Placement, host: "Host", listener: "Listener") -> "Instance":
-        """A new instance. Raises ShoalError where there is no model file for it."""
+    def enrol(
+        self, version: ModelVersion, placements: Sequence[Placement], host: "Host", listener: "Listener"
+    ) -> "list[Instance]":
+        """New instances. Raises ShoalError, and there are none, where one cannot be."""
         ...
 
     def dismiss(self, instance: "Instance") -> None:
