@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
+from typing import Protocol
 
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.response import Response
@@ -23,6 +24,14 @@ from shoal.shm.port import Port
 PIECE_BYTES = 1 << 20
 
 
+class Unread(Protocol):
+    """Replies that wait for the thread that sends them (streamed_replies.py)."""
+
+    def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
+        """As HeldAnswers.recall; returns how many replies ended."""
+        ...
+
+
 class HeldAnswers:
     """The answers of one process that are being sent."""
 
@@ -31,9 +40,10 @@ class HeldAnswers:
         self.port = port
         self.lock = lock
         self.kept = kept
-        self._given_up = GivenUp("connections")
+        self._given_up = GivenUp("responses")
         # Changed under the lock: those that still hold a block, the longest first.
         self.holding: dict[HeldAnswer, None] = {}
+        self.unread: dict[Unread, None] = {}  # and those where replies with a block wait
 
     def send(self, response: Response, number: int, part: int) -> Response:
         """The response as it is sent. `number` and `part` are of the reply whose block its chunks may be views of.
@@ -67,6 +77,9 @@ class HeldAnswers:
                 continue
             if is_urgent and now_s - held.since_s >= HOLD_S:
                 held.give_up()
+                self._given_up.add(now_s)
+        for unread in self.unread:
+            for _ in range(unread.recall(segments, now_s, is_urgent=is_urgent)):
                 self._given_up.add(now_s)
 
 

@@ -129,7 +129,7 @@ class PortTransport:
 
     def streamed_replies(self) -> StreamedReplies:
         """Where the replies to streamed requests of one client come in."""
-        return StreamedReplies(self._kept, self._port.release)
+        return StreamedReplies(self._held)
 
     def submit(self, prepared: PreparedRequest, replies: Replies, trace: TracedRequest | None = None) -> int:
         """Hand a request to the batcher. Returns its number; whoever asks for it makes its replies a `part` each."""
@@ -181,13 +181,10 @@ class PortTransport:
         return self.shared.ask(verb, arguments, timeout_s)
 
     def _give_up(self, number: int, waiter: Waiter) -> Reply:
-        """The deadline has passed: take the reply if it came this instant, else leave it to be dropped when it
-        comes."""
-        with self._lock:
-            reply = _left(waiter)
-            if reply is None:
-                self._cancel(number)
+        """The deadline has passed: take the reply if it has just come, else it is dropped when it comes."""
+        reply = _left(waiter)
         if reply is None:
+            self._abandon(number, waiter)
             raise no_answer(self.request_timeout_s)
         return reply
 

@@ -4,12 +4,14 @@ import os
 import queue
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf
 
 import pytest
 
 from shoal import log
 from shoal.errors import CancelledError, UnavailableError
 from shoal.frontend.state import ServerState
+from shoal.frontend.streamed_replies import StreamedReplies
 from shoal.frontend.transport import Answer, Part, Waiter
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
@@ -19,6 +21,7 @@ from tests.frontend.surroundings import Surroundings, rung, surroundings
 __all__ = ["surroundings"]
 
 EMPTY = b"\x92\x90\x80"  # msgpack: no outputs, no parameters
+OF_WORKER, OF_ANOTHER = 9, 8
 
 
 @pytest.fixture
@@ -85,6 +88,7 @@ def test_log_settings_are_in_force_and_told_before_they_are_acknowledged(
 # -- several answers --------------------------------------------------------------------------------------------------
 
 EMPTY = b"\x92\x90\x80"  # msgpack: no outputs, no parameters
+OF_WORKER, OF_ANOTHER = 9, 8
 NAMED = b"\x92\x90\x81\xa1n\x01"  # the parameter n = 1
 
 
@@ -214,3 +218,35 @@ def test_replies_that_were_kept_for_a_stream_end_with_it(surroundings: Surroundi
     assert kept.nbytes > 0
     parts.close()
     assert (kept.nbytes, surroundings.port.counts["replies_held"]) == (0, 0)
+
+
+def test_replies_that_wait_without_room_leave_a_worker_s_memory_once_it_lacks_any(
+    surroundings: Surroundings, pool: ThreadPoolExecutor
+) -> None:
+    """They are copied where there is room by then; else they end when they have had their time."""
+    kept, counts = surroundings.transport._kept, lambda: surroundings.port.counts["replies_held"]
+    kept.nbytes = kept.most_bytes
+    parts = waiting_parts(surroundings, pool)
+    (unread,) = surroundings.transport._held.unread
+    assert isinstance(unread, StreamedReplies)
+    block = unread._unread[0][0].block
+    assert block is not None
+    assert unread.recall({OF_ANOTHER}, inf, is_urgent=True) == 0
+    assert unread.recall({OF_WORKER}, 0.0, is_urgent=True) == 0
+    assert counts() == 3
+    kept.nbytes -= 8 * len(block)
+    surroundings.writer.push((15, 0, OF_WORKER, *[0] * 13))
+    surroundings.writer.publish()
+    surroundings.transport.shared.deliver()
+    assert counts() == 2
+    assert unread.recall({OF_WORKER}, inf, is_urgent=True) == 2
+    assert counts() == 0
+    found = [next(parts) for _ in range(3)]
+    assert [part.is_final for part in found] == [False, False, True]
+    assert found[0].answer is not None
+    assert bytes(found[0].answer.block[:100]) == bytes(100)
+    found[0].answer.release()
+    assert kept.nbytes == kept.most_bytes - 8 * len(block)
+    assert all("have no shared memory left for results" in str(part.error) for part in found[1:])
+    assert list(parts) == []
+    assert not surroundings.transport._held.unread
