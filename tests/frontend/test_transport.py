@@ -224,7 +224,7 @@ def test_replies_that_wait_without_room_leave_a_worker_s_memory_once_it_lacks_an
     surroundings: Surroundings, pool: ThreadPoolExecutor
 ) -> None:
     """They are copied where there is room by then; else they end when they have had their time."""
-    kept, counts = surroundings.transport._kept, lambda: surroundings.port.counts["replies_held"]
+    kept, port = surroundings.transport._kept, surroundings.port
     kept.nbytes = kept.most_bytes
     parts = waiting_parts(surroundings, pool)
     (unread,) = surroundings.transport._held.unread
@@ -233,14 +233,14 @@ def test_replies_that_wait_without_room_leave_a_worker_s_memory_once_it_lacks_an
     assert block is not None
     assert unread.recall({OF_ANOTHER}, inf, is_urgent=True) == 0
     assert unread.recall({OF_WORKER}, 0.0, is_urgent=True) == 0
-    assert counts() == 3
+    assert port.num_held == 3
     kept.nbytes -= 8 * len(block)
     surroundings.writer.push((15, 0, OF_WORKER, *[0] * 13))
     surroundings.writer.publish()
     surroundings.transport.shared.deliver()
-    assert counts() == 2
+    assert port.num_held == 2
     assert unread.recall({OF_WORKER}, inf, is_urgent=True) == 2
-    assert counts() == 0
+    assert port.num_held == 0
     found = [next(parts) for _ in range(3)]
     assert [part.is_final for part in found] == [False, False, True]
     assert found[0].answer is not None
