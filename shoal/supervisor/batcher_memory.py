@@ -40,7 +40,7 @@ class BatcherMemory:
         return self._read_only_fds.get(owner)
 
     def close(self, owner: int) -> None:
-        """A dead batcher's is read by nobody any more."""
+        """Free a dead batcher's memory: all clients have read what lies there."""
         os.close(self._read_only_fds.pop(owner))
 
     @property

@@ -64,7 +64,7 @@ class DeadWorkers:
         return told
 
     def close(self, worker: Participant) -> None:
-        """Nobody reads its answers any more: its memory goes."""
+        """Free a dead worker's memory: all clients have read its answers."""
         del self._passed_on[worker.owner]
         worker.close()
 

@@ -8,6 +8,7 @@ Runs in the supervisor. This is the table and the bound; who hears of a segment 
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class OversizeSegments:
         self._available_nbytes = available_nbytes
         # Changed by create, remove and close.
         self._segments: dict[int, OversizeSegment] = {}
+        self._leaving = Counter[int]()  # by asker, how many others still have mapped
         self._num_made = 0
         self._num_open = 0
         self._nbytes = 0
@@ -175,10 +177,16 @@ class OversizeSegments:
     def remove(self, gone: OversizeSegment) -> None:
         """Nobody is told of it any more; its memory still counts, since others have it mapped."""
         del self._segments[gone.owner]
+        self._leaving[gone.asker] += 1
+
+    def has_leaving(self, asker: int) -> bool:
+        """Whether room will come back that one client or worker has given up."""
+        return self._leaving[asker] > 0
 
     def close(self, gone: OversizeSegment) -> None:
         """Everybody has let go."""
         os.close(gone.segment_fd)
         os.close(gone.read_only_fd)
         self._num_open -= 1
+        self._leaving -= Counter((gone.asker,))
         self._nbytes -= gone.nbytes

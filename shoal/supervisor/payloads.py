@@ -55,7 +55,7 @@ class Payloads:
             readers = self._readers(found, announcement, [found.read_only_fd])
             self._star.acknowledgements.announce(readers, lambda: asker.member.send(ready))
 
-    def _make(self, asker: Participant, message: Message) -> None:
+    def _make(self, asker: Participant, message: Message, *, may_wait: bool = True) -> None:
         star, answer = self._star, {"op": "oversize", "request": message["request"]}
         if asker.owner in star.workers:
             model_id = RESULT
@@ -67,10 +67,20 @@ class Payloads:
                 star.take_owner(), asker.owner, model_id, message["nbytes"], is_guests=asker.is_guest
             )
         except ShoalError as refusal:
+            if may_wait and model_id == RESULT and self.segments.has_leaving(asker.owner):
+                # The worker has given up room, which its readers are about to unmap: they acknowledge a ping after that.
+                ping = {"op": "ping"}
+                briefly = [*star.to_batcher(ping), *[(each.member, ping, ()) for each in star.front_ends]]
+                star.acknowledgements.announce([], lambda: self._make_late(asker, message), briefly=briefly)
+                return
             asker.member.send({**answer, "wire": refusal.wire, "sentence": str(refusal)})
             return
         keep = {"keep": True} if made.may_be_kept else {}
         asker.member.send({**answer, "owner": made.owner, **keep}, [made.segment_fd])
+
+    def _make_late(self, worker: Participant, message: Message) -> None:
+        if worker.owner in self._star.workers:  # else it has died meanwhile
+            self._make(worker, message, may_wait=False)
 
     def _readers(self, told: OversizeSegment, message: Message, fds: Sequence[int]) -> list[Recipient]:
         """Those that must have a segment before it is named; the others ask."""

@@ -125,6 +125,39 @@ def test_room_comes_back_when_all_readers_have_let_go(sky: Sky) -> None:
     assert "owner" in sky.ask(sky.b, sky.client_b)
 
 
+def test_a_worker_that_makes_room_is_answered_when_the_room_is_there(sky: Sky) -> None:
+    kept = sky.make(sky.third, sky.worker_of_3)
+    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_gone", "owner": kept})
+    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize", "request": 8, "nbytes": 3 << 20})
+    for reader in (sky.batcher, sky.a, sky.b):
+        assert sky.third.heard() == []
+        sky.acknowledge(reader)
+    (answer,) = sky.third.heard()
+    assert answer == {"op": "oversize", "request": 8, "owner": answer["owner"]}
+
+
+def test_a_worker_waits_a_moment_only_for_room_that_it_makes(sky: Sky, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience: list[tuple[float, Callable[[], None]]] = []
+    monkeypatch.setattr(sky.loop, "call_after", lambda delay_s, then: patience.append((delay_s, then)))
+    kept = sky.make(sky.third, sky.worker_of_3)
+    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_gone", "owner": kept})
+    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize", "request": 8, "nbytes": 3 << 20})
+    ((delay_s, give_up),) = patience
+    assert (delay_s, sky.third.heard()) == (PATIENCE_S, [])
+    give_up()
+    (answer,) = sky.third.heard()
+    assert answer["sentence"].endswith("or raise --shm-oversize-mib")
+
+
+def test_a_worker_that_dies_before_it_has_the_room_gets_none(sky: Sky) -> None:
+    kept = sky.make(sky.third, sky.worker_of_3)
+    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_gone", "owner": kept})
+    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize", "request": 8, "nbytes": 3 << 20})
+    sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
+    sky.settle()
+    assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
+
+
 def test_a_dead_front_ends_requests_go_when_the_batcher_has_forgotten_them(sky: Sky) -> None:
     owner = sky.make(sky.a, sky.client_a)
     sky.star.lend(sky.worker_of_3, owner)
