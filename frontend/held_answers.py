@@ -101,9 +101,8 @@ class HeldAnswer(Iterator[bytes]):
     def __next__(self) -> bytes:
         with self._held.lock:
             if self._is_given_up:
-                raise ConnectionResetError(
-                    errno.ECONNRESET, "the client reads too slowly"
-                )  # of which gunicorn is silent
+                # Of this one gunicorn is silent.
+                raise ConnectionResetError(errno.ECONNRESET, "the client reads too slowly")
             if not self._chunks:
                 raise StopIteration
             chunk = self._chunks.popleft()

@@ -40,9 +40,8 @@ class Answer(NamedTuple):
 
     chunks: list[bytes | memoryview]
     token: Token | None
-    kept_bytes: int = (
-        0  # where it was copied while it waited for others: what the connection counts of it until it is sent
-    )
+    #: Of one that was copied while it waited for others: what the connection counts of it until it is sent.
+    kept_bytes: int = 0
 
 
 class Waiting(NamedTuple):

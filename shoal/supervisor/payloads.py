@@ -68,7 +68,7 @@ class Payloads:
             )
         except ShoalError as refusal:
             if may_wait and model_id == RESULT and self.segments.has_leaving(asker.owner):
-                # The worker has given up room, which its readers are about to unmap: they acknowledge a ping after that.
+                # The worker has given up room, which its readers unmap before they acknowledge a ping.
                 ping = {"op": "ping"}
                 briefly = [*star.to_batcher(ping), *[(each.member, ping, ()) for each in star.front_ends]]
                 star.acknowledgements.announce([], lambda: self._make_late(asker, message), briefly=briefly)

@@ -87,7 +87,6 @@ def until(is_true: Callable[[], bool]) -> None:
     end = time.monotonic() + DEADLINE_S
     while not is_true():
         assert time.monotonic() < end
-        time.sleep(0.01)  # between two looks at another process
 
 
 def pid_of(client: triton.InferenceServerClient, model: str) -> int:

@@ -46,6 +46,16 @@ def _same(
     return lambda site: beside_either(probe(site), reading(site), crowd(site))
 
 
+def _beside_same(name: str, what: str, bytes_per_s: float) -> Situation:
+    """Other clients of a model whose large answers are read at this pace."""
+    measure = _same(
+        lambda site: site.http("sized", [16]),
+        lambda site: _readers(site, None),
+        lambda site: _readers(site, bytes_per_s),
+    )
+    return Situation(name, f"{what}, of the same model", _SAME, measure, _SIZED)
+
+
 _QUICK, _STREAM, _SIZED = {"quick": identity()}, {"stream": python("stream")}, {"sized": python("sized")}
 _UNREAD_STREAM = "a gRPC stream of which nothing is read"
 _UNREAD_CALLS = f"{CLOSED} gRPC calls with 1 MiB each whose windows stay at zero"
@@ -84,20 +94,6 @@ SITUATIONS = (
         ),
         _SIZED, _GRPC,
     ),
-    Situation(
-        "http-unread-same", f"{_UNREAD_ANSWERS}, of the same model", _SAME,
-        _same(
-            lambda site: site.http("sized", [16]),
-            lambda site: _readers(site, None), lambda site: _readers(site, 0.0),
-        ),
-        _SIZED,
-    ),
-    Situation(
-        "http-slow-readers-same", f"{_SLOWLY_READ}, of the same model", _SAME,
-        _same(
-            lambda site: site.http("sized", [16]),
-            lambda site: _readers(site, None), lambda site: _readers(site, 1e6),
-        ),
-        _SIZED,
-    ),
+    _beside_same("http-unread-same", _UNREAD_ANSWERS, 0.0),
+    _beside_same("http-slow-readers-same", _SLOWLY_READ, 1e6),
 )  # fmt: skip
