@@ -1,16 +1,19 @@
 """What the kernel says of a process: descriptors come and go, mappings of segments and of nothing else count."""
 
 import errno
-import gc
 import mmap
 import os
 import socket
 import struct
 
+import pytest
+
 from shoal.ledger import connections, descriptors, ledger_message, mapped_bytes
 from shoal.shm import segment
 from shoal.shm.layout import LINK, Geometry
 from shoal.shm.segment import SegmentView
+
+pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
 def test_descriptors_are_those_that_are_open() -> None:
@@ -53,7 +56,6 @@ def test_counting_connections_leaves_them_as_they_are() -> None:
 
 
 def test_segments_count_for_as_long_as_somebody_looks_at_them() -> None:
-    gc.collect()
     before = mapped_bytes()
     views: list[SegmentView] = []
     for sealed in (False, True):  # a file of /dev/shm, a memfd
@@ -68,7 +70,6 @@ def test_segments_count_for_as_long_as_somebody_looks_at_them() -> None:
 
 
 def test_a_process_tells_its_counts_beside_the_kernels() -> None:
-    gc.collect()  # what earlier tests have forgotten may have descriptors
     message = ledger_message(requests_open=3)
     assert message == {
         "op": "ledger",

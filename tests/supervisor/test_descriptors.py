@@ -49,6 +49,7 @@ def test_guests_leave_the_reserve() -> None:
         Descriptors(lambda: 101, lambda: 153).check_guest()
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_what_is_open_is_counted(limits: tuple[int, int]) -> None:
     before = num_open()
     ends = os.pipe()

@@ -81,6 +81,7 @@ def test_everybody_is_asked_in_the_order_in_which_memory_goes_back(ground: Groun
     assert {each["pid"] for each in told["processes"]} == {1}
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_the_supervisor_tells_its_own(ground: Ground) -> None:
     ground.make(ground.a, ground.client_a)
     ground.ledger.ask()

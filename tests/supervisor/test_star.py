@@ -44,7 +44,9 @@ def test_a_front_end_joins_although_every_worker_executes(sky: Sky) -> None:
 
 
 @pytest.mark.parametrize("kind", ["front end", "caller", "guest"])
-def test_who_cannot_be_welcomed_leaves_nothing(sky: Sky, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_who_cannot_be_welcomed_leaves_nothing(
+    sky: Sky, monkeypatch: pytest.MonkeyPatch, num_descriptors: Callable[[], int], kind: str
+) -> None:
     """While there is no batcher a client is welcomed at once, and no descriptor may be left for that."""
     guests = Guests(sky.loop, sky.star, OPTIONS, Questions({}), lambda _guest: None, Descriptors(num_open, lambda: 999))
     join: dict[str, Callable[[Member], object]] = {
@@ -63,11 +65,11 @@ def test_who_cannot_be_welcomed_leaves_nothing(sky: Sky, monkeypatch: pytest.Mon
         return opened[-1]
 
     monkeypatch.setattr(segment, "read_only", scarce)
-    before = num_open()
+    before = num_descriptors()
     with pytest.raises(OSError, match="no descriptor is left"):
         join[kind](process.member)
     assert sky.star.clients == known
-    assert num_open() == before
+    assert num_descriptors() == before
 
 
 def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(sky: Sky) -> None:
