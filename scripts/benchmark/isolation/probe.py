@@ -15,6 +15,8 @@ from scripts.benchmark.workloads import Request
 
 #: For one answer: far beyond any bar, and as long as nothing is learnt by waiting longer.
 PATIENCE_S = 2.0
+#: Where executions of seconds are what is waited for.
+LONG_PATIENCE_S = 6.0
 INTERVAL_S = 0.01
 #: What grpcio calls UNAVAILABLE by itself: no refusal of the server's.
 _BROKEN = ("connect", "Socket closed", "GOAWAY", "reset", "Broken pipe")

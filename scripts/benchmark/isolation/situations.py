@@ -28,6 +28,7 @@ from scripts.benchmark.isolation.figures import (
 from scripts.benchmark.isolation.models import identity, python
 from scripts.benchmark.isolation.probe import (
     EVENT_AT,
+    LONG_PATIENCE_S,
     PATIENCE_S,
     HttpProbe,
     LiveProbe,
@@ -42,8 +43,6 @@ from scripts.benchmark.workloads import Request
 #: Of an execution that others must not wait for.
 EXECUTION_S = 5.0
 UNEVEN_S = 10.0
-#: Longer than that: what waits for an execution is seen to.
-EVENT_PATIENCE_S = 6.0
 #: After an event: until everything runs again, or what waits for an execution has been seen to.
 AFTER_S = 1.5
 BACKLOG = 600
@@ -70,7 +69,7 @@ def grpc_backlog(site: Site) -> Measure:
 def _away(probe: Probe, event: Callable[[], float], after_s: float = AFTER_S) -> tuple[float, list[Answer]]:
     """How long nothing is answered after the event, in ms, and everything that was asked."""
     moments: list[float] = []
-    answers = paced(probe, after_s, event=lambda: moments.append(event()), patience_s=EVENT_PATIENCE_S)
+    answers = paced(probe, after_s, event=lambda: moments.append(event()), patience_s=LONG_PATIENCE_S)
     if not moments:
         raise BenchmarkError("too few requests were answered before the event")
     return 1000 * longest_silence_s(answers, moments[0]), answers
@@ -88,7 +87,7 @@ def _kill_beside(site: Site, probe: Probe, title: str, model: str) -> Measure:
 
 
 def _of_event(quiet_ms: float, loaded_ms: float, loaded: Sequence[Answer], note: str = "") -> Measure:
-    most_ms = 1000 * EVENT_PATIENCE_S
+    most_ms = 1000 * LONG_PATIENCE_S
     has_recovered = loaded[-1].status == OK or any(each.status == OK for each in loaded[EVENT_AT + 1 :])
     is_cut = loaded_ms >= most_ms or not has_recovered
     return Measure(quiet_ms, min(loaded_ms, most_ms), *lost(loaded), note, is_cut)
@@ -178,9 +177,9 @@ def large_request(site: Site) -> Measure:
     request = Request("/v2/models/task/infer", headers, start + bytes(4 * LARGE_REQUEST_FLOATS))
     probe = HttpProbe(site.http_port, raw(request))
     with warm(probe, 0.001):
-        quiet = paced(probe, 2.5, 1.25, patience_s=EVENT_PATIENCE_S)
+        quiet = paced(probe, 2.5, 1.25, patience_s=LONG_PATIENCE_S)
         with site.executing("task", EXECUTION_S):
-            loaded = paced(probe, 2.5, 1.25, patience_s=EVENT_PATIENCE_S)
+            loaded = paced(probe, 2.5, 1.25, patience_s=LONG_PATIENCE_S)
     quiet_ms, loaded_ms = (1000 * max(each.time_s for each in answers) for answers in (quiet, loaded))
     return _of_event(quiet_ms, loaded_ms, loaded)
 
@@ -201,8 +200,8 @@ def _metrics(site: Site, load: Crowd) -> Measure:
     with warm(fresh, 0.2):
         quiet = paced(fresh, 1.0, 0.1)
         with load:
-            loaded = paced(fresh, 1.0, 0.1, patience_s=EVENT_PATIENCE_S)
-    return compared(quiet, loaded, EVENT_PATIENCE_S, f"the crowd had {load.words}")
+            loaded = paced(fresh, 1.0, 0.1, patience_s=LONG_PATIENCE_S)
+    return compared(quiet, loaded, LONG_PATIENCE_S, f"the crowd had {load.words}")
 
 
 class _Fresh:
