@@ -2,11 +2,12 @@
 
 An instance with a batch is *staged* until it is *allocated* what its execution needs, and *releases* that when the
 execution has ended. Of those that are staged the one with the lowest *scaled priority* comes first, which is how often
-it has executed, times its priority: all three are Triton's. The rules on top of Triton's, so that nobody starves:
+it has executed, times its priority: all three are Triton's, and so is that loading and warming up count as executions:
+new instances begin apart by their priorities. The rules on top of Triton's, so that nobody starves:
 
 - Who comes first and has to wait keeps what it needs: others may take what it leaves.
-- While one is served, those that wait for the same resource are behind it by no more than their own priority. So who
-  was idle, or has just been loaded, does not catch up on what it never asked for.
+- While one is served, those that wait for the same resource are behind it by no more than two turns of their own. So
+  who was idle, or has just been loaded, catches up on no more than these.
 
 Numbers only; pure policy, runs in the batcher.
 """
@@ -16,6 +17,12 @@ from operator import itemgetter
 
 from shoal.model_config.rate_limiter import Demand, Limit, Resource, capacities
 
+#: Executions of a new instance: its initialization and its warm-up (Triton's).
+_AT_FIRST = 2
+#: Turns of its own by which an instance that waits may be behind the one that is served (ours: the least with which a
+#: model that asked first, and was served once, gives the others of Triton's test that turn back).
+_MOST_BEHIND = 2
+
 
 class _Instance:
     """One that is known: what it has to execute, and what it does."""
@@ -24,7 +31,7 @@ class _Instance:
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
-        self.scaled_priority = 0
+        self.scaled_priority = _AT_FIRST * demand.priority
         self.num_staged = self.num_running = 0
         #: Between its allocation and the batch that it is for.
         self.is_allocated = False
@@ -150,9 +157,9 @@ class RateLimiter:
         return None
 
     def _keep_near(self, served: _Instance) -> None:
-        """Those that wait for the same are next to it in turn."""
+        """Those that wait for the same are close behind it in turn."""
         names = [name for name, _ in served.demand.resources]
         for each in self._waiting.values():
-            most = served.scaled_priority + each.demand.priority
+            most = served.scaled_priority + _MOST_BEHIND * each.demand.priority
             if each.scaled_priority > most and any(name in names for name, _ in each.demand.resources):
                 each.scaled_priority = most

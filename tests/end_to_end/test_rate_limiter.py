@@ -28,6 +28,8 @@ MODELS = {
     "often": (f"{ONE} priority: 1", 1),
     "seldom": (f"{ONE} priority: 2", 2),
     "free": ("", 1),
+    "whole": ('resources { name: "PAIR" count: 1 }', 1),
+    "half": ('resources { name: "PAIR" count: 1 } priority: 2', 1),
     "greedy": ('resources { name: "SLOT" global: true count: 2 }', 1),
     "local": ('resources { name: "SLOT" count: 1 }', 1),
     "misspelt": ('resources { name: "slot" global: true count: 1 }', 1),
@@ -117,7 +119,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             parameters {{ key: "idempotent" value {{ string_value: "true" }} }}
             """
         )
-    flags = ["--rate-limit=execution_count", "--rate-limit-resource=SLOT:1", *only("often", "seldom", "free")]
+    flags = ["--rate-limit=execution_count", "--rate-limit-resource=SLOT:1", "--rate-limit-resource=PAIR:1"]
+    flags += only("often", "seldom", "free", "whole", "half")
     with serving(repository, *flags) as server, ThreadPoolExecutor(40) as pool:
         yield Story(server, repository, pool)
         assert server.stop() == 0
@@ -137,6 +140,19 @@ def test_who_shares_a_resource_never_executes_at_once_and_turns_go_by_priority(s
     # Of the two instances of "seldom" each has half the turns of the one of "often".
     turns = [model for _, _, model in told[1:13]]
     assert turns.count("often") in (5, 6, 7)
+
+
+def test_new_instances_take_turns_in_tritons_order(story: Story) -> None:
+    """Triton counts loading and warming up: the instance of priority 1 has its two turns first."""
+    held, _ = story.hold("whole")
+    sent = [story.send(model) for model in ("whole", "half") for _ in range(11)]
+    for model in ("whole", "half"):
+        wait_for_pending(story.server, model, 11)
+    with story.opened("whole"):
+        for each in (held, *sent):
+            each.result(DEADLINE_S)
+    turns = [model for _, _, model in story.told("whole", "half")]
+    assert turns[:18] == ["whole", "whole", "half"] * 6
 
 
 def test_who_needs_nothing_runs_meanwhile(story: Story) -> None:
@@ -204,7 +220,9 @@ def test_what_a_model_needed_goes_with_it(story: Story) -> None:
         for model in ("often", "seldom"):
             client.unload_model(model)
         end = time.monotonic() + DEADLINE_S
-        while ready_models(client) != ["free"] or "UNLOADING" in str(client.get_model_repository_index()):
+        while ready_models(client) != ["free", "half", "whole"] or "UNLOADING" in str(
+            client.get_model_repository_index()
+        ):
             assert time.monotonic() < end
         client.load_model("local")
         story.ask("local")

@@ -94,17 +94,36 @@ def test_turns_are_shared_by_priority(priorities: Sequence[int]) -> None:
         assert abs(turns[instance] - 700 / priority / whole) <= 2
 
 
-def test_who_was_idle_does_not_catch_up() -> None:
+def turns_of(made: RateLimiter, first: int, count: int) -> str:
+    """Who executes in turn, from an instance that has begun, while all have something to do."""
+    turns = [first]
+    while len(turns) < count:
+        turns += again(made, turns[-1])
+    return "".join("AB"[each] for each in turns)
+
+
+def test_new_instances_take_turns_as_tritons_do() -> None:
+    made = limiter(demand(1, R=1), demand(2, R=1))
+    (first,) = begin(made)
+    assert turns_of(made, first, 9) == "AABAABAAB"
+
+
+def test_who_asked_later_gets_the_turn_back() -> None:
+    made = limiter(demand(1, R=1), demand(2, R=1))
+    made.unstage(0)
+    (first,) = begin(made)
+    made.stage(0)
+    assert turns_of(made, first, 11) == "BAAAABAABAA"
+
+
+def test_who_was_idle_catches_up_on_two_turns() -> None:
     made = limiter(demand(R=1))
     made.add(1, demand(R=1))
     assert begin(made) == [0]
     for _ in range(50):
         assert again(made, 0) == [0]
     made.stage(1)
-    turns = [0]
-    for _ in range(20):
-        turns += again(made, turns[-1])
-    assert turns.count(1) == 10
+    assert turns_of(made, 0, 9) == "ABBABABAB"
 
 
 def test_who_needs_much_is_not_overtaken_for_ever() -> None:
