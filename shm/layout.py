@@ -312,11 +312,15 @@ def record(*words: int) -> tuple[int, ...]:
     return words + _ZEROS[len(words) :]
 
 
+#: Of a span: how far its offset is shifted, and the bits of its size.
+SPAN_SHIFT, SPAN_MASK = 32, 0xFFFFFFFF
+
+
 def pack_span(offset: int, nbytes: int) -> int:
     """The word that says where in a block something lies."""
-    return offset << 32 | nbytes
+    return offset << SPAN_SHIFT | nbytes
 
 
 def unpack_span(span: int) -> tuple[int, int]:
     """(offset, size) in bytes."""
-    return span >> 32, span & 0xFFFFFFFF
+    return span >> SPAN_SHIFT, span & SPAN_MASK

@@ -23,6 +23,8 @@ from shoal.shm.layout import (
     RELEASE,
     REPLY,
     REQUEST,
+    SPAN_MASK,
+    SPAN_SHIFT,
     TRACE,
     WORD,
     C,
@@ -30,7 +32,6 @@ from shoal.shm.layout import (
     P,
     R,
     ref_owner,
-    unpack_span,
 )
 from shoal.shm.pieces import as_block
 from shoal.shm.reply import Reply
@@ -178,18 +179,18 @@ class Port:
         Raises NoRoomError where there is none now (the queue is memory, too), InvalidArgumentError where there never is
         """
         slab = self.slab
+        num_used = len(self._open) + len(self._held) + len(self._parts)
+        is_ample = num_used < self._max_of_model and slab.free_nbytes >= self._ample_nbytes  # `admit` refuses nothing
+        if is_ample or (self.has_place(model) and self.has_memory(model)):
+            block = slab.allocate(nbytes)
+            if block is not None:
+                return block
         if nbytes > slab.largest_nbytes:
             raise InvalidArgumentError(
                 f"the request takes {nbytes} bytes of shared memory, its tensors' padding and header included; the "
                 f"largest block has {slab.largest_nbytes}. Send smaller batches, or raise --shm-client-slab-mib"
             )
-        num_used = len(self._open) + len(self._held) + len(self._parts)
-        if num_used >= self._max_of_model or slab.free_nbytes < self._ample_nbytes:  # else `admit` refuses nothing
-            self.admit(model)
-        block = slab.allocate(nbytes)
-        if block is None:
-            raise NoRoomError(model)
-        return block
+        raise NoRoomError(model)
 
     def admit(self, model: int) -> None:
         """Raise NoRoomError unless a request may be submitted whose block was allocated before its model was known."""
@@ -328,20 +329,19 @@ class Port:
                     self.spent.append(asked[_ASKED_BLOCK])
             view = self._segments.get(ref >> OWNER_SHIFT)
             block = view.open(ref) if view is not None else None
-            if block is not None and len(self._held) + len(self._parts) >= self._max_held and not num_pieces:
-                block, reason = None, int(Reason.NO_MEMORY)
             header = None
-            if block is not None:
+            if block is not None and (len(self._held) + len(self._parts) < self._max_held or num_pieces):
                 if more:
                     self._parts[number, ref] += 1
                 else:
                     self._held[number] = ref
-                offset, nbytes = unpack_span(span)
-                header = block[offset : offset + nbytes].tobytes()
+                start = span >> SPAN_SHIFT
+                header = block[start : start + (span & SPAN_MASK)].tobytes()
                 if num_pieces:
                     block = self._open_pieces(number, ref if more else 0, block, num_pieces)
-            elif ref:
-                # Nobody reads what the batcher keeps: a worker's lie, or one too many.
+            elif ref:  # nobody reads it: a worker's lie, or one too many
+                if block is not None:
+                    block, reason = None, int(Reason.NO_MEMORY)
                 self.release(number, ref if more else 0, prompt=False)
             reply = Reply(number, status, reason, block, header, detail, record)
             if num_pieces == 1:

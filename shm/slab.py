@@ -90,10 +90,13 @@ class Slab:
     def allocate(self, nbytes: int) -> Block | None:
         """A block of at least `nbytes`, 4096-byte aligned, contents undefined; None where there is none now."""
         order = ((nbytes - 1) // UNIT).bit_length() if nbytes > UNIT else 0
-        fitting = self._free[order] if order < len(self._free) else None
-        unit = fitting.pop() if fitting else self._split(order)
-        if unit is None:
-            return None
+        try:
+            unit = self._free[order].pop()
+        except IndexError:  # no block of that size is free, or none is ever that large
+            split = self._split(order)
+            if split is None:
+                return None
+            unit = split
         word = (self._generations[unit] | _ORDER_MASK) + 1 + order  # the next generation
         self._generations[unit] = word  # publishes: references of this generation are good
         ref = (self._first + unit << GENERATION_BITS) + (word >> 8 & GENERATION_MASK)

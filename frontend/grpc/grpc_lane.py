@@ -283,7 +283,8 @@ class GrpcLane(Lane[GrpcConnection]):
 
     def _deliver(self) -> None:
         self.inference.deliver()
-        self.parking.resume()
+        if self.parking.waiting:
+            self.parking.resume()
 
     def _on_recall(self, segments: Container[int], is_urgent: bool) -> None:
         self._recall.recall(self._connections.values(), segments, self.now_s, is_urgent=is_urgent)

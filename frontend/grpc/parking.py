@@ -33,16 +33,12 @@ class Parking:
     def __init__(self, port: Port, model_of: Callable[[Received], int]) -> None:
         self._port = port
         self._model_of = model_of
-        # Changed by every method that is not a question: by model, which calls wait and the bytes that each keeps, and
-        # how many bytes are kept for it; the models in the order of their turns.
-        self._waiting: dict[int, OrderedDict[Parked, int]] = {}
+        #: By model, which calls wait and the bytes that each keeps; empty most of the time. Changed here alone.
+        self.waiting: dict[int, OrderedDict[Parked, int]] = {}
+        # Changed with it: how many bytes are kept for each model; the models in the order of their turns.
         self._nbytes_of: dict[int, int] = {}
         self._nbytes = 0
         self._turns: deque[int] = deque()
-
-    def is_waiting(self, model: int) -> bool:
-        """Whether a call to this model waits."""
-        return model in self._waiting
 
     def must_wait(self, received: Received) -> int:
         """The model that a message has to wait for: it has no room, or earlier calls to it wait. 0 where it need not.
@@ -50,10 +46,10 @@ class Parking:
         0, too, where waiting would take too much memory: the request is then refused as it is asked.
         """
         port = self._port
-        if not self._waiting and port.is_ample:
+        if not self.waiting and port.is_ample:
             return 0
         model = self._model_of(received)
-        if model in self._waiting or not (port.has_place(model) and port.has_memory(model)):
+        if model in self.waiting or not (port.has_place(model) and port.has_memory(model)):
             return model if self._has_space(model, len(received.data)) else 0
         return 0
 
@@ -71,7 +67,7 @@ class Parking:
 
     def leave(self, call: Parked, model: int) -> None:
         """A call has ended: if it waits for this model still, it does so no longer, and keeps nothing."""
-        waiting = self._waiting.get(model)
+        waiting = self.waiting.get(model)
         if waiting is not None and call in waiting:
             self._remove(model, waiting, waiting.pop(call))
 
@@ -95,9 +91,9 @@ class Parking:
             del self._nbytes_of[model]
 
     def _add(self, call: Parked, model: int, nbytes: int, *, is_first: bool) -> None:
-        waiting = self._waiting.get(model)
+        waiting = self.waiting.get(model)
         if waiting is None:
-            waiting = self._waiting[model] = OrderedDict()
+            waiting = self.waiting[model] = OrderedDict()
             self._turns.append(model)
         waiting[call] = nbytes
         if is_first:
@@ -106,7 +102,7 @@ class Parking:
 
     def _take(self, model: int) -> tuple[Parked, int]:
         """The call to a model that has waited longest; it waits no longer."""
-        waiting = self._waiting[model]
+        waiting = self.waiting[model]
         call, nbytes = waiting.popitem(last=False)
         self._remove(model, waiting, nbytes)
         return call, nbytes
@@ -114,7 +110,7 @@ class Parking:
     def _remove(self, model: int, waiting: "OrderedDict[Parked, int]", nbytes: int) -> None:
         self._count(model, -nbytes)
         if not waiting:
-            del self._waiting[model]
+            del self.waiting[model]
             self._turns.remove(model)
 
     def resume(self) -> None:

@@ -146,7 +146,8 @@ class UnaryCall:
     def infer_known(self, form: Form, id_: bytes, tensors: Sequence[bytes]) -> bool:
         """All of it has come, and it is like one before. False, and nothing happens, where there is no room."""
         lane = self._lane
-        if lane.parking.is_waiting(form.prepared.entry.model_id):  # others were there before
+        waiting = lane.parking.waiting
+        if waiting and form.prepared.entry.model_id in waiting:  # others were there before
             return False
         try:
             self._number = lane.inference.ask_known(

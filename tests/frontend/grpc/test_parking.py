@@ -78,7 +78,7 @@ def test_a_call_to_a_model_that_has_room_waits_for_no_other(calls: Calls) -> Non
     assert [calls.come(SLOW) for _ in range(3)] == [True] * 3
     assert not calls.come(IDLE)
     assert calls.asked == [(IDLE, 4)]
-    assert (calls.parking.is_waiting(SLOW), calls.parking.is_waiting(IDLE)) == (True, False)
+    assert list(calls.parking.waiting) == [SLOW]
 
 
 def test_nobody_overtakes_an_earlier_call_to_the_same_model(calls: Calls) -> None:
@@ -87,7 +87,7 @@ def test_nobody_overtakes_an_earlier_call_to_the_same_model(calls: Calls) -> Non
     assert calls.come(SLOW)
     calls.parking.resume()
     assert calls.asked == [(SLOW, 1), (SLOW, 2)]
-    assert not calls.parking.is_waiting(SLOW)
+    assert not calls.parking.waiting
 
 
 def test_models_take_turns(calls: Calls) -> None:
@@ -121,7 +121,7 @@ def test_a_call_that_ends_while_it_waits_keeps_nothing(calls: Calls) -> None:
     assert calls.asked == [(SLOW, 2)]
     calls.parking.leave(second, SLOW)  # it has gone on
     calls.parking.leave(calls.park(OTHER, 10), OTHER)
-    assert (calls.parking._nbytes, calls.parking._waiting, len(calls.parking._turns)) == (0, {}, 0)
+    assert (calls.parking._nbytes, calls.parking.waiting, len(calls.parking._turns)) == (0, {}, 0)
 
 
 def test_messages_of_streams_count_as_calls_do(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_whatever_comes_goes_on_in_its_models_order_and_waits_only_without_room(
         else:
             calls.room.left[model] = calls.room.left.get(model, 0) + 1
             calls.parking.resume()
-        assert not any(calls.room.has_place(each) and calls.parking.is_waiting(each) for each in range(1, 5))
+        assert not any(calls.room.has_place(each) and each in calls.parking.waiting for each in range(1, 5))
     by_model = {
         model: [number for _, number in of_it] for model, of_it in groupby(sorted(calls.asked), lambda each: each[0])
     }
@@ -157,4 +157,4 @@ def test_whatever_comes_goes_on_in_its_models_order_and_waits_only_without_room(
     calls.room.left = dict.fromkeys(range(1, 5), 1000)
     calls.parking.resume()
     assert len(calls.asked) == sum(what == "come" for what, _ in schedule)
-    assert (calls.parking._nbytes, calls.parking._waiting, len(calls.parking._turns)) == (0, {}, 0)
+    assert (calls.parking._nbytes, calls.parking.waiting, len(calls.parking._turns)) == (0, {}, 0)
