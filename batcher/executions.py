@@ -7,7 +7,7 @@ Lives in the batcher; how a request ends is the business of `open_requests`.
 from shoal.batcher import statistics
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.peers import Model, Running, Worker
-from shoal.shm.layout import OWNER_SHIFT, D
+from shoal.shm.layout import D
 from shoal.shm.ring import Record
 
 
@@ -39,8 +39,8 @@ class Executions:
         if num_missing:
             worker.partly_answered = running
         else:
-            if worker.is_hungry and ref >> OWNER_SHIFT == worker.owner:
-                worker.is_hungry, worker.short_since_ns = False, 0  # its slab has room again
+            if worker.is_hungry:
+                worker.end_shortage(ref)
             self._finish_batch(worker, running, compute, now_ns)
 
     def respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
@@ -52,6 +52,8 @@ class Executions:
         if key not in worker.missing:
             return None
         worker.note_overlap()
+        if worker.is_hungry:
+            worker.end_shortage(ref)
         return self._requests.respond(key, status, ref, header, now_ns)
 
     def ready(self, worker: Worker, record: Record, now_ns: int) -> None:

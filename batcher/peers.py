@@ -273,6 +273,11 @@ class Worker(Peer):
         """Whether it answers requests after it has executed them, so that batches do not end in their order."""
         return bool(self._link_words[OVERLAP_WORD])
 
+    def end_shortage(self, ref: int) -> None:
+        """The worker has sent a result, in this block if any, and so waits for memory no longer."""
+        self.short_since_ns = 0
+        self.is_hungry = layout.ref_owner(ref) != self.owner  # a block of its own slab says that this has room again
+
     def note_overlap(self) -> None:
         """It does; a successor will know, too."""
         self._link_words[OVERLAP_WORD] = 1

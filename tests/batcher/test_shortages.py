@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.batcher.guests import GUEST_HOLDS_NS
-from shoal.shm.layout import DONE, RECALL, RELEASE, WANT, B, pack_ref
+from shoal.shm.layout import BATCH_ITEM, DONE, RECALL, RELEASE, RESPONSE, WANT, B, pack_ref
 from tests.batcher.star import MODEL, SINGLE, WORKER, End, Star, ask
 
 FRONT_END, CALLER, GUEST, OTHER_WORKER, OTHER_MODEL = 21, 22, 41, 32, 6
@@ -115,4 +115,28 @@ def test_a_guest_goes_only_where_there_is_no_other_memory(urgency: int) -> None:
     if urgency == NEWS:
         assert star.reports() == []
         want(star, worker, ROOM_NOW, NOW + 2 * GUEST_HOLDS_NS + 2)
+    assert star.reports() == [("distrusted", GUEST)]
+
+
+@pytest.mark.parametrize("kind", [DONE, RESPONSE])
+def test_a_guest_has_its_time_again_once_the_worker_has_gone_on(kind: int) -> None:
+    """A stream's last DONE names no block, and its responses are no DONE. The shortage is over with either."""
+    star, _, worker = star_of_one()
+    guest = star.add_client(GUEST, is_guest=True)
+    star.exchange.models[MODEL].is_fixed = True
+    for number in (1, 2):
+        guest.say(1, number, MODEL, pack_ref(GUEST, 2 + number, 1), 64 << 32 | 40, 1, 0, 0, 0, 0, 0, NOW)
+    star.exchange.step(NOW)
+    (held,) = [record for record in worker.heard() if record[0] == BATCH_ITEM]
+    worker.say(DONE, held[B.KEY], held[B.BATCH], 0, pack_ref(WORKER, 9, 1))
+    star.exchange.step(NOW)
+    (streamed,) = [record for record in worker.heard() if record[0] == BATCH_ITEM]
+    want(star, worker, ROOM)
+    worker.say(kind, streamed[B.KEY], streamed[B.BATCH])
+    star.exchange.step(NOW)
+    later = NOW + 10 * GUEST_HOLDS_NS
+    want(star, worker, ROOM_NOW, later)
+    want(star, worker, ROOM_NOW, later + GUEST_HOLDS_NS)
+    assert star.reports() == []
+    want(star, worker, ROOM_NOW, later + GUEST_HOLDS_NS + 1)
     assert star.reports() == [("distrusted", GUEST)]
