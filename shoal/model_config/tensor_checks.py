@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from shoal.datatypes import BY_CONFIG_NAME, MAX_DIM, MAX_TENSOR_BYTES, format_shape
 from shoal.model_config.messages import Config
+from shoal.model_config.python_backends import runs_on
 
 #: Ours. With the batch dimension this is what numpy 1 can hold.
 MAX_DIMS = 31
@@ -20,9 +21,11 @@ _VARIABLE = -1
 def tensors(config: Config) -> Iterator[str]:
     """All inputs, then all outputs."""
     name = config["name"]
+    # A model.py may need none: one that only calls others, or tests itself. What a model's file declares is listed.
+    may_have_none = runs_on(config) == "python"
     for field, label in (("input", "model input"), ("output", "model output")):
         listed = config[field]
-        if not listed:
+        if not (listed or may_have_none):
             yield (
                 f"model '{name}' has no '{field}' in its configuration; list every {field} with name, data_type and "
                 "dims (only where auto-complete is on and the model tells them itself may the list be left out)"
