@@ -73,6 +73,10 @@ class TritonPythonModel:
     def nothing(self, request):
         return None
 
+    def taken(self, request):
+        request.get_response_sender()
+        return None
+
     def both(self, request):
         x = request.inputs()[0].as_numpy()
         asked = json.dumps(request.requested_output_names())
@@ -104,6 +108,24 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", request.inputs()[0].as_numpy())])
                 for request in requests]
 """
+#: Returns nothing; the second request has the first, which was returned unanswered, answered by its sender.
+LATER = """
+class TritonPythonModel:
+    first = None
+
+    def execute(self, requests):
+        for request in requests:
+            if self.first is None:
+                self.first = request
+                continue
+            first, self.first = self.first, None
+            for each in (first, request):
+                each.get_response_sender().send(pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("Y", each.inputs()[0].as_numpy())]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+#: The same of a list, and of a coroutine.
+LATER_IN_LIST = LATER + "        return [None for _ in requests]\n"
+LATER_ASYNC = LATER.replace("def execute", "async def execute")
 #: Answers X[0] times, from a thread of its own.
 REPEAT = """
 import threading
@@ -118,6 +140,11 @@ class TritonPythonModel:
         for number in range(int(x[0])):
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + number)]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+FORGETFUL = """
+class TritonPythonModel:
+    def execute(self, requests):
+        [pb_utils.InferenceResponse([pb_utils.Tensor("Y", request.inputs()[0].as_numpy())]) for request in requests]
 """
 BROKEN = """
 class TritonPythonModel:
@@ -154,6 +181,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     add_model(repository, "obedient", OBEDIENT, X_TO_Y)
     add_model(repository, "together", TOGETHER, X_TO_Y)
+    for name, code in (("later", LATER), ("later_in_list", LATER_IN_LIST), ("later_async", LATER_ASYNC)):
+        add_model(repository, name, code, X_TO_Y)
+    add_model(repository, "forgetful", FORGETFUL, X_TO_Y)
     add_model(repository, "repeat", REPEAT, f"model_transaction_policy {{ decoupled: true }} {X_TO_Y}")
     add_model(repository, "broken", BROKEN, X_TO_Y)
     add_model(repository, "wrong", WRONG, f"max_batch_size: 4 {X_TO_Y}")
@@ -233,13 +263,37 @@ def test_an_exception_is_told_with_its_traceback(client: triton.InferenceServerC
     assert (frames[0], frames[-1]) == ("raises", "execute")  # the innermost first
 
 
-def test_what_execute_must_return(client: triton.InferenceServerClient) -> None:
+@pytest.mark.parametrize(
+    ("model", "do", "sentence"),
+    [
+        (
+            "obedient",
+            "nothing",
+            "Failed to process the request(s) for model 'obedient_0', message: Expected an 'InferenceResponse' object "
+            "in the execute function return list, found type '<class 'NoneType'>'.",
+        ),
+        ("obedient", "taken", "The model dropped the response sender of a request without an answer."),
+        (
+            "forgetful",
+            "",
+            "Failed to process the request(s) for model 'forgetful_0', message: Expected a list in the execute return, "
+            "found type '<class 'NoneType'>'.",
+        ),
+    ],
+)
+def test_what_nobody_can_answer_any_more_fails(
+    client: triton.InferenceServerClient, model: str, do: str, sentence: str
+) -> None:
     with pytest.raises(InferenceServerException) as caught:
-        do(client, "nothing", 1)
-    assert caught.value.message() == (
-        "Failed to process the request(s) for model 'obedient_0', message: Expected an 'InferenceResponse' object in "
-        "the execute function return list, found type '<class 'NoneType'>'."
-    )
+        client.infer(model, [given("X", np.ones(1, np.float32))], parameters={"do": do})
+    assert (caught.value.status(), caught.value.message()) == ("500", sentence)
+
+
+@pytest.mark.parametrize("model", ["later", "later_in_list", "later_async"])
+def test_execute_may_return_nothing_and_a_sender_answer_later(client: triton.InferenceServerClient, model: str) -> None:
+    for _ in range(2):
+        pending = [client.async_infer(model, [given("X", np.array([value], np.float32))]) for value in (1.0, 2.0)]
+        assert [array(each.get_result(timeout=DEADLINE_S), "Y").tolist() for each in pending] == [[1.0], [2.0]]
 
 
 def test_requested_outputs_and_parameters(client: triton.InferenceServerClient) -> None:

@@ -32,6 +32,9 @@ IS_READY_S = 5.0
 #: What execute has to give for each request; None where its sender answers it, or it goes back into the queue.
 Responses = Sequence[InferenceResponse | None]
 
+_NO_LIST = "Expected a list in the execute return, found type '{}'."
+_NO_RESPONSE = "Expected an 'InferenceResponse' object in the execute function return list, found type '{}'."
+
 # Frames of these are not the model's: Triton's are C++, and nobody sees them; an importer's tell nothing.
 _NO_FRAMES = (os.path.dirname(triton_python_backend_utils.__file__) + os.sep, "<frozen importlib")
 
@@ -181,8 +184,12 @@ class PythonModel:
                     "function must return None."
                 )
             return [None] * len(requests)
+        if returned is None:
+            for request in requests:
+                self._answer_later(request, _NO_LIST.format(type(None)))
+            return [None] * len(requests)
         if not isinstance(returned, list):
-            raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
+            raise TritonModelException(_NO_LIST.format(type(returned)))
         if len(returned) != len(requests):
             raise TritonModelException(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
@@ -195,17 +202,22 @@ class PythonModel:
                         "Expected a None object in the execute function return list for reschduled request, found "
                         f"type '{type(response)}'."
                     )
-            elif not isinstance(response, InferenceResponse) and not (response is None and request._sender):
-                raise TritonModelException(
-                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                    f"'{type(response)}'."
-                )
+            elif not isinstance(response, InferenceResponse):
+                if response is not None:
+                    raise TritonModelException(_NO_RESPONSE.format(type(response)))
+                self._answer_later(request, _NO_RESPONSE.format(type(None)))
         return returned
 
     @staticmethod
     def _let_call_models(can_call: bool) -> None:
         if runtime.current is not None:
             runtime.current.can_call_models = can_call
+
+    def _answer_later(self, request: InferenceRequest, mistake: str) -> None:
+        """Leave the answer to the request's sender, now or later, though the model may not have taken that yet. Where
+        the model drops the sender unused, to return nothing was a mistake, and the client is told so."""
+        if request._sender is None and request._release_flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            request.get_response_sender()._if_dropped = self.as_failure(TritonModelException(mistake))
 
 
 def import_model(file: str, version_dir: str) -> ModuleType:

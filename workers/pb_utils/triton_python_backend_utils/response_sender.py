@@ -15,6 +15,7 @@ from triton_python_backend_utils.response import InferenceResponse
 TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
 
 _UNABLE = "Unable to send response. "
+_DROPPED = "The model dropped the response sender of a request without an answer."
 #: Name, datatype and array of an output, in the form in which the server takes it.
 Output = tuple[str, Datatype, NDArray[Any]]
 
@@ -59,6 +60,8 @@ class InferenceResponseSender:
         self._lock = threading.Lock()
         self._num_sent = 0
         self._is_closed = False
+        # Set before the model has it: why the request fails if the model drops the sender unused.
+        self._if_dropped: ShoalError | None = None
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """One response, the last one with TRITONSERVER_RESPONSE_COMPLETE_FINAL, which may also come by itself.
@@ -89,9 +92,7 @@ class InferenceResponseSender:
     def __del__(self) -> None:
         # Nobody can answer any more, and somebody waits. May run in any thread, in the middle of anything.
         if self._channel.is_open:
-            self._channel.fail_later(
-                InternalError("The model dropped the response sender of a request without an answer.")
-            )
+            self._channel.fail_later(self._if_dropped or InternalError(_DROPPED))
 
     def _count(self, has_response: bool, is_final: bool) -> None:
         with self._lock:

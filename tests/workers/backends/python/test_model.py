@@ -158,15 +158,9 @@ def test_execute_returns_responses(write: Write) -> None:
     ("body", "sentence"),
     [
         ("return {}", "Expected a list in the execute return, found type '<class 'dict'>'."),
-        ("return None", "Expected a list in the execute return, found type '<class 'NoneType'>'."),
         (
             "return [5]",
             "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'.",
-        ),
-        (
-            "return [None]",
-            "Expected an 'InferenceResponse' object in the execute function return list, found type "
-            "'<class 'NoneType'>'.",
         ),
         (
             "return []",
