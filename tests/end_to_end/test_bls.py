@@ -1,6 +1,7 @@
 """Models that ask other models, written as users of Triton's Python backend write them, through a whole server."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -196,6 +197,30 @@ class TritonPythonModel:
             assert json.loads(request.parameters()) == {"colour": "red", "number": 3, "traceparent": "00-ab-cd-01"}
         return [answer(x_of(request).as_numpy()) for request in requests]
 """
+#: Answers its requests when four wait in it.
+FOUR = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.waiting = []
+
+    def execute(self, requests):
+        self.waiting += [(request.get_response_sender(), x_of(request).as_numpy().copy()) for request in requests]
+        while len(self.waiting) >= 4:
+            for sender, x in self.waiting[:4]:
+                sender.send(answer(x))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            del self.waiting[:4]
+"""
+#: Iterates as Triton's QA does: without `async`, over what it has awaited.
+AWAIT_ITERATOR = """
+class TritonPythonModel:
+    async def execute(self, requests):
+        responses = []
+        for request in requests:
+            found = [each for each in await ask("four", x_of(request)).async_exec(decoupled=True)]
+            responses.append(answer(y_of(found[0]).as_numpy()))
+        return responses
+"""
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -223,6 +248,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write(root, "mirror", MIRROR)
     write(root, "loader", LOADER)
     write(root, "late", DOUBLE)
+    write(root, "four", FOUR, more=DECOUPLED)
+    write(root, "await_iterator", AWAIT_ITERATOR)
     flags = [f"--load-model={each.name}" for each in root.iterdir() if each.name != "late"]
     flags += ["--model-control-mode=explicit", "--http-header-forward-pattern=traceparent"]
     with serving(root, *flags) as started:
@@ -250,6 +277,12 @@ def infer(server: Server, model: str, *values: float, headers: dict[str, str] | 
 )
 def test_a_pipeline(server: Server, model: str, values: list[float], expected: list[float]) -> None:
     assert infer(server, model, *values) == expected
+
+
+def test_awaiting_a_decoupled_call_leaves_the_event_loop_to_others(server: Server) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(infer, server, "await_iterator", value) for value in (1, 2, 3, 4)]
+        assert [each.result() for each in asked] == [[1], [2], [3], [4]]
 
 
 @pytest.mark.parametrize("model", ["chain", "gather"])

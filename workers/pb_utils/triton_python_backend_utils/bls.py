@@ -130,9 +130,8 @@ def execute(request: InferenceRequest, decoupled: bool) -> InferenceResponse | R
 
 
 async def execute_async(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """InferenceRequest.async_exec."""
+    """InferenceRequest.async_exec. Returns with the first response: Triton's models iterate without `async for`, which
+    would keep the event loop until then."""
     responses = ResponseIterator.of(request, decoupled)
-    if decoupled:
-        return responses
     await responses.wait()
-    return responses.next()
+    return responses if decoupled else responses.next()
