@@ -44,6 +44,111 @@ class Tests:
     def test_nothing(self):
         pass
 """
+#: What each argument may be, and which exception says so; pybind's rules, which Triton's stub has.
+ARGUMENTS = """
+import unittest
+
+X = pb_utils.Tensor("X", np.ones(1, np.float32))
+
+
+class Tests(unittest.TestCase):
+    def refuse(self, exception, make, *wrong, **keywords):
+        with self.assertRaises(exception, msg=f"{make} {wrong} {keywords}") as caught:
+            make(*wrong, **keywords)
+        return str(caught.exception)
+
+    def test_requests(self):
+        def make(**given):
+            return pb_utils.InferenceRequest(
+                **{"inputs": [X], "model_name": "double", "requested_output_names": ["Y"], **given})
+
+        for name in ("inputs", "model_name", "requested_output_names", "correlation_id", "request_id", "model_version",
+                     "flags", "timeout", "preferred_memory", "trace"):
+            self.refuse(TypeError, make, **{name: None})
+        for name, wrong in {
+            "inputs": [3], "requested_output_names": [None], "model_name": 5, "request_id": 5, "model_version": "1",
+            "flags": 1.5, "timeout": "1", "preferred_memory": 0, "trace": "", "parameters": 7, "unknown": 1,
+        }.items():
+            self.refuse(TypeError, make, **{name: wrong})
+        for name, wrong in {"inputs": X, "requested_output_names": "Y", "flags": -1, "timeout": -1}.items():
+            self.refuse(TypeError, make, **{name: wrong})
+        told = self.refuse(pb_utils.TritonModelException, make, inputs=[None], request_id="7")
+        assert told.startswith("Input tensor for request with id '7' and model name 'double' should not be empty.")
+        told = self.refuse(pb_utils.TritonModelException, make, requested_output_names=[""])
+        assert told.startswith("Requested output name for request with id '' and model name 'double' should not be em")
+        told = self.refuse(pb_utils.TritonModelException, make, correlation_id=1.5)
+        assert told == "Correlation ID must be integer or string"
+        make(inputs=[], requested_output_names=(), parameters=None, model_version=np.int64(1))
+        self.refuse(TypeError, make().set_flags, None)
+        self.refuse(TypeError, make().set_release_flags, None)
+
+    def test_responses(self):
+        told = self.refuse(pb_utils.TritonModelException, pb_utils.InferenceResponse, output_tensors=[None])
+        assert told.startswith("Output tensor for inference response should not be empty.")
+        for wrong in (None, X, [3], "X"):
+            self.refuse(TypeError, pb_utils.InferenceResponse, output_tensors=wrong)
+        self.refuse(TypeError, pb_utils.InferenceResponse, [X], error="no")
+        assert pb_utils.InferenceResponse((X,)).output_tensors() == [X]
+
+    def test_tensors(self):
+        x = np.ones(1, np.float32)
+        for wrong in ((None, x), (5, x), ("X", None), ("", None), ("X", {}), ("X", X)):
+            self.refuse(TypeError, pb_utils.Tensor, *wrong)
+        self.refuse(pb_utils.TritonModelException, pb_utils.Tensor, "", x)
+        self.refuse(TypeError, pb_utils.Tensor.from_dlpack, None, x)
+        for wrong in (("X", None), ("", None)):
+            self.refuse(pb_utils.TritonModelException, pb_utils.Tensor.from_dlpack, *wrong)
+
+    def test_logs(self):
+        logger = pb_utils.Logger
+        for level in (None, 1, "LOUD"):
+            self.refuse(TypeError, logger.log, "message", level)
+        for method in (logger.log, logger.log_info, logger.log_warn, logger.log_error, logger.log_verbose):
+            self.refuse(TypeError, method, None)
+            self.refuse(TypeError, method, 5)
+        logger.log("level unspecified")
+        logger.log_info(message="by its name")
+
+    def test_errors(self):
+        self.refuse(TypeError, pb_utils.TritonError, None)
+        self.refuse(TypeError, pb_utils.TritonError, "no", None)
+        self.refuse(TypeError, pb_utils.TritonError, "no", 99)
+
+    def test_metrics(self):
+        family = pb_utils.MetricFamily
+        self.refuse(TypeError, family, name=None, description="d", kind=family.COUNTER)
+        self.refuse(TypeError, family, name="n", description=None, kind=family.COUNTER)
+        self.refuse(TypeError, family, name="n", description="d", kind=None)
+        self.refuse(TypeError, family, name="n", description="d", kind="COUNTER")
+        gauge = family(name="arguments", description="d", kind=family.GAUGE)
+        metric = gauge.Metric()
+        for wrong in (None, "1", [1]):
+            self.refuse(TypeError, metric.set, wrong)
+            self.refuse(TypeError, metric.increment, wrong)
+        metric.set(np.float32(2))
+        assert metric.value() == 2
+
+    def test_model_control(self):
+        for wrong in (None, 5):
+            self.refuse(TypeError, pb_utils.is_model_ready, wrong)
+            self.refuse(TypeError, pb_utils.load_model, wrong)
+            self.refuse(TypeError, pb_utils.unload_model, wrong)
+        self.refuse(TypeError, pb_utils.load_model, "double", None)
+        self.refuse(TypeError, pb_utils.is_model_ready, "double", 1)
+
+    def test_names_may_be_bytes(self):
+        x = pb_utils.Tensor(b"X", np.ones(1, np.float32))
+        assert x.name() == "X"
+        response = pb_utils.InferenceRequest(
+            model_name=b"double", inputs=[x], requested_output_names=[b"Y"], request_id=b"id").exec()
+        assert not response.has_error(), response.error().message()
+        assert response.output_tensors()[0].as_numpy().tolist() == [2]
+        assert pb_utils.is_model_ready(b"double", b"1")
+        assert pb_utils.TritonError(b"no").message() == "no"
+        pb_utils.Logger.log_info(b"as bytes")
+        family = pb_utils.MetricFamily(b"named_by_bytes", b"d", pb_utils.MetricFamily.GAUGE)
+        assert family.Metric({"a": "b"}).value() == 0
+"""
 DOUBLE = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -72,6 +177,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     add_model(repository, "no_configuration", PLAIN + SELF_TEST, None)
     add_model(repository, "batched", PLAIN + SELF_TEST, f"max_batch_size: 4 dynamic_batching {{}} {OUTPUT}")
     add_model(repository, "double", DOUBLE, X_TO_Y)
+    add_model(repository, "arguments", ARGUMENTS + SELF_TEST, OUTPUT)
     with serving(repository, "--grpc-port=0") as started:
         yield started
 
@@ -98,6 +204,7 @@ def test_a_model_without_inputs_answers(server: Server, model: str, outputs: lis
         assert [metadata["inputs"], [each["name"] for each in metadata["outputs"]]] == [[], outputs]
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc_client:
         answers = grpc_client.infer(model, [], parameters=parameters, client_timeout=DEADLINE_S)
+        assert answers is not None
         assert [each.name for each in answers.get_response().outputs] == outputs
     generated = requests.post(f"http://{server.url}/v2/models/{model}/generate", json=parameters, timeout=DEADLINE_S)
     assert generated.status_code == 200, generated.text
@@ -111,3 +218,14 @@ def test_an_input_that_the_model_has_not_is_refused(server: Server) -> None:
         pytest.raises(InferenceServerException, match="expected 0 inputs but got 1 inputs for model 'no_inputs'"),
     ):
         client.infer("no_inputs", [given])
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_requests", "test_responses", "test_tensors", "test_logs", "test_errors", "test_metrics",
+        "test_model_control", "test_names_may_be_bytes",
+    ],
+)  # fmt: skip
+def test_arguments(server: Server, test: str) -> None:
+    assert told(server, "arguments", test) == ""

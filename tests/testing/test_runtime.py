@@ -160,7 +160,7 @@ def test_the_log_of_a_model_is_a_logger(tmp_path: Path, caplog: pytest.LogCaptur
     def execute(self, requests):
         pb_utils.Logger.log_warn("shoal ahead")
         pb_utils.Logger.log_verbose("depth 3")
-        pb_utils.Logger.log("a level that nobody knows", "NOTICE")
+        pb_utils.Logger.log("without a level")
         return [answer(x_of(request).as_numpy()) for request in requests]
 """
     version = write_python(tmp_path, "logs", code)

@@ -158,7 +158,7 @@ def test_a_description_can_be_sent(registry: MetricRegistry) -> None:
 
 
 def test_a_kind_is_one_of_the_three() -> None:
-    with pytest.raises(TritonModelException, match=r"^Error when creating MetricFamily: Unknown metric kind$"):
+    with pytest.raises(TypeError, match=r"^Error when creating MetricFamily: Unknown metric kind 'counter': "):
         family("counter")
     assert MetricFamily.MetricKind.GAUGE is MetricFamily.GAUGE
 

@@ -3,6 +3,7 @@
 from typing import Final
 
 from shoal import errors
+from triton_python_backend_utils.arguments import text
 
 
 class TritonError:
@@ -19,10 +20,10 @@ class TritonError:
 
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
+    def __init__(self, message: str | bytes, code: int = INTERNAL) -> None:
         if code not in _KINDS:
-            raise TritonModelException(f"Unsupported error code {code!r}: use one of TritonError's.")
-        self._message = message
+            raise TypeError(f"Unsupported error code {code!r}: use one of TritonError's.")
+        self._message = text("the message of a TritonError", message)
         self._code = code
 
     def message(self) -> str:

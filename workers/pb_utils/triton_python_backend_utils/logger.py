@@ -4,6 +4,9 @@ import sys
 from typing import Final
 
 from triton_python_backend_utils import runtime
+from triton_python_backend_utils.arguments import text
+
+_LEVELS = frozenset({"INFO", "WARNING", "ERROR", "VERBOSE"})
 
 
 class Logger:
@@ -15,35 +18,38 @@ class Logger:
     VERBOSE: Final = "VERBOSE"
 
     @staticmethod
-    def log(message: str, level: str = INFO) -> None:
+    def log(message: str | bytes, level: str = INFO) -> None:
         """A line of this level."""
         _write(level, message)
 
     @staticmethod
-    def log_info(message: str) -> None:
+    def log_info(message: str | bytes) -> None:
         """A line of level INFO."""
         _write(Logger.INFO, message)
 
     @staticmethod
-    def log_warn(message: str) -> None:
+    def log_warn(message: str | bytes) -> None:
         """A line of level WARNING."""
         _write(Logger.WARNING, message)
 
     @staticmethod
-    def log_error(message: str) -> None:
+    def log_error(message: str | bytes) -> None:
         """A line of level ERROR."""
         _write(Logger.ERROR, message)
 
     @staticmethod
-    def log_verbose(message: str) -> None:
+    def log_verbose(message: str | bytes) -> None:
         """A line that is written where --log-verbose is 1 or more."""
         _write(Logger.VERBOSE, message)
 
 
-def _write(level: str, message: str) -> None:
+def _write(level: str, message: str | bytes) -> None:
+    if level not in _LEVELS:
+        raise TypeError(f"the level must be one of Logger's, found {level!r}")
+    message = text("the message", message)
     frame = sys._getframe(2)  # the model's line, not ours
     file, line = frame.f_code.co_filename, frame.f_lineno
     if runtime.current is not None:
-        runtime.current.log(level, str(message), file, line)
+        runtime.current.log(level, message, file, line)
     elif level != Logger.VERBOSE:
         print(f"{level[0]} {file}:{line}] {message}", file=sys.stderr)  # noqa: T201 - what a plain interpreter has

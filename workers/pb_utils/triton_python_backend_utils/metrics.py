@@ -14,6 +14,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from triton_python_backend_utils.arguments import figure, text
 from triton_python_backend_utils.errors import TritonModelException
 
 _log = logging.getLogger(__name__)
@@ -183,13 +184,14 @@ class MetricFamily:
     GAUGE: ClassVar[_Kind] = _Kind.GAUGE
     HISTOGRAM: ClassVar[_Kind] = _Kind.HISTOGRAM
 
-    def __init__(self, name: str, description: str, kind: _Kind) -> None:
+    def __init__(self, name: str | bytes, description: str | bytes, kind: _Kind) -> None:
         """Raises TritonModelException for a name that Prometheus has not, and one that another kind of family has."""
         if not isinstance(kind, _Kind):
-            raise TritonModelException(f"{_NO_FAMILY}Unknown metric kind")
+            raise TypeError(f"{_NO_FAMILY}Unknown metric kind {kind!r}: use one of MetricFamily's")
+        name = text("the name of a MetricFamily", name)
         if not _NAME.fullmatch(name):
             raise TritonModelException(f"{_NO_FAMILY}Invalid metric name '{name}'")
-        self.name, self.description, self.kind = name, str(description), kind
+        self.name, self.description, self.kind = name, text("a description", description), kind
         if not _is_unicode(self.description):
             raise TritonModelException(f"{_NO_FAMILY}the description of '{name}' is not valid Unicode")
         if len(name) + len(self.description) > MAX_TEXT_CHARS:
@@ -214,7 +216,7 @@ class Metric:
 
     def increment(self, value: float) -> None:
         """Add to a counter or a gauge; to a counter nothing negative."""
-        kind, value = self._family.kind, float(value)
+        kind, value = self._family.kind, figure("an increment", value)
         if kind is _Kind.COUNTER and value < 0:
             raise TritonModelException(
                 "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be incremented "
@@ -224,11 +226,11 @@ class Metric:
 
     def set(self, value: float) -> None:
         """Set a gauge."""
-        self._change("set", "Set", float(value))
+        self._change("set", "Set", figure("a value", value))
 
     def observe(self, value: float) -> None:
         """Count a value in a histogram's buckets."""
-        self._change("observe", "Observe", float(value))
+        self._change("observe", "Observe", figure("a value", value))
 
     def value(self) -> float:
         """What this process knows of a counter or a gauge."""

@@ -16,7 +16,8 @@ _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 def checked(parameters: Mapping[str, Any] | None) -> Parameters:
     """A copy. Raises TritonModelException for a key or a value of a type that Triton does not take, or that cannot be
     sent."""
-    for key, value in (parameters or {}).items():
+    taken = dict(parameters or {})
+    for key, value in taken.items():
         if type(key) is not str:
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
         if type(value) not in (bool, int, str):
@@ -28,7 +29,7 @@ def checked(parameters: Mapping[str, Any] | None) -> Parameters:
                 raise TritonModelException(
                     f"Parameter '{_printable(key)}' is not Unicode: it has half a surrogate pair"
                 )
-    return dict(parameters or {})
+    return taken
 
 
 def _printable(text: str) -> str:

@@ -1,10 +1,11 @@
 """InferenceRequest: what a client asks of this model, or this model of another."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from triton_python_backend_utils import bls
 from triton_python_backend_utils import parameters as request_parameters
+from triton_python_backend_utils.arguments import INT64_MAX, INT64_MIN, UINT32_MAX, UINT64_MAX, integer, text
 from triton_python_backend_utils.errors import TritonModelException
 from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.response_sender import InferenceResponseSender, ResponseChannel
@@ -37,6 +38,11 @@ class InferenceTrace:
         return self._context
 
 
+#: Nobody changes these.
+_CPU_MEMORY, _NO_TRACE = PreferredMemory(), InferenceTrace()
+_Argument = TypeVar("_Argument")
+
+
 class InferenceRequest:
     """One request, a model's own or one that a server has made: that one knows where its answer goes."""
 
@@ -50,35 +56,44 @@ class InferenceRequest:
     def __init__(
         self,
         request_id: str | bytes = "",
-        correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] | None = None,
+        correlation_id: int | str | None = 0,
+        inputs: Sequence[Tensor | None] | None = None,
         requested_output_names: Sequence[str | bytes] | None = None,
         model_name: str | bytes | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
-        preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
+        preferred_memory: PreferredMemory = _CPU_MEMORY,
+        trace: InferenceTrace = _NO_TRACE,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
-        for tensor in inputs:
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"'inputs' of an InferenceRequest must be Tensor objects, found {type(tensor)}")
+        if correlation_id is None:
+            raise TypeError("'correlation_id' must be an integer or a string")
+        self._request_id = text("'request_id'", request_id)
+        self._model_name = text("'model_name'", model_name)
+        self._model_version = integer("'model_version'", model_version, INT64_MIN, INT64_MAX)
+        self._flags = integer("'flags'", flags, 0, UINT32_MAX)
+        self._timeout = integer("'timeout'", timeout, 0, UINT64_MAX)
+        self._preferred_memory = _of("'preferred_memory'", preferred_memory, PreferredMemory)
+        self._trace = _of("'trace'", trace, InferenceTrace)
+        self._parameters = request_parameters.checked(parameters)
         if type(correlation_id) not in (int, str):
             raise TritonModelException("Correlation ID must be integer or string")
-        self._inputs = tuple(inputs)
-        self._request_id = _text(request_id)
         self._correlation_id = correlation_id
-        self._requested_output_names = tuple(map(_text, requested_output_names))
-        self._model_name = _text(model_name)
-        self._model_version = model_version
-        self._flags = flags
-        self._timeout = timeout
-        self._preferred_memory = preferred_memory or PreferredMemory()
-        self._trace = trace or InferenceTrace()
-        self._parameters = request_parameters.checked(parameters)
+        if None in (given := [*inputs]):
+            raise TritonModelException(self._is_empty("Input tensor"))
+        self._inputs = tuple([_of("each of 'inputs'", tensor, Tensor) for tensor in given])
+        if isinstance(requested_output_names, (str, bytes)):
+            raise TypeError("'requested_output_names' must be a list of names, found one name")
+        self._requested_output_names = tuple([text("each output's name", name) for name in requested_output_names])
+        if "" in self._requested_output_names:
+            raise TritonModelException(self._is_empty("Requested output name"))
+
+    def _is_empty(self, what: str) -> str:
+        request = f"request with id '{self._request_id}' and model name '{self._model_name}'"
+        return f"{what} for {request} should not be empty."
 
     # -- what it says --
 
@@ -100,7 +115,7 @@ class InferenceRequest:
 
     def set_flags(self, flags: int) -> None:
         """Other flags."""
-        self._flags = flags
+        self._flags = integer("flags", flags, 0, UINT32_MAX)
 
     def timeout(self) -> int:
         """How long it may wait in a queue, in microseconds; 0 where the model decides."""
@@ -140,7 +155,10 @@ class InferenceRequest:
 
     def set_release_flags(self, flags: int) -> None:
         """TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: back into the queue when execute returns, without an answer."""
-        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+        if integer("flags", flags, 0, UINT32_MAX) not in (
+            TRITONSERVER_REQUEST_RELEASE_ALL,
+            TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+        ):
             raise TritonModelException(f"Unsupported release flags {flags!r}.")
         self._release_flags = flags
 
@@ -155,9 +173,11 @@ class InferenceRequest:
         return await bls.execute_async(self, decoupled)
 
 
-def _text(name: str | bytes) -> str:
-    """A name as text; Triton's binding takes either."""
-    return name.decode() if isinstance(name, bytes) else name
+def _of(what: str, value: Any, kind: type[_Argument]) -> _Argument:
+    """The value. Raises TypeError where it is not of this kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be a {kind.__name__}, found type {type(value)}")
+    return value
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

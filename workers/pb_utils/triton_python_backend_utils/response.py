@@ -21,9 +21,11 @@ class InferenceResponse:
     ) -> None:
         for tensor in output_tensors:
             if not isinstance(tensor, Tensor):
-                raise TritonModelException(
-                    f"'output_tensors' of an InferenceResponse must be Tensor objects, found type '{type(tensor)}'."
-                )
+                if tensor is None:
+                    raise TritonModelException("Output tensor for inference response should not be empty.")
+                raise TypeError(f"each of 'output_tensors' must be a Tensor, found type {type(tensor)}")
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"'error' of an InferenceResponse must be a TritonError, found type {type(error)}")
         self._output_tensors = () if error is not None else output_tensors
         self._error = error
         self._parameters = request_parameters.checked(parameters) if parameters else {}

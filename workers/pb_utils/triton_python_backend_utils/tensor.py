@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from shoal.datatypes import BF16, BYTES, Datatype, decode_bytes_tensor
 from triton_python_backend_utils import dlpack
+from triton_python_backend_utils.arguments import text
 from triton_python_backend_utils.datatypes import datatype_of, object_array
 from triton_python_backend_utils.errors import TritonModelException
 
@@ -18,6 +19,21 @@ class TensorSource(NamedTuple):
     offset: int  # in it, in bytes
     nbytes: int
     keep: object  # while it is held, the block is
+
+
+def _checked_name(name: str | bytes) -> str:
+    """A tensor's name as text. Raises TypeError where it is none, TritonModelException where it is empty."""
+    if not (checked := text("a tensor's name", name)):
+        raise TritonModelException("Tensor name cannot be an empty string.")
+    return checked
+
+
+def _array_of(given: Any) -> NDArray[Any]:
+    """What numpy makes of something that is not an array. Raises TypeError for a single object, as None is."""
+    array = np.asarray(given)
+    if array.dtype.kind == "O" and not array.ndim:
+        raise TypeError(f"a tensor is made of an array, found type {type(given)}")
+    return array
 
 
 class Tensor:
@@ -32,11 +48,11 @@ class Tensor:
     #: Where it lies in the server's memory, if it does.
     _source: TensorSource | None = None
 
-    def __init__(self, name: str, numpy_array: NDArray[Any]) -> None:
-        if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
+    def __init__(self, name: str | bytes, numpy_array: NDArray[Any]) -> None:
         if type(numpy_array) is not np.ndarray:
-            numpy_array = np.asarray(numpy_array)
+            numpy_array = _array_of(numpy_array)
+        if type(name) is not str or not name:
+            name = _checked_name(name)
         if not numpy_array.flags.c_contiguous:
             numpy_array = np.ascontiguousarray(numpy_array)
         self._name = name
@@ -110,10 +126,9 @@ class Tensor:
         return (dlpack.CPU, 0) if self._device is None else dlpack.device_of(self._device)
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> "Tensor":
+    def from_dlpack(name: str | bytes, tensor: Any) -> "Tensor":
         """A tensor of another framework, by its `__dlpack__` or as a capsule; without a copy, but from a GPU."""
-        if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
+        name = _checked_name(name)
         if dlpack.device_of(tensor)[0] == dlpack.CUDA:
             host, datatype = dlpack.take(dlpack.to_host(tensor))
             made = Tensor._made(name, datatype, host.shape, host)

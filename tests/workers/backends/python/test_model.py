@@ -209,7 +209,7 @@ def test_an_exception_names_the_models_frames_from_the_inside(write: Write) -> N
             def execute(self, requests):
                 self.inner()
             def inner(self):
-                pb.Tensor("", None)
+                pb.Tensor("", [])
         """
     )
     model.load()

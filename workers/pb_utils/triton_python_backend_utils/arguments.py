@@ -1,0 +1,34 @@
+"""What the arguments of models may be: text and whole numbers as Triton's binding takes them, else a TypeError."""
+
+import operator
+from typing import Any
+
+UINT32_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 64) - 1
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+
+
+def text(what: str, value: Any) -> str:
+    """A str, or bytes of UTF-8, as a str. Raises TypeError for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode()
+    raise TypeError(f"{what} must be str or bytes, found type {type(value)}")
+
+
+def integer(what: str, value: Any, least: int, most: int) -> int:
+    """An int, or a whole number of numpy's. Raises TypeError for anything else, and for one that is out of range."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an integer, found type {type(value)}") from None
+    if not least <= number <= most:
+        raise TypeError(f"{what} must be an integer from {least} to {most}, found {number}")
+    return number
+
+
+def figure(what: str, value: Any) -> float:
+    """A number as a float. Raises TypeError for anything else, text of digits included."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{what} must be a number, found type {type(value)}")
+    return float(value)
