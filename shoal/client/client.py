@@ -74,6 +74,7 @@ class Client:
     """This process's place in the star; `start` it once."""
 
     def __init__(self, place: Place) -> None:
+        self._place = place
         self.models = place.models
         self.request_timeout_s = place.request_timeout_s
         self._port = place.port
@@ -172,6 +173,18 @@ class Client:
     def ask(self, verb: str, arguments: dict[str, Any]) -> Any:
         """Ask the supervisor; it may take as long as a model may take to load. Raises ShoalError."""
         return self._shared.ask(verb, arguments)
+
+    def abandon(self) -> None:
+        """In a copy of the process that a fork has made: close the copy's descriptors, so that the server sees the end
+        of the original, and touch nothing that is shared. Arrays stay readable for as long as the original keeps them.
+        """
+        # New ones: a thread of the original may have held the lock, and what was open is the original's.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._open = {}
+        self._unused = deque(maxlen=0)  # responses that are let go here are the original's to release
+        self._place.channel.close()
+        self._place.bell.close()
 
     # --- responses that nobody looks at any more ---
 

@@ -14,7 +14,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, serving
 
 HEAD = """
 import json
@@ -149,6 +149,46 @@ class Tests(unittest.TestCase):
         family = pb_utils.MetricFamily(b"named_by_bytes", b"d", pb_utils.MetricFamily.GAUGE)
         assert family.Metric({"a": "b"}).value() == 0
 """
+#: Forks, before and after it has called another model itself, and calls in the children.
+FORKS = """
+import multiprocessing
+import os
+
+HELD = []
+
+
+def call(value):
+    HELD.clear()  # the parent's, in its children: not theirs to release
+    request = pb_utils.InferenceRequest(
+        model_name="double", inputs=[pb_utils.Tensor("X", np.full(20_000, value, np.float32))],
+        requested_output_names=["Y"])
+    response = request.exec()
+    assert not response.has_error(), response.error().message()
+    assert len(set(response.output_tensors()[0].as_numpy())) == 1
+    return os.getpid(), float(response.output_tensors()[0].as_numpy()[0])
+
+
+class Tests:
+    def call_in_children(self):
+        with multiprocessing.get_context("fork").Pool(3) as pool:
+            pids, found = zip(*pool.map(call, range(9), chunksize=3))
+        assert list(found) == [2.0 * value for value in range(9)] and os.getpid() not in pids
+
+    def test_forks(self):
+        self.call_in_children()
+        assert call(1) == (os.getpid(), 2.0)
+        self.call_in_children()
+        assert call(1) == (os.getpid(), 2.0)
+
+    def test_forks_while_it_holds_a_response(self):
+        request = pb_utils.InferenceRequest(
+            model_name="double", inputs=[pb_utils.Tensor("X", np.full(20_000, 4, np.float32))],
+            requested_output_names=["Y"])
+        response = request.exec()
+        HELD.append(response)
+        self.call_in_children()
+        assert HELD.pop() is response and set(response.output_tensors()[0].as_numpy()) == {8.0}
+"""
 DOUBLE = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -177,6 +217,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     add_model(repository, "no_configuration", PLAIN + SELF_TEST, None)
     add_model(repository, "batched", PLAIN + SELF_TEST, f"max_batch_size: 4 dynamic_batching {{}} {OUTPUT}")
     add_model(repository, "double", DOUBLE, X_TO_Y)
+    add_model(repository, "forks", FORKS + SELF_TEST, OUTPUT)
     add_model(repository, "arguments", ARGUMENTS + SELF_TEST, OUTPUT)
     with serving(repository, "--grpc-port=0") as started:
         yield started
@@ -229,3 +270,9 @@ def test_an_input_that_the_model_has_not_is_refused(server: Server) -> None:
 )  # fmt: skip
 def test_arguments(server: Server, test: str) -> None:
     assert told(server, "arguments", test) == ""
+
+
+def test_the_children_of_a_model_call_others(server: Server) -> None:
+    assert told(server, "forks", "test_forks") == ""
+    assert told(server, "forks", "test_forks_while_it_holds_a_response") == ""
+    server.ledger_once(lambda ledger: not imbalances(ledger))

@@ -199,6 +199,7 @@ class PythonBackend(Backend):
             return
         self._model = PythonModel(identity, model.config)
         self._runtime = WorkerRuntime(model.name)
+        self._runtime.follow_forks()
         runtime.set_runtime(self._runtime)
         blas.use_threads(len(device.cores))
 

@@ -1,5 +1,7 @@
 """What a worker gives to its model: calls of other models and model control. For any thread of the model's."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -28,6 +30,20 @@ class WorkerRuntime(Runtime):
         self._lock = threading.Lock()
         # Changed by the first call.
         self._client: Client | None = None
+
+    def follow_forks(self) -> None:
+        """From now on, a process that the model forks, as multiprocessing does, may call models, too. Once."""
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """In such a process, before anything else: its first call takes a place of its own. What it calls it calls for
+        no request, since it may outlive those that are being executed."""
+        self._lock = threading.Lock()  # a thread of the original may have held it
+        client, self._client = self._client, None
+        current_parents.set(NO_PARENTS)
+        if client is not None:
+            client.abandon()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has no supervisor; Pool.terminate would wait for ever
 
     # --- what calls are made for ---
 

@@ -6,6 +6,7 @@ up over instances (shoal/supervisor/custom_metrics.py). Safe for any thread: the
 
 import logging
 import math
+import os
 import re
 import threading
 from bisect import bisect_left
@@ -168,6 +169,14 @@ class MetricRegistry:
 
 #: This process's.
 registry = MetricRegistry()
+
+
+def _after_fork() -> None:
+    """In a process that the model has forked: a thread of the original may have held the lock."""
+    registry.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def set_registry(other: MetricRegistry) -> None:
