@@ -25,6 +25,7 @@ from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_of
 from shoal.workers.memory import Memory, Record
+from shoal.workers.metrics_reporter import MetricsReporter
 from shoal.workers.plans import Plans
 from shoal.workers.readiness import ReadyCheck
 from shoal.workers.requests import Request, RequestReader
@@ -62,16 +63,19 @@ class Loop:
         self._open_batches = OpenBatches(memory)
         self._ready_check = ReadyCheck(backend, instance)
         self._listening = threading.Lock()
+        # Changed by run.
+        self._reporter: MetricsReporter | None = None
         # Changed by obey.
         self._is_stopping = False
         # Changed by executions: the most rows that go together, 0 for any number; until when; why the GPU is lost.
         self._most_rows = self._most_rows_until_ns = 0
         self._loss: ShoalError | None = None
 
-    def run(self, channel: Channel) -> None:
+    def run(self, channel: Channel, reporter: MetricsReporter | None = None) -> None:
         """Work until the supervisor says stop; then everything that was taken is answered. EOFError if it is gone.
 
-        DeviceLostError where the process is of no more use; what it has not begun is another's.
+        `reporter` is that of a model that may have metrics. DeviceLostError where the process is of no more use; what
+        it has not begun is another's.
         """
         poller = select.epoll()
         bell_fd, channel_fd = self._memory.bell.fd, channel.fileno()
@@ -80,6 +84,9 @@ class Loop:
         oversize = self._memory.oversize
         oversize.listen = listen = functools.partial(self._listen, channel)
         self._memory.segments.connect(channel, listen)
+        if reporter is not None:
+            self._reporter = reporter
+            reporter.listen_with(listen)
         while not self._is_stopping or self._open_batches.num_open:
             ready = dict(poller.poll(oversize.look() if oversize.segments else None))
             # Announcements first: then few of the segments that batches name must be asked for.
@@ -120,6 +127,8 @@ class Loop:
             channel.send(ledger_message(**self._memory.count()))
         elif op == "log":
             log.configure(**message["log"])
+        elif op == "metrics" and self._reporter is not None:
+            self._reporter.flush()
         elif op == "is_ready":
             self._ready_check.is_asked = True
             self._memory.bell.ring()  # as below

@@ -1,23 +1,32 @@
-"""What a model's own metrics have changed by, told to the supervisor: soon, at most ten times a second, and at the end.
+"""What a model's own metrics have changed by, told to the supervisor: soon, at most ten times a second, and also when
+it asks, and at the end.
 
-A thread of its own sends, so that what a model's threads count while no batch comes is told, too. It starts with the
-first change: most models have no metrics. Runs in a worker.
+A thread of its own sends, so that what a model's threads count while no batch comes is told, too, and listens to the
+supervisor while a batch is executed: a scrape of /metrics shows what was counted before it. It starts with the first
+change: most models have no metrics. Runs in a worker.
 """
 
+import logging
+import os
+import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from shoal.control import Channel
+from shoal.control import GONE, Channel
+from shoal.shm.doorbell import Doorbell
 
-#: Between two reports (ours). A worker that dies takes what it had not reported along.
+_log = logging.getLogger(__name__)
+
+#: Between two reports that nobody asks for (ours). A worker that dies takes what it had not reported along.
 INTERVAL_S = 0.1
 _MODULE = "triton_python_backend_utils.metrics"
 
 
 class Registry(Protocol):
-    """What is needed of triton_python_backend_utils.metrics.MetricRegistry, which most workers never import."""
+    """What is needed of triton_python_backend_utils.metric_registry.MetricRegistry, which most workers never import."""
 
     on_change: Any
 
@@ -30,36 +39,64 @@ class MetricsReporter:
     def __init__(self, registry: Registry, channel: Channel) -> None:
         self._registry = registry
         self._channel = channel
-        self._has_changed = threading.Event()
-        # Changed by the first change, under the registry's lock.
+        self._bell = Doorbell.create()  # there are changes, or it is to listen
+        # Changed by the first change, under the registry's lock, and by listen_with.
         self._thread: threading.Thread | None = None
+        self._listen: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Report what there is, and hear of changes from now on."""
         self._registry.on_change = self._note
-        self.flush()
+        if self.flush():
+            self._note()
 
-    def flush(self) -> None:
-        """Report now."""
+    def flush(self) -> bool:
+        """Report now; whether there was anything."""
         changes = self._registry.take_changes()
         if changes:
             self._channel.send({"op": "metrics", "families": changes})
+        return bool(changes)
+
+    def listen_with(self, listen: Callable[[], None]) -> None:
+        """From now on, the thread calls this for what the supervisor says; another may have listened before it."""
+        self._listen = listen
+        self._bell.ring()
 
     def _note(self) -> None:
+        """There are changes. Also called by finalizers, but not before the thread has started."""
         if self._thread is None:
+            self._channel.send({"op": "metrics", "families": []})  # before any scrape: from now on it asks us, too
             self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
             self._thread.start()
-        self._has_changed.set()
+        self._bell.ring()
 
     def _run(self) -> None:
         try:
-            while True:
-                self._has_changed.wait()
-                self._has_changed.clear()
-                self.flush()
-                time.sleep(INTERVAL_S)
-        except OSError:
+            self._report()
+        except (*GONE, OSError):
             return  # the supervisor is gone, and this process about to be
+        except Exception:  # noqa: BLE001 - the thread's rim: what it has heard may be half done
+            _log.exception("this process cannot go on without its metrics")
+            os._exit(1)
+
+    def _report(self) -> None:
+        poller, due_s, has_changed = select.poll(), 0.0, False
+        bell_fd, channel_fd = self._bell.fd, self._channel.fileno()
+        poller.register(bell_fd, select.POLLIN)
+        while True:
+            left_s = due_s - time.monotonic()
+            if has_changed and left_s <= 0:
+                has_changed, due_s = False, time.monotonic() + INTERVAL_S
+                self.flush()
+                continue
+            ready = dict(poller.poll(left_s * 1000 if has_changed else None))
+            if bell_fd in ready:
+                self._bell.clear()
+                has_changed = True
+                if self._listen is not None:
+                    poller.register(channel_fd, select.POLLIN)
+            if channel_fd in ready and self._listen is not None:
+                self._listen()
 
 
 def report_metrics(channel: Channel) -> MetricsReporter | None:

@@ -74,7 +74,7 @@ def serve(channel: Channel) -> None:
         memory = map_memory(received[1], OversizeBlocks(channel))
         channel.send({"op": "mapped"})
         may_run_again = message["may_run_again"]
-        Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again).run(channel)
+        Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again).run(channel, reporter)
     backend.unload()
     if reporter is not None:
         reporter.flush()

@@ -117,7 +117,7 @@ class _Report(NamedTuple):
     name: str
     kind: str
     description: str
-    changes: list[tuple[Labels, Any]]  # what the kind's `read` returns
+    changes: list[tuple[Labels, Any]]  # what the kind's `read` returns; None for the end of a series
 
 
 @dataclass(slots=True)
@@ -141,7 +141,8 @@ class CustomMetrics:
 
     def add(self, model_id: int, instance: int, families: Any) -> None:
         """An instance of a model reports what has changed: of each family, as msgpack carries it, [name, kind,
-        description, [[labels, change], …]]."""
+        description, [[labels, change], …]]; the change None is the end of a series."""
+        self._of_instance.setdefault(instance, set())
         try:
             reports = [_read(*family) for family in families]
         except (KeyError, OverflowError, TypeError, ValueError) as error:
@@ -152,10 +153,27 @@ class CustomMetrics:
                 continue
             for labels, change in changes:
                 key = _Key(name, labels)
-                if self._has_room(model_id, key):
+                if change is None:
+                    self._end(model_id, instance, key)
+                elif self._has_room(model_id, key):
                     self._of_instance.setdefault(instance, set()).add(key)
                     family = self._families.setdefault(name, _Family(kind, description))
                     family.series.setdefault(labels, _KINDS[kind]()).add(instance, change)
+
+    def has_reported(self, instance: int) -> bool:
+        """Whether an instance that runs has ever reported anything."""
+        return instance in self._of_instance
+
+    def _end(self, model_id: int, instance: int, key: _Key) -> None:
+        """An instance has deleted a series. It goes with the last one that has it, unless another model has a part."""
+        keys = self._of_instance[instance]
+        if key not in keys:
+            return
+        keys.remove(key)
+        self._leave(instance, key)
+        if not any(key in others for others in self._of_instance.values()):
+            self._of_model.get(model_id, set()).discard(key)
+            self._drop({key})
 
     def _may_have(self, model_id: int, name: str, kind: str) -> bool:
         """Whether a model may have a family of this name and kind."""
@@ -185,19 +203,25 @@ class CustomMetrics:
 
     def leave(self, instance: int) -> None:
         """An instance has ended: what it had added to gauges goes."""
-        for name, labels in self._of_instance.pop(instance, ()):
-            family = self._families.get(name)
-            if family is not None and labels in family.series:
-                family.series[labels].leave(instance)
+        for key in self._of_instance.pop(instance, ()):
+            self._leave(instance, key)
+
+    def _leave(self, instance: int, key: _Key) -> None:
+        family = self._families.get(key.family)
+        if family is not None and key.labels in family.series:
+            family.series[key.labels].leave(instance)
 
     def forget(self, model_id: int) -> None:
         """Nothing is left of a model: its series go, but for those in which another has a part."""
         own = self._of_model.pop(model_id, set())
         self._has_complained = {each for each in self._has_complained if each[0] != model_id}
-        for name, labels in own.difference(*self._of_model.values()):
-            family = self._families[name]
-            del family.series[labels]
-            if not family.series:
+        self._drop(own)
+
+    def _drop(self, keys: set[_Key]) -> None:
+        """Delete those series in which no model has a part any more."""
+        for name, labels in keys.difference(*self._of_model.values()):
+            family = self._families.get(name)
+            if family is not None and family.series.pop(labels, None) is not None and not family.series:
                 del self._families[name]
 
     def told(self) -> list[list[Any]]:
@@ -214,7 +238,8 @@ def _read(name: Any, kind: Any, description: Any, series: Any) -> _Report:
     _check(_NAME.fullmatch(name), "name")
     _check(isinstance(description, str) and len(name) + len(description) <= MAX_TEXT_CHARS, "description")
     read = _KINDS[kind].read
-    return _Report(name, kind, description, [(_read_labels(pairs, kind), read(change)) for pairs, change in series])
+    changes = [(_read_labels(pairs, kind), None if change is None else read(change)) for pairs, change in series]
+    return _Report(name, kind, description, changes)
 
 
 def _read_labels(pairs: Any, kind: str) -> Labels:

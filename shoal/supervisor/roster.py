@@ -6,7 +6,7 @@ Runs in the supervisor. What an instance belongs to, and why it is there, is its
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from shoal.model_config.python_backends import python_backend_file
@@ -19,7 +19,7 @@ from shoal.supervisor.hangs import Hangs
 from shoal.supervisor.host import Host
 from shoal.supervisor.instance import Instance
 from shoal.supervisor.instance_state import InstanceState, Listener
-from shoal.supervisor.members import Member
+from shoal.supervisor.members import Member, Recipient
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +68,18 @@ class Roster:
             member.hang_up()
             return
         instance.join(member)
+
+    def await_metrics(self, host: Host, then: Callable[[], None]) -> None:
+        """Have workers whose models have metrics of their own report what has changed by now; `then` is called when
+        they have, or when one takes too long, as a model that holds its interpreter does."""
+        reporters: list[Recipient] = []
+        for instance in self:
+            worker = instance.participant
+            if worker is not None:
+                run_in(instance, worker.member.drain)  # there may be the first that it says of any
+                if host.metrics.has_reported(instance.number):
+                    reporters.append((worker.member, {"op": "metrics"}, ()))
+        host.star.acknowledgements.announce((), then, briefly=reporters)
 
     def by_owner(self, owner: int) -> Instance | None:
         """The instance whose memory has this owner id."""

@@ -131,7 +131,8 @@ class Supervisor:
         )
         log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
         log_verbs = {"log_settings": log_settings_of_all.change}
-        others = {"gauges": self._on_gauges, "trace_settings": self._tracing.take, "is_ready": readiness.take}
+        on_gauges = lambda question: self._roster.await_metrics(host, partial(self._on_gauges, question))  # noqa: E731
+        others = {"gauges": on_gauges, "trace_settings": self._tracing.take, "is_ready": readiness.take}
         self._regions = ClientRegions(self._star)
         verbs = {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **log_verbs, **others}
         verbs |= self._explanations.verbs

@@ -39,6 +39,7 @@ class TritonPythonModel:
         self.sizes = sizes.Metric(labels={}, buckets=[4, 8])
         busy = pb_utils.MetricFamily("commands_running", "Commands now", pb_utils.MetricFamily.GAUGE)
         self.running = busy.Metric()
+        self.families = family, sizes, busy  # their metrics go with them
 
     def execute(self, requests):
         responses = []

@@ -189,6 +189,65 @@ class Tests:
         self.call_in_children()
         assert HELD.pop() is response and set(response.output_tensors()[0].as_numpy()) == {8.0}
 """
+#: Custom metrics as Triton's QA has them: what /metrics says is looked up while `execute` runs.
+METRICS = """
+import gc
+import http.client
+import unittest
+
+Family = pb_utils.MetricFamily
+KEPT = Family("kept_to_the_end", "made with the module", Family.COUNTER)
+KEPT.Metric().increment(1)
+
+
+def scraped(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    assert "kept_to_the_end 1" in lines, lines
+    return [line for line in lines if "self_test" in line]
+
+
+class Tests(unittest.TestCase):
+    def test_what_is_set_is_seen_at_once(self, port):
+        family = Family("self_test_gauge", "a gauge", Family.GAUGE)
+        gauge = family.Metric({"a": "b"})
+        for value in range(10):
+            gauge.set(value)
+            self.assertEqual(scraped(port)[2:], [f'self_test_gauge{{a="b"}} {value}'])
+        histogram_family = Family("self_test_histogram", "a histogram", Family.HISTOGRAM)
+        histogram = histogram_family.Metric(buckets=[1])
+        self.assertIn("self_test_histogram_count 0", scraped(port))
+        histogram.observe(0.5)
+        self.assertIn('self_test_histogram_bucket{le="1"} 1', scraped(port))
+
+    def test_the_first_description_is_kept(self, port):
+        first = Family("self_test_described", "first description", Family.COUNTER)
+        second = Family("self_test_described", "second description", Family.COUNTER)
+        self.assertEqual(second.Metric().value(), 0)
+        del first
+        self.assertIn("# HELP self_test_described first description", scraped(port))
+        with self.assertRaises(pb_utils.TritonModelException):
+            Family("self_test_described", "first description", Family.GAUGE)
+
+    def test_metrics_go_with_their_family(self, port):
+        family = Family("self_test_deleted", "deleted", Family.GAUGE)
+        gauge, other = family.Metric({"a": "b"}), family.Metric({"a": "c"})
+        gauge.set(3)
+        del other  # is the family's
+        self.assertIn('self_test_deleted{a="c"} 0', scraped(port))
+        del family
+        for call in (gauge.value, lambda: gauge.set(1), lambda: gauge.increment(1)):
+            with self.assertRaises(pb_utils.TritonModelException) as caught:
+                call()
+            self.assertIn("Invalid metric operation as the corresponding 'MetricFamily' has been deleted.",
+                          str(caught.exception))
+        self.assertEqual(scraped(port), [])
+        again = Family("self_test_deleted", "again", Family.COUNTER)
+        self.assertEqual(again.Metric({"a": "b"}).value(), 0)
+        self.assertIn('self_test_deleted{a="b"} 0', scraped(port))
+"""
 DOUBLE = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -218,9 +277,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     add_model(repository, "batched", PLAIN + SELF_TEST, f"max_batch_size: 4 dynamic_batching {{}} {OUTPUT}")
     add_model(repository, "double", DOUBLE, X_TO_Y)
     add_model(repository, "forks", FORKS + SELF_TEST, OUTPUT)
+    add_model(repository, "metrics", METRICS + SELF_TEST, OUTPUT)
     add_model(repository, "arguments", ARGUMENTS + SELF_TEST, OUTPUT)
     with serving(repository, "--grpc-port=0") as started:
         yield started
+        assert started.stop() == 0, started.log.decode()
+        assert b"Exception ignored" not in started.log
 
 
 def told(server: Server, model: str, test: str, **parameters: str | int) -> str:
@@ -276,3 +338,12 @@ def test_the_children_of_a_model_call_others(server: Server) -> None:
     assert told(server, "forks", "test_forks") == ""
     assert told(server, "forks", "test_forks_while_it_holds_a_response") == ""
     server.ledger_once(lambda ledger: not imbalances(ledger))
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["test_what_is_set_is_seen_at_once", "test_the_first_description_is_kept", "test_metrics_go_with_their_family"],
+)
+def test_custom_metrics(server: Server, test: str) -> None:
+    for _ in range(2):
+        assert told(server, "metrics", test, port=server.metrics_port) == ""

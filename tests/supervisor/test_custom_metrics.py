@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricRegistry, set_registry
+from triton_python_backend_utils.metric_registry import MetricRegistry
+from triton_python_backend_utils.metrics import MetricFamily, set_registry
 
 from shoal.supervisor.custom_metrics import MAX_SERIES, CustomMetrics
 
@@ -73,6 +74,33 @@ def test_series_go_with_the_last_model_that_has_a_part_in_them() -> None:
     assert metrics.told() == []
 
 
+def test_a_series_that_is_deleted_goes_with_the_last_instance_that_has_it() -> None:
+    metrics = CustomMetrics(())
+    for instance, model in ((1, MODEL), (2, MODEL), (3, OTHER)):
+        metrics.add(model, instance, [change("shared", "counter", 1.0), change("in_flight", "gauge", (None, 1.0))])
+    metrics.leave(3)
+    ended = [change("shared", "counter", None), change("in_flight", "gauge", None), change("none", "gauge", None)]
+    metrics.add(MODEL, 1, ended)
+    metrics.add(MODEL, 1, ended)
+    assert told(metrics) == {"shared": {(): 3.0}, "in_flight": {(): 1.0}}
+    metrics.add(MODEL, 2, ended)
+    assert told(metrics) == {"shared": {(): 3.0}, "in_flight": {(): 0.0}}  # the other model's
+    metrics.forget(OTHER)
+    assert metrics.told() == []
+    assert metrics.has_reported(2)
+    assert not metrics.has_reported(3)
+
+
+def test_a_deleted_name_may_be_of_another_kind_at_once() -> None:
+    metrics = CustomMetrics(())
+    metrics.add(MODEL, 1, [change("n", "counter", 1.0)])
+    metrics.add(MODEL, 1, [change("n", "counter", None), change("n", "gauge", (4.0, 0.0))])
+    assert told(metrics) == {"n": {(): 4.0}}
+    metrics.forget(MODEL)
+    metrics.add(MODEL, 1, [change("n", "gauge", None)])
+    assert metrics.told() == []
+
+
 def test_a_name_has_one_kind_and_the_servers_names_are_its_own(caplog: pytest.LogCaptureFixture) -> None:
     metrics = CustomMetrics({"nv_inference_count"})
     metrics.add(MODEL, 1, [change("n", "counter", 1.0)])
@@ -132,7 +160,6 @@ TOO_LONG = 4097 * "x"
         [["n", "counter", TOO_LONG, []]],
         [["n", "counter", "text", None]],
         [["n", "counter", "text", [[]]]],
-        [change("n", "counter", None)],
         [change("n", "counter", "many")],
         [change("n", "counter", [1.0])],
         [change("n", "counter", 1.0, [["a"]])],
@@ -186,29 +213,32 @@ STEPS = st.lists(
 )
 
 
-def make(registry: MetricRegistry) -> tuple[Metric, Metric, Metric]:
-    set_registry(registry)
-    counter = MetricFamily("c", "text", MetricFamily.COUNTER).Metric()
-    gauge = MetricFamily("g", "text", MetricFamily.GAUGE).Metric()
-    return counter, gauge, MetricFamily("h", "text", MetricFamily.HISTOGRAM).Metric(buckets=[2, 5])
+class Made:
+    """A counter, a gauge and a histogram of one instance, whose families live as long as this."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        set_registry(registry)
+        kinds = ("c", MetricFamily.COUNTER), ("g", MetricFamily.GAUGE), ("h", MetricFamily.HISTOGRAM)
+        self.families = [MetricFamily(name, "text", kind) for name, kind in kinds]
+        self.counter, self.gauge = self.families[0].Metric(), self.families[1].Metric()
+        self.histogram = self.families[2].Metric(buckets=[2, 5])
 
 
 @given(STEPS)
 def test_the_total_does_not_depend_on_when_was_reported(steps: list[tuple[int, str, int]]) -> None:
     registries = [MetricRegistry() for _ in range(3)]
-    made = [make(registry) for registry in registries]
+    made = [Made(registry) for registry in registries]
     metrics = CustomMetrics(())
     counted, observed = 0, list[int]()
     for instance, verb, figure in steps:
-        counter, gauge, histogram = made[instance]
         if verb == "increment":
-            counter.increment(figure)
-            gauge.increment(-figure)
+            made[instance].counter.increment(figure)
+            made[instance].gauge.increment(-figure)
             counted += figure
         elif verb == "set":
-            gauge.set(figure)
+            made[instance].gauge.set(figure)
         elif verb == "observe":
-            histogram.observe(figure)
+            made[instance].histogram.observe(figure)
             observed.append(figure)
         else:
             metrics.add(MODEL, instance, registries[instance].take_changes())
@@ -226,7 +256,8 @@ def test_the_total_does_not_depend_on_when_was_reported(steps: list[tuple[int, s
 @given(STEPS)
 def test_a_gauge_of_one_instance_is_what_the_instance_says(steps: list[tuple[int, str, int]]) -> None:
     registry = MetricRegistry()
-    _, gauge, _ = make(registry)
+    made = Made(registry)
+    gauge = made.gauge
     metrics = CustomMetrics(())
     for _, verb, figure in steps:
         if verb == "increment":

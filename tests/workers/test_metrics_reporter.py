@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from triton_python_backend_utils import metrics
-from triton_python_backend_utils.metrics import MetricFamily, MetricRegistry, set_registry
+from triton_python_backend_utils.metric_registry import MetricRegistry
+from triton_python_backend_utils.metrics import MetricFamily, set_registry
 
 from shoal.control import Channel, Message
 from shoal.workers import metrics_reporter
-from shoal.workers.metrics_reporter import INTERVAL_S, MetricsReporter, report_metrics
+from shoal.workers.metrics_reporter import MetricsReporter, report_metrics
 
 
 class Connection:
@@ -25,6 +26,9 @@ class Connection:
     def heard(self) -> Message:
         message, _ = self._supervisor.receive()
         return message
+
+    def ask(self, message: Message) -> None:
+        self._supervisor.send(message)
 
     def close(self) -> None:
         self._supervisor.close()
@@ -47,52 +51,84 @@ def registry() -> Iterator[MetricRegistry]:
     set_registry(before)
 
 
-def said(count: float) -> Message:
+#: The first of a worker's messages: it has metrics.
+NOTHING: Message = {"op": "metrics", "families": []}
+
+
+def said(count: float | None) -> Message:
     return {"op": "metrics", "families": [["n", "counter", "Number", [[[["a", "b"]], count]]]]}
 
 
-class Interval:
-    """Time passes for the reporter when the test says so."""
-
-    def __init__(self) -> None:
-        self.asked: list[float] = []
-        self._over = threading.Semaphore(0)
-
-    def sleep(self, seconds: float) -> None:
-        self.asked.append(seconds)
-        self._over.acquire()
-
-    def end(self) -> None:
-        self._over.release()
-
-
-def test_what_there_is_is_told_at_once_and_changes_soon(
-    connection: Connection, registry: MetricRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interval = Interval()
-    monkeypatch.setattr(metrics_reporter, "time", interval)
-    counter = MetricFamily("n", "Number", MetricFamily.COUNTER).Metric({"a": "b"})
+def test_what_there_is_is_told_at_once_and_changes_soon(connection: Connection, registry: MetricRegistry) -> None:
+    family = MetricFamily("n", "Number", MetricFamily.COUNTER)
+    counter = family.Metric({"a": "b"})
     counter.increment(2)
     reporter = report_metrics(connection.worker)
     assert reporter is not None
     assert connection.heard() == said(2.0)
+    assert connection.heard() == NOTHING
     counter.increment(1)
     assert connection.heard() == said(1.0)
     counter.increment(3)
-    counter.increment(4)
-    interval.end()
-    assert connection.heard() == said(7.0)  # together, as they come within the interval
-    assert interval.asked[0] == INTERVAL_S
-    counter.increment(5)
-    reporter.flush()
-    assert connection.heard() == said(5.0)
-    counter.increment(6)
-    connection.close()
-    interval.end()
+    assert connection.heard() == said(3.0)
     thread = reporter._thread
     assert thread is not None
+    connection.close()
+    counter.increment(6)
     thread.join(10)
     assert not thread.is_alive()  # nobody hears it
+
+
+def test_changes_within_the_interval_are_told_together_or_when_they_are_asked_for(
+    connection: Connection, registry: MetricRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_reporter, "INTERVAL_S", 3600.0)
+    family = MetricFamily("n", "Number", MetricFamily.COUNTER)
+    counter = family.Metric({"a": "b"})
+    reporter = report_metrics(connection.worker)
+    assert reporter is not None
+    assert [connection.heard(), connection.heard()] == [said(0.0), NOTHING]
+    counter.increment(1)
+    assert connection.heard() == said(1.0)  # the interval begins
+    counter.increment(3)
+    counter.increment(4)
+    asked = threading.Event()
+
+    def listen() -> None:
+        message, _ = connection.worker.receive()
+        assert message == {"op": "metrics"}
+        reporter.flush()
+        asked.set()
+
+    reporter.listen_with(listen)
+    connection.ask({"op": "metrics"})
+    assert asked.wait(10)
+    assert connection.heard() == said(7.0)
+    counter.increment(5)
+    reporter.flush()  # at the end
+    assert connection.heard() == said(5.0)
+
+
+def test_the_first_change_is_announced_before_anything_else_is_done(
+    connection: Connection, registry: MetricRegistry
+) -> None:
+    reporter = report_metrics(connection.worker)
+    assert reporter is not None
+    family = MetricFamily("n", "Number", MetricFamily.COUNTER)
+    with registry.lock:  # nothing can be told meanwhile
+        counter = family.Metric({"a": "b"})
+        assert connection.heard() == NOTHING
+        counter.increment(1)
+    assert connection.heard() == said(1.0)
+
+
+def test_a_deleted_family_is_told(connection: Connection, registry: MetricRegistry) -> None:
+    family = MetricFamily("n", "Number", MetricFamily.COUNTER)
+    family.Metric({"a": "b"})
+    report_metrics(connection.worker)
+    assert [connection.heard(), connection.heard()] == [said(0.0), NOTHING]
+    del family
+    assert connection.heard() == said(None)
 
 
 def test_without_changes_nothing_is_said_and_no_thread_runs(connection: Connection, registry: MetricRegistry) -> None:

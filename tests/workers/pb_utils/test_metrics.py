@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from triton_python_backend_utils import metrics
 from triton_python_backend_utils.errors import TritonModelException
-from triton_python_backend_utils.metrics import MAX_SERIES, MetricFamily, MetricRegistry, set_registry
+from triton_python_backend_utils.metric_registry import MAX_SERIES, MetricRegistry
+from triton_python_backend_utils.metrics import MetricFamily, set_registry
 
 NAN = float("nan")
 
@@ -18,11 +19,17 @@ def registry() -> Iterator[MetricRegistry]:
     made = MetricRegistry()
     set_registry(made)
     yield made
+    _KEPT.clear()
     set_registry(before)
 
 
+_KEPT = list[MetricFamily]()  # a family's metrics go with it
+
+
 def family(kind: Any, name: str = "tokens", description: str = "Tokens") -> MetricFamily:
-    return MetricFamily(name=name, description=description, kind=kind)
+    made = MetricFamily(name=name, description=description, kind=kind)
+    _KEPT.append(made)
+    return made
 
 
 def test_a_counter_counts_and_tells_by_how_much(registry: MetricRegistry) -> None:
@@ -163,11 +170,62 @@ def test_a_kind_is_one_of_the_three() -> None:
     assert MetricFamily.MetricKind.GAUGE is MetricFamily.GAUGE
 
 
-@pytest.mark.parametrize(("kind", "description"), [("GAUGE", "Tokens"), ("COUNTER", "Words")])
-def test_a_name_has_one_kind_and_one_description(kind: str, description: str) -> None:
+def test_the_first_family_of_a_name_describes_it(registry: MetricRegistry) -> None:
+    first, second = family(MetricFamily.COUNTER), family(MetricFamily.COUNTER, description="Words")
+    counters = first.Metric(), second.Metric()
+    counters[0].increment(1)
+    assert counters[1].value() == 1.0
+    assert registry.take_changes() == [["tokens", "counter", "Tokens", [[(), 1.0]]]]
+
+
+def test_series_go_with_the_last_family_object_that_has_them(registry: MetricRegistry) -> None:
+    first, second = (MetricFamily("tokens", "Tokens", MetricFamily.COUNTER) for _ in range(2))
+    metrics = [first.Metric({"a": "1"}), first.Metric({"a": "2"}), second.Metric({"a": "2"})]
+    for metric in metrics:
+        metric.increment(1)
+    one, two = (("a", "1"),), (("a", "2"),)
+    assert registry.take_changes() == [["tokens", "counter", "Tokens", [[one, 1.0], [two, 2.0]]]]
+    metrics[0].increment(3)
+    del first
+    for call in (metrics[0].value, lambda: metrics[1].increment(1)):
+        with pytest.raises(
+            TritonModelException, match=r"^Invalid metric operation as the corresponding 'MetricFamily'"
+        ):
+            call()
+    assert metrics[2].value() == 2.0
+    assert registry.take_changes() == [["tokens", "counter", "Tokens", [[one, 3.0], [one, None]]]]
+    del second
+    again = family(MetricFamily.GAUGE, description="Of another kind").Metric({"a": "2"})
+    assert again.value() == 0.0
+    assert registry.take_changes() == [
+        ["tokens", "counter", "Tokens", [[two, None]]],
+        ["tokens", "gauge", "Of another kind", [[two, (None, 0.0)]]],
+    ]
+
+
+def test_a_family_that_goes_while_the_lock_is_held_waits_for_nothing(registry: MetricRegistry) -> None:
+    made = MetricFamily("tokens", "Tokens", MetricFamily.COUNTER)
+    made.Metric()
+    registry.take_changes()
+    gone = threading.Event()
+    with registry.lock:
+
+        def let_go(held: list[MetricFamily]) -> None:
+            held.clear()
+            gone.set()
+
+        thread = threading.Thread(target=let_go, args=([made],))
+        del made
+        thread.start()
+        assert gone.wait(10)
+    thread.join()
+    assert registry.take_changes() == [["tokens", "counter", "Tokens", [[(), None]]]]
+
+
+def test_a_name_has_one_kind() -> None:
     family(MetricFamily.COUNTER)
     with pytest.raises(TritonModelException) as caught:
-        family(getattr(MetricFamily, kind), description=description)
+        family(MetricFamily.GAUGE)
     assert str(caught.value) == (
         "Error when creating MetricFamily: metric family 'tokens' exists already, as counter with the description "
         "'Tokens'"
