@@ -23,6 +23,9 @@ from shoal.supervisor.members import Member, Recipient
 
 _log = logging.getLogger(__name__)
 
+#: How long a scrape waits for what models' own metrics are by then: a front end waits for 2 s, GAUGES_TIMEOUT_S (ours).
+METRICS_PATIENCE_S = 1.5
+
 
 class Roster:
     """Instances by their number, which is never used again."""
@@ -79,7 +82,7 @@ class Roster:
                 run_in(instance, worker.member.drain)  # there may be the first that it says of any
                 if host.metrics.has_reported(instance.number):
                     reporters.append((worker.member, {"op": "metrics"}, ()))
-        host.star.acknowledgements.announce((), then, briefly=reporters)
+        host.star.acknowledgements.announce((), then, briefly=reporters, patience_s=METRICS_PATIENCE_S)
 
     def by_owner(self, owner: int) -> Instance | None:
         """The instance whose memory has this owner id."""
