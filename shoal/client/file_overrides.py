@@ -53,8 +53,9 @@ def _path(parameter: str) -> str:
     is_possible = "\0" not in path and max(map(len, encoded.split(b"/"))) <= _MAX_PART_BYTES
     if path == "." or name.endswith("/") or not is_possible or len(encoded) > MAX_PATH_BYTES:
         raise InvalidArgumentError(
-            f"Invalid file parameter '{parameter[:80]}': expected the path of a file below the model's directory, "
-            f"like '{PREFIX}1/model.onnx', of at most {MAX_PATH_BYTES} bytes, each part at most {_MAX_PART_BYTES}"
+            f"Invalid file path in parameter '{parameter[:80]}': "
+            f"expected the path of a file below the model's directory, like '{PREFIX}1/model.onnx', "
+            f"of at most {MAX_PATH_BYTES} bytes, each part at most {_MAX_PART_BYTES}"
         )
     return path
 
