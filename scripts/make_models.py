@@ -1,8 +1,8 @@
 """Makes the sample models in model_repository/ (run it through scripts/make-models).
 
-Owns the models simple, simple_string, simple_identity, mlp and digits, and the held-out digits in tests/data/; all of
-it is committed. The same package versions on the same kind of processor write the same bytes. Opset 17 and IR version
-8, so that every ONNX Runtime since 1.17 runs them.
+Owns the models simple, simple_int8, simple_string, simple_identity, simple_sequence, simple_dyna_sequence, mlp and
+digits, and the held-out digits in tests/data/; all of it is committed. The same package versions on the same kind of
+processor write the same bytes. Opset 17 and IR version 8, so that every ONNX Runtime since 1.17 runs them.
 """
 
 import json
@@ -90,6 +90,45 @@ output [
     dims: [ -1 ]
   }
 ]
+"""
+
+# Triton's two models for clients of sequences: what the batcher says of a request comes in tensors of its own.
+SEQUENCE_CONFIG = """\
+name: "{name}"
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+input [
+  {{
+    name: "INPUT"
+    data_type: TYPE_INT32
+    dims: [ 1 ]
+  }}
+]
+output [
+  {{
+    name: "OUTPUT"
+    data_type: TYPE_INT32
+    dims: [ 1 ]
+  }}
+]
+sequence_batching {{
+{strategy}{controls}}}
+"""
+FLAG_CONTROL = """\
+  control_input {{
+    name: "{name}"
+    control {{ kind: CONTROL_SEQUENCE_{name} int32_false_true: [ 0, 1 ] }}
+  }}
+"""
+CORRELATION_ID_CONTROL = """\
+  control_input {
+    name: "CORRID"
+    control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 }
+  }
+"""
+OLDEST = """\
+  max_sequence_idle_microseconds: 10000000
+  oldest { max_candidate_sequences: 1024 }
 """
 
 MLP_CONFIG = """\
@@ -213,19 +252,43 @@ def simple() -> onnx.ModelProto:
     return onnx_model("simple", nodes, inputs, outputs)
 
 
-def simple_string() -> onnx.ModelProto:
-    """The same with decimal integers written as strings."""
+def simple_sequence() -> onnx.ModelProto:
+    """INT32[1] -> the number, and one more at the start of a sequence; 0 for a slot that has no request."""
+    nodes = [
+        helper.make_node("Add", ["INPUT", "START"], ["sum"]),
+        helper.make_node("Mul", ["sum", "READY"], ["OUTPUT"]),
+    ]
+    inputs = [tensor(name, TensorProto.INT32, 1) for name in ("INPUT", "START", "READY")]
+    return onnx_model("simple_sequence", nodes, inputs, [tensor("OUTPUT", TensorProto.INT32, 1)])
+
+
+def simple_dyna_sequence() -> onnx.ModelProto:
+    """INT32[1] -> the number, one more at the start of a sequence, and at its end its correlation id more."""
+    nodes = [
+        helper.make_node("Cast", ["CORRID"], ["id"], to=TensorProto.INT32),
+        helper.make_node("Mul", ["id", "END"], ["id_at_end"]),
+        helper.make_node("Add", ["INPUT", "START"], ["begun"]),
+        helper.make_node("Add", ["begun", "id_at_end"], ["sum"]),
+        helper.make_node("Mul", ["sum", "READY"], ["OUTPUT"]),
+    ]
+    inputs = [tensor(name, TensorProto.INT32, 1) for name in ("INPUT", "START", "END", "READY")]
+    inputs.append(tensor("CORRID", TensorProto.UINT64, 1))
+    return onnx_model("simple_dyna_sequence", nodes, inputs, [tensor("OUTPUT", TensorProto.INT32, 1)])
+
+
+def simple_cast(name: str, datatype: int) -> onnx.ModelProto:
+    """`simple` for numbers of another datatype, computed as INT32; as strings they are written in decimal."""
     nodes = [
         helper.make_node("Cast", ["INPUT0"], ["left"], to=TensorProto.INT32),
         helper.make_node("Cast", ["INPUT1"], ["right"], to=TensorProto.INT32),
         helper.make_node("Add", ["left", "right"], ["sum"]),
         helper.make_node("Sub", ["left", "right"], ["difference"]),
-        helper.make_node("Cast", ["sum"], ["OUTPUT0"], to=TensorProto.STRING),
-        helper.make_node("Cast", ["difference"], ["OUTPUT1"], to=TensorProto.STRING),
+        helper.make_node("Cast", ["sum"], ["OUTPUT0"], to=datatype),
+        helper.make_node("Cast", ["difference"], ["OUTPUT1"], to=datatype),
     ]
-    inputs = [tensor(name, TensorProto.STRING, 16) for name in ("INPUT0", "INPUT1")]
-    outputs = [tensor(name, TensorProto.STRING, 16) for name in ("OUTPUT0", "OUTPUT1")]
-    return onnx_model("simple_string", nodes, inputs, outputs)
+    inputs = [tensor(each, datatype, 16) for each in ("INPUT0", "INPUT1")]
+    outputs = [tensor(each, datatype, 16) for each in ("OUTPUT0", "OUTPUT1")]
+    return onnx_model(name, nodes, inputs, outputs)
 
 
 def mlp() -> onnx.ModelProto:
@@ -301,15 +364,24 @@ def digits_request(image: Array) -> str:
     )
 
 
+def make_sequences() -> None:
+    """Writes the two models whose requests belong to sequences."""
+    start, end, ready = (FLAG_CONTROL.format(name=name) for name in ("START", "END", "READY"))
+    config = SEQUENCE_CONFIG.format(name="simple_sequence", strategy="", controls=start + ready)
+    write_model("simple_sequence", config, simple_sequence())
+    controls = start + end + ready + CORRELATION_ID_CONTROL
+    config = SEQUENCE_CONFIG.format(name="simple_dyna_sequence", strategy=OLDEST, controls=controls)
+    write_model("simple_dyna_sequence", config, simple_dyna_sequence())
+
+
 def main() -> None:
     """Writes all sample models."""
     write_model("simple", SUM_AND_DIFFERENCE_CONFIG.format(name="simple", data_type="TYPE_INT32"), simple())
-    write_model(
-        "simple_string",
-        SUM_AND_DIFFERENCE_CONFIG.format(name="simple_string", data_type="TYPE_STRING"),
-        simple_string(),
-    )
+    for name, datatype in ("simple_int8", "INT8"), ("simple_string", "STRING"):
+        config = SUM_AND_DIFFERENCE_CONFIG.format(name=name, data_type=f"TYPE_{datatype}")
+        write_model(name, config, simple_cast(name, TensorProto.DataType.Value(datatype)))
     write_model("simple_identity", SIMPLE_IDENTITY_CONFIG, None)
+    make_sequences()
     write_model("mlp", MLP_CONFIG, mlp())
     make_digits()
 

@@ -200,7 +200,7 @@ def test_killed_supervisor_takes_everything_along() -> None:
     before = named_segments()
     with serving(SAMPLES) as server:
         everybody = await_standby(server)
-        assert len(everybody) == 25
+        assert len(everybody) == 30
         assert left_behind(before) == set()
         server.process.kill()
         assert wait_for_deaths(everybody, 2.0)

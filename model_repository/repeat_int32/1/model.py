@@ -1,0 +1,1 @@
+../../repeat/1/model.py
