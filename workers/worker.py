@@ -30,6 +30,7 @@ from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import report_metrics
 from shoal.workers.oversize import OversizeBlocks
 from shoal.workers.sequences import SequenceTensors
+from shoal.workers.unreadable import explained
 from shoal.workers.warmup import warm_up
 
 # Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
@@ -123,6 +124,7 @@ def _load(channel: Channel, order: Message, device: Device) -> Loaded | None:
         if not isinstance(error, ShoalError):
             _log.error("model '%s' cannot be loaded", order["name"], exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")
+        error = explained(error, order["model_file"])
         channel.send({"op": "failed", "wire": error.wire, "sentence": str(error)})
         return None
     if loaded is not None:

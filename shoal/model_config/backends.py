@@ -4,7 +4,8 @@ One table, from Triton's documentation. It lists backends Shoal does not have to
 by its backend's name (`support`) and not as a riddle. Pure.
 """
 
-from collections.abc import Collection, Iterator
+import difflib
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError
@@ -43,12 +44,27 @@ KINDS = {
     "tensorrt": ("KIND_GPU",),
     **dict.fromkeys(("embedding", "fil", "openvino", "tensorflow"), ("KIND_CPU",)),
 }
+#: What people write for a backend or a platform that is called otherwise.
+_MEANT = {
+    "onnx": "onnxruntime", "onnx_runtime": "onnxruntime", "ort": "onnxruntime", "torch": "pytorch",
+    "libtorch": "pytorch", "torchscript": "pytorch", "tf": "tensorflow", "savedmodel": "tensorflow", "trt": "tensorrt",
+    "py": "python", "xgboost": "fil", "lightgbm": "fil", "sklearn": "fil", "forest": "fil", "vino": "openvino",
+}  # fmt: skip
 _ALL_KINDS = ("KIND_CPU", "KIND_GPU", "KIND_MODEL")
 
 
 def kinds(backend: str) -> tuple[str, ...]:
     """The kinds of instance groups that `backend` can serve."""
     return KINDS.get(backend, _ALL_KINDS)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence and one that asks for the backend or platform most like `name`; empty for none."""
+    known = list(known)
+    meant = _MEANT.get(name.lower(), "")
+    likely = [each for each in known if meant and each.startswith(meant)]
+    likely = likely or difflib.get_close_matches(name.lower(), known, n=1)
+    return f". Did you mean '{likely[0]}'?" if likely else ""
 
 
 def detect_backend(names: Collection[str]) -> Platform | None:
@@ -105,7 +121,7 @@ def disagreements(config: Config) -> Iterator[str]:
     expected = {row.platform: row.backend for row in PLATFORMS if row.platform}
     if platform and platform != ENSEMBLE:
         if platform not in expected:
-            yield f"unexpected platform type '{platform}' for {name}"
+            yield f"unexpected platform type '{platform}' for {name}{did_you_mean(platform, expected)}"
         elif backend != expected[platform]:
             yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
-from shoal.model_config.backends import RUNTIMES, kinds
+from shoal.model_config.backends import RUNTIMES, did_you_mean, kinds
 from shoal.model_config.ensemble import is_ensemble
 from shoal.model_config.messages import Config
 
@@ -93,7 +93,7 @@ def check_support(config: Config, python_backend: Path | None = None) -> None:
     if backend not in BACKENDS and python_backend is None:
         raise InvalidArgumentError(
             f"unable to find backend library for backend '{backend}', try specifying runtime on the model "
-            f"configuration. For model '{name}' there are: {', '.join(BACKENDS)}"
+            f"configuration. For model '{name}' there are: {', '.join(BACKENDS)}{did_you_mean(backend, BACKENDS)}"
         )
     for group in config["instance_group"]:
         if group["kind"] not in ("KIND_AUTO", *kinds(backend)):  # Triton's sentence

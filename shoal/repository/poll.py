@@ -19,6 +19,7 @@ from shoal.model_config.load import (
     read_config,
 )
 from shoal.model_config.messages import Config
+from shoal.repository import misplaced
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.cloud_listing import CloudModel
 from shoal.repository.found import FoundModel, FoundVersion
@@ -128,7 +129,7 @@ class Repositories:
             others_ns = max([newest_ns(entry) for entry in _others(directory)], default=0)
             labels = read_labels(directory, config)
         except ShoalError as refusal:
-            error = refusal
+            error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
         return FoundModel(name, directory, config, labels, versions, others_ns, error, namespace=namespace)
 
 

@@ -90,7 +90,10 @@ def version_directories(model_dir: Path) -> dict[int, Path]:
         if name in _NO_VERSIONS:
             continue
         if not is_version_name(name):
-            _log.warning("ignore version directory '%s' which fails to convert to integral number", name)
+            _log.warning(
+                "ignore version directory '%s' which fails to convert to integral number; "
+                "versions of '%s' have numbers for names", name, model_dir,
+            )  # fmt: skip
         elif len(name) > 1 and name[0] == "0":
             _log.warning("ignore version directory '%s' which contains leading zeros in its directory name", name)
         else:

@@ -8,7 +8,7 @@ Runs in the supervisor. The rules and sentences are those of Triton's model mana
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,8 @@ class ModelControl:
                 identifier = unloadable.get(name, ModelIdentifier(name))
                 reason = poll.problems.get(identifier, "failed to poll from model repository")
                 self._models.add_problem(identifier, InternalError(f"failed to load '{name}', {reason}"))
+            if wanted is None and not poll.identifiers:
+                _log_no_models(self._options.model_repository)
             problems = poll.problems if wanted is None else {}
             self._models.load_all(poll._replace(problems=problems), then)
             if self._mode == "poll":
@@ -243,6 +245,14 @@ def _row(version: ModelVersion) -> dict[str, Any]:
     if version.reason:
         row["reason"] = version.reason
     return row
+
+
+def _log_no_models(repositories: Sequence[object]) -> None:
+    names = ", ".join(map(repr, map(str, repositories)))
+    _log.warning(
+        "no models in %s: each is a directory in the repository, with a version in it, as in MODEL/1/model.onnx. Is it "
+        "the right directory?", names,
+    )  # fmt: skip
 
 
 def _logged(_error: ShoalError | None) -> None:

@@ -169,7 +169,10 @@ class ServedEnsemble(Served):
         for identifier in dict.fromkeys([model.identifier for model in meant if model is not None]):
             if identifier == path[0]:
                 names = " -> ".join([each.name for each in (*path, identifier)])
-                raise InvalidArgumentError(f"circular dependency between ensembles: {names}")
+                raise InvalidArgumentError(
+                    f"circular dependency between ensembles: {names}. Remove one of these steps from the "
+                    "'ensemble_scheduling' of its ensemble"
+                )
             if identifier not in path:
                 self._refuse_cycles((*path, identifier))
 

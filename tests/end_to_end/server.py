@@ -20,6 +20,10 @@ SAMPLES = Path(__file__).parents[2] / "model_repository"
 _STARTED = re.compile(rb"Started (HTTPService|GRPCInferenceService|Metrics Service) at [^ ]*:([0-9]+)")
 #: Generous: the machine may be busy, and what takes longer than this hangs.
 DEADLINE_S = 60.0
+#: PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, which counts from the next exec on.
+_DROP_FILE_CAPABILITIES = (
+    "import ctypes; prctl = ctypes.CDLL(None).prctl; [prctl(24, each, 0, 0, 0) for each in (1, 2)]"
+)
 Ledger = dict[str, Any]
 
 
@@ -118,11 +122,13 @@ def launch(
     *flags: str,
     environment: Mapping[str, str] | None = None,
     descriptors: tuple[int, int] | None = None,
+    as_mere_user: bool = False,
 ) -> Server:
     """Exec a server on free ports; it may still be loading, or fail.
 
     `environment` is added to ours. `descriptors` are the soft and the hard limit of open files that the server is
     started with, at most our hard one; ours are left alone, since a test process may have more open already.
+    `as_mere_user` takes root's right to read any file from the processes that it starts.
     """
     repositories = [repository] if isinstance(repository, (Path, str)) else repository
     program = "from shoal.cli import main; raise SystemExit(main())"
@@ -130,6 +136,8 @@ def launch(
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = tuple(min(each, hard) for each in descriptors)
         program = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); {program}"
+    if as_mere_user and os.geteuid() == 0:
+        program = f"{_DROP_FILE_CAPABILITIES}; {program}"
     command = [sys.executable, "-c", program, "serve"]
     command += [f"--model-repository={each}" for each in repositories]
     # One process less to start, and to look after, where no test asks for it.
@@ -145,9 +153,10 @@ def serving(
     *flags: str,
     environment: Mapping[str, str] | None = None,
     descriptors: tuple[int, int] | None = None,
+    as_mere_user: bool = False,
 ) -> Iterator[Server]:
     """A server that answers, launched as `launch` says; killed afterwards if the test did not stop it."""
-    server = launch(repository, *flags, environment=environment, descriptors=descriptors)
+    server = launch(repository, *flags, environment=environment, descriptors=descriptors, as_mere_user=as_mere_user)
     try:
         assert server.read_log(b"Started Metrics Service"), server.log.decode()
         server.read_log(b"\n", DEADLINE_S)

@@ -350,7 +350,8 @@ def test_a_load_brings_its_models_and_an_unload_takes_them(client: Any) -> None:
         ),
         (
             [step("wrong", {"X": "X"}, {"Y": "Y"})],
-            "circular dependency between ensembles: wrong -> wrong",
+            "circular dependency between ensembles: wrong -> wrong. Remove one of these steps from the "
+            "'ensemble_scheduling' of its ensemble",
         ),
         (
             [step("double", {"X": "Y"}, {"Y": "Y"}), step("double", {"X": "X"}, {"Y": "b"})],

@@ -97,7 +97,8 @@ def test_versions_ascending_and_the_rest_named(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         versions = version_directories(tmp_path)
     assert list(versions.items()) == [(0, tmp_path / "0"), (9, tmp_path / "9"), (10, tmp_path / "10")]
-    numeric = "ignore version directory '%s' which fails to convert to integral number"
+    rule = f"; versions of '{tmp_path}' have numbers for names"
+    numeric = "ignore version directory '%s' which fails to convert to integral number" + rule
     assert caplog.messages == [
         numeric % "-1",
         "ignore version directory '007' which contains leading zeros in its directory name",

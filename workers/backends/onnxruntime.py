@@ -79,7 +79,9 @@ class OnnxruntimeBackend(BatchedBackend):
     def describe(self, model: Model, device: Device) -> ModelIO:
         """The inputs and outputs of the file."""
         self._open(model, device)
-        return ModelIO(_io_tensors(self._session.get_inputs()), _io_tensors(self._session.get_outputs()))
+        outputs = _io_tensors(self._session.get_outputs())
+        onnxruntime_checks.refuse_maps(model, outputs)
+        return ModelIO(_io_tensors(self._session.get_inputs()), outputs)
 
     def load(self, model: Model, device: Device) -> None:
         """Open the session and check it. Raises InvalidArgumentError where file and configuration disagree."""

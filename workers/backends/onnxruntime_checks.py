@@ -1,8 +1,9 @@
 """What ONNX Runtime does not do of what a configuration asks for. Pure. Runs in a worker, while it loads."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from shoal.errors import UnavailableError, UnsupportedError
+from shoal.model_config.autocomplete import IOTensor
 from shoal.model_config.messages import Config
 from shoal.workers.backends.backend import Model
 
@@ -15,6 +16,25 @@ def refuse_bf16(config: Config, kind: str) -> None:
         raise UnsupportedError(
             f"model '{config['name']}': TYPE_BF16 is supported on KIND_CPU only, and not together with TYPE_STRING"
         )
+
+
+def refuse_maps(model: Model, outputs: Iterable[IOTensor]) -> None:
+    """Raises UnsupportedError for an output that the configuration has, or would be given, and that is no tensor.
+
+    `outputs` are the file's; one that is a list of maps has ONNX Runtime's name for that in place of a data type.
+    """
+    wanted = {output["name"] for output in model.config["output"]}
+    for output in outputs:
+        if output.data_type.startswith("seq(") and (not wanted or output.name in wanted):
+            is_zipmap = output.data_type.startswith("seq(map(")
+            advice = (
+                "It is a list of maps, as skl2onnx makes them of a classifier's probabilities; convert the model with "
+                f"options={{'zipmap': False}}, or name only other outputs in the configuration of model '{model.name}'"
+            )
+            raise UnsupportedError(
+                f"Unsupported ONNX Type 'ONNX_TYPE_SEQUENCE' for I/O '{output.name}', expected 'ONNX_TYPE_TENSOR'."
+                + f" {advice}" * is_zipmap
+            )
 
 
 def check_providers(model: Model, wanted: Collection[tuple[str, object]], got: Collection[str]) -> None:

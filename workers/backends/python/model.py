@@ -152,6 +152,14 @@ class PythonModel:
             runtime.current.model_dir = self.identity.version_dir
         if self._module is None:
             self._module = import_model(self.identity.file, self.identity.version_dir)
+        if not hasattr(self._module, CLASS):  # the first sentence is Python's own, which Triton passes on
+            module = self._module.__name__
+            values = vars(self._module).items()
+            classes = [name for name, value in values if inspect.isclass(value) and value.__module__ == module]
+            raise AttributeError(
+                f"module '{module}' has no attribute '{CLASS}'. "
+                f"'{self.identity.file}' has to define a class of this name; it defines {', '.join(classes) or 'none'}"
+            )
         return getattr(self._module, CLASS)
 
     def _arguments(self) -> dict[str, str]:
@@ -265,6 +273,8 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
         elif not code.co_filename.startswith(_NO_FRAMES):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
+    if isinstance(error, SyntaxError) and error.filename:  # which has no frame, and in its text only the file's name
+        frames.append((error.filename, error.lineno or 0, (error.text or "").strip()))
     return frames[::-1]
 
 

@@ -1,0 +1,49 @@
+"""What to do about a model's directory that has no version: where its files lie instead, and where they belong.
+
+A user who comes from a single file puts it into the model's directory, calls the version `v1`, or gives the model's
+directory as the repository. Triton's sentences do not say so; these follow them. Reads directories, in the repository
+process.
+"""
+
+from pathlib import Path
+
+from shoal.errors import InvalidArgumentError
+from shoal.model_config.backends import PLATFORMS
+from shoal.model_config.load import CONFIG_FILENAME
+from shoal.repository.scan import is_version_name
+
+_FILES = {row.filename for row in PLATFORMS}
+
+
+def explained(error: InvalidArgumentError, directory: Path) -> InvalidArgumentError:
+    """The refusal of the model in this directory; with a second sentence where the layout is why, or part of it."""
+    advice = _advice(directory)
+    return InvalidArgumentError(f"{str(error).rstrip('.')}. {advice}") if advice else error
+
+
+def _advice(directory: Path) -> str:
+    """What to move or rename so that the model has a version; nothing where it has one, or cannot be read."""
+    try:
+        entries = {entry.name: entry.is_dir() for entry in sorted(directory.iterdir())}
+        is_in_model = (directory.parent / CONFIG_FILENAME).exists()
+    except OSError:
+        return ""
+    files = [name for name in entries if name in _FILES]
+    if any(is_dir and is_version_name(name) for name, is_dir in entries.items()):
+        return ""
+    if is_version_name(directory.name) and (files or is_in_model):
+        return (
+            f"'{directory.parent}' looks like a model, not like a repository of models: name the directory above it, "
+            f"--model-repository={directory.parent.parent}"
+        )
+    first = directory / "1"
+    if files:
+        return f"'{files[0]}' lies in the model's directory itself: move it into a version's, to '{first / files[0]}'"
+    for name, is_dir in entries.items():
+        number = name.lstrip("vV_-.")
+        if is_dir and is_version_name(number):
+            return (
+                f"'{directory / name}' is no version, whose directory has a number for its name: rename it to "
+                f"'{directory / number}'"
+            )
+    return f"'{directory}' has no version: make '{first}' for the model's file"
