@@ -84,9 +84,10 @@ class GrpcLane(Lane[GrpcConnection]):
         connection.age_ends_s = self.now_s + age_s if age_s else 0.0
         self._connections[connection.fd] = connection
         self._poller.register(connection.fd, _IN)
+        # Our SETTINGS wait for the client's first bytes: a client of HTTP/1 is to be answered in its own words.
         if self._stops_at_s:
             connection.go_away()
-        self.has_output(connection)
+            self.has_output(connection)
 
     def close(self, connection: GrpcConnection) -> None:
         """As Desk."""

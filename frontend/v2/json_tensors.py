@@ -6,7 +6,7 @@ slow walk finds Triton's sentence where something is. Front-end processes.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -79,7 +79,7 @@ def decode_data(
         return _decode_strings(name, elements, types, max_input_size)
     encoded = _to_bytes(datatype, elements, types) if len(elements) == num_elements else None
     if encoded is None:
-        raise _refusal(datatype, elements, num_elements)
+        raise _refusal(name, datatype, elements, num_elements)
     return memoryview(encoded), num_elements
 
 
@@ -137,14 +137,16 @@ def _decode_strings(name: str, elements: list[Any], types: set[type], max_input_
     return memoryview(encoded), len(elements)
 
 
-def _refusal(datatype: Datatype, elements: Iterable[Any], num_elements: int) -> ShoalError:
+def _refusal(name: str, datatype: Datatype, elements: Sequence[Any], num_elements: int) -> ShoalError:
     """What Triton finds first, reading element by element."""
     for index, element in enumerate(elements):
         if index == num_elements:
             break
         if not _is_of(datatype, element):
             return InternalError(f"Unable to parse 'data': {wrong_type(_KINDS[datatype.dtype.kind])}")
-    return InternalError(_MISCOUNTED)
+    return InternalError(
+        f"{_MISCOUNTED}. Input '{name}' has {num_elements} elements by its shape, but {len(elements)} in its data"
+    )
 
 
 def _is_of(datatype: Datatype, element: Any) -> bool:

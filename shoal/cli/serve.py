@@ -147,7 +147,8 @@ def _read(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, lis
 
 def _unknown(argument: str) -> str:
     if not argument.startswith("-"):
-        return f"Unexpected argument: {argument}"  # Triton's sentence
+        # The first sentence is Triton's.
+        return f"Unexpected argument: {argument}\nA model repository follows its flag: --model-repository={argument}"
     written = argument.partition("=")[0]
     close = difflib.get_close_matches(written, [f"--{flag.name}" for flag in FLAGS], n=1)
     return f"unrecognized option '{written}'" + (f"; did you mean '{close[0]}'?" if close else "")

@@ -68,6 +68,8 @@ class ModelEntry:
 
 
 Versions = dict[int, ModelEntry]
+#: The end of a sentence about a model that is known and does not serve: here nobody knows why.
+_ASK = ". POST /v2/repository/index says why"
 
 
 class ModelTable:
@@ -135,13 +137,13 @@ class ModelTable:
         if number is None:
             for each in versions.values():
                 each.refuse_if_failed()
-            raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
+            raise NotFoundError(f"Request for unknown model: '{name}' has no available versions{_ASK}")
         entry = versions.get(number)
         if entry is None:
             raise NotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
         if entry.state != "READY":
             entry.refuse_if_failed()
-            raise UnavailableError(f"Request for unknown model: '{name}' version {number} is not at ready state")
+            raise UnavailableError(f"Request for unknown model: '{name}' version {number} is not at ready state{_ASK}")
         return entry
 
     def ready_entries(self, name: str | None = None) -> list[ModelEntry]:

@@ -22,6 +22,8 @@ PER_GUEST = 5
 #: Left for what comes and goes, or comes back: processes that are started, front ends that join, files that are read
 #: for a moment (ours).
 RESERVE = 48
+#: With fewer a server could load no model: it has 30 open itself (measured), with those of its front ends' sockets.
+LEAST = 96
 
 _RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
 
@@ -37,6 +39,15 @@ def raise_limit() -> None:
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def check_limit() -> None:
+    """Raise UnavailableError where this process may have so few descriptors that no model could be loaded."""
+    if limit() < LEAST:
+        raise UnavailableError(
+            f"the server may have {limit()} files open, and needs {LEAST} for itself and one instance of a model, "
+            f"{PER_INSTANCE} more for each further one: 1024 do for most. {_RAISE}"
+        )
 
 
 def limit() -> int:

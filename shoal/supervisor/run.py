@@ -11,7 +11,7 @@ from shoal.errors import ShoalError
 from shoal.options import ServerOptions
 from shoal.process import set_title
 from shoal.repository.cloud_cache import take_slot
-from shoal.supervisor.descriptors import raise_limit
+from shoal.supervisor.descriptors import check_limit, raise_limit
 from shoal.supervisor.listeners import bind
 from shoal.supervisor.machine import find_machine, server_cores
 from shoal.supervisor.notify import Notifier
@@ -36,6 +36,7 @@ def run(options: ServerOptions) -> int:
     faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: its journal then says where it stood
     notifier = Notifier.take(os.environ, os.getpid())
     try:
+        check_limit()
         machine = find_machine(options, os.environ, server_cores())
         listeners = bind(options)
         slots = {

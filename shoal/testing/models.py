@@ -100,8 +100,11 @@ class Models:
 
     def _load(self, found: FoundModel, number: int) -> ServedModel:
         if is_ensemble(found.config):
+            steps = ", ".join(dict.fromkeys(step["model_name"] for step in found.config["ensemble_scheduling"]["step"]))
             raise UnsupportedError(
-                f"model '{found.name}' is an ensemble, which a test has no server for; load the models it is made of"
+                f"model '{found.name}' is an ensemble, which needs a server: start one with shoal serve "
+                f"--model-repository={found.directory.parent} and send it the request, or run its models one by one: "
+                f"{steps}"
             )
         if "sequence_batching" in found.config:
             raise UnsupportedError(f"model '{found.name}' has a sequence batcher, which needs a server; start one")

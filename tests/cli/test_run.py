@@ -143,6 +143,14 @@ def test_a_mistake_is_explained(
     )
 
 
+def test_an_ensemble_is_left_to_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, error = run(capsys, SAMPLES / "text_ensemble", "--sample", "ones")
+    assert status == 2
+    assert "model 'text_ensemble' is an ensemble, which needs a server" in error
+    assert f"shoal serve --model-repository={SAMPLES} " in error
+    assert error.endswith("or run its models one by one: tokenizer, encoder, postprocessing\n")
+
+
 def test_help_is_printed_without_imports() -> None:
     script = (
         "import sys; from shoal.cli import main; code = main(['run', '--help']);"

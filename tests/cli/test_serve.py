@@ -280,7 +280,7 @@ def test_the_successor_of_a_deprecated_flag_wins() -> None:
     [
         ("--nonsense", "unrecognized option '--nonsense'"),
         ("--htp-port=1", "unrecognized option '--htp-port'; did you mean '--http-port'?"),
-        ("models", "Unexpected argument: models"),
+        ("models", "Unexpected argument: models\nA model repository follows its flag: --model-repository=models"),
         ("--http-port=none", "Bad option: \"--http-port\".\nexpected an integer, got 'none'"),
         ("--http-port=70000", 'Bad option: "--http-port".\nexpected an integer from 0 to 65535, got 70000'),
         ("--exit-on-error=maybe", 'Bad option: "--exit-on-error".\ninvalid value for bool option: maybe'),

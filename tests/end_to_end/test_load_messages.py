@@ -64,3 +64,14 @@ def test_an_empty_repository_is_remarked_upon(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert f"no models in '{tmp_path}': each is a directory in the repository" in server.log.decode()
         assert server.stop() == 0
+
+
+def test_too_few_descriptors_for_any_model_are_refused_at_once() -> None:
+    server = launch(SAMPLES, descriptors=(64, 64))
+    assert server.wait() == 1
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    log = server.log.decode()
+    assert "the server may have 64 files open, and needs 96 for itself and one instance of a model" in log
+    assert "ulimit -n" in log
+    assert "loading:" not in log

@@ -10,6 +10,8 @@ from shoal.frontend.routes import ROUTES
 from shoal.frontend.state import ServerState
 from shoal.options import RESTRICTED_APIS
 
+ASK = ". POST /v2/repository/index says why"
+
 JSON = [("Content-Type", "application/json")]
 
 
@@ -52,9 +54,9 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
         "/v2/models/simple/versions/2/ready",
         503,
         JSON,
-        error(UNKNOWN + "'simple' version 2 is not at ready state"),
+        error(UNKNOWN + "'simple' version 2 is not at ready state" + ASK),
     ),
-    ("GET", "/v2/models/gone/ready", 404, JSON, error(UNKNOWN + "'gone' has no available versions")),
+    ("GET", "/v2/models/gone/ready", 404, JSON, error(UNKNOWN + "'gone' has no available versions" + ASK)),
     ("GET", "/v2/models/simple/versions/99999999999999999999/ready", 400, JSON, error(STOL)),
     # metadata, configuration, statistics
     (
@@ -149,7 +151,7 @@ CASES: list[tuple[str, str, int, list[tuple[str, str]], bytes]] = [
         "/v2/models/simple/versions/2/infer",
         503,
         JSON,
-        error(UNKNOWN + "'simple' version 2 is not at ready state"),
+        error(UNKNOWN + "'simple' version 2 is not at ready state" + ASK),
     ),
     (
         "POST",

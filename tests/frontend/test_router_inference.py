@@ -9,6 +9,8 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.transport import Answer
 from shoal.reasons import ModelGoneError
 
+ASK = ". POST /v2/repository/index says why"
+
 JSON = [("Content-Type", "application/json")]
 
 
@@ -143,7 +145,7 @@ def test_a_request_whose_model_is_unloaded_meanwhile_is_told_so(
 
     transport.infer = unload
     refused = client.ask("POST", "/v2/models/simple/infer", INFER)
-    assert refused == (404, JSON, error("Request for unknown model: 'simple' has no available versions"))
+    assert refused == (404, JSON, error("Request for unknown model: 'simple' has no available versions" + ASK))
 
 
 def test_what_the_batcher_refuses_is_the_answer(client: Any, transport: Any) -> None:

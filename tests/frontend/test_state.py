@@ -10,6 +10,8 @@ from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError, Unavai
 from shoal.frontend.state import ServerState
 from tests.frontend.conftest import SIMPLE, model_message
 
+ASK = ". POST /v2/repository/index says why"
+
 Message = Callable[..., dict[str, Any]]
 
 
@@ -45,9 +47,9 @@ def test_version_whose_instances_are_failed_is_refused_for_now(state: ServerStat
         ("none", "1", NotFoundError, "Request for unknown model: 'none' is not found"),
         ("broken", None, NotFoundError, "Request for unknown model: 'broken' is not found"),
         ("simple", "4", NotFoundError, "Request for unknown model: 'simple' version 4 is not found"),
-        ("loading", None, NotFoundError, "Request for unknown model: 'loading' has no available versions"),
-        ("gone", "1", UnavailableError, "Request for unknown model: 'gone' version 1 is not at ready state"),
-        ("simple", "2", UnavailableError, "Request for unknown model: 'simple' version 2 is not at ready state"),
+        ("loading", None, NotFoundError, "Request for unknown model: 'loading' has no available versions" + ASK),
+        ("gone", "1", UnavailableError, "Request for unknown model: 'gone' version 1 is not at ready state" + ASK),
+        ("simple", "2", UnavailableError, "Request for unknown model: 'simple' version 2 is not at ready state" + ASK),
         (
             "simple",
             "9223372036854775808",

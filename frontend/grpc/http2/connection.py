@@ -13,6 +13,14 @@ from shoal.frontend.grpc.http2.limits import Limits
 from shoal.frontend.grpc.http2.receiving import PING, Receiving
 from shoal.frontend.grpc.http2.sending import Sending
 
+_HTTP1_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ")
+_ADVICE = b"This port speaks gRPC, over HTTP/2. HTTP has a port of its own: 8000, or what --http-port says.\n"
+#: To a client that speaks HTTP/1.
+_IN_HTTP1 = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_ADVICE), _ADVICE)
+)
+
 
 class Http2Connection(Sending):
     """One client's connection. How to respond is said by Sending."""
@@ -43,7 +51,9 @@ class Http2Connection(Sending):
             self.is_failed = True
             events.clear()
             self.drop_all()
-            self.go_away(error.error_code, str(error).encode())
+            is_http1 = not self._receiving.has_begun and data.startswith(_HTTP1_METHODS)
+            if not (is_http1 and self.replace_greeting(_IN_HTTP1)):
+                self.go_away(error.error_code, str(error).encode())
         return events
 
     @property

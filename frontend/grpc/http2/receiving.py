@@ -66,7 +66,6 @@ class Receiving:
         "_blocks",
         "_conduct",
         "_expected",
-        "_has_begun",
         "_kinds",
         "_max_continuations",
         "_max_frame",
@@ -79,6 +78,7 @@ class Receiving:
         "_streams",
         "_wanted",
         "bodies",
+        "has_begun",
         "is_between_frames",
         "is_going_away",
     )
@@ -108,7 +108,8 @@ class Receiving:
             frames.CONTINUATION: (self._continuation, 0, most),
         }
         # Changed by `receive` and all it calls.
-        self._has_begun = False  # the preface has come
+        #: The preface has come.
+        self.has_begun = False
         self._expected = SETTINGS  # the only kind of frame that may come next, or _ANY
         self._partial = bytearray()  # the beginning of a frame, which means nothing before there are `_wanted` bytes
         self._wanted = 0
@@ -131,7 +132,7 @@ class Receiving:
         position = 0
         if self.bodies.is_within_frame:
             position = self.bodies.go_on(data, 0, events)
-        elif not self._has_begun:
+        elif not self.has_begun:
             position = self._begin(data)
         position = self._frames(data, position, events)
         if position < len(data):
@@ -145,12 +146,12 @@ class Receiving:
         if len(data) < len(PREFACE):
             self._wanted = len(data) + 1
             return 0
-        self._has_begun = True
+        self.has_begun = True
         return len(PREFACE)
 
     def _frames(self, data: bytes, position: int, events: list[Event]) -> int:
         """Take all frames that are there; where the first begins that is not."""
-        if not self._has_begun:
+        if not self.has_begun:
             return 0
         end = len(data)
         while end - position >= HEAD_BYTES:

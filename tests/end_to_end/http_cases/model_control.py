@@ -21,6 +21,8 @@ from tests.end_to_end.http_cases.case import (
 )
 from tests.end_to_end.http_cases.repository import post
 
+ASK = ". POST /v2/repository/index says why"
+
 #: What is served at first: `fixed` alone, of a repository with `fixed`, `versions` (1, 2, 3) and `broken`.
 FLAGS = ("--model-control-mode=explicit", "--load-model=fixed")
 
@@ -92,7 +94,7 @@ LOADING = [
         "broken",
         error(400, f"load failed for model 'broken': version 1 is at UNAVAILABLE state: {BROKEN};\n"),
     ),
-    unknown("broken", "/v2/models/broken/versions/1", 503, "'broken' version 1 is not at ready state"),
+    unknown("broken", "/v2/models/broken/versions/1", 503, "'broken' version 1 is not at ready state" + ASK),
     get("not-all-are-ready", "/v2/health/ready", Answer(400, b"", {})),
     unload("broken", "broken"),
     get("all-are-ready", "/v2/health/ready", success()),
@@ -102,7 +104,9 @@ LOADING = [
 OVERRIDES = [
     load("config", "versions", config=config("versions", version_policy={"specific": {"versions": [2]}})),
     answers("config-counts", "versions", "2"),
-    unknown("version-of-the-file", "/v2/models/versions/versions/3", 503, "'versions' version 3 is not at ready state"),
+    unknown(
+        "version-of-the-file", "/v2/models/versions/versions/3", 503, "'versions' version 3 is not at ready state" + ASK
+    ),
     # What fails leaves what there was.
     load(
         "config-that-fails",
@@ -147,12 +151,12 @@ OVERRIDES = [
 
 UNLOADING = [
     unload("fresh", "fresh", unload_dependents=True),
-    unknown("unloaded", "/v2/models/fresh", 404, "'fresh' has no available versions"),
-    unknown("unloaded-version", "/v2/models/fresh/versions/7", 503, "'fresh' version 7 is not at ready state"),
+    unknown("unloaded", "/v2/models/fresh", 404, "'fresh' has no available versions" + ASK),
+    unknown("unloaded-version", "/v2/models/fresh/versions/7", 503, "'fresh' version 7 is not at ready state" + ASK),
     unload("again", "fresh"),
     unload("versions", "versions"),
     infer("unloaded-infer", "versions", ONE, error(
-        404, "Request for unknown model: 'versions' has no available versions")),
+        404, "Request for unknown model: 'versions' has no available versions" + ASK)),
     unload("nobody", "nobody"),
     load("unloaded", "versions"),
     answers("loaded-anew", "versions", "3"),

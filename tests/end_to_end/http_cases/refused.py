@@ -134,7 +134,10 @@ ONE_SOURCE = (
     "'shared_memory_region' in 'parameters'. But "
 )
 SHM_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-MISCOUNTED = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+MISCOUNTED = (
+    "Unable to parse 'data': Shape does not match true shape of 'data' field. "
+    "Input 'A' has 6 elements by its shape, but %d in its data"
+)
 
 
 def no_member(name: str) -> str:
@@ -183,8 +186,8 @@ TENSORS = [
              ONE_SOURCE + "set 'data' 'binary_data_size' 'shared_memory_region'"),
     of_fixed("shared-memory", inputs(given("A", "INT32", [2, 3], shared_memory_region="r")), 501, SHM_DISABLED),
     of_fixed("data-string", text_of({"data": "x"}), 500, mistyped("data", "array")),
-    of_fixed("too-few-elements", text_of({"data": [1, 2, 3]}), 500, MISCOUNTED),
-    of_fixed("too-many-elements", text_of({"data": [1] * 7}), 500, MISCOUNTED),
+    of_fixed("too-few-elements", text_of({"data": [1, 2, 3]}), 500, MISCOUNTED % 3),
+    of_fixed("too-many-elements", text_of({"data": [1] * 7}), 500, MISCOUNTED % 7),
     of_fixed("unknown-datatype", text_of({"datatype": "INT31"}), 400, "invalid datatype for input A"),
     of_fixed("configuration's-datatype", text_of({"datatype": "TYPE_INT32"}), 400, "invalid datatype for input A"),
     of_fixed("input-twice", inputs(FIXED, FIXED), 400, f"{UNKNOWN}input 'A' already exists in request"),

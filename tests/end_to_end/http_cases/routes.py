@@ -14,6 +14,8 @@ from tests.end_to_end.http_cases.case import (
     success,
 )
 
+ASK = ". POST /v2/repository/index says why"
+
 NOT_FOUND = error(404, "Not Found")
 ONLY_GET = error(405, "Method Not Allowed", Allow="GET")
 ONLY_POST = error(405, "Method Not Allowed", Allow="POST")
@@ -125,19 +127,19 @@ LOOKUP = [
     infer("version-3", "/v2/models/versions/versions/3/infer", ANY, success(outputs("versions", FIVE, version="3"))),
     infer("highest-version", "versions", ANY, success(outputs("versions", FIVE, version="3"))),
     # The model that failed to load.
-    get("broken-metadata", "/v2/models/broken", unknown("'broken' has no available versions")),
-    get("broken-ready", "/v2/models/broken/ready", unknown("'broken' has no available versions")),
+    get("broken-metadata", "/v2/models/broken", unknown("'broken' has no available versions" + ASK)),
+    get("broken-ready", "/v2/models/broken/ready", unknown("'broken' has no available versions" + ASK)),
     get(
         "broken-version-ready",
         "/v2/models/broken/versions/1/ready",
-        unknown("'broken' version 1 is not at ready state", 503),
+        unknown("'broken' version 1 is not at ready state" + ASK, 503),
     ),
-    infer("broken-infer", "broken", ANY, unknown("'broken' has no available versions")),
+    infer("broken-infer", "broken", ANY, unknown("'broken' has no available versions" + ASK)),
     infer(
         "broken-version-infer",
         "/v2/models/broken/versions/1/infer",
         ANY,
-        unknown("'broken' version 1 is not at ready state", 503),
+        unknown("'broken' version 1 is not at ready state" + ASK, 503),
     ),
     get("broken-version-2", "/v2/models/broken/versions/2", unknown("'broken' version 2 is not found")),
     get("broken-stats", "/v2/models/broken/stats", error(400, "requested model 'broken' is not available")),

@@ -32,6 +32,8 @@ from shoal.frontend.state import ServerState
 from shoal.shm.counters import CELL, CounterTable
 from tests.frontend.conftest import LOG_SETTINGS, EchoTransport
 
+ASK = ". POST /v2/repository/index says why"
+
 RPC = "/inference.GRPCInferenceService/"
 
 
@@ -114,7 +116,7 @@ def test_a_model_is_looked_up_as_everywhere(call: Caller) -> None:
     for name in ("ModelMetadata", "ModelConfig"):
         assert call.refusal(name, name="none") == unknown
     assert call.refusal("ModelConfig", name="simple", version="2") == (
-        UnavailableError, "Request for unknown model: 'simple' version 2 is not at ready state",
+        UnavailableError, "Request for unknown model: 'simple' version 2 is not at ready state" + ASK,
     )  # fmt: skip
     assert call.refusal("ModelMetadata", name="simple", version="x")[0] is InvalidArgumentError
 

@@ -145,7 +145,7 @@ SHAPE = "The schema can not convert input '{}' to tensor with proper shape"
         ({"grid": 1}, InvalidArgumentError, SHAPE.format("grid")),
         ({"grid": [1, "2"]}, InternalError, f"Unable to parse 'data': {NUMBER}"),
         ({"grid": [[1, 2], [3, 4]]}, InternalError, "Unable to parse 'data': Shape does not match true shape of 'data' "
-         "field"),
+         "field. Input 'grid' has 2 elements by its shape, but 4 in its data"),
         ({"text": 1}, InternalError, f"Unable to parse JSON bytes array: {STRING}"),
         ({"text": None}, InternalError, f"Unable to parse JSON bytes array: {STRING}"),
         ({"flag": 1}, InternalError, "Unable to parse 'data': attempt to access JSON non-boolean as boolean"),

@@ -171,12 +171,14 @@ REFUSED: list[tuple[Any, int, str]] = [
     (
         request(given_input(data=[1])),
         500,
-        "Unable to parse 'data': Shape does not match true shape of 'data' field",
+        "Unable to parse 'data': Shape does not match true shape of 'data' field. "
+        "Input 'A' has 2 elements by its shape, but 1 in its data",
     ),
     (
         request(given_input(data=[1, 2, 3])),
         500,
-        "Unable to parse 'data': Shape does not match true shape of 'data' field",
+        "Unable to parse 'data': Shape does not match true shape of 'data' field. "
+        "Input 'A' has 2 elements by its shape, but 3 in its data",
     ),
     (
         request(given_input(data=[1, 2.0])),

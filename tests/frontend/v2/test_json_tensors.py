@@ -11,7 +11,10 @@ from shoal.datatypes import BY_NAME
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.frontend.v2.json_tensors import checked_num_elements, decode_data, encode_data
 
-MISCOUNTED = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+MISCOUNTED = (
+    "Unable to parse 'data': Shape does not match true shape of 'data' field. "
+    "Input 'IN' has %d elements by its shape, but %d in its data"
+)
 NOT = "Unable to parse 'data': attempt to access JSON non-"
 LIMIT = 1 << 26
 
@@ -49,10 +52,10 @@ def test_decodes(datatype: str, data: list[Any], expected: bytes) -> None:
 @pytest.mark.parametrize(
     ("datatype", "count", "data", "sentence"),
     [
-        ("FP32", 2, [1.0], MISCOUNTED),
-        ("FP32", 1, [1.0, 2.0], MISCOUNTED),
-        ("FP32", 1, [1.0, "x"], MISCOUNTED),
-        ("FP32", 0, [1.0], MISCOUNTED),
+        ("FP32", 2, [1.0], MISCOUNTED % (2, 1)),
+        ("FP32", 1, [1.0, 2.0], MISCOUNTED % (1, 2)),
+        ("FP32", 1, [1.0, "x"], MISCOUNTED % (1, 2)),
+        ("FP32", 0, [1.0], MISCOUNTED % (0, 1)),
         ("FP32", 2, [1.0, "x"], NOT + "number as double"),
         ("FP32", 2, ["1.0", 1], NOT + "number as double"),
         ("FP32", 3, ["1.0", 1], NOT + "number as double"),

@@ -248,7 +248,19 @@ def test_a_long_block_takes_continuations() -> None:
     assert len(trailers.headers) == 26 * 6
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", PREFACE[:-1] + b"x", b"PRJ"])
+def test_http1_is_answered_in_its_own_words_unless_ours_have_gone_out() -> None:
+    connection = Http2Connection(Limits(), 0.0)
+    assert connection.receive(b"GET / HTTP/1.1\r\n\r\n", 0.0) == []
+    assert connection.is_failed
+    pieces, _ = connection.output()
+    assert b"".join(pieces).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    late = Http2Connection(Limits(), 0.0)
+    late.output()
+    late.receive(b"GET / HTTP/1.1\r\n\r\n", 0.0)
+    assert [each.kind for each in frames_in(b"".join(late.output()[0]))] == [GOAWAY]
+
+
+@pytest.mark.parametrize("said", [b"\x16\x03\x01\x02\x00", PREFACE[:-1] + b"x", b"PRJ"])
 def test_what_is_no_preface_is_refused_at_once(said: bytes) -> None:
     connection = Http2Connection(Limits(), 0.0)
     assert connection.receive(said, 0.0) == []
