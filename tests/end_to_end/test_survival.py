@@ -101,8 +101,15 @@ def lanes(server: Server) -> set[int]:
 
 def both_lanes(server: Server, without: Set[int] = frozenset()) -> set[int]:
     """The pids of the two HTTP lanes, once both run and none of `without`, which were killed, is left."""
-    until(lambda: len(lanes(server)) == 2 and not lanes(server) & without)
-    return lanes(server)
+    found: set[int] = set()
+
+    def are_there() -> bool:
+        nonlocal found
+        found = lanes(server)  # once: between two looks those that were killed may end
+        return len(found) == 2 and not found & without
+
+    until(are_there)
+    return found
 
 
 def num_open(pid: int) -> int:
