@@ -90,6 +90,7 @@ MODELS = (
     "repeat_int32",
     "simple_string_dyna_sequence",
 )
+FLAGS = ("--grpc-port=0", "--allow-client-shm=true")  # the second is a default that Triton changed
 NUMBERS = {"six": 6, "seven": 7, "eight": 8}
 
 
@@ -99,7 +100,7 @@ def control_server(num_models: int) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as directory:
         for model in MODELS[:num_models]:
             (Path(directory) / model).symlink_to(SAMPLES / model)
-        with serving(Path(directory), "--model-control-mode=explicit", "--grpc-port=0") as server:
+        with serving(Path(directory), "--model-control-mode=explicit", *FLAGS) as server:
             yield server
 
 
@@ -120,7 +121,7 @@ def run_all(directory: Path) -> int:
     example."""
     failed = 0
     with ExitStack() as stack:
-        served = stack.enter_context(serving(SAMPLES, "--grpc-port=0"))
+        served = stack.enter_context(serving(SAMPLES, *FLAGS))
         controlled: dict[int, Server] = {}
         for name, runs in EXAMPLES.items():
             path = directory / name
