@@ -51,8 +51,10 @@ class Http2Connection(Sending):
             self.is_failed = True
             events.clear()
             self.drop_all()
-            is_http1 = not self._receiving.has_begun and data.startswith(_HTTP1_METHODS)
-            if not (is_http1 and self.replace_greeting(_IN_HTTP1)):
+            has_greeted = self._receiving.has_begun or not self._small
+            if data.startswith(_HTTP1_METHODS) and not has_greeted:
+                self._small = [_IN_HTTP1]
+            else:
                 self.go_away(error.error_code, str(error).encode())
         return events
 

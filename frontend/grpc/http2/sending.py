@@ -63,12 +63,6 @@ class Sending:
         #: with a token, and so lie in another's memory.
         self.num_queued = self.lent_bytes = 0
 
-    def replace_greeting(self, text: bytes) -> bool:
-        """Send this in place of our SETTINGS, to a client that speaks no HTTP/2; False where they have left already."""
-        if self._small:
-            self._small = [text]
-        return bool(self._small)
-
     # --- responses ---
 
     def respond(
