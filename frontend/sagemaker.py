@@ -20,7 +20,7 @@ from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_res
 from shoal.frontend.router import Router
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.health import live, ready
-from shoal.repository.scan import is_model_name
+from shoal.repository.identifier import is_model_name
 
 _log = logging.getLogger("shoal")
 

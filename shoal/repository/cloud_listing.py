@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shoal.cloud_url import CloudUrl
+from shoal.repository.identifier import MAX_NAME_BYTES, UNSAFE_CHARACTERS
 
 #: Ours. A repository of 200 models has some thousand; a bucket of millions of images is none.
 MAX_OBJECTS = 100_000
-#: The kernel's, for one name of a path; all of a key has at most 1024 in every cloud.
-_MAX_NAME_BYTES = 255
+#: Of a key, in every cloud.
 _MAX_KEY_BYTES = 1024
 
 
@@ -123,8 +123,8 @@ def _fault(key: str) -> str:
         return "a name in it is empty"
     if "." in parts or ".." in parts:
         return "it goes through '.' or '..'"
-    if "\\" in key or not key.isprintable():  # neither NUL nor what UTF-8 cannot say is printable
-        return "it has a backslash or a control character"
-    if len(key.encode()) > _MAX_KEY_BYTES or any(len(part.encode()) > _MAX_NAME_BYTES for part in parts):
-        return f"a name in it is longer than {_MAX_NAME_BYTES} bytes, or all of it longer than {_MAX_KEY_BYTES}"
+    if UNSAFE_CHARACTERS.search(key):
+        return "it has a control character or is no UTF-8"
+    if len(key.encode()) > _MAX_KEY_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+        return f"a name in it is longer than {MAX_NAME_BYTES} bytes, or all of it longer than {_MAX_KEY_BYTES}"
     return ""

@@ -5,14 +5,13 @@ cannot be told from its directory becomes a problem beside the others, never an 
 """
 
 import logging
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.model_config.checks import is_inside
-from shoal.repository.identifier import ModelIdentifier
+from shoal.repository.identifier import MAX_NAME_BYTES, ModelIdentifier, is_model_name
 
 if TYPE_CHECKING:  # the supervisor imports this module, and shall not import asyncio
     from shoal.repository.cloud import CloudRepository
@@ -20,7 +19,6 @@ if TYPE_CHECKING:  # the supervisor imports this module, and shall not import as
 
 _log = logging.getLogger(__name__)
 
-_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 #: What a file system or Triton's layout puts beside models and versions: no model, and no reason to warn.
 _NO_MODELS = frozenset({"lost+found"})
 _NO_VERSIONS = frozenset({"configs", "initial_state", "warmup"})
@@ -68,18 +66,14 @@ def scan(repositories: Sequence["Path | CloudRepository"], *, namespacing: bool 
         if len(found[identifier]) > 1:
             problems[identifier] = "model appears in two or more repositories"
         elif not is_model_name(identifier.name):
-            problems[identifier] = (
-                f"directory name {identifier.name!r} is no model name: use at most 255 letters, digits, '_', '.' and "
-                "'-', beginning with a letter, a digit or '_', and rename the directory"
+            shown = identifier._replace(name=identifier.name.encode("utf-8", "backslashreplace").decode())
+            problems[shown] = (
+                f"directory name {identifier.name!r} is no model name: expected at most {MAX_NAME_BYTES} bytes of "
+                "UTF-8 without control characters; rename the directory"
             )
         else:
             models[identifier] = found[identifier][0]
     return RepositoryScan(models, problems)
-
-
-def is_model_name(name: str) -> bool:
-    """Whether a model may bear this name."""
-    return _MODEL_NAME.fullmatch(name) is not None
 
 
 def version_directories(model_dir: Path) -> dict[int, Path]:

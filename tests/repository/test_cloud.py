@@ -102,7 +102,7 @@ def test_bad_keys_make_their_model_a_problem_and_leave_the_others_alone(
     s3: S3Server, bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     s3.upload(
-        bucket, {"models/evil/../../x": b"", "models/back\\slash/1/m": b"", "models//x/1": b"", "models/digits/1": b"!"}
+        bucket, {"models/evil/../../x": b"", "models/del\x7fete/1/m": b"", "models//x/1": b"", "models/digits/1": b"!"}
     )
     models = repository(s3, bucket, tmp_path)
     with caplog.at_level(logging.WARNING, "shoal"):
@@ -116,7 +116,7 @@ def test_bad_keys_make_their_model_a_problem_and_leave_the_others_alone(
     }
     assert [sentence.partition("cannot be copied: ")[2] for sentence in listing.strays] == [
         "a name in it is empty; rename it",
-        "it has a backslash or a control character; rename it",
+        "it has a control character or is no UTF-8; rename it",
     ]
     assert set(listing.strays) == {record.getMessage() for record in caplog.records}
     with pytest.raises(InvalidArgumentError, match="goes through"):

@@ -67,10 +67,10 @@ def test_any_other_object_there_is_a_problem() -> None:
         ("m/../../x", "it goes through '.' or '..'"),
         ("m/./x", "it goes through '.' or '..'"),
         ("m/..", "it goes through '.' or '..'"),
-        ("m/a\\b", "it has a backslash or a control character"),
-        ("m/a\0b", "it has a backslash or a control character"),
-        ("m/a\nb", "it has a backslash or a control character"),
-        ("m/a\udc80b", "it has a backslash or a control character"),
+        ("m/a\\b", ""),
+        ("m/a\0b", "it has a control character or is no UTF-8"),
+        ("m/a\nb", "it has a control character or is no UTF-8"),
+        ("m/a\udc80b", "it has a control character or is no UTF-8"),
         ("m/" + "a" * 256, "a name in it is longer than 255 bytes, or all of it longer than 1024"),
         ("m/" + "ä" * 128, "a name in it is longer than 255 bytes, or all of it longer than 1024"),
         ("m/" + "a/" * 510 + "aa", ""),
@@ -89,7 +89,7 @@ def test_no_name_leads_out_of_its_model(keys: list[str]) -> None:
     for model in listing(*keys).models.values():
         for path in (model.name, *model.files, *model.directories):
             assert all(part not in ("", ".", "..") for part in path.split("/"))
-            assert not set(path) & set("\\\0")
+            assert not set(path) & set("\0")
 
 
 def test_a_bad_name_is_a_problem_of_its_model_only() -> None:
