@@ -3,13 +3,14 @@
     load ─► fresh versions come up, hidden where an older copy serves ─all up─► published, all at once; what they
     replace and what is no longer wanted is retired      ─one fails─► all fresh ones go, what served goes on serving
 
-Runs in the supervisor. One load at a time; its outcome is called once. An unexpected error in a load fails that load.
+Runs in the supervisor. One load at a time: other loads, and unloads, wait until it has ended, in the order they came.
+Its outcome is called once. An unexpected error in a load fails that load.
 """
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 from shoal import errors
 from shoal.control import Message
@@ -23,6 +24,8 @@ from shoal.supervisor.served import Served
 from shoal.supervisor.version_owner import Outcome, Owner
 
 _log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 
 class Registry(Protocol):
@@ -98,6 +101,7 @@ class Model:
         self.versions: dict[int, Served] = {}
         self.problem: ModelVersion | None = None
         self._loading: Loading | None = None
+        self._turns: deque[Callable[[], None]] = deque()  # loads and unloads that wait for the one under way
         self._waiting: list[Callable[[], None]] = []
 
     @property
@@ -137,19 +141,17 @@ class Model:
     # --- load ---
 
     def load(self, found: FoundModel, outcome: Outcome) -> None:
-        """Serve what was found; `outcome` when it serves, or does not and everything is as it was.
-
-        Raises InternalError where another load is under way.
-        """
-        self.refuse_while_loading()
+        """Serve what was found; `outcome` when it serves, or does not and everything is as it was."""
+        if self._loading is not None:
+            self._turns.append(bound(lambda: self.load(found, outcome)))
+            return
         self._loading = Loading(found, outcome, self._on_fault)
         run_in(self._loading, self._load, self._loading)
 
     def _load(self, loading: Loading) -> None:
         found = loading.found
         if found.error is not None:
-            self._loading = None
-            self._refuse(loading, found.error)
+            self._end_loading(self._refuse, loading, found.error)
             return
         todo = plan({number: each.source for number, each in self.serving.items()}, found)
         loading.missing.update(todo.fresh, todo.resized)
@@ -240,11 +242,16 @@ class Model:
 
     def _settle(self, loading: Loading) -> None:
         """Everything has come up, or has not."""
+        self._end_loading(self._give_up if loading.errors else self._switch, loading)
+
+    def _end_loading(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Act upon the result of the load under way; then it is the turn of what waits, up to the next load."""
         self._loading = None
-        if loading.errors:
-            self._give_up(loading)
-        else:
-            self._switch(loading)
+        try:
+            act(*args, **kwargs)
+        finally:
+            while self._turns and self._loading is None:
+                self._turns.popleft()()
 
     def _give_up(self, loading: Loading) -> None:
         for served in loading.fresh.values():
@@ -282,11 +289,10 @@ class Model:
     # --- unload ---
 
     def unload(self, then: Callable[[], None]) -> None:
-        """Answer nothing more; `then` when clients know, while what was accepted is still answered.
-
-        Raises InternalError where a load is under way.
-        """
-        self.refuse_while_loading()
+        """Answer nothing more; `then` when clients know, while what was accepted is still answered."""
+        if self._loading is not None:
+            self._turns.append(bound(lambda: self.unload(then)))
+            return
         leaving = [each for each in self.versions.values() if each.is_there]
         for served in self.versions.values():
             if served in leaving:

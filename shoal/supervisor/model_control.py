@@ -165,10 +165,7 @@ class ModelControl:
             self._dependencies.load(model, lambda: load(model))
 
         def load(model: FoundModel) -> None:
-            try:
-                self._models.load(model, lambda error: outcome(error and _in_words(model, error)))
-            except ShoalError as error:
-                outcome(error)
+            self._models.load(model, lambda error: outcome(error and _in_words(model, error)))
 
         self._dependencies.asked_for(name)
         self._repository.look(name, found, outcome, config=config, directory=directory, repository=repository)

@@ -72,7 +72,7 @@ class Models:
             self.load(found, settled)
 
     def load(self, found: FoundModel, outcome: Outcome) -> None:
-        """Serve a model as it was found; `outcome` when it serves, or does not. Raises as Model.load."""
+        """Serve a model as it was found; `outcome` when it serves, or does not."""
         self._model(found.identifier).load(found, outcome)
 
     def lend(self, directory: Path) -> None:

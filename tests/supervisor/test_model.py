@@ -261,3 +261,37 @@ def test_a_load_is_refused_once_everybody_knows_why() -> None:
     assert outcomes == []
     then()
     assert outcomes == [error]
+
+
+def test_what_comes_during_a_load_waits_for_its_turn() -> None:
+    registry, ended = Room(), list[str]()
+    model = Model(ModelIdentifier("m", ""), registry)
+    model.load(found(1), lambda _error: ended.append("load of 1"))
+    model.load(found(2), lambda _error: ended.append("load of 2"))
+    model.unload(lambda: ended.append("unload"))
+    model.load(found(3), lambda _error: ended.append("load of 3"))
+    for number in (1, 2, 3):
+        assert [copy.version.version for copy in registry.copies] == list(range(1, number + 1))
+        model.on_ready(registry.copies[-1])  # type: ignore[arg-type]
+    registry.confirm()
+    registry.confirm()
+    assert ended == ["load of 1", "load of 2", "unload", "load of 3"]
+    assert not model.is_loading
+    assert list(model.serving) == [3]
+
+
+def test_a_load_s_unexpected_error_does_not_keep_what_waits_from_its_turn() -> None:
+    registry, outcomes, unloads = Room(), list[ShoalError | None](), list[bool]()
+    model = Model(ModelIdentifier("m", ""), registry)
+    model.load(found(1), outcomes.append)
+    model.unload(lambda: unloads.append(True))
+
+    def tell(messages: Sequence[Message], then: Callable[[], None]) -> None:
+        del registry.tell
+        raise KeyError("row")
+
+    registry.tell = tell  # type: ignore[method-assign]
+    model.on_ready(registry.copies[0])  # type: ignore[arg-type]
+    registry.confirm()
+    assert [str(error) for error in outcomes] == ["an error of the server's own, KeyError: 'row'"]
+    assert unloads == [True]
