@@ -1,6 +1,6 @@
 """What a look into the repositories has found, on its way from the process that looks to the supervisor. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,10 @@ class FoundModel:
     #: Where it lies, if `directory` is only a copy: the same for every copy.
     origin: str = ""
     namespace: str = ""
+    #: The newest modification time in each entry of its directory, by the entry's name; empty where it cannot be read.
+    times: dict[str, int] = field(default_factory=dict)
+    #: Whether the configuration came with a request, beside the files of the repository.
+    is_given: bool = False
 
     @property
     def identifier(self) -> ModelIdentifier:
@@ -53,6 +57,8 @@ class FoundModel:
             "sentence": "" if self.error is None else str(self.error),
             "origin": self.origin,
             "namespace": self.namespace,
+            "times": self.times,
+            "given": self.is_given,
         }
 
     @classmethod
@@ -68,6 +74,8 @@ class FoundModel:
             errors.from_wire(message["wire"], message["sentence"]) if message["wire"] else None,
             message["origin"],
             message["namespace"],
+            message["times"],
+            message["given"],
         )
 
 

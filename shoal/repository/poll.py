@@ -76,7 +76,8 @@ class Repositories:
         place = override.directory or models.get(identifier)
         if place is None:
             return None
-        return next(self.look_at_each({identifier: place}, override.config))
+        found = next(self.look_at_each({identifier: place}, override.config))
+        return replace(found, is_given=override.config is not None and override.directory is None)
 
     def look_at_each(
         self, places: Mapping[ModelIdentifier, Path | CloudPlace], override: str | None = None
@@ -117,7 +118,7 @@ class Repositories:
         config: Config = {}
         labels: dict[str, tuple[str, ...]] = {}
         error: ShoalError | None = None
-        others_ns = 0
+        times = _times(directory)
         try:
             if written is None:
                 config = read_config(directory, name=name, mapped=mapped, config_name=self.config_name, **how)
@@ -125,12 +126,12 @@ class Repositories:
                 config = prepare_config(written, directory, **how)
             available = version_directories(directory)
             for number in wanted_versions(available, config["version_policy"], name):
-                versions[number] = FoundVersion(available[number], newest_ns(available[number]))
-            others_ns = max([newest_ns(entry) for entry in _others(directory)], default=0)
+                versions[number] = FoundVersion(available[number], times.get(available[number].name, 0))
             labels = read_labels(directory, config)
         except ShoalError as refusal:
             error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
-        return FoundModel(name, directory, config, labels, versions, others_ns, error, namespace=namespace)
+        others_ns = max([time_ns for entry, time_ns in times.items() if _is_other(entry)], default=0)
+        return FoundModel(name, directory, config, labels, versions, others_ns, error, "", namespace, times)
 
 
 def _only_model(repository: Path) -> Path:
@@ -161,11 +162,14 @@ def newest_ns(path: Path) -> int:
     return newest
 
 
-def _others(directory: Path) -> list[Path]:
-    """What lies in a model's directory and is neither a configuration nor a version."""
-    known = {CONFIG_FILENAME, CONFIGS_DIRECTORY}
-    return [
-        entry
-        for entry in directory.iterdir()
-        if entry.name not in known and entry.name[0] != "." and not is_version_name(entry.name)
-    ]
+def _times(directory: Path) -> dict[str, int]:
+    """The newest modification time in each entry of a model's directory that is not hidden."""
+    try:
+        return {entry.name: newest_ns(entry) for entry in directory.iterdir() if entry.name[0] != "."}
+    except OSError:
+        return {}  # whoever reads the directory next says why it cannot be read
+
+
+def _is_other(entry: str) -> bool:
+    """Whether what bears this name in a model's directory is neither a configuration nor a version."""
+    return entry not in {CONFIG_FILENAME, CONFIGS_DIRECTORY} and not is_version_name(entry)

@@ -101,6 +101,7 @@ class Model:
         self.versions: dict[int, Served] = {}
         self.problem: ModelVersion | None = None
         self._loading: Loading | None = None
+        self._given: FoundModel | None = None  # what serves, where its configuration came with a request
         self._turns: deque[Callable[[], None]] = deque()  # loads and unloads that wait for the one under way
         self._waiting: list[Callable[[], None]] = []
 
@@ -140,6 +141,14 @@ class Model:
 
     # --- load ---
 
+    def meant(self, found: FoundModel) -> FoundModel:
+        """What a load of `found` means: Triton keeps a configuration that came with an earlier request until something
+        changes in the model's directory, or the model is unloaded."""
+        given = self._given
+        if given is None or found.is_given or (found.directory, found.times) != (given.directory, given.times):
+            return found
+        return given
+
     def load(self, found: FoundModel, outcome: Outcome) -> None:
         """Serve what was found; `outcome` when it serves, or does not and everything is as it was."""
         if self._loading is not None:
@@ -149,7 +158,7 @@ class Model:
         run_in(self._loading, self._load, self._loading)
 
     def _load(self, loading: Loading) -> None:
-        found = loading.found
+        found = loading.found = self.meant(loading.found)
         if found.error is not None:
             self._end_loading(self._refuse, loading, found.error)
             return
@@ -281,6 +290,7 @@ class Model:
             served.publish()
         for served in self.serving.values():
             served.version.reason = ""
+        self._given = loading.found if loading.found.is_given else None
 
         # First what is new: a client that asks for no version must find one at any time.
         rows = sorted(self.rows, key=lambda version: version.state is VersionState.UNLOADING)
@@ -293,6 +303,7 @@ class Model:
         if self._loading is not None:
             self._turns.append(bound(lambda: self.unload(then)))
             return
+        self._given = None
         leaving = [each for each in self.versions.values() if each.is_there]
         for served in self.versions.values():
             if served in leaving:

@@ -162,7 +162,8 @@ class ModelControl:
             if model.error is not None and config is not None:
                 outcome(model.error)  # the request's fault, of which the model itself knows nothing
                 return
-            self._dependencies.load(model, lambda: load(model))
+            meant = self._models.meant(model)
+            self._dependencies.load(meant, lambda: load(meant))
 
         def load(model: FoundModel) -> None:
             self._models.load(model, lambda error: outcome(error and _in_words(model, error)))

@@ -75,6 +75,11 @@ class Models:
         """Serve a model as it was found; `outcome` when it serves, or does not."""
         self._model(found.identifier).load(found, outcome)
 
+    def meant(self, found: FoundModel) -> FoundModel:
+        """What a load of a model as it was found means: see Model.meant."""
+        model = self.models.get(found.identifier)
+        return found if model is None else model.meant(found)
+
     def lend(self, directory: Path) -> None:
         """A directory made for one load; it is discarded when nothing that was loaded from it is left."""
         self._borrowed.setdefault(directory, 0)

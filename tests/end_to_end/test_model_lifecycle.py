@@ -175,16 +175,48 @@ def test_what_fails_to_load_leaves_the_old_one_serving_and_says_why(
     assert index(client, a) == [ready(a)]
 
 
-def test_a_configuration_may_come_with_the_request(client: triton.InferenceServerClient, a: str) -> None:
+def test_a_configuration_may_come_with_the_request(client: triton.InferenceServerClient, shared: Path, a: str) -> None:
     config = client.get_model_config(a)
     del config["dynamic_batching"]  # its preferred sizes are for eight
     client.load_model(a, config=json.dumps({**config, "max_batch_size": 3}))
     assert client.get_model_config(a)["max_batch_size"] == 3
-    client.load_model(a)
-    assert client.get_model_config(a)["max_batch_size"] == 8
+    client.load_model(a)  # nothing has changed in the directory: the configuration stays
+    assert client.get_model_config(a)["max_batch_size"] == 3
     with pytest.raises(InferenceServerException, match=r"^\[400\] Invalid config override: "):
         client.load_model(a, config='{"max_batch": 3}')
-    assert infer(client, a) == "1"
+    with pytest.raises(InferenceServerException, match="version 1 is at UNAVAILABLE state"):
+        client.load_model(a, config=json.dumps({**config, "max_batch_size": 3, "output": config["output"] * 2}))
+    client.load_model(a)
+    assert client.get_model_config(a)["max_batch_size"] == 3
+    # What has changed in the directory is read, the configuration as well.
+    write_model(shared, a, 2)
+    client.load_model(a)
+    assert (client.get_model_config(a)["max_batch_size"], infer(client, a)) == (8, "2")
+
+
+@pytest.mark.parametrize("change", ["config", "unload", "files"])
+def test_a_configuration_that_came_with_a_request_goes(
+    client: triton.InferenceServerClient, shared: Path, a: str, change: str
+) -> None:
+    given = json.dumps({**client.get_model_config(a), "max_batch_size": 3, "dynamic_batching": {}})
+    client.load_model(a, config=given, files={"file:1/any": b"any"} if change == "files" else None)
+    assert client.get_model_config(a)["max_batch_size"] == 3
+    if change == "config":
+        (shared / a / "config.pbtxt").write_text(MODEL.replace("max_batch_size: 8", "max_batch_size: 4"))
+    elif change == "unload":
+        client.unload_model(a)
+    client.load_model(a)
+    assert client.get_model_config(a)["max_batch_size"] == (4 if change == "config" else 8)
+
+
+def test_a_configuration_that_came_with_a_request_outlives_a_broken_one(
+    client: triton.InferenceServerClient, shared: Path, a: str
+) -> None:
+    (shared / a / "config.pbtxt").write_text("no configuration")
+    given = json.dumps({**client.get_model_config(a), "max_batch_size": 3, "dynamic_batching": {}})
+    client.load_model(a, config=given)
+    client.load_model(a)
+    assert client.get_model_config(a)["max_batch_size"] == 3
 
 
 def test_a_whole_model_may_come_with_the_request(client: triton.InferenceServerClient) -> None:

@@ -119,8 +119,11 @@ OVERRIDES = [
         ),
     ),
     answers("config-still-counts", "versions", "2"),
-    # Without one, the file's counts again.
+    # Without one it still counts, until the model is unloaded.
     load("file", "versions"),
+    answers("config-counts-on", "versions", "2"),
+    unload("file", "versions"),
+    load("file-again", "versions"),
     answers("file-counts", "versions", "3"),
     load(
         "files-without-config",
