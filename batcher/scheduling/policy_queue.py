@@ -7,7 +7,7 @@ Pure policy, runs in the batcher.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import chain, count
@@ -18,6 +18,8 @@ from shoal.errors import UnavailableError
 
 #: Deadlines of requests that have left, beyond as many as there are of others, before they are thrown out (ours).
 _MAX_STALE = 64
+#: Levels that are there from the start; of more, those that requests have, up to so many that are empty (ours).
+_FIRST_LEVELS, _MAX_LEVELS = 64, 1024
 
 
 class QueuePolicy(NamedTuple):
@@ -59,24 +61,36 @@ _make_place: Callable[[tuple[QueuedRequest, int, int]], _Place] = partial(tuple.
 
 
 class PolicyQueue:
-    """Adding, taking and expiring one are O(log n), cancelling is O(1); with l levels, taking is O(l), too."""
+    """Adding, taking and expiring one are O(log n), cancelling is O(1); with l levels in use, taking is O(l), too."""
 
     __slots__ = (
-        "_deadlines", "_default_level", "_line_rows", "_lines", "_max_total_queue", "_places", "_policies", "_serial",
-        "rows",
+        "_deadlines", "_default_level", "_line_rows", "_lines", "_max_total_queue", "_num_levels", "_places",
+        "_policies", "_rest", "_serial", "rows",
     )  # fmt: skip
 
-    def __init__(self, policies: tuple[QueuePolicy, ...], default_level: int, max_total_queue: int) -> None:
-        """`policies` of level 1, 2 and so on; the server's bound is each level's, so that none fills up another's."""
-        self._policies = policies
+    def __init__(
+        self,
+        policies: Mapping[int, QueuePolicy],
+        rest: QueuePolicy,
+        num_levels: int,
+        default_level: int,
+        max_total_queue: int,
+    ) -> None:
+        """`policies` by level, and that of the `rest`; the server's bound is each level's, so that none fills up
+        another's."""
+        first = range(1, 1 + min(num_levels, _FIRST_LEVELS))
+        self._policies = {**dict.fromkeys(first, rest), **policies}
+        self._rest = rest
+        self._num_levels = num_levels
         self._default_level = default_level
         self._max_total_queue = max_total_queue
         # Changed by add, popleft, cancel, expire and drain.
-        #: Two for each level, in order of service: those on time, those that are late.
-        self._lines: tuple[OrderedDict[int, QueuedRequest], ...] = tuple(
-            [OrderedDict() for _ in range(2 * len(policies))]
-        )
-        self._line_rows = [0] * len(self._lines)
+        #: Two for each level, in order of service: those on time, those that are late; their numbers are 2 * level - 1
+        #: and 2 * level.
+        self._lines: dict[int, OrderedDict[int, QueuedRequest]] = {
+            line: OrderedDict() for line in range(1, 1 + 2 * len(first))
+        }
+        self._line_rows = dict.fromkeys(self._lines, 0)
         #: By key, in order of arrival.
         self._places: OrderedDict[int, _Place] = OrderedDict()
         #: A heap of (deadline, serial number, key); of those that have left, too, until they come to its top.
@@ -87,24 +101,26 @@ class PolicyQueue:
     @classmethod
     def from_config(cls, batching: dict[str, Any], max_total_queue: int) -> "PolicyQueue":
         """From a model's `dynamic_batching`. Without levels there is one, and what requests wish is ignored."""
-        default = batching.get("default_queue_policy", {})
-        by_level = {int(level): policy for level, policy in batching.get("priority_queue_policy", {}).items()}
+        rest = QueuePolicy.from_config(batching.get("default_queue_policy", {}))
         num_levels = int(batching.get("priority_levels", 0))
-        policies = [by_level.get(level, default) for level in range(1, num_levels + 1)] or [default]
-        default_level = int(batching.get("default_priority_level", 0)) if num_levels else 1
-        return cls(tuple(map(QueuePolicy.from_config, policies)), default_level, max_total_queue)
+        if not num_levels:
+            return cls({}, rest, 1, 1, max_total_queue)
+        given = batching.get("priority_queue_policy", {}).items()
+        policies = {int(level): QueuePolicy.from_config(policy) for level, policy in given}
+        return cls(policies, rest, num_levels, int(batching.get("default_priority_level", 0)), max_total_queue)
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """The requests in order of service; the queue must not change meanwhile."""
-        return chain.from_iterable([line.values() for line in self._lines])
+        return chain.from_iterable([line.values() for line in self._lines.values()])
 
     @property
     def rejects(self) -> bool:
         """Whether a level has a timeout after which requests are refused."""
-        return any(policy.default_timeout_ns and not policy.delays for policy in self._policies)
+        rest = [self._rest] * (self._num_levels > len(self._policies))
+        return any(policy.default_timeout_ns and not policy.delays for policy in (*self._policies.values(), *rest))
 
     def expiry_ns(self, request: QueuedRequest) -> int:
         """When the request would be refused for having waited, if it were added; 0 = never."""
@@ -114,17 +130,34 @@ class PolicyQueue:
     def rows_before(self, request: QueuedRequest) -> int:
         """Rows of those that would be served before the request, if it were added."""
         _, line = self._place_of(request)
-        return sum(self._line_rows[: line + 1])
+        return sum([rows for each, rows in self._line_rows.items() if each <= line])
 
     def _place_of(self, request: QueuedRequest) -> tuple[QueuePolicy, int]:
         """The policy of the request's level, and the line of those of it that are on time."""
-        level = request.priority if 0 < request.priority <= len(self._policies) else self._default_level
-        return self._policies[level - 1], 2 * (level - 1)
+        level = request.priority if 0 < request.priority <= self._num_levels else self._default_level
+        try:
+            return self._policies[level], 2 * level - 1
+        except KeyError:  # of many levels; the first have theirs in the table
+            return self._rest, 2 * level - 1
+
+    def _open(self, line: int) -> None:
+        """Have the two lines of a level, the first of which is `line`, in their place in the order of service."""
+        lines = self._lines
+        if len(lines) >= 2 * _MAX_LEVELS:
+            used = {place.line - 1 + place.line % 2 for place in self._places.values()}
+            lines = {each: lines[each] for first in used for each in (first, first + 1)}
+        lines[line], lines[line + 1] = OrderedDict(), OrderedDict()
+        self._lines = dict(sorted(lines.items()))
+        self._line_rows = {each: self._line_rows.get(each, 0) for each in self._lines}
 
     def add(self, request: QueuedRequest, num_in_payloads: int = 0) -> None:
         """Puts `request` behind those of its level that are on time; see `RequestQueue`."""
         policy, line = self._place_of(request)
-        num_waiting = len(self._lines[line]) + len(self._lines[line + 1])
+        try:
+            num_waiting = len(self._lines[line]) + len(self._lines[line + 1])
+        except KeyError:
+            self._open(line)
+            num_waiting = 0
         if num_waiting >= (policy.max_queue_size or self._max_total_queue) or (
             num_waiting + num_in_payloads >= self._max_total_queue
         ):
@@ -143,7 +176,7 @@ class PolicyQueue:
 
     def popleft(self) -> QueuedRequest:
         """Removes the request to be served next; KeyError where there is none."""
-        for line, requests in enumerate(self._lines):
+        for line, requests in self._lines.items():
             if requests:
                 key, request = requests.popitem(last=False)
                 del self._places[key]
@@ -178,7 +211,7 @@ class PolicyQueue:
         while (expiry_ns := self.next_expiry_ns()) is not None and expiry_ns <= now_ns:
             _, _, key = heappop(self._deadlines)
             request, line, serial = self._places[key]
-            if self._policies[line // 2].delays:
+            if self._policies.get((line + 1) // 2, self._rest).delays:
                 self._lines[line + 1][key] = self._lines[line].pop(key)
                 self._line_rows[line] -= request.rows
                 self._line_rows[line + 1] += request.rows
@@ -191,11 +224,11 @@ class PolicyQueue:
     def drain(self) -> list[QueuedRequest]:
         """Empties the queue; the requests in order of arrival."""
         requests = [place.request for place in self._places.values()]
-        for line in self._lines:
+        for line in self._lines.values():
             line.clear()
         self._places.clear()
         self._deadlines.clear()
-        self._line_rows = [0] * len(self._lines)
+        self._line_rows = dict.fromkeys(self._lines, 0)
         self.rows = 0
         return requests
 

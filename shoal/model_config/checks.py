@@ -25,9 +25,8 @@ from shoal.model_config.response_cache import response_cache
 from shoal.model_config.scaling import MAX_INSTANCES
 from shoal.model_config.tensor_checks import tensors
 
-#: Ours. A queue's times are waited out; a level is a queue.
+#: Ours. A queue's times are waited out.
 MAX_MICROSECONDS = 3_600_000_000
-MAX_PRIORITY_LEVELS = 64
 
 Rule = Callable[[Config], Iterator[str]]
 
@@ -95,8 +94,6 @@ def delay_and_order(config: Config) -> Iterator[str]:
         return
     name, levels, default = config["name"], batching["priority_levels"], batching["default_priority_level"]
     yield from _too_long(name, "max_queue_delay_microseconds", batching["max_queue_delay_microseconds"])
-    if levels > MAX_PRIORITY_LEVELS:
-        yield f"priority_levels is {levels} for {name}, must be at most {MAX_PRIORITY_LEVELS}"
     if levels > 0 and not 1 <= default <= levels:
         yield f"default priority level must be in range [1, {levels}] for {name}"
     if batching["preserve_ordering"] and levels > 1:

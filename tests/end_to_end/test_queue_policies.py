@@ -24,6 +24,8 @@ HOUR_US = 3_600_000_000
 LEVELS = "priority_levels: 3 default_priority_level: 2"
 MODELS = {
     "levels": f"dynamic_batching {{ {LEVELS} }}",
+    "thousand": """dynamic_batching { priority_levels: 1000 default_priority_level: 500
+        priority_queue_policy { key: 999 value { max_queue_size: 1 } } }""",
     "brief": "dynamic_batching { default_queue_policy { default_timeout_microseconds: 20000 } }",
     "override": f"""dynamic_batching {{ default_queue_policy {{
         default_timeout_microseconds: {HOUR_US} allow_timeout_override: true }} }}""",
@@ -145,6 +147,14 @@ def test_the_first_level_is_served_first(story: Story) -> None:
     held = story.hold("levels")
     sent = story.queue_up("levels", [{"priority": priority} for priority in (3, 0, 1, 2, 7, 1)])
     assert story.let_go("levels", [held, *sent]) == [HOLD, 2, 5, 1, 3, 4, 0]
+
+
+def test_levels_may_be_many(story: Story) -> None:
+    held = story.hold("thousand")
+    sent = story.queue_up("thousand", [{"priority": priority} for priority in (1000, 999, 0, 65, 1, 7000, 1000, 1)])
+    with pytest.raises(InferenceServerException, match="Exceeds maximum queue size"):
+        story.ask("thousand", 8, priority=999)
+    assert story.let_go("thousand", [held, *sent]) == [HOLD, 4, 7, 3, 2, 5, 1, 0, 6]
 
 
 def test_requests_expire_while_the_only_instance_stands_still(story: Story) -> None:

@@ -71,10 +71,6 @@ UNFINISHED = [
         "default_timeout_microseconds is 3600000001 for m, must be at most 3600000000 (one hour)",
     ),
     (
-        "dynamic_batching { priority_levels: 4294967296 default_priority_level: 1 }",
-        "priority_levels is 4294967296 for m, must be at most 64",
-    ),
-    (
         "dynamic_batching { priority_levels: 3 }",
         "default priority level must be in range [1, 3] for m",
     ),

@@ -20,7 +20,7 @@ MAKERS: tuple[Callable[[], Scheduler], ...] = (
     lambda: DefaultScheduler(100),
     lambda: DynamicBatchScheduler(4, (4,), 0, True, RequestQueue(0, 100)),
     lambda: DynamicBatchScheduler(4, (4,), 5000, True, RequestQueue(0, 100)),
-    lambda: PolicyBatchScheduler(4, (4,), 0, PolicyQueue((QueuePolicy(TIMEOUT_NS),), 1, 100)),
+    lambda: PolicyBatchScheduler(4, (4,), 0, PolicyQueue({}, QueuePolicy(TIMEOUT_NS), 1, 1, 100)),
 )
 RESOURCES = (Resource("R", 0), Resource("R", 1), Resource("S", GLOBAL))
 #: What may be said of them; enough for each instance alone.

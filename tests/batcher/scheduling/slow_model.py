@@ -93,7 +93,13 @@ class Settings:
         if not self.is_dynamic:
             return DefaultScheduler(total)
         if self.levels or self.default_policy.timeout_us:
-            levels = PolicyQueue(self.queue_policies, self.default_level or 1, total)
+            levels = PolicyQueue(
+                dict(enumerate(self.queue_policies, 1)),
+                QueuePolicy(),
+                len(self.queue_policies),
+                self.default_level or 1,
+                total,
+            )
             if goal:
                 return GoalPolicyScheduler(self.max_batch_size, goal, levels)
             return PolicyBatchScheduler(self.max_batch_size, tuple(self.preferred_rows), self.delay_ns, levels)

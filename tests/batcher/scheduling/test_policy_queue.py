@@ -1,5 +1,7 @@
 """The queue under policies: the order of service, who expires when and how, and every bound."""
 
+import sys
+
 import pytest
 
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
@@ -157,3 +159,42 @@ def test_drain_empties_it_in_order_of_arrival() -> None:
         levels.add(request(key, priority))
     assert keys(levels.drain()) == [0, 1]
     assert (len(levels), levels.rows, levels.next_expiry_ns(), keys(levels)) == (0, 0, None, [])
+
+
+def test_levels_may_be_any_number_and_those_that_nobody_uses_cost_nothing() -> None:
+    many = queue(
+        max_total_queue=1 << 20,
+        priority_levels=2**63,
+        default_priority_level=2**62,
+        priority_queue_policy={str(2**40): policy(max_queue_size=1)},
+    )
+    order = [1, 64, 65, 1000, 2**40, 2**62, 2**63]
+    for key, priority in enumerate(reversed(order)):
+        many.add(request(key, priority))
+    many.add(request(7))  # of the default level, behind another
+    with pytest.raises(UnavailableError):
+        many.add(request(8, 2**40))
+    assert many.rows_before(request(8, 1000)) == 4
+    assert [many.popleft().key for _ in range(8)] == [6, 5, 4, 3, 2, 1, 7, 0]
+    for key in range(100_000):
+        many.add(request(key, 10_000 + key))
+        assert many.popleft().key == key
+    assert sys.getsizeof(many._lines) < 200_000
+    for key in range(3000):
+        many.add(request(key, 3000 - key))
+    assert [many.popleft().key for _ in range(3000)] == [*range(2999, -1, -1)]
+
+
+def test_what_is_late_in_one_of_many_levels_waits_behind_its_own() -> None:
+    many = queue(
+        max_total_queue=1 << 20,
+        priority_levels=10_000,
+        default_priority_level=1,
+        default_queue_policy=policy(timeout_action="DELAY"),
+    )
+    for key in range(3000):
+        many.add(request(key, 5000 - key))
+    assert many.expire(100 + MS) == []
+    many.add(request(3000, 5000, arrival_ns=100 + MS))
+    many.add(request(3001, 9000, arrival_ns=100 + MS))
+    assert [many.popleft().key for _ in range(3002)] == [*range(2999, 0, -1), 3000, 0, 3001]
