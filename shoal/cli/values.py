@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shoal.cloud_url import CloudUrl, is_cloud
 from shoal.errors import InvalidArgumentError
 from shoal.options import RESTRICTED_APIS
+from shoal.re2 import to_python
 from shoal.tracing import command_line
 
 _TRUE = frozenset({"true", "1", "on"})
@@ -143,11 +144,12 @@ def _port_range(text: str) -> tuple[int, int]:
 
 
 def _pattern(text: str) -> str:
+    pattern = to_python(text)
     try:
-        re.compile(text)
+        re.compile(pattern)
     except re.error as error:
         raise ValueError(f"'{text}' is no regular expression: {error}") from None
-    return text
+    return pattern
 
 
 def _metrics_setting(text: str) -> tuple[str, Any]:

@@ -1,0 +1,31 @@
+"""Regular expressions as Triton's users write them, RE2's, for Python's `re`: the flags in them. Pure.
+
+RE2 sets flags from any place on, up to the end of the group: `(?-i)My_.*|x` matches `My_a` and `x`, not `my_a`. Python
+takes them at the very beginning only and cannot unset them there, but it has groups with flags: `(?-i:My_.*)|(?-i:x)`.
+"""
+
+import re
+
+#: An escaped character, a class of characters, flags from here on, or any other character.
+_TOKEN = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|\[:\^?[a-z]+:\]|[^\]\\])*\]|(?P<flags>\(\?(?:[ims]+(?:-[ims]+)?|-[ims]+)\))|.", re.DOTALL
+)
+
+
+def to_python(pattern: str) -> str:
+    """The pattern with its flags as Python has them; one without flags of its own as it is."""
+    parts: list[str] = []
+    scopes: list[list[str]] = [[]]  # of each open group, from the outermost: the flags set in it, as opening groups
+    for token in _TOKEN.finditer(pattern):
+        text = token[0]
+        if token["flags"]:
+            text = f"{text[:-1]}:"
+            scopes[-1].append(text)
+        elif text == "(":
+            scopes.append([])
+        elif text == "|":
+            text = ")" * len(scopes[-1]) + "|" + "".join(scopes[-1])
+        elif text == ")" and len(scopes) > 1:
+            text += ")" * len(scopes.pop())
+        parts.append(text)
+    return "".join(parts) + ")" * len(scopes[0])
