@@ -82,7 +82,7 @@ class ServerOptions:
     strict_readiness: bool = True  # ready only when every model is; Triton's
     model_control_mode: str = "none"  # "none", "explicit" or "poll": who decides what is loaded; Triton's
     load_model: tuple[str, ...] = ()  # models loaded at start in control mode "explicit"; Triton's
-    repository_poll_secs: int = 15  # s between two looks in control mode "poll"; Triton's
+    repository_poll_secs: int = 15  # s between two looks in control mode "poll", 0: one, at the start; Triton's
     model_load_retry_count: int = 0  # more attempts to load a version that failed; Triton's
     model_load_thread_count: int = 4  # models loaded at once; Triton's
     model_load_timeout_secs: int = 600  # s from an instance's process to a warm model; ours: a large engine

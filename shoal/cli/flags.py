@@ -116,7 +116,11 @@ MODELS = (
         choice("none", "poll", "explicit"),
         "none: all models, at start; explicit: those of --load-model, then what clients load; poll: what lies on disk",
     ),
-    honour("repository-poll-secs", integer(1), "seconds between two looks at the repositories in mode poll"),
+    honour(
+        "repository-poll-secs",
+        integer(0),
+        "seconds between two looks at the repositories in mode poll; 0: none after the start",
+    ),
     honour("load-model", TEXT, "model loaded at start in mode explicit; repeat it for several, * for all"),
     honour("model-config-name", ANY_TEXT, "a model's configuration is its configs/NAME.pbtxt, where it has one"),
     honour("model-load-thread-count", integer(1), "models loaded at once"),

@@ -25,6 +25,8 @@ _Field: TypeAlias = Any
 
 _UNKNOWN = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) (?:named|with number) "?(\w+)')
 
+_STRING_OR_LAST_COMMA = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*")|,(?P<before>\s*[\]}])')
+
 
 def read(path: Path) -> str:
     """The text of a config.pbtxt.
@@ -74,13 +76,24 @@ def parse_json(text: str) -> Config:
         raise InvalidArgumentError(f"it is larger than {MAX_BYTES} bytes; a model configuration is a short text")
     message = new_message()
     try:
-        fields = json.loads(text)
+        fields = _load_json(text)
         if not isinstance(fields, dict):
             raise InvalidArgumentError("it is not a JSON object")
         json_format.ParseDict(_spelled(fields, message.DESCRIPTOR), message)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(str(error)) from error
     return to_config(message)
+
+
+def _load_json(text: str) -> Any:
+    """What the JSON says; the reader of protobuf that Triton has passes over a comma after the last element, too."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        cleaned = _STRING_OR_LAST_COMMA.sub(lambda found: found["string"] or found["before"], text)
+        if cleaned == text:
+            raise
+    return json.loads(cleaned)
 
 
 def to_config(message: Message) -> Config:

@@ -79,7 +79,7 @@ class ModelControl:
                 _log_no_models(self._options.model_repository)
             problems = poll.problems if wanted is None else {}
             self._models.load_all(poll._replace(problems=problems), then)
-            if self._mode == "poll":
+            if self._mode == "poll" and self._options.repository_poll_secs:
                 self._loop.call_after(self._options.repository_poll_secs, self._look_again)
 
         if wanted is None:

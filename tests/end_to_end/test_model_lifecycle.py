@@ -219,6 +219,19 @@ def test_a_configuration_that_came_with_a_request_outlives_a_broken_one(
     assert client.get_model_config(a)["max_batch_size"] == 3
 
 
+def test_a_configuration_of_a_request_may_have_trailing_commas(client: triton.InferenceServerClient, a: str) -> None:
+    text = """{"backend": "identity", "max_batch_size": 3 ,
+        "input": [{"name": "A", "data_type": "TYPE_INT32", "dims": [4,],}],
+        "output": [{"name": "B", "data_type": "TYPE_INT32", "dims": [4]},],
+        "parameters": {"text": {"string_value": ",] ,}\\","},},
+    }"""
+    client.load_model(a, config=text)
+    config = client.get_model_config(a)
+    assert (config["max_batch_size"], config["parameters"]["text"]["string_value"]) == (3, ',] ,}",')
+    with pytest.raises(InferenceServerException, match=r"^\[400\] Invalid config override: "):
+        client.load_model(a, config='{"backend": "identity",, "max_batch_size": 3}')
+
+
 def test_a_whole_model_may_come_with_the_request(client: triton.InferenceServerClient) -> None:
     files = {"file:5/model.onnx": (SAMPLES / "simple" / "1" / "model.onnx").read_bytes()}
     client.load_model("sent", config=json.dumps({"backend": "onnxruntime"}), files=files)
@@ -358,6 +371,17 @@ def test_polling_follows_the_repository(repository: Path) -> None:
         assert (infer(client, "a"), infer(client, "c")) == ("2", "1")
         with pytest.raises(InferenceServerException, match="not allowed if polling is enabled"):
             client.load_model("a")
+        assert server.stop() == 0
+
+
+def test_a_repository_may_be_polled_at_the_start_only(repository: Path) -> None:
+    with (
+        serving(repository, "--model-control-mode=poll", "--repository-poll-secs=0") as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        write_model(repository, "c", 1)
+        assert index(client) == [ready("a"), ready("b"), {"name": "c"}]
+        assert infer(client, "a") == "1"
         assert server.stop() == 0
 
 
