@@ -8,7 +8,7 @@ Its outcome is called once. An unexpected error in a load fails that load.
 """
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol
 
@@ -19,7 +19,8 @@ from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import plan
-from shoal.supervisor.failure_domains import bound, own_error, run_in
+from shoal.supervisor.failure_domains import bound, run_in
+from shoal.supervisor.loading import Loading
 from shoal.supervisor.served import Served
 from shoal.supervisor.version_owner import Outcome, Owner
 
@@ -56,38 +57,13 @@ class Registry(Protocol):
         """Nothing is left of it."""
         ...
 
+    def settle_retired(self, then: Callable[[], None]) -> None:
+        """`then` when versions retired before that have nothing to answer are ending."""
+        ...
+
     def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
         """Front ends hear of it; `then` when all act upon it, and the batcher upon what it was told before."""
         ...
-
-
-class Loading:
-    """A load that is under way, and the failure domain of all that is done for it."""
-
-    def __init__(self, found: FoundModel, outcome: Outcome, on_fault: Callable[["Loading", ShoalError], None]) -> None:
-        self.found = found
-        self._outcome: Outcome | None = bound(outcome)
-        self._on_fault = on_fault
-        # Changed as versions come up or fail.
-        self.fresh: dict[int, Served] = {}
-        self.missing: set[int] = set()  # versions that have neither come up nor failed
-        self.errors: dict[int, ShoalError] = {}
-        self.num_tries: Counter[int] = Counter()
-
-    @property
-    def title(self) -> str:
-        """For the log."""
-        return f"the load of model '{self.found.identifier}'"
-
-    def contain(self, error: Exception) -> None:
-        """As a failure domain: the load fails; what serves goes on."""
-        self._on_fault(self, own_error(error))
-
-    def end(self, error: ShoalError | None) -> None:
-        """Call the outcome, unless it has been called."""
-        outcome, self._outcome = self._outcome, None
-        if outcome is not None:
-            outcome(error)
 
 
 class Model:
@@ -104,6 +80,7 @@ class Model:
         self._given: FoundModel | None = None  # what serves, where its configuration came with a request
         self._turns: deque[Callable[[], None]] = deque()  # loads and unloads that wait for the one under way
         self._waiting: list[Callable[[], None]] = []
+        self._ends: list[tuple[set[Served], Callable[[], None]]] = []  # what waits until these versions have ended
 
     @property
     def title(self) -> str:
@@ -163,6 +140,7 @@ class Model:
             self._end_loading(self._refuse, loading, found.error)
             return
         todo = plan({number: each.source for number, each in self.serving.items()}, found)
+        loading.is_change = bool(todo.fresh or todo.resized or todo.dropped)
         loading.missing.update(todo.fresh, todo.resized)
         for number in todo.fresh:
             self._begin(loading, number)
@@ -291,10 +269,33 @@ class Model:
         for served in self.serving.values():
             served.version.reason = ""
         self._given = loading.found if loading.found.is_given else None
+        if loading.is_change:
+            _log.info("successfully loaded '%s'", self.identifier)
 
         # First what is new: a client that asks for no version must find one at any time.
         rows = sorted(self.rows, key=lambda version: version.state is VersionState.UNLOADING)
-        self._retire([version.message() for version in rows], retired, lambda: loading.end(None))
+        messages, replaced = [version.message() for version in rows], tuple(retired)
+        self._retire(messages, retired, lambda: self._await_idle(replaced, lambda: loading.end(None)))
+
+    def _await_idle(self, retired: Sequence[Served], then: Callable[[], None]) -> None:
+        """`then` when those of the retired versions that have no request to answer have finalised, as in Triton."""
+
+        def settled() -> None:
+            self._ends.append(({served for served in retired if served.is_ending}, bound(then)))
+            self._tell_ended()
+
+        if retired:
+            self._registry.settle_retired(settled)
+        else:
+            then()
+
+    def _tell_ended(self) -> None:
+        ended, self._ends = (
+            [then for missing, then in self._ends if not missing],
+            [each for each in self._ends if each[0]],
+        )
+        for then in ended:
+            then()
 
     # --- unload ---
 
@@ -388,6 +389,9 @@ class Model:
             served.version.move(VersionState.UNAVAILABLE, UNLOADED)
         self._registry.release(served)
         self.on_changed(served)
+        for missing, _ in self._ends:
+            missing.discard(served)
+        self._tell_ended()
         self._tell_waiting()
 
     def _tell(self, versions: Sequence[ModelVersion], then: Callable[[], None] = lambda: None) -> None:

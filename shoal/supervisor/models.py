@@ -190,6 +190,12 @@ class Models:
         """`then` when clients and batcher act upon all that they were told."""
         self._host.star.announce_to_clients([{"op": "ping"}], then)
 
+    def settle_retired(self, then: Callable[[], None]) -> None:
+        """`then` when versions retired before that have nothing to answer are ending: the batcher reports them when it
+        has dealt with a message, which the acknowledgement of the message after the next one tells."""
+        announce, to_batcher = self._host.star.acknowledgements.announce, self._host.star.to_batcher
+        announce(to_batcher({"op": "ping"}), lambda: announce(to_batcher({"op": "ping"}), then))
+
     def find_composing(self, identifier: ModelIdentifier) -> Model | None:
         """What an ensemble means by a name: the model of its own repository, or the only one; None: there is none, or
         several."""

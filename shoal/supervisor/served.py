@@ -46,7 +46,8 @@ class Served:
         self._leaving: list[Instance] = []
         self._fresh: dict[Instance, Instance] = {}  # one that is to come up → the one whose place it takes
         self._started_s = 0.0
-        self._has_come_up = self._is_retiring = self._is_ending = self._is_over = False
+        self._has_come_up = self._is_retiring = self._is_over = False
+        self.is_ending = False  # it answers nothing any more, and its instances end
         self._resizes: list[Outcome] = []
         self._previous_groups: list[Config] = []
 
@@ -133,7 +134,6 @@ class Served:
         """It serves from now on, once clients hear of it."""
         if self.version.state is VersionState.LOADING:
             self.version.move(VersionState.READY)
-        _log.info("successfully loaded '%s' version %d", self.version.identifier, self.version.version)
 
     def fail(self, error: ShoalError) -> None:
         """What is loading cannot, or must not, come up: it is UNAVAILABLE, and ends."""
@@ -297,7 +297,7 @@ class Served:
 
         Raises ShoalError where there is no model file or no descriptor for it.
         """
-        if self._fresh or self._resizes or self._is_retiring or self._is_ending or not self._has_come_up:
+        if self._fresh or self._resizes or self._is_retiring or self.is_ending or not self._has_come_up:
             return False
         (fresh,) = self._host.roster.enrol(self.version, [instance.placement], self._host, self)
         fresh.take_place_of(instance)
@@ -330,7 +330,7 @@ class Served:
         self._host.loop.call_after(self._host.options.request_timeout_secs, self._check_drained)
 
     def _check_drained(self) -> None:
-        if self._is_retiring and not (self._is_ending or self._is_over):
+        if self._is_retiring and not (self.is_ending or self._is_over):
             version, limit_s = self.version, self._host.options.request_timeout_secs
             _log.error(
                 "'%s' version %d keeps requests open, %g s after the last was accepted; it is ended",
@@ -348,7 +348,7 @@ class Served:
         self._end()
 
     def _end(self) -> None:
-        self._is_ending = True
+        self.is_ending = True
         self.version.num_instances_up = 0
         outcomes, self._resizes = self._resizes, []
         for outcome in outcomes:
@@ -359,8 +359,8 @@ class Served:
         self._check_over()
 
     def _check_over(self) -> None:
-        if self._is_ending and not (self.instances or self._leaving or self._fresh):
-            self._is_ending, self._is_over = False, True
+        if self.is_ending and not (self.instances or self._leaving or self._fresh):
+            self.is_ending, self._is_over = False, True
             self._host.rate_limits.dismiss(self.version.model_id)
             if self.version.is_config_final:
                 self._host.star.tell_batcher(self._message("model_gone"))

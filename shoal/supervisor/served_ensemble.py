@@ -105,7 +105,7 @@ class ServedEnsemble(Served):
 
     def _come_up(self) -> None:
         """Requests may come: the batcher knows of it."""
-        if self.version.state is VersionState.LOADING and not self._is_ending:
+        if self.version.state is VersionState.LOADING and not self.is_ending:
             self.version.load_seconds = self._host.loop.now_s() - self._started_s
             self._owner.on_ready(self)
 

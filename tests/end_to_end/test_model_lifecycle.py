@@ -4,7 +4,6 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
 from tests.end_to_end.traffic import MODEL
 
@@ -94,6 +92,12 @@ def unloaded(name: str, version: int = 1) -> dict[str, Any]:
     return {"name": name, "version": str(version), "state": "UNAVAILABLE", "reason": "unloaded"}
 
 
+def ask(server: Server, verb: str, model: str) -> None:
+    """By a client of its own, whatever thread this is."""
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as own:
+        getattr(own, verb)(model)
+
+
 def infer(client: triton.InferenceServerClient, name: str, version: str = "") -> str:
     """The version that answers."""
     tensor = triton.InferInput("A", [1, 4], "INT32")
@@ -149,6 +153,26 @@ def test_all_versions_serve_where_the_policy_says_so(
     client.load_model(b)
     assert infer(client, b, "1") == "1"
     index_once(client, [ready(b, 1), unloaded(b, 2), ready(b, 3)])
+
+
+def test_a_load_says_once_that_it_has_succeeded(
+    client: triton.InferenceServerClient, explicit: Server, shared: Path, b: str
+) -> None:
+    def num_said() -> int:
+        explicit.read_on()
+        return explicit.log.count(f"successfully loaded '{b}'\"".encode())
+
+    write_model(shared, b, 1, 2, config=MODEL + "version_policy { all { } }")
+    client.load_model(b)
+    assert num_said() == 1
+    client.load_model(b)  # nothing has changed
+    assert num_said() == 1
+    write_model(shared, b, config=MODEL.replace("count: 1", "count: 2") + "version_policy { all { } }")
+    client.load_model(b)
+    assert num_said() == 2
+    (shared / b / "1").rmdir()
+    client.load_model(b)
+    assert num_said() == 3
 
 
 def test_what_fails_to_load_leaves_the_old_one_serving_and_says_why(
@@ -276,77 +300,6 @@ def instances(client: triton.InferenceServerClient, model: str) -> list[dict[str
     (version,) = json.loads(response.read())["versions"]
     found: list[dict[str, Any]] = version["instances"]
     return found
-
-
-ENSEMBLE = """
-platform: "ensemble" max_batch_size: 8
-input { name: "A" data_type: TYPE_INT32 dims: [ 4 ] }
-output { name: "B" data_type: TYPE_INT32 dims: [ 4 ] }
-ensemble_scheduling { step {
-  model_name: "STEP" model_version: -1
-  input_map { key: "A" value: "A" } output_map { key: "B" value: "B" }
-} }
-"""
-WAITS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        open("{gate}").close()
-
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("B", each.inputs()[0].as_numpy())]) for each in requests]
-"""
-
-
-def write_waiting_model(repository: Path, name: str, *versions: int) -> Gate:
-    """A model that loads when the gate is open."""
-    directory = write_model(repository, name, *versions, config=MODEL.replace("identity", "python"))
-    gate = Gate(repository / f"gate_of_{name}")
-    for version in versions:
-        (directory / str(version) / "model.py").write_text(WAITS.format(gate=gate.path))
-    return gate
-
-
-def ask(server: Server, verb: str, model: str) -> None:
-    """By a client of its own, whatever thread this is."""
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as own:
-        getattr(own, verb)(model)
-
-
-def test_loads_and_unloads_of_one_model_wait_for_each_other(
-    client: triton.InferenceServerClient, explicit: Server, shared: Path
-) -> None:
-    gate = write_waiting_model(shared, "waits", 1)
-    loading = [{"name": "waits", "version": "1", "state": "LOADING"}]
-    with ThreadPoolExecutor() as threads:
-        asked = [threads.submit(ask, explicit, "load_model", "waits")]
-        index_once(client, loading)
-        verbs = ("unload_model", "load_model", "load_model", "unload_model")
-        asked += [threads.submit(ask, explicit, verb, "waits") for verb in verbs]
-        with gate.opened():
-            for each in asked:
-                each.result(DEADLINE_S)  # none is refused
-            client.load_model("waits")
-            assert infer(client, "waits") == "1"
-            client.unload_model("waits")
-            index_once(client, [unloaded("waits")])
-
-
-def test_an_unload_waits_for_a_model_that_an_ensemble_has_brought_along(
-    client: triton.InferenceServerClient, explicit: Server, shared: Path
-) -> None:
-    gate = write_waiting_model(shared, "brought", 1)
-    write_model(shared, "brings", 1, config=ENSEMBLE.replace("STEP", "brought"))
-    with ThreadPoolExecutor() as threads:
-        loaded = threads.submit(ask, explicit, "load_model", "brings")
-        index_once(client, [{"name": "brought", "version": "1", "state": "LOADING"}])
-        asked = threads.submit(ask, explicit, "unload_model", "brought")
-        with gate.opened():
-            loaded.exception(DEADLINE_S)  # it may have had its model, or have lost it
-            asked.result(DEADLINE_S)
-        client.unload_model("brings")
-        client.unload_model("brought")
 
 
 def test_only_explicit_mode_obeys(samples: Server) -> None:

@@ -38,6 +38,9 @@ class Registry:
 
     def release(self, served: Served) -> None: ...
 
+    def settle_retired(self, then: Callable[[], None]) -> None:
+        then()
+
     def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
         self.told.append((messages, then))
 
@@ -70,6 +73,7 @@ class Copy:
         self.version = ModelVersion(found.name, number, number, number, Path(f"/m/{number}"))
         self.source = source_of(found, number)
         self.calls: list[str] = []
+        self.is_ending = False
 
     @property
     def title(self) -> str:

@@ -1,0 +1,118 @@
+"""What a load that replaces instances waits for: the old ones' finalize, but no request that they still answer."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+from tests.end_to_end.gate import Gate
+from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.test_batching import wait_for_pending
+from tests.end_to_end.test_model_lifecycle import ask, index_once, ready, unloaded
+
+CONFIG = """
+backend: "python"
+input {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }}
+output {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
+instance_group {{ count: {count} kind: KIND_CPU }}
+"""
+#: Input 1 waits at one gate, finalize at another; VERSION is the answer.
+CODE = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.directory = args["model_repository"]
+
+    def execute(self, requests):
+        for request in requests:
+            if request.inputs()[0].as_numpy()[0] == 1:
+                open(f"{self.directory}/executes", "w").close()
+                open(f"{self.directory}/execute_gate").close()
+        answer = np.array([VERSION], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("B", answer)]) for _ in requests]
+
+    def finalize(self):
+        open(f"{self.directory}/finalize_gate").close()
+        open(f"{self.directory}/finalised_{VERSION}_{os.getpid()}", "w").close()
+"""
+
+
+class Model:
+    """One in the repository of the server."""
+
+    def __init__(self, repository: Path, name: str, count: int = 1) -> None:
+        self.directory = repository / name
+        self.name = name
+        self.write(1, count)
+        self.execute_gate = Gate(self.directory / "execute_gate")
+        self.finalize_gate = Gate(self.directory / "finalize_gate")
+
+    def write(self, version: int, count: int = 1) -> None:
+        (self.directory / str(version)).mkdir(parents=True, exist_ok=True)
+        (self.directory / "config.pbtxt").write_text(CONFIG.format(count=count))
+        (self.directory / str(version) / "model.py").write_text(CODE.replace("VERSION", str(version)))
+
+    @property
+    def num_finalised(self) -> int:
+        return len(list(self.directory.glob("finalised_1_*")))
+
+
+def infer(server: Server, model: str, value: int = 0) -> int:
+    tensor = triton.InferInput("A", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([value], np.int32))
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
+        answer = client.infer(model, [tensor]).as_numpy("B")
+    assert answer is not None
+    return int(answer[0])
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("repository")
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    with serving(repository, "--model-control-mode=explicit") as server:
+        yield server
+
+
+def test_a_load_returns_after_the_old_instances_have_finalised(server: Server, repository: Path) -> None:
+    model = Model(repository, "replaced", count=2)
+    ask(server, "load_model", model.name)
+    model.write(2)
+    with ThreadPoolExecutor() as threads, triton.InferenceServerClient(server.url) as client:
+        loaded = threads.submit(ask, server, "load_model", model.name)
+        index_once(client, [{"name": model.name, "version": "1", "state": "UNLOADING"}, ready(model.name, 2)])
+        assert infer(server, model.name) == 2  # nobody else waits
+        assert model.num_finalised == 0
+        with model.finalize_gate.opened():
+            loaded.result(DEADLINE_S)
+            assert model.num_finalised == 2
+            ask(server, "unload_model", model.name)
+            index_once(client, [unloaded(model.name), unloaded(model.name, 2)])
+
+
+def test_a_load_does_not_wait_for_requests_of_the_old_instances(server: Server, repository: Path) -> None:
+    model = Model(repository, "busy")
+    with model.finalize_gate.opened(), ThreadPoolExecutor() as threads:
+        ask(server, "load_model", model.name)
+        answered = threads.submit(infer, server, model.name, 1)
+        wait_for_pending(server, model.name, 0)
+        while not (model.directory / "executes").exists():
+            assert not answered.done()
+        model.write(2)
+        ask(server, "load_model", model.name)
+        assert infer(server, model.name) == 2
+        assert not answered.done()
+        with model.execute_gate.opened():
+            assert answered.result(DEADLINE_S) == 1
+        ask(server, "unload_model", model.name)
+        with triton.InferenceServerClient(server.url) as client:
+            index_once(client, [unloaded(model.name), unloaded(model.name, 2)])

@@ -1,0 +1,95 @@
+"""Loads and unloads of one model that come while another load of it is under way."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tritonclient.http as triton
+
+from tests.end_to_end.gate import Gate
+from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.test_model_lifecycle import ask, index_once, infer, unloaded, write_model
+from tests.end_to_end.traffic import MODEL
+
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 8
+input { name: "A" data_type: TYPE_INT32 dims: [ 4 ] }
+output { name: "B" data_type: TYPE_INT32 dims: [ 4 ] }
+ensemble_scheduling { step {
+  model_name: "STEP" model_version: -1
+  input_map { key: "A" value: "A" } output_map { key: "B" value: "B" }
+} }
+"""
+WAITS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        open("{gate}").close()
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("B", each.inputs()[0].as_numpy())]) for each in requests]
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("repository")
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    with serving(repository, "--model-control-mode=explicit") as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as made:
+        yield made
+
+
+def write_waiting_model(repository: Path, name: str, *versions: int) -> Gate:
+    """A model that loads when the gate is open."""
+    directory = write_model(repository, name, *versions, config=MODEL.replace("identity", "python"))
+    gate = Gate(repository / f"gate_of_{name}")
+    for version in versions:
+        (directory / str(version) / "model.py").write_text(WAITS.format(gate=gate.path))
+    return gate
+
+
+def test_loads_and_unloads_of_one_model_wait_for_each_other(
+    client: triton.InferenceServerClient, server: Server, repository: Path
+) -> None:
+    gate = write_waiting_model(repository, "waits", 1)
+    loading = [{"name": "waits", "version": "1", "state": "LOADING"}]
+    with ThreadPoolExecutor() as threads:
+        asked = [threads.submit(ask, server, "load_model", "waits")]
+        index_once(client, loading)
+        verbs = ("unload_model", "load_model", "load_model", "unload_model")
+        asked += [threads.submit(ask, server, verb, "waits") for verb in verbs]
+        with gate.opened():
+            for each in asked:
+                each.result(DEADLINE_S)  # none is refused
+            client.load_model("waits")
+            assert infer(client, "waits") == "1"
+            client.unload_model("waits")
+            index_once(client, [unloaded("waits")])
+
+
+def test_an_unload_waits_for_a_model_that_an_ensemble_has_brought_along(
+    client: triton.InferenceServerClient, server: Server, repository: Path
+) -> None:
+    gate = write_waiting_model(repository, "brought", 1)
+    write_model(repository, "brings", 1, config=ENSEMBLE.replace("STEP", "brought"))
+    with ThreadPoolExecutor() as threads:
+        loaded = threads.submit(ask, server, "load_model", "brings")
+        index_once(client, [{"name": "brought", "version": "1", "state": "LOADING"}])
+        asked = threads.submit(ask, server, "unload_model", "brought")
+        with gate.opened():
+            loaded.exception(DEADLINE_S)  # it may have had its model, or have lost it
+            asked.result(DEADLINE_S)
+        client.unload_model("brings")
+        client.unload_model("brought")
