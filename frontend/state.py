@@ -50,6 +50,7 @@ class ServerState:
     vertex_ai_default_model: str = ""
     vertex_ai_predict_route: str = ""
     vertex_ai_health_route: str = ""
+    has_repositories: bool = True  # False: they could not be read at the start, and nothing is served
     started: bool = False
     exiting: bool = False
     tracing: "Tracing | None" = None  # None = nothing is traced
@@ -59,7 +60,7 @@ class ServerState:
 
     def require_ready(self) -> None:
         """Raise UnavailableError where Triton asks for a server that has started and is not stopping."""
-        if self.exiting or not self.started:
+        if self.exiting or not (self.started and self.has_repositories):
             raise UnavailableError("Server not ready")
 
     def read_counters(self, entry: ModelEntry) -> RowView:

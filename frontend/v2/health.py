@@ -47,9 +47,10 @@ def model_ready(state: ServerState, ask: Ask, name: str, version: str | None) ->
 
 
 def is_live(state: ServerState) -> bool:
-    """Whether the server has started. Raises UnavailableError while it stops, as `is_server_ready`."""
+    """Whether the server has started and read its repositories. Raises UnavailableError while it stops, as
+    `is_server_ready`."""
     _refuse_while_exiting(state)
-    return state.started
+    return state.started and state.has_repositories
 
 
 def is_server_ready(state: ServerState) -> bool:
@@ -72,7 +73,11 @@ def asks_model(state: ServerState, name: str, version: str | None) -> bool:
 
 
 def _is_whole(entry: ModelEntry) -> bool:
-    return _is_settled(entry) and (entry.state != "READY" or entry.num_instances_up == entry.num_instances)
+    return (
+        entry.is_polled
+        and _is_settled(entry)
+        and (entry.state != "READY" or entry.num_instances_up == entry.num_instances)
+    )
 
 
 def _row(entry: ModelEntry) -> dict[str, Any]:
@@ -88,6 +93,9 @@ def _row(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _is_settled(entry: ModelEntry) -> bool:
+    # Triton's readiness knows nothing of a model whose configuration it could not take.
+    if not entry.is_polled:
+        return True
     if entry.state == "READY":
         return entry.ready
     # Triton is not ready while a version drains: a probe would take out a server that was just given a newer one.

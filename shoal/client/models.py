@@ -43,6 +43,7 @@ class ModelEntry:
     groups: tuple[str, ...] = ()  # names of its instance groups, by the number that the word about a death has
     namespace: str = ""  # its repository, with --model-namespacing
     has_ready_check: bool = False  # the model says by itself if it is ready (readiness.py)
+    is_polled: bool = True  # False: not even its configuration could be taken
     is_cached: bool = False  # equal requests have equal answers, and the server keeps them
 
     @property
@@ -213,6 +214,7 @@ def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntr
         groups=tuple(message["groups"]),
         namespace=message["namespace"],
         has_ready_check=message["has_ready_check"],
+        is_polled=message.get("polled", True),
         is_cached=message["is_cached"],
     )
 

@@ -58,6 +58,8 @@ class ModelVersion:
     namespace: str = ""
     #: False until a worker has reported the tensors of the model file and they were filled in.
     is_config_final: bool = False
+    #: False for a model of which not even a configuration could be taken: the server is ready without it, as Triton is.
+    is_polled: bool = True
     #: Whether the model says by itself if it is ready: told by the first worker that has loaded it.
     has_ready_check: bool = False
     #: Whether front ends shall say which of its requests are equal, for the response cache.
@@ -119,6 +121,7 @@ class ModelVersion:
             "state": self.state.value,
             "reason": self.reason,
             "failed": self.is_failed,
+            "polled": self.is_polled,
             "num_instances": self.num_instances,
             "num_instances_up": self.num_instances_up,
             "config": self.config if self.is_config_final else None,

@@ -68,6 +68,7 @@ class FrontEnds:
         self._road = self._make_road()
         # Changed as models settle, as front ends join, and by stop.
         self._vertex_ai_model = ""
+        self._has_repositories = True
         self._num_started = 0
         self._num_lanes_ended = 0
         self._is_stopping = False
@@ -144,11 +145,12 @@ class FrontEnds:
         for arbiter in self._arbiters:
             arbiter.start()
 
-    def open(self, models: Collection[str]) -> None:
+    def open(self, models: Collection[str], *, has_repositories: bool = True) -> None:
         """All models are known, by their names those that serve: listen, and let the arbiters fork their workers.
 
         Raises InvalidArgumentError where Vertex AI has no model to ask.
         """
+        self._has_repositories = has_repositories
         if self._options.allow_vertex_ai:
             self._vertex_ai_model = _default_model(self._options.vertex_ai_default_model, models)
         for name, listener in self._listeners.items():
@@ -198,6 +200,7 @@ class FrontEnds:
                 "vertex_ai_default_model": self._vertex_ai_model,
                 "vertex_ai_predict_route": options.vertex_ai_predict_route,
                 "vertex_ai_health_route": options.vertex_ai_health_route,
+                "has_repositories": self._has_repositories,
             },
             "model_namespacing": options.model_namespacing,
             "max_in_flight": options.max_in_flight,

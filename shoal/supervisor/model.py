@@ -41,7 +41,7 @@ class Registry(Protocol):
         """A version, not started. Raises UnavailableError where there are too many."""
         ...
 
-    def create_problem(self, identifier: ModelIdentifier, error: ShoalError) -> ModelVersion:
+    def create_problem(self, identifier: ModelIdentifier, error: ShoalError, *, is_polled: bool = True) -> ModelVersion:
         """What stands for a model of which no version is known, and says why."""
         ...
 
@@ -171,7 +171,7 @@ class Model:
         if self.serving:
             self._note(error)
         elif self.problem is not None or not found.versions:
-            self.problem = self._registry.create_problem(self.identifier, error)
+            self.problem = self._registry.create_problem(self.identifier, error, is_polled=bool(found.config))
         else:
             for number in found.versions:
                 self._replace(number, self._registry.create(found, number, self))

@@ -19,6 +19,7 @@ from shoal.errors import (
     NotFoundError,
     ShoalError,
     UnavailableError,
+    index_reason,
 )
 from shoal.options import ServerOptions
 from shoal.repository.found import FoundModel, Poll
@@ -50,6 +51,8 @@ class ModelControl:
         self._dependencies = Dependencies(repository, models)
         # Changed by questions: model → its repository, for those that no repository of the server's has.
         self._registered: dict[str, str] = {}
+        #: False once the repositories could not be read at the start. Changed by start.
+        self.has_repositories = True
 
     @property
     def verbs(self) -> dict[str, Handler]:
@@ -66,7 +69,10 @@ class ModelControl:
     # --- start ---
 
     def start(self, then: Callable[[], None], failed: Callable[[ShoalError], None]) -> None:
-        """Load what is to be there from the start; `then` when all of it has loaded or failed."""
+        """Load what is to be there from the start; `then` when all of it has loaded or failed.
+
+        Where the repositories cannot be read, `failed` or, with --exit-on-error=false, `then` as well.
+        """
         wanted = None if self._loads_all else self._options.load_model
 
         def polled(poll: Poll) -> None:
@@ -82,10 +88,20 @@ class ModelControl:
             if self._mode == "poll" and self._options.repository_poll_secs:
                 self._loop.call_after(self._options.repository_poll_secs, self._look_again)
 
+        def unread(error: ShoalError) -> None:
+            if self._options.exit_on_error:
+                failed(error)
+                return
+            _log.error(
+                "error: creating server: %s; the server stays, not live", index_reason(error).replace(": ", " - ", 1)
+            )
+            self.has_repositories = False
+            then()
+
         if wanted is None:
-            self._repository.poll(None, polled, failed)
+            self._repository.poll(None, polled, unread)
         else:
-            self._dependencies.poll(wanted, polled, failed)
+            self._dependencies.poll(wanted, polled, unread)
 
     @property
     def _loads_all(self) -> bool:

@@ -93,7 +93,7 @@ class Models:
         model = self._model(identifier)
         if not model.serving:
             _log.error("failed to load '%s': %s", identifier, error)
-            model.problem = self.create_problem(identifier, error)
+            model.problem = self.create_problem(identifier, error, is_polled=False)
             self.tell([model.problem.message()], _nothing)
 
     def _model(self, identifier: ModelIdentifier) -> Model:
@@ -129,10 +129,11 @@ class Models:
             self._borrowed[directory.parent] += 1
         return served
 
-    def create_problem(self, identifier: ModelIdentifier, error: ShoalError) -> ModelVersion:
+    def create_problem(self, identifier: ModelIdentifier, error: ShoalError, *, is_polled: bool = True) -> ModelVersion:
         """What stands for a model of which no version is known, and says why."""
         name, namespace = identifier
-        version = ModelVersion(name, NO_VERSION, next(self._ids), NO_ROW, Path(), namespace=namespace)
+        ids = next(self._ids), NO_ROW
+        version = ModelVersion(name, NO_VERSION, *ids, Path(), namespace=namespace, is_polled=is_polled)
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
         return version
 

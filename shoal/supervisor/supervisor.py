@@ -324,7 +324,8 @@ class Supervisor:
             available_nbytes() / 2**20,
         )
         try:
-            self._front_ends.open([model.identifier.name for model in self._models.models.values() if model.serving])
+            names = [model.identifier.name for model in self._models.models.values() if model.serving]
+            self._front_ends.open(names, has_repositories=self._model_control.has_repositories)
         except InvalidArgumentError as error:
             self._refuse_to_serve("failed to start Vertex AI service", error)
             return

@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
+import tritonclient.grpc
 import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import SAMPLES, Server, launch, serving
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving
 
 GOOD = SAMPLES / "simple"
 
@@ -78,6 +81,56 @@ def test_server_is_ready_despite_a_failed_model_where_readiness_is_not_strict(re
         assert client.is_server_ready()
         check_what_an_onnx_file_tells(client.get_model_config("auto"))
         assert server.stop() == 0
+
+
+def test_a_model_that_cannot_be_polled_leaves_the_server_ready(repository: Path) -> None:
+    """Triton's readiness knows only models whose configuration it has taken."""
+    add_model(repository, "broken", "frobnicate: 1")
+    with (
+        serving(repository, "--exit-on-error=false", "--model-control-mode=explicit", "--load-model=broken",
+                "--load-model=simple", "--load-model=nobody") as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):  # fmt: skip
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("simple")
+        status, told = get(server, "/v2/health/reasons")
+        assert (status, told["ready"]) == (200, True)
+        assert [row["name"] for row in told["reasons"]] == ["broken", "nobody"]
+        # One whose configuration is fine and that has no version is not ready, and nor is the server.
+        (repository / "empty").mkdir()
+        (repository / "empty" / "config.pbtxt").write_text("""
+            backend: "identity"
+            input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }
+            output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
+        """)
+        with pytest.raises(InferenceServerException, match="at least one version must be available"):
+            client.load_model("empty")
+        assert not client.is_server_ready()
+        client.unload_model("empty")
+        assert client.is_server_ready()
+        assert server.stop() == 0
+
+
+def test_without_its_repository_the_server_stays_and_is_not_live(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path / "missing", "--exit-on-error=false", "--grpc-port=0") as server,
+        triton.InferenceServerClient(server.url) as client,
+        tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc_client,
+    ):
+        assert b"error: creating server: Invalid argument - failed to read the directory" in server.log
+        for each in (client, grpc_client):
+            assert not each.is_server_live()
+            assert not each.is_server_ready()
+            with pytest.raises(InferenceServerException, match="Server not ready"):
+                each.get_model_repository_index()
+        assert get(server, "/v2/health/live")[0] == 400
+        assert server.stop() == 0
+
+
+def get(server: Server, path: str) -> tuple[int, Any]:
+    response = requests.get(f"http://{server.url}{path}", timeout=DEADLINE_S)
+    return response.status_code, response.json() if response.content else None
 
 
 def check_what_an_onnx_file_tells(config: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ def test_front_ends_are_told_the_labels_beside_the_configuration(version: ModelV
     assert version.message() == {
         "op": "model", "name": "m", "namespace": "", "version": 3, "model": 7, "row": 2, "state": "READY", "reason": "",
         "failed": False,
+        "polled": True,
         "num_instances": 2, "num_instances_up": 1, "config": {"name": "m"},
         "groups": [], "labels": {"OUT": ("zero", "one")},
         "load_seconds": 0.5,

@@ -27,7 +27,7 @@ class Registry:
     def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
         raise AssertionError(f"version {number} of {found.name} must not be created")
 
-    def create_problem(self, identifier: ModelIdentifier, error: ShoalError) -> ModelVersion:
+    def create_problem(self, identifier: ModelIdentifier, error: ShoalError, *, is_polled: bool = True) -> ModelVersion:
         version = ModelVersion(identifier.name, NO_VERSION, 1, NO_ROW, Path())
         version.move(VersionState.UNAVAILABLE, str(error))
         return version
