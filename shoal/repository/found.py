@@ -36,6 +36,8 @@ class FoundModel:
     namespace: str = ""
     #: The newest modification time in each entry of its directory, by the entry's name; empty where it cannot be read.
     times: dict[str, int] = field(default_factory=dict)
+    #: When anything in its directory has last changed, rights included.
+    changed_ns: int = 0
     #: Whether the configuration came with a request, beside the files of the repository.
     is_given: bool = False
 
@@ -58,6 +60,7 @@ class FoundModel:
             "origin": self.origin,
             "namespace": self.namespace,
             "times": self.times,
+            "changed_ns": self.changed_ns,
             "given": self.is_given,
         }
 
@@ -75,6 +78,7 @@ class FoundModel:
             message["origin"],
             message["namespace"],
             message["times"],
+            message["changed_ns"],
             message["given"],
         )
 

@@ -118,7 +118,7 @@ class Repositories:
         config: Config = {}
         labels: dict[str, tuple[str, ...]] = {}
         error: ShoalError | None = None
-        times = _times(directory)
+        times, changed_ns = _times(directory)
         try:
             if written is None:
                 config = read_config(directory, name=name, mapped=mapped, config_name=self.config_name, **how)
@@ -131,7 +131,7 @@ class Repositories:
         except ShoalError as refusal:
             error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
         others_ns = max([time_ns for entry, time_ns in times.items() if _is_other(entry)], default=0)
-        return FoundModel(name, directory, config, labels, versions, others_ns, error, "", namespace, times)
+        return FoundModel(name, directory, config, labels, versions, others_ns, error, "", namespace, times, changed_ns)
 
 
 def _only_model(repository: Path) -> Path:
@@ -147,27 +147,32 @@ def _only_model(repository: Path) -> Path:
     return directories[0]
 
 
-def newest_ns(path: Path) -> int:
-    """The newest modification time of a file, or of a directory and all that is in it; 0 where there is nothing."""
+def newest_ns(path: Path) -> tuple[int, int]:
+    """The newest times of modification and of change (st_ctime: rights, too) of a file, or of a directory and all that
+    is in it; 0 where there is nothing."""
     try:
-        newest = os.stat(path).st_mtime_ns
+        status = os.stat(path)
     except OSError:
-        return 0
+        return 0, 0
+    modified_ns, changed_ns = status.st_mtime_ns, status.st_ctime_ns
     for directory, _, files in os.walk(path):
         for entry in (directory, *[os.path.join(directory, file) for file in files]):
             try:
-                newest = max(newest, os.stat(entry).st_mtime_ns)
+                status = os.stat(entry)
             except OSError:
                 continue  # a link that points nowhere, or gone meanwhile
-    return newest
+            modified_ns, changed_ns = max(modified_ns, status.st_mtime_ns), max(changed_ns, status.st_ctime_ns)
+    return modified_ns, changed_ns
 
 
-def _times(directory: Path) -> dict[str, int]:
-    """The newest modification time in each entry of a model's directory that is not hidden."""
+def _times(directory: Path) -> tuple[dict[str, int], int]:
+    """The newest modification time in each entry of a model's directory that is not hidden, and the newest change."""
     try:
-        return {entry.name: newest_ns(entry) for entry in directory.iterdir() if entry.name[0] != "."}
+        newest = {entry.name: newest_ns(entry) for entry in directory.iterdir() if entry.name[0] != "."}
     except OSError:
-        return {}  # whoever reads the directory next says why it cannot be read
+        return {}, 0  # whoever reads the directory next says why it cannot be read
+    modified = {name: modified_ns for name, (modified_ns, _) in newest.items()}
+    return modified, max((changed_ns for _, changed_ns in newest.values()), default=0)
 
 
 def _is_other(entry: str) -> bool:

@@ -117,11 +117,13 @@ class ModelControl:
         self._loop.call_after(self._options.repository_poll_secs, self._look_again)
 
     def _on_polled(self, poll: Poll) -> None:
-        """Load what is new or different, unload what is gone; a model that is still being loaded waits for its turn."""
+        """Load what is new or different, unload what is gone. A model that is still being loaded waits for its turn;
+        one that has failed to load is tried again when something has changed."""
         self._loop.call_after(self._options.repository_poll_secs, self._look_again)
+        self._models.forget_failures(poll.identifiers)
         for identifier, found in poll.models.items():
             model = self._models.models.get(identifier)
-            if model is None or not model.is_loading:
+            if model is None or not (model.is_loading or self._models.is_known_to_fail(found)):
                 self._models.load(found, _logged)
         for identifier, reason in poll.problems.items():
             self._models.add_problem(identifier, InvalidArgumentError(reason))

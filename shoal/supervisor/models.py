@@ -12,7 +12,7 @@ from pathlib import Path
 from shoal import errors
 from shoal.control import Message
 from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
-from shoal.model_config.ensemble import is_ensemble
+from shoal.model_config.ensemble import is_ensemble, steps
 from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, ModelVersion, VersionState
@@ -50,6 +50,7 @@ class Models:
         self._loading: set[Served] = set()
         self._free_rows = deque(range(MAX_ROWS))
         self._borrowed: dict[Path, int] = {}
+        self._failures: dict[ModelIdentifier, object] = {}  # under which circumstances the last load has failed
         self._on_stopped: Callable[[], None] | None = None
 
     # --- what a load request or a poll wants ---
@@ -73,7 +74,27 @@ class Models:
 
     def load(self, found: FoundModel, outcome: Outcome) -> None:
         """Serve a model as it was found; `outcome` when it serves, or does not."""
-        self._model(found.identifier).load(found, outcome)
+
+        def ended(error: ShoalError | None) -> None:
+            self._failures[found.identifier] = None if error is None else self._circumstances(found)
+            outcome(error)
+
+        self._model(found.identifier).load(found, ended)
+
+    def is_known_to_fail(self, found: FoundModel) -> bool:
+        """Whether the last load has failed, and nothing has changed since in the model's directory or, for an ensemble,
+        in the models that it needs. Where it could not be read there is no telling."""
+        return bool(found.times) and self._failures.get(found.identifier) == self._circumstances(found)
+
+    def forget_failures(self, keep: Collection[ModelIdentifier]) -> None:
+        """Forget the failures of models that are not among those to `keep`: they are gone."""
+        self._failures = {each: failure for each, failure in self._failures.items() if each in keep}
+
+    def _circumstances(self, found: FoundModel) -> object:
+        names = [step["model_name"] for step in steps(found.config)]
+        needed = [self.find_composing(ModelIdentifier(name, found.namespace)) for name in names]
+        serving = [model and [each.version.model_id for each in model.serving.values()] for model in needed]
+        return found.times, found.changed_ns, serving
 
     def meant(self, found: FoundModel) -> FoundModel:
         """What a load of a model as it was found means: see Model.meant."""
@@ -91,7 +112,8 @@ class Models:
     def add_problem(self, identifier: ModelIdentifier, error: ShoalError) -> None:
         """What lies on disk under this name is no model."""
         model = self._model(identifier)
-        if not model.serving:
+        is_known = model.problem is not None and model.problem.reason == errors.index_reason(error)
+        if not (model.serving or is_known):
             _log.error("failed to load '%s': %s", identifier, error)
             model.problem = self.create_problem(identifier, error, is_polled=False)
             self.tell([model.problem.message()], _nothing)
