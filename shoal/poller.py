@@ -3,7 +3,8 @@
 Exec'd as `python -m shoal.poller` when it is first needed. It answers one order after the other, and exits 0 when the
 supervisor hangs up. Also the only process that imports protobuf.
 
-    poll ─► found, found, … polled        look ─► looked        discard (a directory made for one load) ─► discarded
+    poll ─► found, found, … polled        look_all (of one name) ─► found, … looked        look ─► looked
+    discard (a directory made for one load) ─► discarded
 """
 
 import faulthandler
@@ -31,6 +32,7 @@ class Poller:
         self._on: dict[str, Callable[[Message], None]] = {
             "poll": self._poll,
             "look": self._look,
+            "look_all": self._look_all,
             "discard": self._discard,
             "forget": self._forget,
             "log": lambda order: log.configure(**order["log"]),
@@ -54,11 +56,16 @@ class Poller:
             self._answer(order, "found", model=found.message())
         self._answer(order, "polled", identifiers=[*models, *problems], problems=list(problems.items()))
 
-    def _look(self, order: Message) -> None:
-        """One model, perhaps with what the load request brought along."""
+    def _look_all(self, order: Message) -> None:
+        """The models of a name, perhaps with what the load request brought along."""
         directory, repository = (order[kind] and Path(order[kind]) for kind in ("directory", "repository"))
-        override = Override(order["config"], directory, repository)
-        found = self._repositories.look(order["name"], override, preferred=order["preferred"])
+        for found in self._repositories.look_all(order["name"], Override(order["config"], directory, repository)):
+            self._answer(order, "found", model=found.message())
+        self._answer(order, "looked")
+
+    def _look(self, order: Message) -> None:
+        """One model."""
+        found = self._repositories.look(order["name"], preferred=order["preferred"])
         self._answer(order, "looked", model=None if found is None else found.message())
 
     def _discard(self, order: Message) -> None:

@@ -60,6 +60,18 @@ class Repositories:
         """Which models there are. Raises InvalidArgumentError for a repository that cannot be read."""
         return scan(self.sources, namespacing=self.namespacing)
 
+    def look_all(self, name: str, override: Override = NO_OVERRIDE) -> list[FoundModel]:
+        """What is found of all models of a name: with namespacing there may be several.
+
+        Raises InvalidArgumentError as `look` where the request brings a model directory along, which is for one.
+        """
+        if override.repository is not None or override.directory is not None:
+            found = self.look(name, override)
+            return [] if found is None else [found]
+        places = {identifier: place for identifier, place in self.scan().models.items() if identifier.name == name}
+        given = override.config is not None
+        return [replace(found, is_given=given) for found in self.look_at_each(places, override.config)]
+
     def look(self, name: str, override: Override = NO_OVERRIDE, *, preferred: str = "") -> FoundModel | None:
         """What is found of one model by its name; None where there is none.
 

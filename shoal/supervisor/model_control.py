@@ -173,35 +173,54 @@ class ModelControl:
         directory: str | None = None,
         repository: str | None = None,
     ) -> None:
-        def found(model: FoundModel | None) -> None:
-            if model is None:
-                outcome(InternalError(f"failed to load '{name}', failed to poll from model repository"))
-                return
-            if model.error is not None and config is not None:
-                outcome(model.error)  # the request's fault, of which the model itself knows nothing
-                return
-            meant = self._models.meant(model)
-            self._dependencies.load(meant, lambda: load(meant))
+        """Load the model of a name, with namespacing all of that name; `outcome` when each has loaded or failed."""
+        missing: set[ModelIdentifier] = set()
+        errors: list[ShoalError] = []
 
-        def load(model: FoundModel) -> None:
-            self._models.load(model, lambda error: outcome(error and _in_words(model, error)))
+        def found(models: list[FoundModel]) -> None:
+            if not models:
+                outcome(InternalError(f"failed to load '{name}', failed to poll from model repository"))
+            missing.update(model.identifier for model in models)
+            for model in models:
+                if model.error is not None and config is not None:
+                    ended(model, model.error)  # the request's fault, of which the model itself knows nothing
+                else:
+                    begin(self._models.meant(model))
+
+        def begin(model: FoundModel) -> None:
+            told: Outcome = lambda error: ended(model, error and _in_words(model, error))  # noqa: E731
+            self._dependencies.load(model, lambda: self._models.load(model, told))
+
+        def ended(model: FoundModel, error: ShoalError | None) -> None:
+            missing.discard(model.identifier)
+            if error is not None:
+                errors.append(error)
+            if not missing:
+                outcome(_as_one(errors))
 
         self._dependencies.asked_for(name)
-        self._repository.look(name, found, outcome, config=config, directory=directory, repository=repository)
+        self._repository.look_all(name, found, outcome, config=config, directory=directory, repository=repository)
 
     def _unload(self, question: Question) -> None:
-        """Answered as soon as nothing more is accepted. A model that nobody knows is unloaded already.
+        """Answered as soon as nothing more is accepted, with namespacing by all models of the name. A model that nobody
+        knows is unloaded already.
 
         With `unload_dependents` the models that were loaded along with an ensemble go, too.
         """
         self._refuse_unless_explicit()
-        model = self._models.find(question.arguments["model"])
-        if model is None:
-            question.answer()
-        elif question.arguments.get("unload_dependents"):
-            model.unload(lambda: self._dependencies.unload(model, question.answer))
-        else:
-            model.unload(question.answer)
+        models = self._models.find_all(question.arguments["model"])
+
+        def unload_next() -> None:
+            if not models:
+                question.answer()
+                return
+            model = models.pop(0)
+            if question.arguments.get("unload_dependents"):
+                model.unload(lambda: self._dependencies.unload(model, unload_next))
+            else:
+                model.unload(unload_next)
+
+        unload_next()
 
     # --- repositories that clients register, each with one model in it ---
 
@@ -251,6 +270,13 @@ def _in_words(found: FoundModel, error: ShoalError) -> ShoalError:
         return error
     what = "no version is available" if found.config and not found.versions else "failed to poll from model repository"
     return InternalError(f"failed to load '{found.name}', {what}: {error}")
+
+
+def _as_one(errors: list[ShoalError]) -> ShoalError | None:
+    """What went wrong with the models of one name; None if nothing did."""
+    if len(errors) < 2:
+        return errors[0] if errors else None
+    return InvalidArgumentError("\n".join(str(error).removesuffix("\n") for error in errors) + "\n")
 
 
 def _row(version: ModelVersion) -> dict[str, Any]:

@@ -234,8 +234,12 @@ class Models:
 
     def find(self, name: str) -> Model | None:
         """The model that a request means by a name. Raises InvalidArgumentError where it could be several."""
-        bearers = [model for identifier, model in self.models.items() if identifier.name == name]
+        bearers = self.find_all(name)
         return meant_by(name, [model for model in bearers if model.is_wanted] or bearers)
+
+    def find_all(self, name: str) -> list[Model]:
+        """The models that bear a name: several only with namespacing."""
+        return [model for identifier, model in sorted(self.models.items()) if identifier.name == name]
 
     def get(self, name: str) -> Model:
         """The same, of those that have a version. Raises NotFoundError where there is none, too."""

@@ -119,25 +119,29 @@ class Repository:
 
         self._order("poll", {"names": None if names is None else list(names)}, polled, failed)
 
-    def look(
+    def look_all(
         self,
         name: str,
-        then: Callable[[FoundModel | None], None],
+        then: Callable[[list[FoundModel]], None],
         failed: Failed,
         *,
         config: str | None = None,
         directory: str | None = None,
         repository: str | None = None,
-        preferred: str = "",
     ) -> None:
-        """One model, perhaps by what a request brings along (poll.py's Override), of several that of the `preferred`
-        namespace; `then` gets None for none."""
+        """The models of a name, perhaps by what a request brings along (poll.py's Override)."""
+        override = {"config": config, "directory": directory, "repository": repository}
+        self._order("look_all", {"name": name, **override}, lambda _answer, found: then(found), failed)
+
+    def look(
+        self, name: str, then: Callable[[FoundModel | None], None], failed: Failed, *, preferred: str = ""
+    ) -> None:
+        """One model, of several that of the `preferred` namespace; `then` gets None for none."""
 
         def looked(answer: Message, _found: list[FoundModel]) -> None:
             then(None if answer["model"] is None else FoundModel.from_message(answer["model"]))
 
-        override = {"config": config, "directory": directory, "repository": repository}
-        self._order("look", {"name": name, "preferred": preferred, **override}, looked, failed)
+        self._order("look", {"name": name, "preferred": preferred}, looked, failed)
 
     def discard(self, directory: Path) -> None:
         """Have a directory removed that was made for one load."""

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.grpc
 import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server, serving
 from tests.end_to_end.test_model_lifecycle import index, index_once, infer, ready, unloaded, write_model
+from tests.end_to_end.traffic import MODEL
 
+INTEGERS = {"name": "A", "data_type": "TYPE_INT32", "dims": [4]}
 AMBIGUOUS = {
     "error": "There are 2 identifiers of model 'both' in global map, "
     "model namespace must be provided to resolve ambiguity."
@@ -51,8 +55,7 @@ def test_what_has_one_name_is_refused_by_it_and_all_else_works(repositories: tup
         assert client.is_server_ready()
         for path in ("models/both", "models/both/versions/1", "models/both/config", "models/both/ready"):
             assert told(server, path) == (400, AMBIGUOUS)
-        for path in ("models/both/infer", "repository/models/both/load", "repository/models/both/unload"):
-            assert told(server, path, {"inputs": []} if "infer" in path else {}) == (400, AMBIGUOUS)
+        assert told(server, "models/both/infer", {"inputs": []}) == (400, AMBIGUOUS)
         assert told(server, "models/both/stats") == (400, {"error": "requested model 'both' is not available"})
         assert [each["version"] for each in told(server, "models/stats")[1]["model_stats"]] == ["1", "2"]
         assert index(client) == [ready("both", 1), ready("both", 2), {"name": "one"}]
@@ -64,6 +67,40 @@ def test_what_has_one_name_is_refused_by_it_and_all_else_works(repositories: tup
                 400, {"error": f"Request for unknown model: '{name}' is not found"}
             )  # fmt: skip
         index_once(client, [ready("both", 1), ready("both", 2), unloaded("one")])
+        assert server.stop() == 0
+
+
+def test_a_load_by_name_is_of_all_models_that_bear_it(repositories: tuple[Path, Path]) -> None:
+    """As with --load-model; what fails is told of each, and an unload is of all, too."""
+    with (
+        serving(repositories, "--model-namespacing=true", "--model-control-mode=explicit", "--grpc-port=0") as server,
+        triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client,
+        tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc_client,
+    ):
+        for each in (client, grpc_client):
+            each.load_model("both")
+            index_once(client, [ready("both", 1), ready("both", 2)])
+            assert told(server, "models/both") == (400, AMBIGUOUS)
+            each.unload_model("both", unload_dependents=True)
+            index_once(client, [unloaded("both", 1), unloaded("both", 2)])
+        for repository in repositories:
+            write_model(repository, "both", config=MODEL + 'output { name: "C" data_type: TYPE_INT32 dims: [ 4 ] }')
+        with pytest.raises(InferenceServerException) as refusal:
+            client.load_model("both")
+        for repository, version in zip(repositories, (1, 2), strict=True):
+            sentence = f"load failed for model '{repository}::both': version {version} is at UNAVAILABLE state: "
+            assert sentence in refusal.value.message()
+        # The configuration of a request is for all.
+        config = {
+            "backend": "identity",
+            "max_batch_size": 8,
+            "input": [INTEGERS],
+            "output": [{**INTEGERS, "name": "B"}],
+        }
+        client.load_model("both", config=json.dumps(config))
+        index_once(client, [ready("both", 1), ready("both", 2)])
+        with pytest.raises(InferenceServerException, match="Invalid config override"):
+            client.load_model("both", config="{")
         assert server.stop() == 0
 
 
