@@ -54,6 +54,8 @@ def test_flags_are_read_over_grpc(server: Server) -> None:
     tensor = tritonclient.grpc.InferInput("X", [1], "INT32")
     tensor.set_data_from_numpy(np.zeros(1, np.int32))
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
-        told = client.infer("tells", [tensor], headers={"my_a": "1", "other": "2", "no_my_b": "3"}).as_numpy("TOLD")
+        response = client.infer("tells", [tensor], headers={"my_a": "1", "other": "2", "no_my_b": "3"})
+    assert response is not None
+    told = response.as_numpy("TOLD")
     assert told is not None
     assert json.loads(told[0]) == {"my_a": "1", "other": "2"}

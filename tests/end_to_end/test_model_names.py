@@ -97,7 +97,9 @@ def test_grpc_serves_it_too(server: Server, name: str) -> None:
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         client.load_model(name)
         assert client.is_model_ready(name)
-        response = client.infer(name, [tensor]).get_response()
+        result = client.infer(name, [tensor])
+        assert result is not None
+        response = result.get_response()
         assert (response.model_name, response.model_version) == (name, "1")
 
 
