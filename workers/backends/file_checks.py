@@ -77,8 +77,9 @@ def _check_tensor(model: str, role: str, spec: TensorSpec, tensor: IOTensor, bat
         return
     dims = spec.model_dims
     if not batching:
-        # A tensor of rank 0 is configured as [1], since dims must not be empty.
-        if not _fits(tensor.dims, dims) and not (tensor.dims == () and dims == (1,)):
+        if tensor.dims == ():  # configured with as many dims of 1 as one likes, since dims must not be empty
+            _check_scalar(model, spec.name, dims)
+        elif not _fits(tensor.dims, dims):
             raise InvalidArgumentError(
                 f"{_expects(model, spec.name, tensor.dims)} specifies {len(dims)} dimensions "
                 f"(shape {format_shape(dims)})"
@@ -95,6 +96,15 @@ def _check_tensor(model: str, role: str, spec: TensorSpec, tensor: IOTensor, bat
             f"{_expects(model, spec.name, tensor.dims)} specifies {len(dims) + 1} dimensions (an initial batch "
             f"dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete shape "
             f"{format_shape((-1, *dims))})"
+        )
+
+
+def _check_scalar(model: str, name: str, dims: Sequence[int]) -> None:
+    if any(dim != 1 for dim in dims):
+        raise InvalidArgumentError(
+            f"unable to load model '{model}', scalar tensor '{name}', should only provide 1 in the model configuration "
+            f"when the model doesn't support batching. Model configuration provided: {format_shape(tuple(dims))}. The "
+            f"model's file gives '{name}' no dimensions, so it is one element: set its dims to [1]"
         )
 
 

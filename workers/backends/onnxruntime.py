@@ -70,7 +70,7 @@ class OnnxruntimeBackend(BatchedBackend):
         self._signature = Signature("", 0, {}, {})
         self._datatypes: dict[str, Datatype] = {}  # of all inputs
         self._output_names: list[str] = []
-        self._scalars: frozenset[str] = frozenset()  # of rank 0 in the model, [1] in the configuration
+        self._scalars: dict[str, tuple[int, ...]] = {}  # of rank 0 in the model → dims in the configuration, all 1
         self._strings: tuple[str, ...] = ()
         self._shapes: OutputShapes | None = None  # None: not all are known
         self._needs_binding = False
@@ -97,7 +97,8 @@ class OnnxruntimeBackend(BatchedBackend):
         self._signature = signature
         self._datatypes = {name: spec.datatype for name, spec in signature.inputs.items()} | dict(ragged.made)
         self._output_names = list(signature.outputs)
-        self._scalars = frozenset(tensor.name for tensor in tensors if tensor.dims == ())
+        dims = {spec.name: spec.model_dims for spec in specs}
+        self._scalars = {tensor.name: dims.get(tensor.name, (1,)) for tensor in tensors if tensor.dims == ()}
         self._strings = tuple(spec.name for spec in signature.inputs.values() if spec.datatype is BYTES)
         self._needs_binding = any(spec.datatype is BF16 for spec in specs)
         if not sequences.states(model.config):  # which are not for clients
@@ -144,7 +145,7 @@ class OnnxruntimeBackend(BatchedBackend):
             {each.name: each.shape for each in every}
             for every in (self._session.get_inputs(), self._session.get_outputs())
         ]
-        return None if self._scalars.intersection(outputs) else OutputShapes.of(self._signature, inputs, outputs)
+        return None if self._scalars.keys() & outputs else OutputShapes.of(self._signature, inputs, outputs)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """The outputs in fresh arrays. Raises InternalError with ONNX Runtime's words."""
@@ -160,10 +161,7 @@ class OnnxruntimeBackend(BatchedBackend):
         except _ORT_ERRORS as error:
             code, message = _code_and_message(error)
             raise InternalError(f"onnx runtime error {code}: {message}") from error
-        named = dict(zip(self._output_names, outputs, strict=True))
-        for name in self._scalars.intersection(named):
-            named[name] = named[name].reshape(1)
-        return named
+        return self._as_configured(dict(zip(self._output_names, outputs, strict=True)))
 
     def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, Array] | None:
         """The outputs computed in place, or returned where the file's names of dimensions promised other shapes."""
@@ -201,7 +199,7 @@ class OnnxruntimeBackend(BatchedBackend):
         if outputs:
             return outputs
         results = zip(self._signature.outputs.values(), binding.get_outputs(), strict=True)
-        return {spec.name: _to_numpy(spec.datatype, value, spec.name in self._scalars) for spec, value in results}
+        return self._as_configured({spec.name: _to_numpy(spec.datatype, value) for spec, value in results})
 
     @staticmethod
     def _bind(bind: Any, datatype: Datatype, name: str, array: Array) -> None:
@@ -216,9 +214,17 @@ class OnnxruntimeBackend(BatchedBackend):
         for name in self._strings:
             if name in inputs:
                 converted[name] = _as_text(self._signature.name, name, inputs[name])
-        for name in self._scalars.intersection(inputs):
-            converted[name] = converted[name].reshape(())
+        for name in self._scalars:
+            if name in inputs:
+                converted[name] = converted[name].reshape(())
         return converted
+
+    def _as_configured(self, outputs: dict[str, Array]) -> dict[str, Array]:
+        """The outputs, scalars with their configured dims. One whose rank the file leaves open may have others."""
+        for name, dims in self._scalars.items():
+            if name in outputs and not outputs[name].ndim:
+                outputs[name] = outputs[name].reshape(dims)
+        return outputs
 
 
 def _staging() -> Stage | None:
@@ -245,13 +251,12 @@ def _as_text(model: str, name: str, array: Array) -> Array:
     return text
 
 
-def _to_numpy(datatype: Datatype, value: Any, is_scalar: bool) -> Array:
+def _to_numpy(datatype: Datatype, value: Any) -> Array:
     """An output that ONNX Runtime allocated; the copy outlives it. BF16 has no numpy form, so its words are read."""
-    shape = (1,) if is_scalar else tuple(value.shape())
     if datatype is not BF16:
-        array: Array = value.numpy().reshape(shape)
+        array: Array = value.numpy()
         return array
-    words: Array = np.empty(shape, datatype.dtype)
+    words: Array = np.empty(tuple(value.shape()), datatype.dtype)
     if words.nbytes:
         ctypes.memmove(words.__array_interface__["data"][0], value.data_ptr(), words.nbytes)
     return words

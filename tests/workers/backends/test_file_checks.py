@@ -84,6 +84,7 @@ def test_without_batching_the_dims_are_whole_and_one_stands_for_a_scalar() -> No
     model = ModelIO((IOTensor("A", "TYPE_FP32", (2, 3)), IOTensor("S", "TYPE_FP32", ())), ())
     scalar = tensor_config("S", "TYPE_FP32", [1])
     checked([tensor_config("A", "TYPE_FP32", [2, 3]), scalar], [], model=model, max_batch_size=0)
+    checked([tensor_config("A", "TYPE_FP32", [2, 3]), {**scalar, "dims": [1, 1]}], [], model=model, max_batch_size=0)
     with pytest.raises(InvalidArgumentError) as caught:
         checked([tensor_config("A", "TYPE_FP32", [3]), scalar], [], model=model, max_batch_size=0)
     assert str(caught.value) == (
