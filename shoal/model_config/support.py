@@ -40,6 +40,7 @@ _NO_GENERATED = "only ONNX and PyTorch models get inputs and outputs made from t
 _TENSORRT_ONLY = "shape tensors are only supported for TensorRT platform"
 _LINEAR_ONLY = "Non-linear IO format is only supported for the TensorRT platform"
 _NO_CUSTOM_CODE = "libraries of C or C++ code are not loaded"
+_NO_CUSTOM_OPERATORS = "only the backend 'onnxruntime' loads libraries of operators; remove the field"
 
 FEATURES = (
     Unsupported("ensemble_scheduling.step[].model_namespace", bool, "Triton reserves it for itself; remove the field"),
@@ -55,7 +56,7 @@ FEATURES = (
     Unsupported("batch_output", bool, _NO_GENERATED, ("onnxruntime", "pytorch")),
     Unsupported("instance_group[].passive", bool, "every instance serves requests; remove the group"),
     Unsupported("instance_group[].secondary_devices", bool, "no backend uses a second device; remove the field"),
-    Unsupported("model_operations.op_library_filename", bool, _NO_CUSTOM_CODE),
+    Unsupported("model_operations.op_library_filename", bool, _NO_CUSTOM_OPERATORS, ("onnxruntime",)),
     Unsupported("parameters.TRITON_BATCH_STRATEGY_PATH", _is_set, _NO_CUSTOM_CODE),
     Unsupported("model_repository_agents.agents", bool, "no agent prepares a model; remove the field"),
 )  # fmt: skip

@@ -125,7 +125,7 @@ class OnnxruntimeBackend(BatchedBackend):
         try:
             # Where the CUDA provider fails, it would go on with the CPU's alone, and print so.
             self._session = onnxruntime.InferenceSession(
-                path, _session_options(settings, device.log_verbose), providers=list(settings.providers),
+                path, _session_options(settings, device.log_verbose, model), providers=list(settings.providers),
                 enable_fallback=0,
             )  # fmt: skip
         except _ORT_ERRORS as error:
@@ -279,7 +279,7 @@ def _io_tensors(arguments: Sequence[Any]) -> tuple[IOTensor, ...]:
     return tuple(tensors)
 
 
-def _session_options(settings: SessionSettings, log_verbose: int) -> Any:
+def _session_options(settings: SessionSettings, log_verbose: int, model: Model) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = settings.intra_op_num_threads
     options.inter_op_num_threads = settings.inter_op_num_threads
@@ -291,9 +291,23 @@ def _session_options(settings: SessionSettings, log_verbose: int) -> Any:
     options.log_severity_level = 1 if log_verbose else 2
     for key, value in settings.session_entries.items():
         options.add_session_config_entry(key, value)
-    for library in settings.custom_op_libraries:
-        options.register_custom_ops_library(library)
+    for name in settings.custom_op_libraries:
+        _register_operators(options, name, model)
     return options
+
+
+def _register_operators(options: Any, name: str, model: Model) -> None:
+    """The operators of a library in the version's directory or the model's, else where the system's loader finds it."""
+    directories = (model.version_dir, os.path.dirname(model.version_dir))
+    places = dict.fromkeys(os.path.join(directory, name) for directory in directories)  # one where `name` is absolute
+    try:
+        options.register_custom_ops_library(next(filter(os.path.isfile, places), name))
+    except _ORT_ERRORS as error:
+        code, message = _code_and_message(error)
+        raise InternalError(
+            f"onnx runtime error {code}: {message}. Model '{model.name}' names '{name}' in op_library_filename, "
+            f"looked for as {' and '.join(places)}, then as the system's loader does, with LD_LIBRARY_PATH"
+        ) from error
 
 
 def _run_options(settings: SessionSettings, log_verbose: int) -> Any:
