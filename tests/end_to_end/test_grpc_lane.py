@@ -91,6 +91,15 @@ def test_an_inference(triton: Any) -> None:
     assert [output.name for output in response.outputs] == ["OUTPUT0", "OUTPUT1"]
 
 
+@pytest.mark.parametrize("value", ["v ", " v", " ", ""], ids=repr)
+def test_metadata_may_begin_and_end_with_blanks(triton: Any, value: str) -> None:
+    for _ in range(2):  # the second time as a reference into the table of headers
+        assert (
+            triton.infer("simple", pair(3), request_id="seven", headers={"my-key": value}).get_response().id == "seven"
+        )
+    assert triton.is_server_live(headers={"my-key": value})
+
+
 def test_strings(triton: Any) -> None:
     array = np.array([[str(number).encode() for number in range(16)]], dtype=np.object_)
     inputs = [tensor("INPUT0", array, "BYTES"), tensor("INPUT1", array, "BYTES")]

@@ -21,7 +21,9 @@ _TOLERANCE = 4
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 256
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-_VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
+#: Blanks around a value are malformed by RFC 9113, 8.2.1, but gRPC's own libraries send and keep those of metadata.
+_VALUE = re.compile(rb"(?:[^\0\r\n\t](?:[^\0\r\n]*[^\0\r\n\t])?)?")
+_PSEUDO_VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
 _PSEUDO_HEADERS = frozenset({b":method", b":scheme", b":path", b":authority"})
 _REQUIRED = frozenset({":method", ":scheme", ":path"})
 #: Fields about a connection, which HTTP/2 does not have (RFC 9113, 8.2.2).
@@ -90,7 +92,7 @@ def _request_headers(fields: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     for position, (name, value) in enumerate(fields):
         if name in _PSEUDO_HEADERS:
             text = name.decode("ascii")
-            if num_pseudo != position or text in headers or not _VALUE.fullmatch(value):
+            if num_pseudo != position or text in headers or not _PSEUDO_VALUE.fullmatch(value):
                 raise MalformedError
             headers[text] = value.decode("latin-1")
             num_pseudo += 1

@@ -62,6 +62,17 @@ def test_bytes_beyond_ascii_in_values_are_kept() -> None:
     assert HeaderBlocks(Limits()).request(PLAIN_CALL + b"\0\1a\2\xc3\xa9")["a"].encode("latin-1") == b"\xc3\xa9"
 
 
+@pytest.mark.parametrize("value", [" v", "v ", " ", "", " a b "])
+def test_blanks_around_a_value_are_kept_as_grpcio_keeps_them(value: str) -> None:
+    assert HeaderBlocks(Limits()).request(hpack.Encoder().encode([*CALL, ("a", value)]))["a"] == value
+
+
+@pytest.mark.parametrize("value", ["\tv", "v\t", "\t"])
+def test_a_tab_around_a_value_is_malformed(value: str) -> None:
+    with pytest.raises(MalformedError):
+        HeaderBlocks(Limits()).request(hpack.Encoder().encode([*CALL, ("a", value)]))
+
+
 def test_a_list_too_large_leaves_the_table_in_step() -> None:
     blocks, encoder = HeaderBlocks(Limits()), hpack.Encoder()
     large = encoder.encode([*CALL, *((f"x{at}", "y" * 1000) for at in range(20))])
