@@ -73,6 +73,46 @@ def _parse(text: bytes, decoded: str, number_mode: int) -> Any:
     return rapidjson.loads(decoded, number_mode=number_mode)
 
 
+class _RepeatedKeyError(Exception):
+    """An object of a text has a key, the argument, twice."""
+
+
+class _EachKeyOnce(rapidjson.Decoder):
+    """A parser that makes nothing of a text but ends with _RepeatedKeyError where an object of it has a key twice."""
+
+    def start_object(self) -> list[tuple[str, Any]]:
+        return []  # the parser appends an object's members to it
+
+    def end_object(self, members: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for key, _ in members:
+            if key in seen:
+                raise _RepeatedKeyError(key)
+            seen.add(key)
+
+
+def repeated_key(buffer: bytes | memoryview, num_members: int) -> str | None:
+    """A key that an object in `buffer` has twice, None where there is none: `read_json` keeps only the last value.
+
+    `num_members` is how many members all objects have together in what `read_json` made of `buffer`. A text with as
+    many colons as members has no key twice, and is not parsed again.
+    """
+    text = bytes(buffer)
+    if text.count(b":") == num_members:
+        return None
+    decoder = _EachKeyOnce(number_mode=rapidjson.NM_NAN | rapidjson.NM_NATIVE)
+    try:
+        if len(text) > _ONE_PIECE_BYTES:
+            decoder(_Pieces(text), chunk_size=_PIECE_BYTES)
+        else:
+            decoder(text.decode())
+    except _RepeatedKeyError as error:
+        return str(error)
+    except rapidjson.JSONDecodeError:
+        pass  # a number that only the other parser reads; objects that ended before it have been looked at
+    return None
+
+
 def _read_as_rapidjson(text: bytes) -> Any:
     """Triton's own parser: reads NaN and Infinity, and says what is wrong in the words Triton's clients know."""
     try:

@@ -22,10 +22,11 @@ from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.frontend import read_json as door
 from shoal.frontend.header_forwarding import Forwarded, check_forwarded
 from shoal.frontend.prepared import PreparedRequest
-from shoal.frontend.response import JSON_CONTENT, Response, error_response
+from shoal.frontend.response import JSON_CONTENT, Headers, Response, error_response
 from shoal.frontend.v2.infer import parse_id, parse_parameter
 from shoal.frontend.v2.json_tensors import decode_data, encode_text
-from shoal.model_config.signature import TensorSpec
+from shoal.model_config.signature import Signature, TensorSpec
+from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse, Parameters
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
 )
-_EVENTS = (("Content-Type", "text/event-stream; charset=utf-8"),)
+_EVENTS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"),)
 
 
 def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
@@ -53,17 +54,26 @@ def generate(prepared: PreparedRequest, transport: "Transport") -> Response:
 
 
 def generate_stream(prepared: PreparedRequest, transport: "Transport") -> Response:
-    """Run a prepared request; its answers as server-sent events. What goes wrong before the first one is plain JSON.
+    """Run a prepared request; its answers as server-sent events. The first one, if it is an error, gives the status.
 
-    To close the response before its end cancels the request.
+    What goes wrong before there is any answer is raised. To close the response before its end cancels the request.
     """
     parts = transport.stream(prepared)
+    status, headers = 200, _EVENTS
     try:
-        first = _text(prepared, next(parts))
+        part = next(parts)
+        try:
+            first = _text(prepared, part)
+        except ModelGoneError:
+            raise
+        except ShoalError as error:
+            answer = error_response(error)
+            status, first = answer.status, [bytes(answer.chunks[0])]
+            headers += answer.headers[len(JSON_CONTENT) :]
     except BaseException:
         parts.close()
         raise
-    return Response(200, _EVENTS, close=parts.close, stream=_events(prepared, first, parts))
+    return Response(status, headers, close=parts.close, stream=_events(prepared, first, parts))
 
 
 def _events(prepared: PreparedRequest, first: Sequence[bytes], parts: "Iterator[Part]") -> Iterator[bytes]:
@@ -106,10 +116,18 @@ def prepare(
     id_ = parse_id(request)
     mapping = _Mapping(entry, id_, max_input_size)
     mapping.take(request)
+    _refuse_repeated(door.repeated_key(body, mapping.num_members), entry.signature, id_)
     check_forwarded(forwarded)
     inputs, rows, shape_key = validate(entry.signature, id_, list(mapping.inputs.values()), ())
     parameters = {**mapping.parameters, **forwarded}
     return PreparedRequest(entry, id_, inputs, (), False, parameters, rows, shape_key, 0, 0)
+
+
+def _refuse_repeated(key: str | None, signature: Signature, id_: str) -> None:
+    """Raises InvalidArgumentError for a key that the request has twice, an input's in Triton's words."""
+    if key is not None:
+        role = "input" if key in signature.inputs else "parameter"
+        raise InvalidArgumentError(f"{log_prefix(id_)}{role} '{key}' already exists in request")
 
 
 class _Mapping:
@@ -122,12 +140,14 @@ class _Mapping:
         # Changed by take.
         self.inputs: dict[str, ParsedInput] = {}
         self.parameters: Parameters = {}
+        self.num_members = 0  # of the request and of the object `parameters`
         self._nbytes = 0
 
     def take(self, members: Any, *, is_nested: bool = False) -> None:
         """Map all members of an object, in their order."""
         if type(members) is not dict:
             raise InternalError("attempt to get members for non-object")
+        self.num_members += len(members)
         for key, value in members.items():
             if key == _NESTED and not is_nested:
                 self._take_nested(value)

@@ -89,6 +89,15 @@ def events(server: Server, model: str, body: dict[str, Any]) -> list[dict[str, A
     return [json.loads(event.removeprefix("data: ")) for event in found]
 
 
+@pytest.mark.parametrize(("code", "status"), [("NOT_FOUND", 404), ("UNAVAILABLE", 503), ("", 500)])
+def test_an_error_that_comes_first_is_an_event_under_its_own_status(server: Server, code: str, status: int) -> None:
+    sentence = f"error code: {code}" if code else "no code"
+    event = b'{"error":"%s"}' % sentence.encode()
+    stream = (status, "text/event-stream; charset=utf-8", b"data: " + event + b"\n\n")
+    assert generate(server, "error_codes", {"CODE": code}) == stream
+    assert generate(server, "error_codes", {"CODE": code}, "generate") == (status, "application/json", event)
+
+
 # --- tensors ---
 
 

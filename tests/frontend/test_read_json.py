@@ -177,6 +177,26 @@ def test_typed_access_refuses_in_the_words_of_the_wrapper(access: Any, value: ob
     assert (caught.value.http_status, str(caught.value)) == (500, f"Unable to parse 'f': attempt to access JSON {kind}")
 
 
+LARGE = b'{"a":"' + b"x:" * (1 << 19) + b'","b":%s}'
+
+
+@pytest.mark.parametrize(
+    ("text", "num_members", "key"),
+    [
+        (b'{"a":1,"b":{"a":2}}', 3, None),
+        (b'{"a":1,"b":2,"a":3}', 2, "a"),
+        (b'{"a":1,"b":{"c":2,"c":2}}', 3, "c"),
+        (b'{"a":":","b":2}', 2, None),
+        (b'{"a":1,"\\u0061":NaN}', 1, "a"),
+        (b'{"a":1,"a":1,"b":1e999}', 2, None),  # RapidJSON does not read the number, and so not to the object's end
+        (LARGE % b"1", 2, None),
+        (LARGE % b'{"c":1,"c":2}', 3, "c"),
+    ],
+)
+def test_a_key_that_an_object_has_twice(text: bytes, num_members: int, key: str | None) -> None:
+    assert door.repeated_key(memoryview(text), num_members) == key
+
+
 def test_members_of_what_is_no_object_do_not_exist() -> None:
     assert door.find([1], "a") is None
     assert not door.has(None, "a")

@@ -15,6 +15,7 @@ from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response
 from shoal.frontend.transport import Answer, Part
 from shoal.frontend.v2.generate import fitted, flatten, generate, generate_stream, prepare
+from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse, TensorRef
 
 UNKNOWN = "[request id: <id_unknown>] "
@@ -334,20 +335,32 @@ def test_one_response_and_an_end_of_its_own_are_one_response(model: ModelEntry) 
     assert generate(prepared(model, {}), Repeat(response(TEXT), None)).chunks == (SAID,)
 
 
-@pytest.mark.parametrize("answer", [generate, generate_stream])
-def test_what_cannot_be_told_in_json_is_refused_and_released(model: ModelEntry, answer: Any) -> None:
+def test_what_cannot_be_told_in_json_is_refused_and_released(model: ModelEntry) -> None:
     transport = Repeat(response(TensorRef("h", 10, (2,), 0, 4)))
     with pytest.raises(InvalidArgumentError, match=r"^sending FP16 data via JSON is not supported\."):
-        answer(prepared(model, {}), transport)
-    assert transport.num_released == 1
+        generate(prepared(model, {}), transport)
+    stream = generate_stream(prepared(model, {}), transport)
+    assert stream.status == 400
+    assert events(stream)[0].startswith(b'{"error":"sending FP16 data via JSON is not supported.')
+    assert transport.num_released == 2
+
+
+def test_a_model_s_error_has_its_own_status(model: ModelEntry) -> None:
+    with pytest.raises(UnavailableError, match=r"^full$"):
+        generate(prepared(model, {}), Repeat(UnavailableError("full")))
+    full = UnavailableError("full")
+    full.retry_after_s = 7
+    stream = generate_stream(prepared(model, {}), Repeat(full, response(TEXT)))
+    assert (stream.status, dict(stream.headers)["Retry-After"]) == (503, "7")
+    assert events(stream) == [b'{"error":"full"}', SAID]
 
 
 @pytest.mark.parametrize("answer", [generate, generate_stream])
-def test_a_model_s_error_has_its_own_status(model: ModelEntry, answer: Any) -> None:
-    with pytest.raises(UnavailableError, match=r"^full$"):
-        answer(prepared(model, {}), Repeat(UnavailableError("full")))
+def test_what_fails_without_an_answer_is_raised(model: ModelEntry, answer: Any) -> None:
     with pytest.raises(UnavailableError, match=r"^late$"):
         answer(prepared(model, {}), Repeat(raises=UnavailableError("late")))
+    with pytest.raises(ModelGoneError):  # then the request is prepared again
+        answer(prepared(model, {}), Repeat(ModelGoneError("gone")))
 
 
 @pytest.mark.parametrize(
