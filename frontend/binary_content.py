@@ -2,24 +2,26 @@
 
     Content-Type: application/vnd.sagemaker-triton.binary+json;json-header-size=146
 
-stands for Inference-Header-Content-Length: 146, in requests and in responses. Pure; front-end processes.
+stands for Inference-Header-Content-Length: 146, in requests, and for SageMaker in responses. Pure; front-end processes.
 """
 
 from collections.abc import Mapping
 
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.call import Call, Handler
+from shoal.frontend.call import Handler
 from shoal.frontend.response import Response
 from shoal.frontend.v2.binary_data import HEADER
 
 
+def asked_by_content_type(handler: Handler, content_type: str) -> Handler:
+    """A handler of Triton's API for requests of such clients; `content_type` is all but the number."""
+    return lambda call: handler(call._replace(headers=_incoming(call.headers, content_type)))
+
+
 def told_by_content_type(handler: Handler, content_type: str) -> Handler:
-    """A handler of Triton's API for such clients; `content_type` is all but the number."""
-
-    def handle(call: Call) -> Response:
-        return _outgoing(handler(call._replace(headers=_incoming(call.headers, content_type))), content_type)
-
-    return handle
+    """Like `asked_by_content_type`; responses say the length in their Content-Type, too, and nowhere else."""
+    asked = asked_by_content_type(handler, content_type)
+    return lambda call: _outgoing(asked(call), content_type)
 
 
 def _incoming(headers: Mapping[str, str], content_type: str) -> dict[str, str]:

@@ -1,14 +1,15 @@
 """Vertex AI's endpoint: a health route, and a predict route that asks the default model, or leads into Triton's API.
 
 Which routes is told by the environment. The header X-Vertex-Ai-Triton-Redirect of a prediction names what is meant
-instead, like `v2/models/M/infer`; everything there is POST. Pure; runs on the road.
+instead, like `v2/models/M/infer`; everything there is POST. Binary responses are those of Triton's API, requests have
+their length in the Content-Type. Pure; runs on the road.
 """
 
 import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from shoal.frontend.binary_content import told_by_content_type
+from shoal.frontend.binary_content import asked_by_content_type
 from shoal.frontend.inference import infer
 from shoal.frontend.response import Response, error_json
 from shoal.frontend.router import HTTP, Admit, Found, path_of
@@ -31,7 +32,7 @@ _REDIRECTS = (
 #: What would change the server: whoever may predict may not do that.
 _FORBIDDEN = re.compile(f"{_REPOSITORY}/models/[^/]+/(?:un)?load|{_REGION}/(?:un)?register")
 
-_infer = told_by_content_type(infer, BINARY_CONTENT)
+_infer = asked_by_content_type(infer, BINARY_CONTENT)
 
 
 def admit_vertex_ai(

@@ -34,6 +34,7 @@ RESTRICTED_APIS = (
 INFERENCE_TYPES = ("infer", "generate", "generate_stream")
 
 #: An address that listens on every interface, and so collides with every other one.
+MAX_PORT = 65535
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 
 
@@ -284,6 +285,11 @@ def check(options: ServerOptions) -> None:
 def _check_ports(options: ServerOptions) -> None:
     """Triton's sentences; but it takes 0.0.0.0 and 127.0.0.1 for two places, and then one of them cannot be bound."""
     wanted = endpoints(options)
+    for each in wanted:
+        if not 0 <= each.port <= MAX_PORT:
+            raise InvalidArgumentError(
+                f'Bad option: "--{each.name}-port".\nexpected an integer from 0 to {MAX_PORT}, got {each.port}'
+            )
     for one, other in combinations(wanted, 2):
         if one.port == other.port != 0 and _meet(one, other):
             raise InvalidArgumentError(

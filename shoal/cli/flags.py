@@ -15,13 +15,13 @@ from shoal.cli.values import (
     BOOLEAN,
     CACHE_BYTES,
     CACHE_SETTING,
+    CONFIG_NAME,
     HOST_POLICY,
     INTEGER,
     LIMIT,
     METRICS_SETTING,
     NUMBER,
     PATTERN,
-    PORT,
     PORT_RANGE,
     REPOSITORY,
     SWITCH,
@@ -122,7 +122,7 @@ MODELS = (
         "seconds between two looks at the repositories in mode poll; 0: none after the start",
     ),
     honour("load-model", TEXT, "model loaded at start in mode explicit; repeat it for several, * for all"),
-    honour("model-config-name", ANY_TEXT, "a model's configuration is its configs/NAME.pbtxt, where it has one"),
+    honour("model-config-name", CONFIG_NAME, "a model's configuration is its configs/NAME.pbtxt, where it has one"),
     honour("model-load-thread-count", integer(1), "models loaded at once"),
     honour("model-load-timeout-secs", integer(1), "seconds for one instance to load and warm up"),
     honour(
@@ -143,7 +143,7 @@ MODELS = (
 HTTP = (
     honour("allow-http", BOOLEAN, "serve HTTP"),
     honour("http-address", TEXT, "address to listen on; 0.0.0.0 for all"),
-    honour("http-port", PORT, "port to listen on; 0 for any free one"),
+    honour("http-port", INTEGER, "port to listen on; 0 for any free one"),
     honour("reuse-http-port", BOOLEAN, _REUSE),
     honour("http-header-forward-pattern", PATTERN, "request headers whose names match go to the model as parameters"),
     honour(
@@ -167,7 +167,7 @@ HTTP = (
 GRPC = (
     honour("allow-grpc", BOOLEAN, "serve gRPC"),
     honour("grpc-address", TEXT, "address to listen on"),
-    honour("grpc-port", PORT, "port to listen on; 0 for any free one"),
+    honour("grpc-port", INTEGER, "port to listen on; 0 for any free one"),
     honour("reuse-grpc-port", BOOLEAN, _REUSE),
     honour("grpc-header-forward-pattern", PATTERN, "metadata whose keys match go to the model as parameters"),
     honour(
@@ -210,12 +210,14 @@ GRPC = (
 CLOUD_ENDPOINTS = (
     honour("allow-sagemaker", BOOLEAN, "serve SageMaker's endpoints: /ping, /invocations, /models"),
     honour("sagemaker-address", TEXT, "address to listen on for SageMaker"),
-    honour("sagemaker-port", PORT, "port to listen on for SageMaker; 0 for any free one"),
+    honour("sagemaker-port", INTEGER, "port to listen on for SageMaker; 0 for any free one"),
     honour("sagemaker-safe-port-range", PORT_RANGE, "where the ports of the other endpoints must be"),
     ignore("sagemaker-thread-count", INTEGER, 8, _ROAD_THREADS, in_force=8),
     honour("allow-vertex-ai", BOOLEAN, "serve Vertex AI's routes; true where AIP_MODE is PREDICTION"),
     honour("vertex-ai-address", TEXT, "address to listen on for Vertex AI"),
-    honour("vertex-ai-port", PORT, "port to listen on for Vertex AI; 0 for any free one; else that of AIP_HTTP_PORT"),
+    honour(
+        "vertex-ai-port", INTEGER, "port to listen on for Vertex AI; 0 for any free one; else that of AIP_HTTP_PORT"
+    ),
     ignore("vertex-ai-thread-count", INTEGER, 8, _ROAD_THREADS, in_force=8),
     honour("vertex-ai-default-model", ANY_TEXT, "model that Vertex AI's predictions ask; empty for the only one"),
 )
@@ -224,7 +226,7 @@ METRICS = (
     honour("allow-gpu-metrics", BOOLEAN, "tell of the GPUs, where nvidia-ml-py (the extra gpu-metrics) finds some"),
     honour("allow-cpu-metrics", BOOLEAN, "tell of the machine's CPU and memory"),
     honour("metrics-address", TEXT, "address to listen on"),
-    honour("metrics-port", PORT, "port to listen on; 0 for any free one"),
+    honour("metrics-port", INTEGER, "port to listen on; 0 for any free one"),
     honour("metrics-interval-ms", integer(0), "milliseconds for which what was read of CPU and GPUs is told again"),
     honour(
         "metrics-config", METRICS_SETTING, "counters, histograms, summaries: docs/metrics.md; repeat it for several"

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from shoal.cloud_url import CloudUrl, is_cloud
 from shoal.errors import InvalidArgumentError
-from shoal.options import RESTRICTED_APIS
+from shoal.options import MAX_PORT, RESTRICTED_APIS
 from shoal.re2 import to_python
 from shoal.tracing import command_line
 
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})
-_MAX_PORT = 65535
 _MAX_CORES = 65536  # no machine has as many
 # A header's name (RFC 9110, 5.1) without underscores: servers drop what WSGI could not tell from a hyphen.
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^`|~0-9A-Za-z]+")
@@ -59,6 +58,12 @@ def _verbosity(text: str) -> int:
 def _text(text: str) -> str:
     if not text:
         raise ValueError("expected a value, got nothing")
+    return text
+
+
+def _config_name(text: str) -> str:
+    if not text:
+        raise ValueError("Error: empty argument for --model-config-name")  # Triton's sentence
     return text
 
 
@@ -138,7 +143,7 @@ def _host_policy(text: str) -> tuple[str, str, Any]:
 
 def _port_range(text: str) -> tuple[int, int]:
     low, dash, high = text.partition("-")
-    if not (dash and low.isdecimal() and high.isdecimal() and int(low) <= int(high) <= _MAX_PORT):
+    if not (dash and low.isdecimal() and high.isdecimal() and int(low) <= int(high) <= MAX_PORT):
         raise ValueError(f"expected two ports as <first>-<last>, got '{text}'")
     return int(low), int(high)
 
@@ -238,6 +243,7 @@ INTEGER = ValueKind("<integer>", _integer)
 NUMBER = ValueKind("<number>", _number)
 TEXT = ValueKind("<string>", _text)
 ANY_TEXT = ValueKind("<string>", str)  # may be empty: often Triton's default
+CONFIG_NAME = ValueKind("<string>", _config_name)
 VERBOSITY = ValueKind("<integer>", _verbosity, bare="1")
 REPOSITORY = ValueKind("<directory or URL>", _repository)
 BACKEND_SETTING = ValueKind("[<backend>,]<key>=<value>", _backend_setting)
@@ -248,5 +254,4 @@ LIMIT = ValueKind("<name>:<count>[:<device>]", _limit)
 PATTERN = ValueKind("<regex>", _pattern)  # may be empty: nothing is to match
 METRICS_SETTING = ValueKind("<setting>=<value>", _metrics_setting)
 TRACE_CONFIG = ValueKind("[<mode>,]<setting>=<value>", command_line.parse)
-PORT = integer(0, _MAX_PORT)
 PORT_RANGE = ValueKind("<integer>-<integer>", _port_range)

@@ -118,8 +118,9 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(sagemaker: SageMake
 
 
 def test_sagemaker_alone(tmp_path: Path) -> None:
-    flags = ("--allow-http=false", "--allow-metrics=false")
-    server = launch(tmp_path, *FLAGS, *flags, environment={"SAGEMAKER_MULTI_MODEL": "true"})
+    # Ports of services that are off need not be any.
+    off = ("--http-port=-47", "--allow-http=false", "--grpc-port=70000", "--allow-grpc=false", "--allow-metrics=false")
+    server = launch(tmp_path, *FLAGS, *off, environment={"SAGEMAKER_MULTI_MODEL": "true"})
     try:
         sagemaker = SageMaker(server)
         assert sagemaker.ask("GET", "/ping")[0] == 200

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import tritonclient.http as triton
 
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving
 
@@ -60,11 +61,14 @@ def test_predictions(connection: http.client.HTTPConnection) -> None:
     assert json.loads(body)["outputs"][0]["data"] == [1] * 16
     inputs = [{"name": f"INPUT{i}", **TENSOR, "parameters": {"binary_data_size": 64}} for i in (0, 1)]
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    status, content, body = ask(connection, "POST", PREDICT, head + DATA, Content_Type=f"{MIME}{len(head)}")
-    assert status == 200, body
-    assert content is not None
-    assert content.startswith(MIME)
-    assert len(body) - int(content.removeprefix(MIME)) == 128
+    connection.request("POST", PREDICT, head + DATA, {"Content-Type": f"{MIME}{len(head)}"})
+    response = connection.getresponse()
+    body = response.read()
+    assert (response.status, response.getheader("Content-Type")) == (200, "application/octet-stream"), body
+    length = int(response.getheader("Inference-Header-Content-Length", "0"))
+    assert len(body) - length == 128
+    answer = triton.InferenceServerClient.parse_response_body(body, header_length=length)
+    assert answer.as_numpy("OUTPUT0").tobytes() + answer.as_numpy("OUTPUT1").tobytes() == body[length:]
 
 
 def test_redirects(connection: http.client.HTTPConnection) -> None:
