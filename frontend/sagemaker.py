@@ -76,7 +76,7 @@ def _invocations(call: Call) -> Response:
 def _invoke(call: Call) -> Response:
     try:
         call.state.models.lookup(call.name, None)
-    except NotFoundError:
+    except (NotFoundError, InvalidArgumentError):  # the second where models have namespaces
         return _NOT_FOUND
     return _infer(call, call.name, "infer")
 
@@ -87,7 +87,7 @@ def _infer(call: Call, model: str, inference_type: str) -> Response:
 
 
 def _load(call: Call) -> Response:
-    """Load the model that lies in the directory `url`."""
+    """Load the model, or the ensemble with its models, that lies in the directory `url`."""
     request = read_json(call.body, call.state.http_max_input_size)
     name = door.as_string(door.member(request, "model_name"), "model_name")
     url = door.as_string(door.member(request, "url"), "url")

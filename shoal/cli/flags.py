@@ -215,9 +215,7 @@ CLOUD_ENDPOINTS = (
     ignore("sagemaker-thread-count", INTEGER, 8, _ROAD_THREADS, in_force=8),
     honour("allow-vertex-ai", BOOLEAN, "serve Vertex AI's routes; true where AIP_MODE is PREDICTION"),
     honour("vertex-ai-address", TEXT, "address to listen on for Vertex AI"),
-    honour(
-        "vertex-ai-port", INTEGER, "port for Vertex AI; 0 for any free one; else that of AIP_HTTP_PORT"
-    ),
+    honour("vertex-ai-port", INTEGER, "port for Vertex AI; 0 for any free one; else that of AIP_HTTP_PORT"),
     ignore("vertex-ai-thread-count", INTEGER, 8, _ROAD_THREADS, in_force=8),
     honour("vertex-ai-default-model", ANY_TEXT, "model that Vertex AI's predictions ask; empty for the only one"),
 )

@@ -116,9 +116,11 @@ class ModelTable:
         self.num_changes += 1
 
     def _bearers(self, models: Mapping[ModelIdentifier, Versions], name: str) -> list[Versions]:
-        """The models that a name could mean: with namespacing one that is unloaded makes room for the others."""
+        """The models that a name could mean: of several, and with namespacing, those that are unloaded make room."""
         bearers = [versions for identifier, versions in models.items() if identifier.name == name]
-        return [versions for versions in bearers if _is_wanted(versions)] if self._namespacing else bearers
+        if self._namespacing or len(bearers) > 1:
+            return [versions for versions in bearers if _is_wanted(versions)]
+        return bearers
 
     def lookup(self, name: str, version: str | None) -> ModelEntry:
         """The READY entry a request means; without a version the highest READY one.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.model_config.ensemble import steps
 from shoal.model_config.load import (
     CONFIG_FILENAME,
     CONFIGS_DIRECTORY,
@@ -40,7 +41,7 @@ class Override(NamedTuple):
 
     config: str | None = None  # ModelConfig as JSON, in place of the file
     directory: Path | None = None  # a model directory made for this request, in place of the repository's
-    repository: Path | None = None  # one with the model alone, under whatever name, in place of the server's
+    repository: Path | None = None  # one with the model, under whatever name, in place of the server's
 
 
 NO_OVERRIDE = Override()
@@ -78,10 +79,10 @@ class Repositories:
         Raises InvalidArgumentError where the name means several, none of them in the `preferred` namespace.
         """
         if override.repository is not None:
-            return self.look_at(ModelIdentifier(name), _only_model(override.repository), mapped=True)
+            return self._look_in(override.repository, name)
         # A directory of the request's own needs no repository, but for the namespace of the model it stands in for.
         is_known = override.directory is not None and not self.namespacing
-        models = {} if is_known else self.scan().models
+        models = {} if is_known else self._models_of(preferred)
         bearers = [identifier for identifier in models if identifier.name == name]
         own = ModelIdentifier(name, preferred)
         identifier = own if own in models else meant_by(name, bearers) or ModelIdentifier(name)
@@ -90,6 +91,33 @@ class Repositories:
             return None
         found = next(self.look_at_each({identifier: place}, override.config))
         return replace(found, is_given=override.config is not None and override.directory is None)
+
+    def _look_in(self, repository: Path, name: str) -> FoundModel:
+        """The model of a repository that came with a request, under the name that the request gives it: the only one,
+        or the ensemble that is made of the others, which it then finds in the namespace that is the repository."""
+        if os.path.lexists(repository / CONFIG_FILENAME):
+            return self.look_at(ModelIdentifier(name), repository, mapped=True)
+        directories = [each for each in scan([repository]).models.values() if isinstance(each, Path)]
+        if len(directories) == 1:
+            return self.look_at(ModelIdentifier(name), directories[0], mapped=True)
+        configs = {each: self.look_at(ModelIdentifier(each.name), each).config for each in directories}
+        composing = {step["model_name"] for config in configs.values() for step in steps(config)}
+        graphs = [each for each, config in configs.items() if steps(config) and each.name not in composing]
+        if len(graphs) != 1:
+            raise InvalidArgumentError(
+                f"expected one model in '{repository}', found {len(directories)}, of which {len(graphs)} are ensembles "
+                f"of the others; put {CONFIG_FILENAME} there, a single directory that is a model, or an ensemble and "
+                "its models"
+            )
+        return self.look_at(ModelIdentifier(name, str(repository)), graphs[0], mapped=True)
+
+    def _models_of(self, namespace: str) -> dict[ModelIdentifier, Path | CloudPlace]:
+        """The models of all repositories, and of the one that is the namespace where a request brought that along."""
+        models = self.scan().models
+        own = {str(each if isinstance(each, Path) else each.url) for each in self.sources} if self.namespacing else ()
+        if namespace and namespace not in own:
+            models = {**models, **scan([Path(namespace)], namespacing=True).models}
+        return models
 
     def look_at_each(
         self, places: Mapping[ModelIdentifier, Path | CloudPlace], override: str | None = None
@@ -144,19 +172,6 @@ class Repositories:
             error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
         others_ns = max([time_ns for entry, time_ns in times.items() if _is_other(entry)], default=0)
         return FoundModel(name, directory, config, labels, versions, others_ns, error, "", namespace, times, changed_ns)
-
-
-def _only_model(repository: Path) -> Path:
-    """The directory of the model in a repository that has one, or is one."""
-    if os.path.lexists(repository / CONFIG_FILENAME):
-        return repository
-    directories = [each for each in scan([repository]).models.values() if isinstance(each, Path)]
-    if len(directories) != 1:
-        raise InvalidArgumentError(
-            f"expected one model in '{repository}', found {len(directories)}; "
-            f"put {CONFIG_FILENAME} there, or a single directory that is a model"
-        )
-    return directories[0]
 
 
 def newest_ns(path: Path) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from shoal.repository.lifecycle import NO_VERSION, ModelVersion
 from shoal.supervisor.ensembles import Dependencies
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.model import Model
 from shoal.supervisor.models import Models
 from shoal.supervisor.questions import Handler, Question
 from shoal.supervisor.repository import Repository
@@ -222,10 +223,10 @@ class ModelControl:
 
         unload_next()
 
-    # --- repositories that clients register, each with one model in it ---
+    # --- repositories that clients register, each with a model, or an ensemble and its models, in it ---
 
     def _register(self, question: Question) -> None:
-        """Load the model that lies in a repository of its own, under the name that the question gives it."""
+        """Load the model, or the ensemble with its models, of a repository, under the name that the question gives."""
         self._refuse_unless_explicit()
         name, repository = question.arguments["model"], question.arguments["repository"]
         known = self._models.find(name)
@@ -242,22 +243,28 @@ class ModelControl:
         self._find_and_load(name, outcome, repository=repository)
 
     def _unregister(self, question: Question) -> None:
-        """Unload a registered model; answered when nothing is left of it."""
+        """Unload a registered model, and what it is made of; answered when nothing is left of them."""
         name = question.arguments["model"]
         if name not in self._registered:
             raise NotFoundError(f"model '{name}' is not registered")
         self._forget(name, question.answer)
 
     def _forget(self, name: str, then: Callable[[], None]) -> None:
-        def ended() -> None:
+        repository = self._registered[name]
+
+        def wait_for(models: list[Model]) -> None:
+            if models:
+                models[0].when_ended(lambda: wait_for(models[1:]))
+                return
             self._registered.pop(name, None)
             then()
 
         model = self._models.find(name)
         if model is None:
-            ended()
-        else:
-            model.unload(lambda: model.when_ended(ended))
+            wait_for([])
+            return
+        others = [each for each in self._models.models.values() if each.identifier.namespace == repository]
+        model.unload(lambda: self._dependencies.unload_all(others, lambda: wait_for([model, *others])))
 
     def _refuse_unless_explicit(self) -> None:
         if self._mode != "explicit":

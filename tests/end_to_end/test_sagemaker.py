@@ -2,11 +2,13 @@
 
 import http.client
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.http as triton
 
 from tests.end_to_end.http_cases.models import pair
 from tests.end_to_end.server import DEADLINE_S, Server, launch, serving
@@ -115,6 +117,76 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(sagemaker: SageMake
     assert sagemaker.infer("/models/H2/invoke") == [1, 2]
     assert sagemaker.ask("DELETE", "/models/H2")[0] == 200
     assert sagemaker.load("one", tmp_path) == 409  # the server's own
+
+
+def write_ensemble(archive: Path, length: int) -> None:
+    """A model `graph` of two steps, `first` and `second`, and the models of that name beside it."""
+    tensors = pair("A", "INT32", str(length))
+    for name in ("first", "second"):
+        write_model(archive / name, CONFIG.replace("dims: [ 2 ]", f"dims: [ {length} ]"))
+    steps = "".join(
+        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "A" value: "{given}" }} '
+        f'output_map {{ key: "OUT_A" value: "{made}" }} }}\n'
+        for model, given, made in (("first", "A", "between"), ("second", "between", "OUT_A"))
+    )
+    write_model(archive / "graph", f'platform: "ensemble"\n{tensors}ensemble_scheduling {{ {steps} }}\n')
+
+
+def test_ensembles_of_one_s_own_come_and_go_with_their_models(
+    server: Server, sagemaker: SageMaker, tmp_path: Path
+) -> None:
+    def there() -> list[str]:
+        with triton.InferenceServerClient(server.url) as client:
+            return sorted(row["name"] for row in client.get_model_repository_index() if row.get("state") == "READY")
+
+    def asked(name: str, data: list[int]) -> tuple[int, Any]:
+        tensor = {"name": "A", "datatype": "INT32", "shape": [len(data)], "data": data}
+        status, _, body = sagemaker.ask("POST", f"/models/{name}/invoke", json.dumps({"inputs": [tensor]}))
+        return status, json.loads(body)
+
+    before = there()
+    for length in (2, 3):  # their models have the same names, and are others
+        write_ensemble(tmp_path / f"H{length}" / "model", length)
+        assert sagemaker.load(f"H{length}", tmp_path / f"H{length}" / "model") == 200, server.log.decode()
+    assert there() == sorted([*before, "H2", "H3", *["first", "second"] * 2])
+    assert [row["modelName"] for row in json.loads(sagemaker.ask("GET", "/models")[2])["models"]] == ["H2", "H3"]
+    for length in (2, 3):
+        data = list(range(length))
+        status, answer = asked(f"H{length}", data)
+        assert (status, answer["outputs"][0]["data"], answer["model_name"]) == (200, data, f"H{length}")
+    assert sagemaker.ask("DELETE", "/models/H2")[0] == 200
+    assert there() == sorted([*before, "H3", "first", "second"])
+    assert asked("H3", [7, 8, 9])[1]["outputs"][0]["data"] == [7, 8, 9]
+    assert asked("H3", [7, 8])[0] == 400
+    assert sagemaker.ask("DELETE", "/models/H3")[0] == 200
+    assert there() == before
+
+
+def test_an_archive_of_several_models_must_have_one_that_is_made_of_the_others(
+    sagemaker: SageMaker, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        write_model(tmp_path / name)
+    body = json.dumps({"model_name": "H4", "url": str(tmp_path)})
+    status, _, answer = sagemaker.ask("POST", "/models", body)
+    assert (status, b"expected one model" in answer) == (400, True), answer
+
+
+def test_an_ensemble_that_lacks_a_model_leaves_none_behind(
+    server: Server, sagemaker: SageMaker, tmp_path: Path
+) -> None:
+    write_ensemble(tmp_path, 2)
+    shutil.rmtree(tmp_path / "second")
+    body = json.dumps({"model_name": "H5", "url": str(tmp_path)})
+    status, _, answer = sagemaker.ask("POST", "/models", body)
+    assert (status, b"second" in answer) == (400, True), answer
+    with triton.InferenceServerClient(server.url) as client:
+        assert not any(
+            row["name"] == "first" and row["state"] == "READY" for row in client.get_model_repository_index()
+        )
+    write_ensemble(tmp_path / "mended", 2)
+    assert sagemaker.load("H5", tmp_path / "mended") == 200
+    assert sagemaker.ask("DELETE", "/models/H5")[0] == 200
 
 
 def test_sagemaker_alone(tmp_path: Path) -> None:

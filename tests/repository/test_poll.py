@@ -7,6 +7,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.repository.found import FoundModel
+from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.poll import NO_OVERRIDE, Override, Repositories, newest_ns
 
 CONFIG = """
@@ -62,16 +63,34 @@ def test_a_repository_of_a_request_has_one_model_under_any_name(repository: Path
 
 def test_a_repository_of_a_request_without_one_model(repository: Path) -> None:
     (repository / "second").mkdir()
-    for inside, num_models in (("", 2), ("second", 0)):
+    for inside, num_models in (("", 2), ("second", 0)):  # neither is made of the other
         place = repository / inside
         with pytest.raises(InvalidArgumentError) as refusal:
             Repositories([]).look("H", Override(repository=place))
         assert str(refusal.value) == (
-            f"expected one model in '{place}', found {num_models}; "
-            "put config.pbtxt there, or a single directory that is a model"
+            f"expected one model in '{place}', found {num_models}, of which 0 are ensembles of the others; put "
+            "config.pbtxt there, a single directory that is a model, or an ensemble and its models"
         )
     with pytest.raises(InvalidArgumentError, match="failed to read the directory"):
         Repositories([]).look("H", Override(repository=repository / "none"))
+
+
+def test_a_repository_of_a_request_with_an_ensemble_and_its_models(repository: Path) -> None:
+    for name, step in (("graph", "inner"), ("inner", "simple")):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(
+            'platform: "ensemble" input { name: "A" data_type: TYPE_FP32 dims: 1 } output { name: "B" data_type: '
+            f'TYPE_FP32 dims: 1 }} ensemble_scheduling {{ step {{ model_name: "{step}" model_version: -1 input_map {{ '
+            'key: "A" value: "A" } output_map { key: "B" value: "B" } } }'
+        )
+    found = Repositories([]).look("H", Override(repository=repository))
+    assert found is not None
+    assert (found.name, found.namespace, found.directory, found.error) == (
+        "H", str(repository), repository / "graph", None,
+    )  # fmt: skip
+    composing = Repositories([]).look("inner", preferred=str(repository))
+    assert composing is not None
+    assert composing.identifier == ModelIdentifier("inner", str(repository))
 
 
 def test_it_travels_as_a_message(repository: Path) -> None:
