@@ -1,6 +1,7 @@
 """deploy/Containerfile, as far as it can be checked without a container engine."""
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -42,7 +43,7 @@ def pyproject() -> str:
 
 def test_only_known_instructions_are_used() -> None:
     assert [word for word, _ in BUILD] == ["FROM", "ARG", "RUN", "WORKDIR", *["COPY"] * 7, "RUN"]
-    assert [word for word, _ in IMAGE] == ["FROM", "COPY", "RUN", "ENV", "WORKDIR", "USER", "EXPOSE", "CMD"]
+    assert [word for word, _ in IMAGE] == ["FROM", "COPY", "COPY", "RUN", "ENV", "WORKDIR", "USER", "EXPOSE", "CMD"]
 
 
 def test_both_stages_have_the_same_base_since_the_environment_is_copied() -> None:
@@ -51,7 +52,7 @@ def test_both_stages_have_the_same_base_since_the_environment_is_copied() -> Non
     version = re.fullmatch(r"docker\.io/library/python:(3\.\d+)-slim", image)
     assert version
     assert int(version[1].split(".")[1]) >= 10  # what pyproject.toml requires
-    assert values(IMAGE, "COPY") == ["--from=build /opt/shoal /opt/shoal"]
+    assert values(IMAGE, "COPY")[0] == "--from=build /opt/shoal /opt/shoal"
     assert "python -m venv /opt/shoal" in values(BUILD, "RUN")
 
 
@@ -62,6 +63,12 @@ def test_what_the_package_is_built_of_is_copied_and_nothing_else() -> None:
     for line in values(BUILD, "COPY"):
         *sources, target = shlex.split(line)
         assert [target] == sources or target == "./"  # the links in shoal/ lead to ../frontend and so on
+
+
+def test_sagemaker_finds_the_executable_that_it_starts() -> None:
+    source, target = shlex.split(values(IMAGE, "COPY")[1])
+    assert target == "/usr/local/bin/serve"
+    assert os.access(ROOT / source, os.X_OK)
 
 
 def test_what_is_installed_is_what_the_readme_installs() -> None:
