@@ -20,7 +20,7 @@ OWN = frozenset({
     "request-deadline-ms", "request-timeout-secs", "model-load-timeout-secs", "model-execution-timeout-secs",
     "max-request-bytes", "listen-backlog", "http-process-count", "grpc-process-count", "grpc-lane", "sagemaker-address",
     "vertex-ai-address", "install-requirements", "environment-cache-directory", "client-socket", "client-count",
-    "client-slab-mib", "latency-target",
+    "client-slab-mib", "latency-target", "cpu-fallback",
 })  # fmt: skip
 
 _FATES = {Fate.HONOURED: "honoured", Fate.IGNORED: "no effect"}

@@ -165,6 +165,7 @@ class ServerOptions:
     # Backends: name → setting → value, as text; the settings of the name "" are for all of them.
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     host_policy: Mapping[str, HostPolicy] = field(default_factory=dict)  # name → where instances run; Triton's
+    cpu_fallback: bool = True  # for kinds of instance groups that a backend cannot serve; ours
     min_supported_compute_capability: float = 6.0  # of the GPUs that are used, at least; Triton's
     backend_directory: str = "/opt/tritonserver/backends"  # backends written in Python lie in it; Triton's
 

@@ -256,6 +256,12 @@ BACKENDS = (
     honour("backend-config", BACKEND_SETTING, "setting of a backend, or of all of them; repeat it for several"),
     honour("backend-directory", TEXT, "directory of backends written in Python: NAME/model.py is the backend NAME"),
     honour(
+        "cpu-fallback",
+        BOOLEAN,
+        "an instance_group of a kind that its backend cannot use, KIND_GPU for a forest, runs on the CPU, with a "
+        "warning; false: the model is refused",
+    ),
+    honour(
         "install-requirements", BOOLEAN, "a requirements.txt beside a Python model is installed, for that model alone"
     ),
     honour(

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, UnsupportedError
 from shoal.model_config.messages import Config
 
 
@@ -65,6 +65,23 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     likely = [each for each in known if meant and each.startswith(meant)]
     likely = likely or difflib.get_close_matches(name.lower(), known, n=1)
     return f". Did you mean '{likely[0]}'?" if likely else ""
+
+
+def groups_moved_to_cpu(config: Config) -> list[Config]:
+    """The instance groups of a kind that the backend cannot serve, where it can serve KIND_CPU in its place."""
+    can = kinds(config["backend"])
+    return [
+        group for group in config["instance_group"] if "KIND_CPU" in can and group["kind"] not in ("KIND_AUTO", *can)
+    ]
+
+
+def unsupported_kind(config: Config, group: Config) -> UnsupportedError:
+    """The refusal of a group of a kind that the backend cannot serve; Triton's sentence, and what it takes."""
+    backend = config["backend"] or config["platform"]
+    return UnsupportedError(
+        f"instance_group kind {group['kind']} not supported: group '{group['name']}' of model '{config['name']}' runs "
+        f"on the backend '{backend}', which takes {' and '.join(kinds(backend))}"
+    )
 
 
 def detect_backend(names: Collection[str]) -> Platform | None:

@@ -32,7 +32,8 @@ def normalise(config: Config) -> Config:
 def place(config: Config, gpus: Sequence[int]) -> Config:
     """`config` with KIND_AUTO, the GPUs of KIND_GPU and the missing counts decided for a server that has `gpus`.
 
-    KIND_AUTO is a GPU where there is one, those that the group lists are there, and the backend can use it.
+    KIND_AUTO is a GPU where there is one, those that the group lists are there, and the backend can use it. A kind that
+    the backend cannot serve is KIND_CPU, where it has that.
     """
     return {**config, "instance_group": [_placed(group, config, gpus) for group in config["instance_group"]]}
 
@@ -66,11 +67,12 @@ def _count(group: Config, config: Config) -> int:
 
 
 def _placed(group: Config, config: Config, gpus: Sequence[int]) -> Config:
-    kind = group["kind"]
+    kind, can = group["kind"], kinds(config["backend"])
     if kind == "KIND_AUTO":
-        can = kinds(config["backend"])
         are_there = bool(gpus) and set(group["gpus"]) <= set(gpus)
         kind = "KIND_GPU" if "KIND_GPU" in can and (are_there or "KIND_CPU" not in can) else "KIND_CPU"
+    elif kind not in can and "KIND_CPU" in can:  # of a repository for GPUs; of the GPUs that it lists there are none
+        kind, group = "KIND_CPU", {**group, "gpus": []}
     group = {**group, "kind": kind}
     if kind == "KIND_GPU" and not group["gpus"]:
         group["gpus"] = list(gpus)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InvalidArgumentError, UnsupportedError
-from shoal.model_config.backends import RUNTIMES, did_you_mean, kinds
+from shoal.model_config.backends import RUNTIMES, did_you_mean, kinds, unsupported_kind
 from shoal.model_config.ensemble import is_ensemble
 from shoal.model_config.messages import Config
 
@@ -97,11 +97,8 @@ def check_support(config: Config, python_backend: Path | None = None) -> None:
             f"configuration. For model '{name}' there are: {', '.join(BACKENDS)}{did_you_mean(backend, BACKENDS)}"
         )
     for group in config["instance_group"]:
-        if group["kind"] not in ("KIND_AUTO", *kinds(backend)):  # Triton's sentence
-            raise UnsupportedError(
-                f"instance_group kind {group['kind']} not supported: group '{group['name']}' of model '{name}' runs on "
-                f"the backend '{backend}', which takes {' and '.join(kinds(backend))}"
-            )
+        if group["kind"] not in ("KIND_AUTO", *kinds(backend)) and "KIND_CPU" not in kinds(backend):
+            raise unsupported_kind(config, group)
     runtimes = {"", f"libtriton_{backend}.so", python_backend and python_backend.name, *RUNTIMES.get(backend, ())}
     if runtime not in runtimes:
         raise UnsupportedError(

@@ -24,6 +24,7 @@ from shoal.model_config.response_cache import enables_response_cache
 from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
+from shoal.supervisor.config_warnings import judge_kinds, warn_of_cache
 from shoal.supervisor.failure_domains import bound, own_error
 from shoal.supervisor.host import Host
 from shoal.supervisor.instance import Instance
@@ -69,6 +70,7 @@ class Served:
         self._begin_load()
         look_into_file = needs_autocomplete(version.config) and not self._host.options.disable_auto_complete_config
         try:
+            judge_kinds(version.config, cpu_fallback=self._host.options.cpu_fallback)
             if look_into_file:
                 version.config = place_groups(version.config, self._gpu_ids)
                 version.name_groups()
@@ -90,10 +92,7 @@ class Served:
         if enables_response_cache(version.config):
             version.is_cached = self._host.options.cache_bytes > 0
             if not version.is_cached:
-                _log.warning(
-                    "model '%s' enables the response cache, but the server has none: its requests are executed; "
-                    "give --cache-config", version.name,
-                )  # fmt: skip
+                warn_of_cache(version.config)
         self._started_s = self._host.loop.now_s()
 
     @property

@@ -36,7 +36,7 @@ SHOAL = """
     request-deadline-ms client-socket client-count client-slab-mib
     model-load-timeout-secs model-execution-timeout-secs max-request-bytes listen-backlog http-process-count
     allow-remote-admin grpc-process-count grpc-lane sagemaker-address vertex-ai-address install-requirements
-    environment-cache-directory latency-target
+    environment-cache-directory latency-target cpu-fallback
 """.split()  # noqa: SIM905 - to be compared with a page
 
 

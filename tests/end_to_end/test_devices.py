@@ -4,8 +4,10 @@ And where instances run. Without a GPU a Python model says what a framework woul
 """
 
 import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import Server, serving
+from tests.end_to_end.server import SAMPLES, Server, serving
+
+FORESTS = Path(__file__).parents[1] / "data" / "forests"
 
 CODE = """
 import os
@@ -108,6 +112,65 @@ def test_a_worker_whose_gpu_is_lost_says_so_to_its_client_and_is_replaced(server
 
 def test_kind_model_and_its_host_policy(server: Server) -> None:
     assert ask(server, "plain", 1, "WHERE") == f"MODEL 0 [{max(_cores())}]".encode()
+
+
+# --- backends without GPUs ---
+
+
+def write_models_for_gpus(repository: Path) -> None:
+    """Models as a repository of a machine with GPUs has them, of backends that use none."""
+    shutil.copytree(SAMPLES / "embedding_table", repository / "embedding_table")
+    shutil.copytree(SAMPLES / "mlp", repository / "network")
+    shutil.copytree(SAMPLES / "mlp", repository / "vino")
+    (repository / "forest" / "1").mkdir(parents=True)
+    shutil.copy(FORESTS / "xgboost.json", repository / "forest" / "1")
+    table = (SAMPLES / "embedding_table" / "config.pbtxt").read_text().partition("instance_group")[0]
+    texts = {
+        "embedding_table": f"{table} instance_group {{ kind: KIND_GPU gpus: [ 0, 1 ] }}",
+        "network": 'backend: "onnxruntime" instance_group { kind: KIND_MODEL }',
+        "vino": 'backend: "openvino" default_model_filename: "model.onnx" max_batch_size: 4 '
+        "instance_group { kind: KIND_GPU count: 2 }",
+        "forest": 'backend: "fil" parameters { key: "model_type" value { string_value: "xgboost_json" } } '
+        'parameters { key: "is_classifier" value { string_value: "false" } } '
+        'instance_group { name: "trees" kind: KIND_GPU gpus: 0 }',
+    }
+    for name, text in texts.items():
+        (repository / name / "config.pbtxt").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def for_gpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("for_gpus")
+    write_models_for_gpus(repository)
+    return repository
+
+
+def test_a_repository_for_gpus_is_served_on_the_cpu_where_a_backend_has_nothing_else(for_gpus: Path) -> None:
+    with serving(for_gpus) as server, triton.InferenceServerClient(server.url) as client:
+        for name, count in (("embedding_table", 1), ("network", 1), ("vino", 2), ("forest", 1)):
+            assert client.is_model_ready(name)
+            (group,) = client.get_model_config(name)["instance_group"]
+            assert (group["kind"], group["gpus"], group["count"]) == ("KIND_CPU", [], count)
+        rows = triton.InferInput("features", [1, 512], "FP32")
+        rows.set_data_from_numpy(np.ones((1, 512), np.float32))
+        for name in ("network", "vino"):
+            assert client.infer(name, [rows]).as_numpy("scores").shape == (1, 10)
+        sentence = "instance group 'trees' of model 'forest' has kind KIND_GPU, which backend 'fil' cannot use"
+        assert server.log.decode().count(sentence) == 1
+        assert b"'network' has kind KIND_MODEL, which backend 'onnxruntime' cannot use" in server.log
+        assert server.stop() == 0
+
+
+def test_who_wants_no_cpu_in_a_gpu_s_place_is_told_what_cannot_be(for_gpus: Path) -> None:
+    with serving(for_gpus, "--cpu-fallback=false", "--exit-on-error=false") as server:
+        with triton.InferenceServerClient(server.url) as client:
+            reasons = {row["name"]: row["reason"] for row in client.get_model_repository_index()}
+        assert reasons["forest"] == (
+            "Unsupported: instance_group kind KIND_GPU not supported: group 'trees' of model 'forest' runs on the "
+            "backend 'fil', which takes KIND_CPU"
+        )
+        assert reasons["network"].startswith("Unsupported: instance_group kind KIND_MODEL not supported: ")
+        assert server.stop() == 0
 
 
 def test_a_gpu_that_is_not_there_fails_the_model_with_tritons_sentence(server: Server) -> None:

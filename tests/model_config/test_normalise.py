@@ -91,6 +91,11 @@ def test_no_scheduler_is_added() -> None:
         ('backend: "tensorrt"', (), [("m", "KIND_GPU", 1, [])]),
         ('backend: "fil"', (0, 1), [("m", "KIND_CPU", 1, [])]),
         ('backend: "python"', (0, 1), [("m", "KIND_GPU", 1, [0, 1])]),
+        # a kind that the backend cannot serve is the CPU, where it has that
+        ('backend: "fil" instance_group { kind: KIND_GPU gpus: 1 count: 3 }', (0, 1), [("m_0", "KIND_CPU", 3, [])]),
+        ('backend: "onnxruntime" instance_group { kind: KIND_MODEL count: 1 }', (), [("m_0", "KIND_CPU", 1, [])]),
+        ('backend: "python" instance_group { kind: KIND_MODEL }', (), [("m_0", "KIND_MODEL", 1, [])]),
+        ('backend: "tensorrt" instance_group { kind: KIND_CPU }', (), [("m_0", "KIND_CPU", 1, [])]),
         # KIND_AUTO that lists a GPU the server lacks runs on the CPU
         ('backend: "onnxruntime" instance_group { gpus: 7 }', (0, 1), [("m_0", "KIND_CPU", 2, [7])]),
         ('backend: "onnxruntime" instance_group { count: 1 kind: KIND_CPU }', (0,), [("m_0", "KIND_CPU", 1, [])]),

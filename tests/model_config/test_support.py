@@ -83,12 +83,13 @@ def test_kinds_that_a_backend_takes(backend: str, kind: str) -> None:
     check_support(parsed(f'backend: "{backend}" instance_group {{ kind: KIND_{kind} }}'))
 
 
-def test_a_kind_that_a_backend_does_not_take_is_refused_with_tritons_sentence() -> None:
+def test_a_kind_that_a_backend_does_not_take_is_refused_with_tritons_sentence_where_there_is_no_cpu() -> None:
+    check_support(parsed('backend: "onnxruntime" instance_group { name: "g" kind: KIND_MODEL }'))
     with pytest.raises(UnsupportedError) as caught:
-        check_support(parsed('backend: "onnxruntime" instance_group { name: "g" kind: KIND_MODEL }'))
+        check_support(parsed('backend: "tensorrt" instance_group { name: "g" kind: KIND_CPU }'))
     assert str(caught.value) == (
-        "instance_group kind KIND_MODEL not supported: group 'g' of model 'm' runs on the backend 'onnxruntime', which "
-        "takes KIND_CPU and KIND_GPU"
+        "instance_group kind KIND_CPU not supported: group 'g' of model 'm' runs on the backend 'tensorrt', which "
+        "takes KIND_GPU"
     )
 
 

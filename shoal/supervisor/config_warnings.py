@@ -1,0 +1,30 @@
+"""What a configuration asks for and the server does otherwise: said in the log when a version is loaded.
+
+Runs in the supervisor.
+"""
+
+import logging
+
+from shoal.model_config.backends import groups_moved_to_cpu, unsupported_kind
+from shoal.model_config.messages import Config
+
+_log = logging.getLogger(__name__)
+
+
+def judge_kinds(config: Config, *, cpu_fallback: bool) -> None:
+    """Warn of instance groups that run on the CPU instead. Raises UnsupportedError where that is not wanted."""
+    for group in groups_moved_to_cpu(config):
+        if not cpu_fallback:
+            raise unsupported_kind(config, group)
+        _log.warning(
+            "instance group '%s' of model '%s' has kind %s, which backend '%s' cannot use: it runs on the CPU "
+            "(--cpu-fallback=false refuses the model)", group["name"], config["name"], group["kind"], config["backend"],
+        )  # fmt: skip
+
+
+def warn_of_cache(config: Config) -> None:
+    """Warn of a model that enables the response cache where the server has none."""
+    _log.warning(
+        "model '%s' enables the response cache, but the server has none: its requests are executed; "
+        "give --cache-config", config["name"],
+    )  # fmt: skip
