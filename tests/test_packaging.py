@@ -44,6 +44,32 @@ def test_what_models_import_is_a_package_of_its_own(name: str) -> None:
     assert (ROOT / "workers" / "pb_utils" / name / "__init__.py").is_file()
 
 
+def extra(name: str) -> set[str]:
+    """The requirements of an extra, those of other extras in it included."""
+    listed = re.search(rf"^{name} = \[.*$", section("project.optional-dependencies"), re.MULTILINE)
+    assert listed, f"there is no extra '{name}'"
+    found: set[str] = set()
+    for requirement in re.findall(r'"([^"]+)"', listed[0].partition("#")[0]):
+        others = re.fullmatch(r"shoal\[([\w,-]+)\]", requirement)
+        found |= set().union(*map(extra, others[1].split(","))) if others else {requirement}
+    return found
+
+
+def test_all_needs_no_compiler() -> None:
+    assert not extra("all") & extra("fast")  # which is the one that has no wheels
+
+
+@pytest.mark.parametrize("name", ["onnx-gpu", "tensorrt", "torch", "all"])
+def test_what_runs_on_gpus_tells_of_them(name: str) -> None:
+    assert extra("gpu-metrics") <= extra(name)
+
+
+def test_tensorrt_is_the_one_that_onnxruntime_s_provider_is_linked_to() -> None:
+    """libonnxruntime_providers_tensorrt.so of onnxruntime-gpu 1.18 to 1.31 needs libnvinfer.so.10."""
+    [tensorrt] = [each for each in extra("tensorrt") if each.startswith("tensorrt")]
+    assert tensorrt.endswith(",<11")
+
+
 def test_every_package_has_an_init_file() -> None:
     for package in set(re.findall(r'"(shoal[\w.]*)"', section("tool.setuptools"))) - DATA:
         assert (ROOT / package.replace(".", "/") / "__init__.py").is_file(), package
