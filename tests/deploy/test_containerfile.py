@@ -17,9 +17,9 @@ DEFAULTS = ServerOptions(http_address="0.0.0.0")
 Instruction = tuple[str, str]
 
 
-def stages() -> list[list[Instruction]]:
+def stages(file: str = "Containerfile") -> list[list[Instruction]]:
     """Each stage's instructions: the word, and the rest with its continued lines joined."""
-    lines = [line for line in (ROOT / "deploy" / "Containerfile").read_text().splitlines() if line[:1] != "#"]
+    lines = [line for line in (ROOT / "deploy" / file).read_text().splitlines() if line[:1] != "#"]
     text = "\n".join(lines).replace("\\\n", "")
     found: list[list[Instruction]] = []
     for line in filter(None, text.splitlines()):
@@ -72,11 +72,39 @@ def test_sagemaker_finds_the_executable_that_it_starts() -> None:
 
 
 def test_what_is_installed_is_what_the_readme_installs() -> None:
-    [default] = values(BUILD, "ARG")
+    extras = installed(BUILD)
     assert values(BUILD, "RUN")[-1] == '/opt/shoal/bin/pip install --no-cache-dir ".[${EXTRAS}]"'
-    extras = default.removeprefix("EXTRAS=")
-    assert f"pip install 'shoal[{extras}]'" in (ROOT / "README.md").read_text()
-    assert re.search(rf"^{extras} = \[", pyproject(), re.MULTILINE)
+    assert f"pip install 'shoal[{extras[0]}]'" in (ROOT / "README.md").read_text()
+    assert "s3" in extras  # where the repositories of those who change their image lie most often
+
+
+def installed(stage: list[Instruction]) -> list[str]:
+    """The extras that are installed unless the build says otherwise; each is one."""
+    [default] = values(stage, "ARG")
+    extras = default.removeprefix("EXTRAS=").split(",")
+    assert all(re.search(rf"^{extra} = \[", pyproject(), re.MULTILINE) for extra in extras)
+    return extras
+
+
+def test_the_image_for_gpus_differs_in_its_extras_and_in_the_word_for_nvidia_s_runtime() -> None:
+    build, image = stages("Containerfile.gpu")
+    assert installed(build) == ["onnx-gpu", "s3"]
+    [path, *nvidia] = values(image, "ENV")[0].split()
+    assert [path] == values(IMAGE, "ENV")
+    assert nvidia == ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
+    for one, other in ((build, BUILD), (image, IMAGE)):
+        assert [each for each in one if each[0] not in ("ARG", "ENV")] == [
+            each for each in other if each[0] not in ("ARG", "ENV")
+        ]
+
+
+@pytest.mark.parametrize("file", ["Containerfile", "Containerfile.gpu"])
+def test_every_extra_that_its_head_names_is_one(file: str) -> None:
+    head = (ROOT / "deploy" / file).read_text().partition("\nFROM")[0]
+    named = {extra for extras in re.findall(r"EXTRAS=([\w,-]+)", head) for extra in extras.split(",")}
+    assert named
+    for extra in named:
+        assert re.search(rf"^{extra} = \[", pyproject(), re.MULTILINE), extra
 
 
 def test_the_command_is_a_server_on_the_mounted_repository() -> None:

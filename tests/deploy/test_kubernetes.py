@@ -61,6 +61,15 @@ def patched(manifest: Manifest, op: str, path: str, value: Any) -> Manifest:
     return result
 
 
+def test_the_images_are_those_that_the_containerfiles_build() -> None:
+    [cpu], [gpu] = read(CPU / KUSTOMIZATION)["images"], read(GPU / KUSTOMIZATION)["images"]
+    assert (cpu["name"], gpu["name"]) == ("shoal", cpu["newName"])  # it comes to the second as the first has named it
+    assert gpu["newName"] == f"{cpu['newName']}-gpu"
+    for folder, file in ((CPU, "Containerfile"), (GPU, "Containerfile.gpu")):
+        assert f"deploy/{file} builds" in (folder / KUSTOMIZATION).read_text()
+        assert (FOLDER.parent / file).is_file()
+
+
 @pytest.fixture
 def pod() -> Manifest:
     spec: Manifest = on_cpus()["Deployment"]["spec"]["template"]["spec"]
@@ -102,7 +111,7 @@ def test_every_file_is_applied() -> None:
 def test_kubectl_makes_the_same_of_them(name: str) -> None:
     command = ["kubectl", "kustomize", str(FOLDER / name)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    [image] = read(CPU / KUSTOMIZATION)["images"]
+    [image] = read(FOLDER / name / KUSTOMIZATION)["images"]
     expected = {"cpu": on_cpus, "gpu": on_gpus}[name]()
     pod = expected["Deployment"]["spec"]["template"]["spec"]
     pod["containers"][0]["image"] = f"{image['newName']}:{image['newTag']}"
