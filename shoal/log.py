@@ -33,6 +33,9 @@ ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 #: How long a line waits for whoever reads the log, once: the next ones are lost until there is room (ours).
 PATIENCE_MS = 100
 
+#: Characters of a table's cell before it is wrapped (ours): a reason may have several hundred.
+_CELL_WIDTH = 80
+
 _MOST_VERBOSE = logging.DEBUG  # levels 1 to 10 of --log-verbose are logging's 10 to 1
 
 
@@ -43,7 +46,7 @@ class Table(str):
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, heading: str = "") -> Table:
-    """A log message that is a table as Triton prints it, columns as wide as their widest cell:
+    """A log message that is a table as Triton prints it, columns as wide as their widest cell, long ones wrapped:
 
     +--------+---------+--------+
     | Model  | Version | Status |
@@ -51,7 +54,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, heading: s
     | simple | 1       | READY  |
     +--------+---------+--------+
     """
-    cells = [[_cell_lines(str(cell)) for cell in row] for row in (titles, *rows)]
+    cells = [[_wrapped(str(cell)) for cell in row] for row in (titles, *rows)]
     widths = [max(len(line) for row in cells for line in row[column]) for column in range(len(titles))]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     header, *body = ["\n".join(_row_lines(row, widths)) for row in cells]
@@ -69,6 +72,17 @@ def _cell_lines(text: str) -> list[str]:
         "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
         for line in text.splitlines()
     ] or [""]
+
+
+def _wrapped(text: str) -> list[str]:
+    """A cell's lines, long ones broken between words; a path stays whole."""
+    import textwrap  # only the supervisor prints tables
+
+    return [
+        piece
+        for line in _cell_lines(text)
+        for piece in textwrap.wrap(line, _CELL_WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+    ]
 
 
 def _row_lines(row: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterable[str]:

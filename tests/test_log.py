@@ -104,6 +104,15 @@ def test_no_cell_can_draw_a_row() -> None:
     )
 
 
+def test_a_long_cell_of_a_table_is_wrapped() -> None:
+    reason = " ".join(["unable to load the model"] * 20)
+    lines = log.table(("Model", "Status"), [("m", reason), ("other", "READY")]).splitlines()
+    assert max(map(len, lines)) <= 120
+    cells = [line.split("|")[2].strip() for line in lines if line.startswith(("| m ", "|    "))]
+    assert " ".join(cells) == reason
+    assert any(line.startswith("| other | READY ") for line in lines)
+
+
 def test_a_traceback_is_indented() -> None:
     made = record(logging.ERROR, "failed")
     try:

@@ -6,6 +6,7 @@ is used.
 
 import os
 import pkgutil
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -76,7 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"Verbs: {', '.join(_VERBS)}. 'shoal --help' explains them.", file=sys.stderr)
         return 1
     entry: Callable[..., int] = pkgutil.resolve_name(_VERBS[arguments[0]].entry)
-    return entry(arguments[1:], environ=os.environ)
+    if arguments[0] == "serve":
+        return entry(arguments[1:], environ=os.environ)
+    try:
+        code = entry(arguments[1:], environ=os.environ)
+        sys.stdout.flush()
+    except BrokenPipeError:  # its reader has enough, as `head` has: what is left goes nowhere, at exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
 
 
 def tritonserver(argv: Sequence[str] | None = None) -> int:

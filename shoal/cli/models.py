@@ -40,8 +40,10 @@ def show_models(server: RemoteServer, rows: Iterable[Row], *, as_json: bool) -> 
         return json.dumps(known, indent=2)
     if not known:
         return "The server has no models."
-    cells = [[*(str(row.get(key) or "-") for key in ("name", "version", "state")), _share(row), row.get("reason") or ""]
-             for row in known]  # fmt: skip
+    cells = [
+        [*(str(row.get(key) or "-") for key in ("name", "version", "state")), _share(row), _line(row.get("reason"))]
+        for row in known
+    ]
     return table(["NAME", "VERSION", "STATE", "INSTANCES", "REASON"], cells)
 
 
@@ -77,6 +79,11 @@ def _with_instances(server: RemoteServer, rows: list[Row]) -> list[Row]:
 
 def _share(row: Row) -> str:
     return f"{row['instances_up']}/{row['instances']}" if "instances" in row else "-"
+
+
+def _line(reason: str | None) -> str:
+    """A reason of several lines, a traceback's for one, on one line of the table."""
+    return " ".join((reason or "").split())
 
 
 def _count(instances: Sequence[Any]) -> str:

@@ -11,7 +11,7 @@ from tests.cli.instances import DIGITS, PRINTED
 
 INDEX = [
     {"name": "digits", "version": "1", "state": "READY", "reason": ""},
-    {"name": "mlp", "version": "2", "state": "UNAVAILABLE", "reason": "Internal: the file is damaged"},
+    {"name": "mlp", "version": "2", "state": "UNAVAILABLE", "reason": "Internal: the file\nis damaged"},
     {"name": "spare"},
 ]
 

@@ -1,7 +1,9 @@
 """A running server operated from the shell: `shoal models`, `load`, `unload` and `scale`."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +51,23 @@ def test_models_are_listed_loaded_and_unloaded(operated: Server) -> None:
     code, printed, complaint = shoal(operated, "unload", "simple")
     assert (code, complaint) == (0, "")
     assert printed.splitlines()[1].split()[:3] == ["simple", "1", "UNAVAILABLE"]
+
+
+def test_a_reader_that_has_enough_is_no_error(operated: Server) -> None:
+    """`shoal models | head -0`: the pipe has no reader any more."""
+    command = [
+        sys.executable,
+        "-c",
+        "from shoal.cli import main; raise SystemExit(main())",
+        "models",
+        "--url",
+        operated.url,
+    ]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_a_model_that_is_not_there_is_refused(operated: Server) -> None:
