@@ -4,8 +4,9 @@ Values and the two places where an ensemble must look like something else: to th
 scheduler, to its steps' models like a client. What happens to a request is the business of `ensembles`.
 """
 
+import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.batcher.passed_on import Asked, EnsembleResponses, Kept, Passed, StepRequests, StepResponses
@@ -25,6 +26,8 @@ from shoal.shm.counters import Row
 from shoal.shm.layout import NUMBER_BITS, P, record
 from shoal.shm.ring import Record
 from shoal.shm.slab import Slab
+
+_log = logging.getLogger(__name__)
 
 #: Of a REPLY that a step is interested in.
 NUM_WORDS = P.PIECES + 1
@@ -95,6 +98,16 @@ class Iteration:
         """Whether nothing runs, here or beneath, and so nothing more will start."""
         return not (self.stage.running or self.num_beneath)
 
+    @property
+    def is_last(self) -> bool:
+        """Whether this iteration, which is over, is all that was left of the request."""
+        parent = self.parent
+        while parent is not None:
+            if parent.stage.running or parent.num_beneath > 1:
+                return False
+            parent = parent.parent
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -108,6 +121,8 @@ class Way:
     #: How a request begins, and with which steps.
     stage: Stage
     started: tuple[int, ...]
+    #: The same for what comes of each answer of a decoupled step.
+    branches: Mapping[int, tuple[Stage, tuple[int, ...]]]
 
 
 class Progress:
@@ -144,7 +159,7 @@ class Progress:
 
     def branch(self, parent: Iteration, step: int) -> Iteration:
         """A decoupled step has answered: what comes of that."""
-        stage = self.graph.start(self.way.wanted, step)
+        stage, _ = self.way.branches[step]
         made = Iteration(stage, dict(parent.tensors), dict(parent.parameters), parent.slab, parent, step)
         parent.num_beneath += 1
         self.iterations.add(made)
@@ -234,8 +249,8 @@ class Ensemble(Model):
     """A version of an ensemble. Its `models` are those of its steps, by their ids; 0 where there is none now."""
 
     __slots__ = (
-        "answers", "graph", "max_inflight", "models", "name", "num_inflight", "own_signature", "parked", "requests",
-        "responses", "steps", "unqueued", "ways",
+        "answers", "graph", "left_out", "max_inflight", "models", "name", "num_inflight", "own_signature", "parked",
+        "requests", "responses", "steps", "unqueued", "ways",
     )  # fmt: skip
 
     def __init__(
@@ -272,6 +287,8 @@ class Ensemble(Model):
         # Changed as steps begin and end: how many requests there are to each, and those that wait to be.
         self.num_inflight = [0] * len(self.steps)
         self.parked = [deque[tuple[Progress, Iteration]]() for _ in self.steps]
+        #: Outputs that models have left out of an answer.
+        self.left_out: set[str] = set()
         self.link(models, decoupled)
 
     def link(self, models: Sequence[int], decoupled: Collection[int]) -> None:
@@ -288,6 +305,26 @@ class Ensemble(Model):
             wanted = requested or tuple(signature.outputs)
             outputs = tuple([name for name in signature.outputs if name in wanted])
             stage, started, _ = graph.start(wanted).after(None, tuple(signature.inputs))
-            way = Way(wanted, outputs, graph.origin_of(wanted[0]), stage, started)
+            branches = {
+                step: graph.start(wanted, step).after(None, graph.there(signature.inputs, step))[:2]
+                for step in graph.decoupled
+            }
+            way = Way(wanted, outputs, graph.origin_of(wanted[0]), stage, started, branches)
             self.ways.keep(requested, way)
         return way
+
+    def without_left_out(self, outputs: tuple[str, ...], written: Collection[str]) -> tuple[str, ...]:
+        """Those of an answer's outputs that steps have written; the others are missing from it, as in Triton.
+
+        The log warns once of each.
+        """
+        for name in outputs:
+            if name not in written and name not in self.left_out:
+                self.left_out.add(name)
+                step = self.graph.writers[name]
+                _log.warning(
+                    "Composing models did not output tensor %s: step %d of ensemble '%s' has left it out, and so do "
+                    "the ensemble's responses",
+                    name, step, self.name,
+                )  # fmt: skip
+        return tuple([name for name in outputs if name in written])

@@ -263,13 +263,11 @@ class Ensembles:
             progress.computed.append(reply[_START_NS:_MORE])
         if parameters:
             reader.parameters.update(parameters)
+        if is_last:  # first, so that what its last answer leads to can be the last of the whole
+            self._advance(progress, iteration, step, () if is_decoupled else written, now_ns)
         if is_decoupled:
-            there = (*ensemble.own_signature.inputs, *reader.tensors)
-            reader.stage, started, _ = reader.stage.after(None, there)
+            _, started = progress.way.branches[step]
             self._start(progress, reader, started, now_ns)
-            written = ()
-        if is_last:
-            self._advance(progress, iteration, step, written, now_ns)
 
     def _advance(
         self, progress: Progress, iteration: Iteration, step: int, written: tuple[str, ...], now_ns: int
@@ -311,20 +309,23 @@ class Ensembles:
                 f"{_prefix(progress.asked.request.id)}unexpected deadlock, at least one output is not set while no "
                 "more ensemble steps can be made"
             )
-        outputs = progress.way.outputs
-        pieces, header = ensemble.answers.write(
-            outputs, [iteration.tensors[name] for name in outputs], iteration.parameters
-        )
+        outputs, tensors = progress.way.outputs, iteration.tensors
+        try:
+            passed = [tensors[name] for name in outputs]
+        except KeyError:
+            outputs = ensemble.without_left_out(outputs, tensors)
+            passed = [tensors[name] for name in outputs]
+        pieces, header = ensemble.answers.write(outputs, passed, iteration.parameters)
         ref, span = iteration.headers.end_with(pieces, header)
         for piece in pieces:
             self._holders.hold_part(piece, key)
-        if iteration.parent is None:
+        if iteration.is_last:
             progress.answer = (ref, span, len(pieces))
         elif self._requests.respond(key, 0, ref, span, now_ns, len(pieces)) is not None:
             self._close(progress, now_ns)  # its client takes too little of what it is told
 
     def _finish(self, progress: Progress, now_ns: int) -> None:
-        """The last answer; of several, one that says no more than that."""
+        """The last answer; of several, one without tensors where the last with some could not be known as such."""
         compute = progress.compute()
         statistics.count_execution(progress.ensemble.row, progress.queued.rows, compute, now_ns + self._wall_offset_ns)
         ref, span, num_pieces = progress.answer

@@ -199,7 +199,8 @@ def read_pieces(block: memoryview, num_pieces: int) -> list[int]:
     return block[: num_pieces * WORD].cast("Q").tolist()
 
 
-#: What a step has written: by the ensemble's names, form and offset of each tensor; the names; parameters.
+#: What a step has written: by the ensemble's names, form and offset of each tensor; the names, also of those that the
+#: model has left out, which nobody has to wait for any more; parameters.
 Answered = tuple[Sequence[tuple[str, Form, int]], tuple[str, ...], Parameters]
 
 
@@ -218,12 +219,12 @@ class StepResponses:
         if found is None:
             response = unpack_response(header, nbytes)
             outputs = {each.name: each for each in response.outputs}
-            written = []
+            written, names = [], tuple([tensor for _, tensor in self._tensors])
             for name, tensor in self._tensors:
                 if name in outputs:
                     _, wire, shape, offset, size = outputs[name]
                     written.append((tensor, (wire, client_dims(signature, name, shape), size), offset))
-            found = written, tuple([tensor for tensor, _, _ in written]), response.parameters
+            found = written, names, response.parameters
             if len(header) <= MAX_KEPT_HEADER_BYTES:
                 self._kept.keep((model_id, header, nbytes), found)
         return found

@@ -102,6 +102,11 @@ class Graph:
                     readers[source] += 1
         return self.stage(wanted, waiting, readers, missing, frozenset())
 
+    def there(self, inputs: Iterable[str], step: int) -> tuple[str, ...]:
+        """What steps that follow a decoupled one need not wait for once it has answered: all but what they write."""
+        written = [tensor for tensor in self.writers if not self._follows(self.origin_of(tensor), step)]
+        return (*inputs, *written, *[tensor for _, tensor in self.steps[step].outputs])
+
     def stage(
         self,
         wanted: frozenset[str],

@@ -1,0 +1,99 @@
+"""What an ensemble answers where Triton's clients rely on it: outputs left out, last flags, reshapes, caches."""
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as triton
+
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving
+from tests.end_to_end.triton_ensembles import ENSEMBLES, write_all
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = tmp_path_factory.mktemp("ensembles")
+    write_all(repository)
+    flags = "--grpc-port=0", "--shm-client-slab-mib=8", "--shm-worker-slab-mib=8"
+    with serving(repository, *flags, *only(*ENSEMBLES)) as server:
+        yield server
+        server.ledger_once(lambda ledger: not imbalances(ledger))
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Any]:  # its type hints say None where it never is
+    with triton.InferenceServerClient(server.url) as client:
+        yield client
+
+
+def infer(client: Any, model: str, *numbers: float) -> dict[str, list[Any]]:
+    """Every output of the answer, by name."""
+    given = triton.InferInput("X", [1, len(numbers)], "FP32").set_data_from_numpy(np.array([numbers], np.float32))
+    result = client.infer(model, [given])
+    return {each["name"]: result.as_numpy(each["name"]).tolist() for each in result.get_response()["outputs"]}
+
+
+# --- an output that a step leaves out ---
+
+
+def test_the_other_outputs_are_answered_and_the_log_warns(server: Server, client: Any) -> None:
+    assert infer(client, "partly", 1, 2) == {"Y": [[2, 3]]}
+    assert server.read_log(b"Composing models did not output tensor Z")
+
+
+def test_a_step_runs_without_an_optional_input_that_was_left_out(client: Any) -> None:
+    assert infer(client, "going_on", 1, 2) == {"Y": [[1002, 1003]]}
+
+
+def test_a_step_that_needs_what_was_left_out_says_so(client: Any) -> None:
+    sentence = r"in ensemble 'lacking', .*expected 2 inputs but got 1 inputs for model 'add'.*missing .*\['B'\]"
+    with pytest.raises(triton.InferenceServerException, match=sentence):
+        infer(client, "lacking", 1)
+
+
+# --- streams ---
+
+
+def stream(server: Server, model: str, first: float, *, empty_final: bool = False) -> list[tuple[dict[str, Any], bool]]:
+    """The responses to a request, each with its last flag, up to the one whose flag is set."""
+    told: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    found = []
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        client.start_stream(lambda result, error: told.put((result, error)))
+        given = grpc.InferInput("X", [1, 1], "FP32").set_data_from_numpy(np.array([[first]], np.float32))
+        client.async_stream_infer(model, [given], enable_empty_final_response=empty_final)
+        is_last = False
+        while not is_last:
+            result, error = told.get(timeout=DEADLINE_S)
+            assert error is None, error
+            response = result.get_response()
+            is_last = response.parameters["triton_final_response"].bool_param
+            found.append(({each.name: result.as_numpy(each.name).item() for each in response.outputs}, is_last))
+    return found
+
+
+@pytest.mark.parametrize("empty_final", [False, True])
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("count", [{"Y": 3, "Z": 3}, {"Y": 4}, {"Y": 5, "Z": 3}]),
+        ("counting", [{"Y": 3, "Z": 3}, {"Y": 4}, {"Y": 5, "Z": 3}]),
+        ("counting_on", [{"Y": 6}, {"Y": 1004}, {"Y": 8}]),
+        ("nested", [{"Y": 12}, {"Y": 2008}, {"Y": 16}]),
+    ],
+)
+def test_the_last_response_with_data_ends_a_stream(
+    server: Server, model: str, expected: list[dict[str, float]], empty_final: bool
+) -> None:
+    """A client that has not asked for an empty last response waits for a flag on one that is not."""
+    found = stream(server, model, 3, empty_final=empty_final)
+    assert sorted([each for each, _ in found], key=str) == sorted(expected, key=str)
+    assert [is_last for _, is_last in found] == [False, False, True]
+
+
+def test_a_stream_without_responses_ends_for_who_asked_to_hear_of_it(server: Server) -> None:
+    for model in ("count", "counting", "counting_on", "nested"):
+        assert stream(server, model, 0, empty_final=True) == [({}, True)]
