@@ -15,7 +15,7 @@ from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.ensemble import Graph, Stage
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.statistics import Compute
+from shoal.batcher.statistics import OTHER, Compute
 from shoal.batcher.step_headers import StepHeaders
 from shoal.batcher.step_results import Result
 from shoal.model_config import ensemble as configured
@@ -149,7 +149,7 @@ class Progress:
         self.models = ensemble.models
         self.graph = ensemble.graph
         self.way = way = ensemble.way(asked.request.requested_outputs)
-        self.root = Iteration(way.stage, tensors, {}, slab)
+        self.root = Iteration(way.stage, tensors, asked.parameters, slab)
         # Changed as steps begin and end: what has not ended; the times of each step that has; block, header and number
         # of pieces of the last response, 0 where that only ends others.
         self.iterations = {self.root}
@@ -160,7 +160,7 @@ class Progress:
     def branch(self, parent: Iteration, step: int) -> Iteration:
         """A decoupled step has answered: what comes of that."""
         stage, _ = self.way.branches[step]
-        made = Iteration(stage, dict(parent.tensors), dict(parent.parameters), parent.slab, parent, step)
+        made = Iteration(stage, dict(parent.tensors), parent.parameters, parent.slab, parent, step)
         parent.num_beneath += 1
         self.iterations.add(made)
         return made
@@ -252,6 +252,8 @@ class Ensemble(Model):
         "answers", "graph", "left_out", "max_inflight", "models", "name", "num_inflight", "own_signature", "parked",
         "requests", "responses", "steps", "unqueued", "ways",
     )  # fmt: skip
+    #: As in Triton, whatever the step's failure counts as.
+    FAILURE = OTHER
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from shoal.batcher.passed_on import EnsembleRequests
 from shoal.batcher.peers import Model
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import SequenceError
-from shoal.batcher.statistics import REJECTED
+from shoal.batcher.statistics import OTHER
 from shoal.batcher.step_headers import allocate
 from shoal.batcher.step_results import StepResults, refusal
 from shoal.errors import InternalError, ShoalError, UnavailableError
@@ -262,7 +262,7 @@ class Ensembles:
         if is_last and reply[_START_NS]:
             progress.computed.append(reply[_START_NS:_MORE])
         if parameters:
-            reader.parameters.update(parameters)
+            reader.parameters = {**reader.parameters, **parameters}
         if is_last:  # first, so that what its last answer leads to can be the last of the whole
             self._advance(progress, iteration, step, () if is_decoupled else written, now_ns)
         if is_decoupled:
@@ -304,11 +304,6 @@ class Ensembles:
     def _answer(self, progress: Progress, iteration: Iteration, now_ns: int) -> None:
         """Tell the client of the outputs: all there are, or one answer of several. Raises ShoalError."""
         ensemble, key = progress.ensemble, progress.key
-        if iteration.stage.missing:
-            raise InternalError(
-                f"{_prefix(progress.asked.request.id)}unexpected deadlock, at least one output is not set while no "
-                "more ensemble steps can be made"
-            )
         outputs, tensors = progress.way.outputs, iteration.tensors
         try:
             passed = [tensors[name] for name in outputs]
@@ -343,7 +338,7 @@ class Ensembles:
         try:
             block = allocate(self._own, len(sentence))
         except UnavailableError:
-            self._requests.fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
+            self._requests.fail(key, Reason.QUEUE_FULL, now_ns, OTHER)
             return
         block.memory[: len(sentence)] = sentence
         self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns)
@@ -383,7 +378,3 @@ class Ensembles:
     def _nbytes(self, ref: int) -> int:
         block = self._blocks.open(ref)
         return 0 if block is None else len(block)
-
-
-def _prefix(request_id: str) -> str:
-    return f"[request id: {request_id or '<id_unknown>'}] "

@@ -90,7 +90,7 @@ class OpenRequests(dict[int, OpenRequest]):
         else:
             self._say(model, key, client, reply)
         if status:
-            statistics.count_failure(model.row, statistics.reason_of_status(status), start_ns, now_ns)
+            statistics.count_failure(model.row, statistics.reason_of_status(status, model.FAILURE), start_ns, now_ns)
         else:
             statistics.count_success(model.row, queued.rows, compute, start_ns, queue_ns, now_ns)
         if model.sharing is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple, TypeVar, cast
 
+from shoal import sequences
 from shoal.batcher.templates import (
     Form,
     Template,
@@ -34,6 +35,8 @@ Passed = tuple[Form, int, int, int]
 #: Larger ones are read each time (ours).
 MAX_KEPT_HEADER_BYTES = 4096
 
+#: Parameters of a response that belong together.
+_SEQUENCE = {"sequence_id", "sequence_start", "sequence_end"}
 _Value = TypeVar("_Value")
 
 
@@ -61,6 +64,8 @@ class Asked(NamedTuple):
     tail: bytes
     #: All of its correlation id that steps' checks look at.
     sequence: tuple[type, bool]
+    #: What every response begins with, as in Triton: which part of which sequence it answers.
+    parameters: Parameters
 
 
 class EnsembleRequests:
@@ -99,7 +104,19 @@ def _read_request(
     ]
     sequence, correlation_id = request.sequence, request.sequence[0]
     head, tail = request_around(request.id, request.parameters, None if sequence == NO_SEQUENCE else sequence)
-    return Asked(request, head, tail, (type(correlation_id), bool(correlation_id))), inputs
+    parameters = _sequence_parameters(*sequence)
+    return Asked(request, head, tail, (type(correlation_id), bool(correlation_id)), parameters), inputs
+
+
+def _sequence_parameters(correlation_id: int | str, flags: int) -> Parameters:
+    """A sequence and its flags as a response's parameters. A number that is too large is negative, as in Triton."""
+    if isinstance(correlation_id, int) and correlation_id >= 1 << 63:
+        correlation_id -= 1 << 64
+    return {
+        "sequence_id": correlation_id,
+        "sequence_start": bool(flags & sequences.START),
+        "sequence_end": bool(flags & sequences.END),
+    }
 
 
 # --- what steps are asked ---
@@ -122,7 +139,7 @@ class StepRequests:
         self, model_id: int, signature: Signature, asked: Asked, tensors: Mapping[str, Passed]
     ) -> tuple[int, int, bytes]:
         """Rows, shape key and header; of `tensors` optional ones may be missing. Raises InvalidArgumentError."""
-        request, head, tail, sequence = asked
+        request, head, tail, sequence, _ = asked
         looked_at: list[object] = [model_id, sequence]
         numbers: list[int] = []
         for _, tensor in self._inputs:
@@ -224,7 +241,10 @@ class StepResponses:
                 if name in outputs:
                     _, wire, shape, offset, size = outputs[name]
                     written.append((tensor, (wire, client_dims(signature, name, shape), size), offset))
-            found = written, names, response.parameters
+            parameters = response.parameters
+            if parameters.keys() & _SEQUENCE:  # what it says of a sequence takes the place of all that the request did
+                parameters = {"sequence_start": False, "sequence_end": False, **parameters}
+            found = written, names, parameters
             if len(header) <= MAX_KEPT_HEADER_BYTES:
                 self._kept.keep((model_id, header, nbytes), found)
         return found

@@ -14,7 +14,7 @@ from shoal.batcher.scheduling.deadlines import DeadlineScheduler
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.scheduling.sequence_values import HeldSlot
 from shoal.batcher.slot_table import SlotTable
-from shoal.batcher.statistics import Compute, time_points
+from shoal.batcher.statistics import BACKEND, Compute, time_points
 from shoal.model_config.signature import Signature
 from shoal.sequences import FLAGS, SLOT_SHIFT
 from shoal.shm import layout
@@ -148,6 +148,8 @@ class Model:
         "groups", "id", "is_failed", "is_fixed", "max_rows", "may_run_again", "order", "row", "scheduler", "sequences",
         "sharing", "signature", "version",
     )  # fmt: skip
+    #: What its requests that are answered with errors count as, unless they were cancelled.
+    FAILURE = BACKEND
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ _MISS_COUNT, _MISS_NS = CELL["cache_miss_count"], CELL["cache_miss_ns"]
 _LAST_INFERENCE_MS = CELL["last_inference_ms"]
 #: Why a request failed: the cell that counts it beside `fail_count`.
 REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
+OTHER = CELL["failed_other"]
 #: How the queue stands; not counted, but looked up whenever a row is published.
 PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
 
@@ -94,7 +95,7 @@ def count_cache_lookup(row: Row, lookup_ns: int) -> None:
 
 
 def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:
-    """A request failed; `reason` is REJECTED, CANCELED or BACKEND."""
+    """A request failed; `reason` is REJECTED, CANCELED, BACKEND or OTHER."""
     cells = row.cells
     request_ns = max(0, now_ns - start_ns)
     cells[_FAIL_COUNT] += 1
@@ -104,9 +105,9 @@ def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:
         row.count_first_response(request_ns)
 
 
-def reason_of_status(status: int) -> int:
-    """The reason to count where a worker answered with an error."""
-    return CANCELED if status == CancelledError.wire else BACKEND
+def reason_of_status(status: int, otherwise: int = BACKEND) -> int:
+    """The reason to count where a request was answered with an error."""
+    return CANCELED if status == CancelledError.wire else otherwise
 
 
 def count_execution(row: Row, rows: int, compute: Compute, wall_ns: int) -> None:

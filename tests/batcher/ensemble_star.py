@@ -36,6 +36,8 @@ def ensemble(*steps: dict[str, Any], outputs: str = "y") -> dict[str, Any]:
     return config("fan", "x", outputs, ensemble_scheduling={"step": list(steps)})
 
 
+#: What a response says of a sequence where its request is of none.
+NO_SEQUENCE = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
 CHAIN = ensemble(step("Xx", "Ya"), step("Xa", "Yy"))
 FANNED = ensemble(step("Xx", "Ya"), step("Xx", "Yb"), step("Aa Bb", "Yy"), outputs="ay")
 

@@ -14,6 +14,7 @@ from tests.batcher.ensemble_star import (
     FANNED,
     FIRST,
     FP32,
+    NO_SEQUENCE,
     Sky,
     config,
     ensemble,
@@ -34,7 +35,7 @@ def test_a_step_reads_what_lies_in_the_clients_block_and_then_in_a_workers() -> 
     assert sky.header(item)[1] == (("X", FP32, (1, 3), 128, 12, result),)  # where it lies: nothing was copied
     last = sky.answer(sky.double, item)
     _, (pieces, outputs, parameters) = sky.reply()
-    assert (pieces, outputs, parameters) == ([last], (("y", FP32, (1, 3), 128, 12),), {"q": FIRST})
+    assert (pieces, outputs, parameters) == ([last], (("y", FP32, (1, 3), 128, 12),), {**NO_SEQUENCE, "q": FIRST})
     assert sky.double.heard()[0][3] == result  # FREE: nobody reads it any more
     sky.release(1, last)
     assert sky.double.heard()[0][3] == last
@@ -110,14 +111,25 @@ def test_a_shape_that_a_step_does_not_take_is_the_clients_fault() -> None:
     assert sky.is_at_rest
 
 
-def test_an_output_that_never_comes() -> None:
+def test_an_output_that_is_left_out_is_missing_for_the_next_step() -> None:
     sky = Sky(CHAIN, (DOUBLE, DOUBLE))
     sky.ask()
     sky.answer(sky.double, sky.item(sky.double), outputs="")
     assert sky.reply()[1] == (
-        "in ensemble 'fan', [request id: id] unexpected deadlock, at least one output is not set while no more "
-        "ensemble steps can be made"
+        "in ensemble 'fan', [request id: id] expected 1 inputs but got 0 inputs for model 'double'. Got input(s) [], "
+        "but missing required input(s) ['X']. Please provide all required input(s)."
     )
+    sky.release()
+    assert sky.is_at_rest
+
+
+def test_an_answer_may_have_no_outputs() -> None:
+    sky = Sky(CHAIN, (DOUBLE, DOUBLE))
+    sky.ask()
+    sky.answer(sky.double, sky.item(sky.double))
+    sky.answer(sky.double, sky.item(sky.double), outputs="")
+    (reply,) = sky.client.heard()
+    assert (reply[P.STATUS], reply[P.PIECES]) == (0, 0)
     sky.release()
     assert sky.is_at_rest
 

@@ -1,5 +1,6 @@
 """What of one request is kept for the next: headers are known by their bytes, tensors by their forms, never places."""
 
+from shoal.batcher.passed_on import EnsembleRequests
 from shoal.shm import layout
 from shoal.shm.layout import REQUEST, B, P
 from shoal.shm.slab import Slab
@@ -9,6 +10,7 @@ from tests.batcher.ensemble_star import (
     FAN,
     FIRST,
     FP32,
+    NO_SEQUENCE,
     Sky,
     config,
     ensemble,
@@ -30,7 +32,7 @@ def test_an_equal_header_in_another_block_means_another_tensor() -> None:
         assert sky.header(item)[1] == (("X", FP32, (1, 3), 128, 12, result),)
         last = sky.answer(sky.double, item)
         _, (pieces, outputs, parameters) = sky.reply()
-        assert (pieces, outputs, parameters) == ([last], (("y", FP32, (1, 3), 128, 12),), {"q": FIRST})
+        assert (pieces, outputs, parameters) == ([last], (("y", FP32, (1, 3), 128, 12),), {**NO_SEQUENCE, "q": FIRST})
         sky.release(number, last)
     assert sky.is_at_rest
 
@@ -118,3 +120,10 @@ def test_what_a_model_does_not_take_is_refused_however_often_it_took_others() ->
         assert sentence.startswith("in ensemble 'fan', " + ("no" if size == 3 else "[request id: id] unexpected shape"))
         sky.release(number)
     assert sky.is_at_rest
+
+
+def test_an_id_beyond_what_a_parameter_holds_is_negative() -> None:
+    """As in Triton, whose parameters are signed."""
+    header = packed(("", (), (), {}, ((1 << 64) - 1, 2)))
+    asked, _ = EnsembleRequests().read(header, 1, 4096, lambda _: 0)
+    assert asked.parameters == {"sequence_id": -1, "sequence_start": False, "sequence_end": True}

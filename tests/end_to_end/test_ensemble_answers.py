@@ -9,7 +9,7 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as triton
 
-from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, samples, serving
 from tests.end_to_end.triton_ensembles import ENSEMBLES, write_all
 
 
@@ -97,3 +97,60 @@ def test_the_last_response_with_data_ends_a_stream(
 def test_a_stream_without_responses_ends_for_who_asked_to_hear_of_it(server: Server) -> None:
     for model in ("count", "counting", "counting_on", "nested"):
         assert stream(server, model, 0, empty_final=True) == [({}, True)]
+
+
+# --- sequences ---
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "told"),
+    [
+        ("whole", {}, (0, False, False)),
+        ("whole", {"sequence_id": 7, "sequence_start": True}, (7, True, False)),
+        ("whole_again", {"sequence_id": 8, "sequence_end": True}, (8, False, True)),
+        ("whole", {"sequence_id": "s", "sequence_start": True, "sequence_end": True}, ("s", True, True)),
+        ("ended", {"sequence_id": 9, "sequence_start": True}, (9, False, True)),
+    ],
+)
+def test_an_answer_says_which_part_of_a_sequence_it_is(
+    server: Server, client: Any, model: str, asked: dict[str, Any], told: tuple[int | str, bool, bool]
+) -> None:
+    array = np.ones((1, 1), np.float32)
+    names = "sequence_id", "sequence_start", "sequence_end"
+    given = triton.InferInput("X", [1, 1], "FP32").set_data_from_numpy(array)
+    parameters = client.infer(model, [given], **asked).get_response()["parameters"]
+    assert tuple(parameters[name] for name in names) == told
+    assert parameters.get("mood") == ("gay" if model == "ended" else None)
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as over_grpc:
+        given = grpc.InferInput("X", [1, 1], "FP32").set_data_from_numpy(array)
+        response = over_grpc.infer(model, [given], **asked).get_response()
+    found = [response.parameters[name] for name in names]
+    assert tuple(getattr(each, each.WhichOneof("parameter_choice")) for each in found) == told
+
+
+# --- failures ---
+
+
+def failures(server: Server, model: str) -> dict[str, float]:
+    """How many requests have failed, by reason, where any have."""
+    figures = samples(server.metrics_port)
+    name = f'nv_inference_request_failure{{model="{model}",reason="%s",version="1"}}'
+    counts = {reason: figures[name % reason] for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER")}
+    return {reason: count for reason, count in counts.items() if count}
+
+
+def test_what_a_step_refuses_is_another_failure_of_the_whole(server: Server, client: Any) -> None:
+    """One request is executed, one waits, one is refused."""
+    told: queue.Queue[Any] = queue.Queue()
+    array = np.ones((1, 1), np.float32)
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as over_grpc:
+        given = grpc.InferInput("X", [1, 1], "FP32").set_data_from_numpy(array)
+        asked = [over_grpc.async_infer("crowded", [given], lambda result, error: told.put(error)) for _ in range(12)]
+        error = told.get(timeout=DEADLINE_S)
+        assert "in ensemble 'crowded', " in str(error)
+        assert "Exceeds maximum queue size" in str(error)
+        found = failures(server, "crowded")
+        assert set(found) == {"OTHER"}
+        assert set(failures(server, "held")) == {"REJECTED"}
+        for each in asked:
+            each.cancel()

@@ -6,6 +6,8 @@ from textwrap import dedent
 from tests.end_to_end.ensemble_models import step, tensor, write_ensemble, write_model
 
 HEAD = """
+import time
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -60,6 +62,25 @@ def write_all(repository: Path) -> None:
     write_ensemble(repository, "partly", step("partial", {"X": "X"}, {"Y": "Y", "Z": "Z"}), outputs=("Y", "Z"))
     write_ensemble(repository, "going_on", partial, step("either", {"a": "y", "b": "z"}, {"Y": "Y"}))
     write_ensemble(repository, "lacking", partial, step("add", {"A": "y", "B": "z"}, {"Y": "Y"}))
+    more = 'parameters={"sequence_end": True, "mood": "gay"}'
+    said = "[pb_utils.InferenceResponse([pb_utils.Tensor('Y', given(request))], {}) for request in requests]"
+    write(repository, "says_end", f"return {said.format(more)}")
+    write_ensemble(repository, "whole", step("double", {"X": "X"}, {"Y": "Y"}))
+    write_ensemble(repository, "whole_again", step("whole", {"X": "X"}, {"Y": "Y"}))
+    write_ensemble(
+        repository, "ended", step("double", {"X": "X"}, {"Y": "d"}), step("says_end", {"X": "d"}, {"Y": "Y"})
+    )
+    write(
+        repository,
+        "held",
+        """
+        while not all(request.is_cancelled() for request in requests):
+            time.sleep(0.01)  # Triton's API can be asked, not waited on
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("let go")) for _ in requests]
+        """,
+        more="dynamic_batching { default_queue_policy { max_queue_size: 1 } }",
+    )
+    write_ensemble(repository, "crowded", step("double", {"X": "X"}, {"Y": "d"}), step("held", {"X": "d"}, {"Y": "Y"}))
     # Answers as often as its first number says, its last answer with the last flag; odd ones lack Z.
     write(
         repository,
@@ -86,4 +107,15 @@ def write_all(repository: Path) -> None:
 
 
 #: Ensembles to load; their models come with them.
-ENSEMBLES = "partly", "going_on", "lacking", "counting", "counting_on", "nested"
+ENSEMBLES = (
+    "partly",
+    "going_on",
+    "lacking",
+    "counting",
+    "counting_on",
+    "nested",
+    "whole",
+    "whole_again",
+    "ended",
+    "crowded",
+)
