@@ -5,6 +5,7 @@
     ├── InternalError          INTERNAL         500   13 INTERNAL            also JSON that cannot be parsed
     ├── NotFoundError          NOT_FOUND        404   5 NOT_FOUND
     ├── InvalidArgumentError   INVALID_ARG      400   3 INVALID_ARGUMENT
+    │   └── NoModelError                                                     of the repository alone
     ├── UnavailableError       UNAVAILABLE      503   14 UNAVAILABLE
     │   ├── ConnectionLostError                                              of clients, as is the next
     │   └── TimedOutError
@@ -57,6 +58,12 @@ class InvalidArgumentError(ShoalError):
     """The request or the model configuration is wrong."""
 
     code, wire, http_status, grpc_status, words = "INVALID_ARG", 4, 400, 3, "Invalid argument"
+
+
+class NoModelError(InvalidArgumentError):
+    """What a repository has under a name cannot be a model; the index says why in these words alone, as in Triton."""
+
+    words = ""
 
 
 class UnavailableError(ShoalError):
@@ -113,4 +120,4 @@ def from_wire(wire: int, sentence: str) -> ShoalError:
 
 def index_reason(error: ShoalError) -> str:
     """The reason as the repository index prints it: `Invalid argument: …`."""
-    return f"{error.words}: {error}"
+    return f"{error.words}: {error}" if error.words else str(error)

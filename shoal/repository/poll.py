@@ -148,11 +148,9 @@ class Repositories:
     ) -> FoundModel:
         """What is found in a model's directory; what is wrong with it becomes its error.
 
-        A `mapped` model is called `name` whatever its configuration says. Raises InvalidArgumentError for an `override`
-        that is no configuration of this model.
+        A `mapped` model is called `name` whatever its configuration says.
         """
         name, namespace = identifier
-        written = None if override is None else parse_override(override, name)
         how: dict[str, Any] = {"strict": self.strict, "backend_directory": self.backend_directory}
         versions: dict[int, FoundVersion] = {}
         config: Config = {}
@@ -160,10 +158,10 @@ class Repositories:
         error: ShoalError | None = None
         times, changed_ns = _times(directory)
         try:
-            if written is None:
+            if override is None:
                 config = read_config(directory, name=name, mapped=mapped, config_name=self.config_name, **how)
             else:
-                config = prepare_config(written, directory, **how)
+                config = prepare_config(parse_override(override, name), directory, **how)
             available = version_directories(directory)
             for number in wanted_versions(available, config["version_policy"], name):
                 versions[number] = FoundVersion(available[number], times.get(available[number].name, 0))

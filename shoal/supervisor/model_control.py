@@ -16,6 +16,7 @@ from shoal.errors import (
     AlreadyExistsError,
     InternalError,
     InvalidArgumentError,
+    NoModelError,
     NotFoundError,
     ShoalError,
     UnavailableError,
@@ -80,8 +81,9 @@ class ModelControl:
             unloadable = {identifier.name: identifier for identifier in poll.problems}
             for name in set(wanted or ()) - {identifier.name for identifier in poll.models}:
                 identifier = unloadable.get(name, ModelIdentifier(name))
-                reason = poll.problems.get(identifier, "failed to poll from model repository")
-                self._models.add_problem(identifier, InternalError(f"failed to load '{name}', {reason}"))
+                reason = poll.problems.get(identifier)
+                error = InternalError(f"failed to load '{name}', failed to poll from model repository")
+                self._models.add_problem(identifier, error if reason is None else NoModelError(reason))
             if wanted is None and not poll.identifiers:
                 _log_no_models(self._options.model_repository)
             problems = poll.problems if wanted is None else {}
@@ -127,7 +129,7 @@ class ModelControl:
             if model is None or not (model.is_loading or self._models.is_known_to_fail(found)):
                 self._models.load(found, _logged)
         for identifier, reason in poll.problems.items():
-            self._models.add_problem(identifier, InvalidArgumentError(reason))
+            self._models.add_problem(identifier, NoModelError(reason))
         for identifier, model in self._models.models.items():
             if identifier not in poll.identifiers and not model.is_loading and not model.is_unloaded:
                 _log.info("model '%s' is gone from the repository", identifier)
@@ -141,7 +143,8 @@ class ModelControl:
         def polled(poll: Poll) -> None:
             versions = self._models.versions
             unknown = set(poll.identifiers) - {version.identifier for version in versions}
-            rows = [_row(version) for version in versions] + [{"name": identifier.name} for identifier in unknown]
+            rows = [_row(version) for version in versions]
+            rows += [_row_of_unknown(identifier.name, poll.problems.get(identifier)) for identifier in unknown]
             question.answer(sorted(rows, key=lambda row: str(row["name"])))
 
         self._repository.poll((), polled, question.refuse)
@@ -184,7 +187,7 @@ class ModelControl:
             missing.update(model.identifier for model in models)
             for model in models:
                 if model.error is not None and config is not None:
-                    ended(model, model.error)  # the request's fault, of which the model itself knows nothing
+                    ended(model, _in_words(model, model.error))  # the request's fault, of which the model itself knows nothing
                 else:
                     begin(self._models.meant(model))
 
@@ -302,6 +305,11 @@ def _log_no_models(repositories: Sequence[object]) -> None:
         "no models in %s: each is a directory in the repository, with a version in it, as in MODEL/1/model.onnx. Is it "
         "the right directory?", names,
     )  # fmt: skip
+
+
+def _row_of_unknown(name: str, problem: str | None) -> dict[str, Any]:
+    """A model that was never loaded, and why it cannot be, where that is known."""
+    return {"name": name} if problem is None else {"name": name, "state": "UNAVAILABLE", "reason": problem}
 
 
 def _logged(_error: ShoalError | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shoal import errors
 from shoal.control import Message
-from shoal.errors import InternalError, InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
+from shoal.errors import InternalError, NoModelError, NotFoundError, ShoalError, UnavailableError
 from shoal.model_config.ensemble import is_ensemble, steps
 from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier, meant_by
@@ -58,7 +58,7 @@ class Models:
     def load_all(self, poll: Poll, then: Callable[[], None]) -> None:
         """Load every model that was found; `then` when each has loaded or failed."""
         for identifier, reason in poll.problems.items():
-            self.add_problem(identifier, InvalidArgumentError(reason))
+            self.add_problem(identifier, NoModelError(reason))
         num_missing = len(poll.models)
 
         def settled(_error: ShoalError | None) -> None:

@@ -14,6 +14,7 @@ from tests.end_to_end.http_cases.case import Case, compact
 from tests.end_to_end.http_cases.model_control import BROKEN, DONE, config, load, row, unload
 from tests.end_to_end.http_cases.models import write_models
 from tests.end_to_end.server import Server, serving
+from tests.end_to_end.test_model_lifecycle import write_model
 from tests.end_to_end.test_one_truth import Way, took_the_road
 
 INSTANCES = "/v2/repository/models/fixed/instances"
@@ -80,7 +81,8 @@ def test_the_index_has_what_was_never_loaded_and_why_something_is_not(lane: Way)
 )
 def test_a_configuration_that_cannot_be_read(lane: Way, text: str) -> None:
     status, body = ask(lane, load("", "fixed", config=text))
-    assert (status, body.startswith(b'{"error":"Invalid config override: ')) == (400, True)
+    sentence = b"failed to load 'fixed', failed to poll from model repository: Invalid config override: "
+    assert (status, body.startswith(b'{"error":"' + sentence)) == (500, True)
     assert told(lane, "GET", "/v2/models/fixed")[0] == 200
 
 
@@ -132,6 +134,22 @@ def test_scaling_has_bounds(lane: Way, count: int) -> None:
 def test_a_model_that_is_not_there_has_no_instances(lane: Way) -> None:
     for method, path in (("GET", "/v2/repository/models/nobody/instances"), ("PUT", "/models/nobody")):
         assert told(lane, method, path)[0] == 404
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--model-control-mode=explicit",), ("--model-control-mode=explicit", "--load-model=twin")]
+)
+def test_a_model_in_two_repositories_is_none(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """The index says so in Triton's words, which scripts compare, whether somebody wanted the model or not."""
+    repositories = [tmp_path / "one", tmp_path / "two"]
+    for repository in repositories:
+        write_model(repository, "twin", 1)
+    with (
+        serving(repositories, "--exit-on-error=false", *flags) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        reason = "model appears in two or more repositories"
+        assert client.get_model_repository_index() == [{"name": "twin", "state": "UNAVAILABLE", "reason": reason}]
 
 
 def test_triton_s_own_client_manages_models(server: Server) -> None:

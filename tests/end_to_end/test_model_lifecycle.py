@@ -206,7 +206,7 @@ def test_a_configuration_may_come_with_the_request(client: triton.InferenceServe
     assert client.get_model_config(a)["max_batch_size"] == 3
     client.load_model(a)  # nothing has changed in the directory: the configuration stays
     assert client.get_model_config(a)["max_batch_size"] == 3
-    with pytest.raises(InferenceServerException, match=r"^\[400\] Invalid config override: "):
+    with pytest.raises(InferenceServerException, match=r"^\[500\] failed to load '.*Invalid config override: "):
         client.load_model(a, config='{"max_batch": 3}')
     with pytest.raises(InferenceServerException, match="version 1 is at UNAVAILABLE state"):
         client.load_model(a, config=json.dumps({**config, "max_batch_size": 3, "output": config["output"] * 2}))
@@ -252,7 +252,7 @@ def test_a_configuration_of_a_request_may_have_trailing_commas(client: triton.In
     client.load_model(a, config=text)
     config = client.get_model_config(a)
     assert (config["max_batch_size"], config["parameters"]["text"]["string_value"]) == (3, ',] ,}",')
-    with pytest.raises(InferenceServerException, match=r"^\[400\] Invalid config override: "):
+    with pytest.raises(InferenceServerException, match=r"^\[500\] failed to load '.*Invalid config override: "):
         client.load_model(a, config='{"backend": "identity",, "max_batch_size": 3}')
 
 
