@@ -65,15 +65,24 @@ def complete_python(config: Config, completed: Config) -> Config:
     for role, form in (("input", messages.model_input), ("output", messages.model_output)):
         configured = {tensor["name"]: tensor for tensor in config[role]}
         result[role] = [
-            configured.get(tensor["name"]) or {**form(tensor["name"], tensor["data_type"], tensor["dims"]), **tensor}
+            _filled(configured[tensor["name"]], tensor)
+            if tensor["name"] in configured
+            else {**form(tensor["name"], tensor["data_type"], tensor["dims"]), **tensor}
             for tensor in _checked_tensors(name, role, completed.get(role))
         ]
     if "dynamic_batching" in completed and not any(scheduler in config for scheduler in _SCHEDULERS):
         result["dynamic_batching"] = messages.dynamic_batching()
     policy = completed.get("model_transaction_policy")
-    if isinstance(policy, dict) and policy.get("decoupled") is True:
-        result["model_transaction_policy"] = {"decoupled": True}
+    if isinstance(policy, dict) and "model_transaction_policy" not in config:
+        result["model_transaction_policy"] = {"decoupled": policy.get("decoupled") is True}
     return result
+
+
+def _filled(configured: Config, tensor: Config) -> Config:
+    """A tensor of the configuration, with the datatype and the dims of `tensor` where it leaves them open."""
+    is_open = configured["data_type"] == "TYPE_INVALID"
+    data_type = tensor["data_type"] if is_open else configured["data_type"]
+    return {**configured, "data_type": data_type, "dims": configured["dims"] or tensor["dims"]}
 
 
 def _checked_tensors(name: str, role: str, tensors: Any) -> list[Config]:

@@ -45,8 +45,6 @@ def faults(config: Config) -> Iterator[str]:
         yield f"optimization should not be specified for ensemble '{name}'"
     if config["model_warmup"]:
         yield f"model_warmup can not be specified for ensemble '{name}'"
-    if config.get("model_transaction_policy", {}).get("decoupled"):
-        yield f"model_transaction_policy can not be decoupled for ensemble '{name}': it follows from its models"
     for tensor in (*config["input"], *config["output"]):
         if "reshape" in tensor:
             yield f"reshape should not be specified for ensemble '{name}', its models may have one"

@@ -188,7 +188,7 @@ class ServedEnsemble(Served):
         self.version.labels = {**labels, **self._own_labels}
         # Triton's rule: an ensemble is decoupled where a step is.
         policy = {"decoupled": bool(decoupled_steps([served.version.config for served in composing]))}
-        if policy != config.get("model_transaction_policy", {"decoupled": False}):
+        if policy != config.get("model_transaction_policy"):
             self.version.config = {**config, "model_transaction_policy": policy}
         self._count()
 

@@ -1,5 +1,6 @@
 """What an ensemble answers where Triton's clients rely on it: outputs left out, last flags, reshapes, caches."""
 
+import json
 import queue
 from collections.abc import Iterator
 from typing import Any
@@ -154,3 +155,26 @@ def test_what_a_step_refuses_is_another_failure_of_the_whole(server: Server, cli
         assert set(failures(server, "held")) == {"REJECTED"}
         for each in asked:
             each.cancel()
+
+
+# --- configurations ---
+
+
+@pytest.mark.parametrize(("model", "is_decoupled"), [("whole", False), ("counting", True), ("nested", True)])
+def test_a_configuration_says_whether_the_ensemble_is_decoupled(
+    server: Server, client: Any, model: str, is_decoupled: bool
+) -> None:
+    """Whatever was written: it follows from the models, and what was asked for can be loaded."""
+    for _ in range(2):
+        config = client.get_model_config(model)
+        assert config["model_transaction_policy"] == {"decoupled": is_decoupled}
+        with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as over_grpc:
+            found = over_grpc.get_model_config(model).config
+        assert found.HasField("model_transaction_policy")
+        assert found.model_transaction_policy.decoupled is is_decoupled
+        client.load_model(model, config=json.dumps(config))
+
+
+def test_a_model_that_is_not_decoupled_says_so_where_its_file_does(client: Any) -> None:
+    assert client.get_model_config("partial")["model_transaction_policy"] == {"decoupled": False}
+    assert "model_transaction_policy" not in client.get_model_config("double")

@@ -20,6 +20,8 @@ X_TO_Y = (
     'input { name: "X" data_type: TYPE_FP32 dims: -1 } output { name: "Y" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "Z" data_type: TYPE_STRING dims: -1 }'
 )
+#: What `auto_complete_config` has to fill: dims and datatypes.
+OPEN_X_TO_Y = 'input { name: "X" optional: true } output { name: "Y" }'
 ADD_SUB = """
 class TritonPythonModel:
     @staticmethod
@@ -158,6 +160,20 @@ class TritonPythonModel:
         auto_complete_model_config.set_max_batch_size(1)
         return auto_complete_model_config
 """
+COMPLETES = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config):
+        for add in (auto_complete_model_config.add_input, auto_complete_model_config.add_output):
+            add({{"name": "X" if add == auto_complete_model_config.add_input else "Y",
+                 "data_type": "TYPE_FP32", "dims": [3]}})
+        auto_complete_model_config.set_model_transaction_policy({{"decoupled": {decoupled}}})
+        return auto_complete_model_config
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", request.inputs()[0].as_numpy())])
+                for request in requests]
+"""
 
 
 def add_model(repository: Path, name: str, code: str, config: str | None) -> None:
@@ -187,6 +203,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     add_model(repository, "repeat", REPEAT, f"model_transaction_policy {{ decoupled: true }} {X_TO_Y}")
     add_model(repository, "broken", BROKEN, X_TO_Y)
     add_model(repository, "wrong", WRONG, f"max_batch_size: 4 {X_TO_Y}")
+    explicit = "model_transaction_policy { decoupled: false }"
+    add_model(repository, "flips", COMPLETES.format(decoupled=True), f"{X_TO_Y} {explicit}".replace("-1", "3"))
+    add_model(repository, "completes", COMPLETES.format(decoupled=False), OPEN_X_TO_Y)
     with serving(repository, "--exit-on-error=false") as server:
         yield server
         assert server.stop() == 0, server.log.decode()
@@ -225,6 +244,17 @@ def test_add_sub_without_a_configuration(client: triton.InferenceServerClient) -
         "python", 8, ["INPUT0", "INPUT1"],
     )  # fmt: skip
     assert config["dynamic_batching"]["preferred_batch_size"] == [8]
+
+
+def test_what_is_named_and_left_open_is_completed(client: triton.InferenceServerClient) -> None:
+    config = client.get_model_config("completes")
+    for field, optional in (("input", True), ("output", None)):
+        (tensor,) = config[field]
+        found = tensor["data_type"], tensor["dims"], tensor.get("optional")
+        assert found == ("TYPE_FP32", [3], optional)
+    assert config["model_transaction_policy"] == {"decoupled": False}
+    result = client.infer("completes", [given("X", np.ones(3, np.float32))])
+    assert array(result, "Y").tolist() == [1, 1, 1]
 
 
 def test_strings(client: triton.InferenceServerClient) -> None:
@@ -339,6 +369,11 @@ def test_a_decoupled_model_answers_any_number_of_times(server: Server, times: in
             "wrong",
             "Internal: ValueError: configuration specified max_batch_size 4, but in auto-complete-config function for "
             "model 'wrong' specified max_batch_size 1\n\nAt:\n  ",
+        ),
+        (
+            "flips",
+            "Internal: ValueError: trying to change decoupled property in auto-complete-config for model 'flips', "
+            "which is already set to 'False'.\n\nAt:\n  ",
         ),
     ],
 )

@@ -25,6 +25,7 @@ def response(**outputs):
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 """
+COUPLED = "model_transaction_policy {}"
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -48,7 +49,13 @@ def write_all(repository: Path) -> None:
     """Everything that the tests of ensembles' answers ask."""
     write_model(repository, "double", "return given(request) * 2")
     write_model(repository, "add", 'return given(request, "A") + given(request, "B")')
-    write(repository, "partial", "return [response(Y=given(request) + 1) for request in requests]", outputs="YZ")
+    write(
+        repository,
+        "partial",
+        "return [response(Y=given(request) + 1) for request in requests]",
+        outputs="YZ",
+        more=COUPLED,
+    )
     write(
         repository,
         "either",

@@ -80,10 +80,6 @@ def test_a_dataflow_is_taken() -> None:
             "model_warmup can not be specified for ensemble 'e'",
         ),
         (
-            ensemble(step("Xx", "Yy"), more="model_transaction_policy { decoupled: true }"),
-            "model_transaction_policy can not be decoupled for ensemble 'e': it follows from its models",
-        ),
-        (
             ensemble(step("Xx", "Yy"), io=IO.replace("dims: 3 }", "dims: 3 reshape { shape: [ 3, 1 ] } }", 1)),
             "reshape should not be specified for ensemble 'e', its models may have one",
         ),

@@ -39,6 +39,14 @@ def test_what_is_configured_stays() -> None:
     assert made.as_dict()["dynamic_batching"] == {"preferred_batch_size": [2]}
 
 
+def test_what_is_named_and_left_open_is_filled() -> None:
+    opened = {"name": "X", "data_type": "TYPE_INVALID", "dims": [], "optional": True}
+    made = config(input=[opened], output=[dict(opened)])
+    made.add_input(X)
+    made.add_output(X)
+    assert made.as_dict()["input"] == made.as_dict()["output"] == [{**X, "optional": True}]
+
+
 WHERE = "in auto-complete-config function for model 'm'"
 
 
@@ -87,7 +95,20 @@ WHERE = "in auto-complete-config function for model 'm'"
         (
             {"model_transaction_policy": {"decoupled": True}},
             lambda made: made.set_model_transaction_policy({"decoupled": False}),
-            f"trying to change decoupled property {WHERE}, which is already set to 'True'.",
+            "trying to change decoupled property in auto-complete-config for model 'm', which is already set to "
+            "'True'.",
+        ),
+        (
+            {"model_transaction_policy": {"decoupled": False}},
+            lambda made: made.set_model_transaction_policy({"decoupled": True}),
+            "trying to change decoupled property in auto-complete-config for model 'm', which is already set to "
+            "'False'.",
+        ),
+        (
+            {"input": [{**X, "optional": True}]},
+            lambda made: made.add_input({**X, "optional": False}),
+            "model 'm', tensor 'X': the model expects optional False but the model configuration specifies optional "
+            "True",
         ),
         (
             {},

@@ -56,14 +56,14 @@ class ModelConfig:
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains "
                 "property other than 'decoupled'."
             )
-        policy = self._config.setdefault("model_transaction_policy", {})
+        policy = self._config.get("model_transaction_policy", {})
         decoupled = transaction_policy_dict.get("decoupled", policy.get("decoupled", False))
-        if policy.get("decoupled") and not decoupled:
+        if policy.get("decoupled", decoupled) != decoupled:
             raise ValueError(
-                f"trying to change decoupled property in auto-complete-config function for model '{self._name}', "
-                "which is already set to 'True'."
+                f"trying to change decoupled property in auto-complete-config for model '{self._name}', which is "
+                f"already set to '{policy['decoupled']}'."
             )
-        policy["decoupled"] = decoupled
+        self._config["model_transaction_policy"] = {"decoupled": decoupled}
 
     @property
     def _name(self) -> str:
@@ -81,18 +81,20 @@ class ModelConfig:
         for configured in self._config[role]:
             if configured["name"] == given["name"]:
                 self._compare(role, configured, given)
+                configured.update(given)
                 return
         self._config[role].append(given)
 
     def _compare(self, role: str, configured: Config, given: Config) -> None:
-        if configured["data_type"] != given["data_type"]:
+        if configured["data_type"] not in ("TYPE_INVALID", given["data_type"]):
             raise ValueError(
                 f"unable to load model '{self._name}', configuration expects datatype {configured['data_type']} for "
                 f"{role} '{given['name']}', model provides {given['data_type']}"
             )
+        theirs_optional = bool(configured.get("optional"))
         differences = {
-            "dims": (list(configured["dims"]), list(given["dims"])),
-            "optional": (bool(configured.get("optional")), bool(given.get("optional"))),
+            "dims": (list(configured["dims"] or given["dims"]), list(given["dims"])),
+            "optional": (theirs_optional, bool(given.get("optional", theirs_optional))),
         }
         for what, (theirs, ours) in differences.items():
             if theirs != ours:
