@@ -23,7 +23,7 @@ from shoal.client.validation import ParsedInput, validate
 from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError
 from shoal.model_config.ensemble import fits
-from shoal.model_config.signature import Signature, TensorSpec, client_dims
+from shoal.model_config.signature import Signature, client_dims
 from shoal.request import NO_SEQUENCE, InferRequest, Parameters, unpack_lent_request, unpack_response
 from shoal.shm.layout import WORD
 
@@ -163,7 +163,7 @@ class StepRequests:
         parsed, batches = [], signature.max_batch_size > 0
         for name, (wire, shape, nbytes) in inputs:
             spec = signature.inputs.get(name)
-            shape = shape if spec is None else _batched(shape, spec, batches=batches)
+            shape = shape if spec is None else _batched(shape, spec.dims, batches=batches)
             # Only its size is looked at. Strings were counted by who wrote them, and are again by who reads them.
             data = cast("memoryview", range(nbytes))
             parsed.append(ParsedInput(name, BY_WIRE[wire], shape, data, prod(shape)))
@@ -176,12 +176,12 @@ class StepRequests:
         return valid.rows, valid.shape_key, step_template(seen, outputs)
 
 
-def _batched(shape: tuple[int, ...], spec: TensorSpec, *, batches: bool) -> tuple[int, ...]:
-    """A tensor's shape for a model that batches, or does not, whoever it comes from: a batch of one is added or taken
-    away where only then it fits, as in Triton."""
-    if batches and fits(spec.dims, shape):
+def _batched(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) -> tuple[int, ...]:
+    """A tensor's shape for a model of these dims that batches, or does not, whoever it comes from: a batch of one is
+    added or taken away where only then it fits, as in Triton."""
+    if batches and fits(dims, shape):
         return (1, *shape)
-    if not batches and shape[:1] == (1,) and not fits(spec.dims, shape) and fits(spec.dims, shape[1:]):
+    if not batches and shape[:1] == (1,) and not fits(dims, shape) and fits(dims, shape[1:]):
         return shape[1:]
     return shape
 
@@ -270,7 +270,7 @@ class EnsembleResponses:
         if template is None:
             batches, shown = self._signature.max_batch_size > 0, []
             for name, ((wire, shape, nbytes), _, _, _) in zip(outputs, tensors, strict=True):
-                shape = _batched(shape, self._signature.outputs[name], batches=batches)
+                shape = _batched(shape, self._signature.outputs[name].model_dims, batches=batches)
                 shown.append((name, (wire, shape, nbytes)))
             template = outputs_template(shown)
             self._kept.keep(key, template)

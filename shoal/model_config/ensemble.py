@@ -45,9 +45,6 @@ def faults(config: Config) -> Iterator[str]:
         yield f"optimization should not be specified for ensemble '{name}'"
     if config["model_warmup"]:
         yield f"model_warmup can not be specified for ensemble '{name}'"
-    for tensor in (*config["input"], *config["output"]):
-        if "reshape" in tensor:
-            yield f"reshape should not be specified for ensemble '{name}', its models may have one"
     yield from _steps(name, steps(config))
     yield from _dataflow(config)
 
@@ -132,7 +129,8 @@ def mismatches(config: Config, models: Sequence[Config]) -> Iterator[str]:
     name = config["name"]
     seen: dict[str, _Tensor] = {}
     for tensor in (*config["input"], *config["output"]):
-        seen[tensor["name"]] = _tensor(config, tensor)
+        dims = tensor["reshape"]["shape"] if "reshape" in tensor else tensor["dims"]  # as its models have it
+        seen[tensor["name"]] = _tensor(config, {**tensor, "dims": dims})
     for step, model in zip(steps(config), models, strict=True):
         most, allowed = config["max_batch_size"], model["max_batch_size"]
         if 0 < allowed < most:

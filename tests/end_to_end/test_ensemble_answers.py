@@ -178,3 +178,29 @@ def test_a_configuration_says_whether_the_ensemble_is_decoupled(
 def test_a_model_that_is_not_decoupled_says_so_where_its_file_does(client: Any) -> None:
     assert client.get_model_config("partial")["model_transaction_policy"] == {"decoupled": False}
     assert "model_transaction_policy" not in client.get_model_config("double")
+
+
+# --- reshapes ---
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "answer"),
+    [
+        ("rows", [2, 4], [0, 2, 1, 3, 4, 6, 5, 7]),
+        ("rows_again", [2, 4, 1], [0, 2, 1, 3, 4, 6, 5, 7]),
+        ("columns", [3, 1, 1], [0, 0.5, 1]),
+    ],
+)
+def test_an_ensemble_may_reshape(
+    server: Server, client: Any, model: str, shape: list[int], answer: list[float]
+) -> None:
+    """Its models get what they are configured for, its clients what it is."""
+    assert client.get_model_metadata(model)["inputs"][0]["shape"] == [-1, *shape[1:]]
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    given = triton.InferInput("X", shape, "FP32").set_data_from_numpy(array)
+    found = client.infer(model, [given]).as_numpy("Y")
+    assert (found.shape, found.ravel().tolist()) == (tuple(shape), answer)
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as over_grpc:
+        given = grpc.InferInput("X", shape, "FP32").set_data_from_numpy(array)
+        found = over_grpc.infer(model, [given]).as_numpy("Y")
+    assert (found.shape, found.ravel().tolist()) == (tuple(shape), answer)

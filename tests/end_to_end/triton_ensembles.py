@@ -45,6 +45,19 @@ def write(repository: Path, name: str, body: str, inputs: str = "X", outputs: st
     (repository / name / "1" / "model.py").write_text(code + body)
 
 
+def write_reshaping(repository: Path, name: str, model: str, shape: str) -> None:
+    """An ensemble of one model, whose input and output have these dims and this reshape."""
+    config = f"""
+        platform: "ensemble"
+        max_batch_size: 8
+        input [{{ name: "X" data_type: TYPE_FP32 {shape} }}]
+        output [{{ name: "Y" data_type: TYPE_FP32 {shape} }}]
+        ensemble_scheduling {{ step [{step(model, {"X": "X"}, {"Y": "Y"})}] }}
+    """
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(config)
+
+
 def write_all(repository: Path) -> None:
     """Everything that the tests of ensembles' answers ask."""
     write_model(repository, "double", "return given(request) * 2")
@@ -88,6 +101,18 @@ def write_all(repository: Path) -> None:
         more="dynamic_batching { default_queue_policy { max_queue_size: 1 } }",
     )
     write_ensemble(repository, "crowded", step("double", {"X": "X"}, {"Y": "d"}), step("held", {"X": "d"}, {"Y": "Y"}))
+    # Clients see rows of four, the model two by two; and the other way round.
+    square = '[{{ name: "{}" data_type: TYPE_FP32 dims: [2, 2] }}]'
+    more = f'backend: "python" max_batch_size: 8 input {square.format("X")} output {square.format("Y")}'
+    write(repository, "squares", "return [response(Y=given(request).transpose(0, 2, 1)) for request in requests]")
+    (repository / "squares" / "config.pbtxt").write_text(more)
+    write_reshaping(repository, "rows", "squares", "dims: [4] reshape { shape: [2, 2] }")
+    write_reshaping(repository, "rows_again", "rows", "dims: [4, 1] reshape { shape: [4] }")
+    write(repository, "halves", "return [response(Y=given(request) / 2) for request in requests]")
+    scalar = '[{{ name: "{}" data_type: TYPE_FP32 dims: [1] reshape {{ shape: [] }} }}]'
+    more = f'backend: "python" max_batch_size: 8 input {scalar.format("X")} output {scalar.format("Y")}'
+    (repository / "halves" / "config.pbtxt").write_text(more)
+    write_reshaping(repository, "columns", "halves", "dims: [1, 1] reshape { shape: [1] }")
     # Answers as often as its first number says, its last answer with the last flag; odd ones lack Z.
     write(
         repository,
@@ -125,4 +150,7 @@ ENSEMBLES = (
     "whole_again",
     "ended",
     "crowded",
+    "rows",
+    "rows_again",
+    "columns",
 )

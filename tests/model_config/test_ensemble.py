@@ -79,10 +79,6 @@ def test_a_dataflow_is_taken() -> None:
             ensemble(step("Xx", "Yy"), more='model_warmup { name: "w" }'),
             "model_warmup can not be specified for ensemble 'e'",
         ),
-        (
-            ensemble(step("Xx", "Yy"), io=IO.replace("dims: 3 }", "dims: 3 reshape { shape: [ 3, 1 ] } }", 1)),
-            "reshape should not be specified for ensemble 'e', its models may have one",
-        ),
     ],
     ids=lambda value: value[:50] if isinstance(value, str) else "",
 )
