@@ -129,8 +129,8 @@ class Progress:
     """A request to an ensemble that is being answered."""
 
     __slots__ = (
-        "answer", "asked", "computed", "ensemble", "graph", "is_over", "iterations", "key", "models", "queued", "root",
-        "way",
+        "answer", "asked", "computed", "ensemble", "graph", "is_over", "iterations", "key", "may_share", "models",
+        "queued", "root", "way",
     )  # fmt: skip
 
     def __init__(
@@ -140,8 +140,12 @@ class Progress:
         asked: Asked,
         tensors: dict[str, Passed],
         slab: Slab,
+        *,
+        may_share: bool = False,
     ) -> None:
         self.ensemble = ensemble
+        #: Whether its steps may be answered as equal requests were: it comes from a front end.
+        self.may_share = may_share
         self.key = queued.key
         self.queued = queued
         self.asked = asked

@@ -19,9 +19,10 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import OTHER
 from shoal.batcher.step_headers import allocate
 from shoal.batcher.step_results import StepResults, refusal
+from shoal.client.request_digest import lent_request_digest
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.reasons import Reason
-from shoal.shm.layout import P, pack_span, ref_owner, unpack_span
+from shoal.shm.layout import NO_DIGEST, P, pack_span, ref_owner, unpack_span
 from shoal.shm.ring import Record
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Slab
@@ -164,7 +165,9 @@ class Ensembles:
         except ShoalError as error:
             self._answer_error(ensemble, queued.key, error, (now_ns, 0, 0, 0), now_ns)
             return
-        progress = Progress(ensemble, queued, asked, tensors, self._own)
+        asker = self._steps.get(queued.key - self._client.first_key) if client is self._client else None
+        may_share = client.is_front_end if asker is None else asker[0].may_share
+        progress = Progress(ensemble, queued, asked, tensors, self._own, may_share=may_share)
         ensemble.unqueued.open[queued.key] = progress
         self._start(progress, progress.root, progress.way.started, now_ns)
 
@@ -204,6 +207,8 @@ class Ensembles:
         rows, shape_key, header = ensemble.requests[step].write(
             model.id, model.signature, progress.asked, iteration.tensors
         )
+        sharing = model.sharing if progress.may_share else None
+        digest = NO_DIGEST if sharing is None else lent_request_digest(header, self._blocks.open)
         ref, span = iteration.headers.add(header)
         self._number = number = self._number + 1
         key = self._client.first_key + number
@@ -221,6 +226,8 @@ class Ensembles:
         iteration.asked.add(number)
         if ensemble.max_inflight:
             ensemble.num_inflight[step] += 1
+        if sharing is not None and sharing.take(model, mine, digest):
+            return
         try:
             model.scheduler.add(mine, now_ns)
         except (UnavailableError, SequenceError) as error:

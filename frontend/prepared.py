@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from shoal.client import outgoing
 from shoal.client.models import ModelEntry, client_shape
+from shoal.client.request_digest import request_digest
 from shoal.client.validation import ParsedInput, PreparedInput, log_prefix, validate
 from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.frontend.header_forwarding import Forwarded, check_forwarded
-from shoal.frontend.request_digest import request_digest
 from shoal.frontend.v2.classification import classify
 from shoal.options import SLAB_PARTS
 from shoal.request import InferRequest, InferResponse, Parameters, TensorRef, pack_request

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from shoal.client.refusal import answered
+from shoal.client.request_digest import request_digest
 from shoal.client.shared_port import SharedPort
 from shoal.errors import CancelledError, ShoalError
 from shoal.frontend.front_end import FrontEnd
@@ -18,7 +19,6 @@ from shoal.frontend.hang_ups import Caller, HangUps
 from shoal.frontend.held_answers import HeldAnswers
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
-from shoal.frontend.request_digest import request_digest
 from shoal.frontend.response import Response, no_answer
 from shoal.frontend.streamed_replies import KeptReply, StreamedReplies
 from shoal.frontend.tracing import TracedRequest

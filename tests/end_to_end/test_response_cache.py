@@ -65,6 +65,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / name / "1" / "model.py").write_text(MODEL)
         (path / name / "config.pbtxt").write_text(CONFIG + more)
         Gate(path / name / "gate")
+    kept = step("cached", {"X": "X"}, {"Y": "t", "Z": "Z"})
+    write_ensemble(path, "composed", kept, step("plain", {"X": "t"}, {"Y": "Y"}), outputs=("Y", "Z"))
+    write_ensemble(path, "composed_again", step("composed", {"X": "X"}, {"Y": "Y", "Z": "Z"}), outputs=("Y", "Z"))
     steps = step("plain", {"X": "X"}, {"Y": "t", "Z": "Z"}), step("plain", {"X": "t"}, {"Y": "Y"})
     write_ensemble(path, "chain", *steps, outputs=("Y", "Z"))
     with (path / "chain" / "config.pbtxt").open("a") as config:
@@ -273,6 +276,33 @@ def test_an_ensemble_is_cached_as_a_whole(server: Server, asker: Asker) -> None:
     assert statistics(server, "plain")["execution_count"] == executed
     told = statistics(server, "chain")["inference_stats"]
     assert told["cache_hit"]["count"] == told["cache_miss"]["count"] > 0
+
+
+def test_a_step_of_an_ensemble_is_answered_as_an_equal_request_was(asker: Asker, counts: Counts) -> None:
+    """Whoever asked it: a client, an ensemble, or one that is a step itself."""
+    number = 900 + asker.own
+    whole = {"Y": expected(2 * number)["Y"], "Z": expected(number)["Z"]}
+    assert asker.ask("composed", number) == whole
+    assert counts() == (1, 1, 0, 1)
+    assert asker.ask("composed", number) == whole
+    assert asker.ask("composed_again", number) == whole
+    assert asker.ask("cached", number) == expected(number)
+    assert counts() == (4, 1, 3, 1)
+
+
+def test_steps_on_their_way_are_executed_once(server: Server, repository: Path, asker: Asker, counts: Counts) -> None:
+    before = num_lookups(server)
+    first = 902 + asker.own
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(asker.ask, "composed", HOLD, first) for _ in range(4)]
+        asked += [pool.submit(asker.ask, "cached", HOLD, first) for _ in range(4)]
+        while num_lookups(server) < before + 8:
+            assert not any(each.done() for each in asked)
+        with Gate(repository / "cached" / "gate").opened():
+            answers = [each.result(DEADLINE_S) for each in asked]
+    whole = {"Y": expected(2 * HOLD, 2 * first)["Y"], "Z": expected(HOLD, first)["Z"]}
+    assert answers == [whole] * 4 + [expected(HOLD, first)] * 4
+    assert counts() == (8, 1, 7, 1)
 
 
 def test_a_reloaded_model_has_no_answers_yet(server: Server, repository: Path, http: Asker) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from shoal.frontend.request_digest import request_digest
+from shoal.client.request_digest import lent_request_digest, request_digest
 
 FP32, BYTES = 11, 13  # their wire numbers
 X, Y = ("X", FP32, (1, 2), 0, 8), ("Y", FP32, (1, 2), 64, 8)
@@ -79,3 +79,14 @@ def test_a_long_header_is_read_each_time_and_comes_to_the_same() -> None:
 @pytest.mark.parametrize("sequence", [(7, 0), ("s", 1)])
 def test_a_request_of_a_sequence_has_no_equal(sequence: tuple[Any, int]) -> None:
     assert digest(sequence=sequence) == (0, 0)
+
+
+def test_a_request_is_the_same_wherever_its_inputs_lie() -> None:
+    blocks = {7: memoryview(DATA[64:]), 9: memoryview(b"...." + DATA[:8])}
+    lent = ("Y", FP32, (1, 2), 0, 8, 7), ("X", FP32, (1, 2), 4, 8, 9)
+    header = packed(("another", lent, (), {}))
+    assert lent_request_digest(header, blocks.get) == digest()
+    blocks[7] = memoryview(DATA)
+    assert lent_request_digest(header, blocks.get) != digest()
+    sequence = packed(("", lent, (), {}, (1, 1)))
+    assert lent_request_digest(sequence, blocks.get) == (0, 0)
