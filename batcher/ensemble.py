@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.batcher.passed_on import Asked, EnsembleResponses, Kept, Passed, StepRequests, StepResponses
 from shoal.batcher.peers import Client, Model, Sharing
@@ -129,8 +130,8 @@ class Progress:
     """A request to an ensemble that is being answered."""
 
     __slots__ = (
-        "answer", "asked", "computed", "ensemble", "graph", "is_over", "iterations", "key", "may_share", "models",
-        "queued", "root", "way",
+        "answer", "asked", "asker", "client", "computed", "ensemble", "graph", "is_over", "iterations", "key",
+        "may_share", "models", "queued", "root", "steps", "way",
     )  # fmt: skip
 
     def __init__(
@@ -140,12 +141,15 @@ class Progress:
         asked: Asked,
         tensors: dict[str, Passed],
         slab: Slab,
-        *,
-        may_share: bool = False,
+        client: Client,
+        asker: "Progress | None" = None,
     ) -> None:
+        """`asker` is the request that it is a step of, if it is one."""
         self.ensemble = ensemble
+        self.client = client
+        self.asker = asker
         #: Whether its steps may be answered as equal requests were: it comes from a front end.
-        self.may_share = may_share
+        self.may_share: bool = client.is_front_end if asker is None else asker.may_share
         self.key = queued.key
         self.queued = queued
         self.asked = asked
@@ -154,12 +158,21 @@ class Progress:
         self.graph = ensemble.graph
         self.way = way = ensemble.way(asked.request.requested_outputs)
         self.root = Iteration(way.stage, tensors, asked.parameters, slab)
-        # Changed as steps begin and end: what has not ended; the times of each step that has; block, header and number
-        # of pieces of the last response, 0 where that only ends others.
+        # Changed as steps begin and end: what has not ended; the times of each step that has; block, header, number
+        # of pieces and bytes of the trace of the last response, 0 where that only ends others.
         self.iterations = {self.root}
         self.computed: list[Record] = []
-        self.answer: tuple[int, int, int] = (0, 0, 0)
+        self.answer: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.is_over = False
+        #: What its trace says of them, where it has one (step_traces.py).
+        self.steps: list[list[Any]] = []
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the client's request is that it comes of. Clients may say so when it has begun."""
+        if self.asker is not None:
+            return self.asker.is_traced
+        return bool(self.client.traced) and self.key - self.client.first_key in self.client.traced
 
     def branch(self, parent: Iteration, step: int) -> Iteration:
         """A decoupled step has answered: what comes of that."""

@@ -7,7 +7,7 @@ it has ended, and by the client whose answer it is part of. Which step runs when
 
 from collections.abc import Callable, Collection, Sequence
 
-from shoal.batcher import statistics
+from shoal.batcher import statistics, step_traces
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.ensemble import Ensemble, Iteration, Progress, StepClient
 from shoal.batcher.holders import Holders
@@ -65,8 +65,8 @@ class Ensembles:
         self._number = 0
         #: Whether there are none, and nothing is left of one: then the exchange need not look here.
         self.are_idle = True
-        # By the number of its request.
-        self._steps: dict[int, tuple[Progress, Iteration, int, Model]] = {}
+        # By the number of its request; the last word is when it was asked.
+        self._steps: dict[int, tuple[Progress, Iteration, int, Model, int]] = {}
 
     # --- what the exchange tells ---
 
@@ -165,9 +165,8 @@ class Ensembles:
         except ShoalError as error:
             self._answer_error(ensemble, queued.key, error, (now_ns, 0, 0, 0), now_ns)
             return
-        asker = self._steps.get(queued.key - self._client.first_key) if client is self._client else None
-        may_share = client.is_front_end if asker is None else asker[0].may_share
-        progress = Progress(ensemble, queued, asked, tensors, self._own, may_share=may_share)
+        asker = self._steps[queued.key - client.first_key][0] if client is self._client else None
+        progress = Progress(ensemble, queued, asked, tensors, self._own, client, asker)
         ensemble.unqueued.open[queued.key] = progress
         self._start(progress, progress.root, progress.way.started, now_ns)
 
@@ -222,7 +221,7 @@ class Ensembles:
             key, rows, shape_key, now_ns, whole.priority, timeout_us, whole.deadline_ns, whole.correlation, whole.flags
         )
         self._requests[key] = (self._client, model, number, ref, span, now_ns, now_ns, mine)
-        self._steps[number] = (progress, iteration, step, model)
+        self._steps[number] = (progress, iteration, step, model, now_ns)
         iteration.asked.add(number)
         if ensemble.max_inflight:
             ensemble.num_inflight[step] += 1
@@ -239,7 +238,7 @@ class Ensembles:
     def _hear(self, reply: Record, now_ns: int) -> None:
         """One answer of a step: its only one, or, of a decoupled step, one of several."""
         number, is_last = reply[_NUMBER], not reply[_MORE]
-        progress, iteration, step, model = self._steps[number]
+        progress, iteration, step, model, asked_ns = self._steps[number]
         ensemble = progress.ensemble
         result = self._results.take(self._client.first_key + number, reply)
         if is_last:
@@ -251,6 +250,8 @@ class Ensembles:
             self._results.release(result)
             self._forget(iteration)
             return
+        if is_last and progress.client.traced and progress.is_traced:
+            step_traces.note(progress, model, asked_ns, reply, now_ns, self._blocks)
         is_decoupled = step in progress.graph.decoupled
         if is_decoupled and is_last and not (reply[P.BLOCK] or reply[P.REASON] or reply[P.STATUS]):
             self._advance(progress, iteration, step, (), now_ns)  # its end, and nothing more
@@ -318,11 +319,13 @@ class Ensembles:
             outputs = ensemble.without_left_out(outputs, tensors)
             passed = [tensors[name] for name in outputs]
         pieces, header = ensemble.answers.write(outputs, passed, iteration.parameters)
-        ref, span = iteration.headers.end_with(pieces, header)
+        said = step_traces.packed(progress) if progress.client.traced and iteration.is_last else b""
+        ref, span = iteration.headers.end_with(pieces, header + said)
+        span -= len(said)  # its low half is the size
         for piece in pieces:
             self._holders.hold_part(piece, key)
         if iteration.is_last:
-            progress.answer = (ref, span, len(pieces))
+            progress.answer = (ref, span, len(pieces), len(said))
         elif self._requests.respond(key, 0, ref, span, now_ns, len(pieces)) is not None:
             self._close(progress, now_ns)  # its client takes too little of what it is told
 
@@ -330,25 +333,32 @@ class Ensembles:
         """The last answer; of several, one without tensors where the last with some could not be known as such."""
         compute = progress.compute()
         statistics.count_execution(progress.ensemble.row, progress.queued.rows, compute, now_ns + self._wall_offset_ns)
-        ref, span, num_pieces = progress.answer
-        self._requests.answer(progress.key, 0, ref, span, compute, now_ns, num_pieces)
+        ref, span, num_pieces, num_said = progress.answer
+        self._requests.answer(progress.key, 0, ref, span, compute, now_ns, num_pieces, num_said)
         self._close(progress, now_ns)
 
     def _fail(self, progress: Progress, error: ShoalError, now_ns: int) -> None:
-        self._answer_error(progress.ensemble, progress.key, error, progress.compute(), now_ns)
+        said = step_traces.packed(progress)
+        self._answer_error(progress.ensemble, progress.key, error, progress.compute(), now_ns, said)
         self._close(progress, now_ns)
 
     def _answer_error(
-        self, ensemble: Ensemble, key: int, error: ShoalError, compute: statistics.Compute, now_ns: int
+        self,
+        ensemble: Ensemble,
+        key: int,
+        error: ShoalError,
+        compute: statistics.Compute,
+        now_ns: int,
+        said: bytes = b"",
     ) -> None:
         sentence = f"in ensemble '{ensemble.name}', {error}".encode()
         try:
-            block = allocate(self._own, len(sentence))
+            block = allocate(self._own, len(sentence) + len(said))
         except UnavailableError:
             self._requests.fail(key, Reason.QUEUE_FULL, now_ns, OTHER)
             return
-        block.memory[: len(sentence)] = sentence
-        self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns)
+        block.memory[: len(sentence) + len(said)] = sentence + said
+        self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns, 0, len(said))
 
     def _close(self, progress: Progress, now_ns: int) -> None:
         progress.ensemble.unqueued.open.pop(progress.key, None)

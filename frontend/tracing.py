@@ -11,8 +11,10 @@ import os
 import socket
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import msgpack
 
 from shoal.control import MAX_INLINE_BYTES, Channel, Message
 from shoal.datatypes import BY_WIRE
@@ -24,6 +26,7 @@ from shoal.tracing.sampling import Sampler, is_context
 from shoal.tracing.settings import GLOBAL, TraceSetting
 from shoal.tracing.trace import (
     BACKEND_OUTPUT,
+    COMPUTE_START,
     QUEUE_INPUT,
     QUEUE_START,
     RECV_END,
@@ -36,6 +39,7 @@ from shoal.tracing.trace import (
     Tensor,
     Trace,
     in_order,
+    steps,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +90,7 @@ def _num_unread(channel: Channel) -> int:
 class TracedRequest:
     """A request that is traced, on its way through this process."""
 
-    __slots__ = ("_has_tensors", "_outlet", "_stamps", "_tensors", "_trace")
+    __slots__ = ("_has_tensors", "_outlet", "_stamps", "_steps", "_tensors", "_trace")
 
     def __init__(self, outlet: Outlet, trace: Trace, *, has_tensors: bool) -> None:
         self._outlet = outlet
@@ -95,6 +99,7 @@ class TracedRequest:
         # Changed by each method.
         self._stamps = [0] * len(STAMPS)
         self._tensors: list[Tensor] = []
+        self._steps: Sequence[Trace] = ()
 
     def received(self, start_ns: int, end_ns: int) -> None:
         """It was received between these times."""
@@ -112,6 +117,9 @@ class TracedRequest:
         """Its reply has come."""
         self._stamps[QUEUE_START:REQUEST_END] = reply.times
         self._stamps[REQUEST_END] = time.monotonic_ns()
+        if said := reply.steps:
+            self._steps = steps(self._trace, msgpack.unpackb(said))
+            self._stamps[COMPUTE_START:REQUEST_END] = [0] * (REQUEST_END - COMPUTE_START)  # they have computed
         if self._has_tensors and reply.block is not None and reply.header is not None and not reply.status:
             try:
                 response = unpack_response(reply.header, len(reply.block))
@@ -137,7 +145,8 @@ class TracedRequest:
 
     def end(self) -> None:
         """Nothing more happens, be it that the client is gone. Called once, where `sent` is not."""
-        self._outlet.send(self._trace._replace(stamps=in_order(self._stamps), tensors=self._tensors))
+        stamps = in_order(self._stamps)
+        self._outlet.send(self._trace._replace(stamps=stamps, tensors=self._tensors, steps=self._steps))
 
 
 class Tracing:

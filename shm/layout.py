@@ -236,18 +236,14 @@ class P:
 
     PIECES is not 0 where an ensemble answers: its tensors lie in so many blocks of others, whose references begin
     BLOCK, a u64 each. What the header says of offsets is then true of these blocks, one behind the other. The client
-    holds them, too, each as a part of its reply."""
+    holds them, too, each as a part of its reply.
+
+    STEPS is not 0 where a traced request to an ensemble ends: so many bytes behind the header, in the same block, say
+    when its steps were where (batcher/step_traces.py)."""
 
     NUMBER, STATUS, BLOCK, HEADER, REASON, DETAIL = 1, 2, 3, 4, 5, 6
-    QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS, MORE, PIECES = (
-        7,
-        8,
-        9,
-        10,
-        11,
-        12,
-        13,
-    )
+    QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 7, 8, 9, 10, 11
+    MORE, PIECES, STEPS = 12, 13, 14
 
 
 class C:

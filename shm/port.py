@@ -338,14 +338,15 @@ class Port:
                 start = span >> SPAN_SHIFT
                 header = block[start : start + (span & SPAN_MASK)].tobytes()
                 if num_pieces:
-                    block = self._open_pieces(number, ref if more else 0, block, num_pieces)
+                    own, block = block, self._open_pieces(number, ref if more else 0, block, num_pieces)
             elif ref:  # nobody reads it: a worker's lie, or one too many
                 if block is not None:
                     block, reason = None, int(Reason.NO_MEMORY)
                 self.release(number, ref if more else 0, prompt=False)
             reply = Reply(number, status, reason, block, header, detail, record)
-            if num_pieces == 1:
-                (reply.piece,) = self._pieces.get((number, reply.part), (0,))
+            if num_pieces and header is not None:
+                reply.own = own  # type: ignore[possibly-undefined]  # set where there is a header
+                (reply.piece, *_) = self._pieces.get((number, reply.part), (0,))
             replies.append(reply)
         return replies
 

@@ -27,7 +27,9 @@ class Reply:
     header: bytes | None
     detail: int = 0  # what the sentence of `reason` names
     record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # as it came
-    piece: int = 0  # of an ensemble's, the block that all its tensors lie in, if it is one
+    piece: int = 0  # of an ensemble's, the first block that its tensors lie in
+    #: Of an ensemble's with tensors: the block with its header, in the batcher's memory.
+    own: memoryview = field(init=False, compare=False, repr=False)
 
     @property
     def is_final(self) -> bool:
@@ -47,7 +49,19 @@ class Reply:
     @property
     def tensors_ref(self) -> int:
         """The block that the tensors lie in; 0 where they lie in several."""
-        return self.record[_BLOCK] if not self.record[_PIECES] else self.piece
+        num_pieces = self.record[_PIECES]
+        return self.record[_BLOCK] if not num_pieces else self.piece if num_pieces == 1 else 0
+
+    @property
+    def steps(self) -> bytes:
+        """Of an ensemble's request that is traced: what the batcher says of its steps (batcher/step_traces.py)."""
+        nbytes = self.record[P.STEPS]
+        block = getattr(self, "own", None) if self.record[_PIECES] else self.block
+        if not nbytes or block is None:  # it may be a copy of the tensors alone
+            return b""
+        offset, header_nbytes = layout.unpack_span(self.record[P.HEADER])
+        start = offset + header_nbytes
+        return block[start : start + nbytes].tobytes()
 
     @property
     def times(self) -> Record:

@@ -2,11 +2,11 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from shoal.tracing.settings import OPENTELEMETRY, TraceSetting
-from shoal.tracing.trace import Trace, to_json
+from shoal.tracing.trace import Numbered, Trace, to_json
 from shoal.tracing.trace_file import TraceFile
 
 if TYPE_CHECKING:
@@ -60,12 +60,19 @@ class Collector:
         collection = self._collections.get(trace.revision)
         if collection is None or not collection.takes(trace):
             return False
-        number = next(self._numbers)
+        numbered = [*self._numbered(trace, 0)]
         if collection.file is not None:
-            collection.keep(to_json(number, trace, collection.level))
+            collection.keep(b",".join([to_json(number, each, collection.level, up) for number, up, each in numbered]))
         elif self._export is not None:
-            self._export.add(number, trace, wall_offset_ns)
+            self._export.add(numbered, wall_offset_ns)
         return True
+
+    def _numbered(self, trace: Trace, parent: int) -> Iterator[Numbered]:
+        """A trace and those of its steps, each behind the one that it belongs to."""
+        number = next(self._numbers)
+        yield number, parent, trace
+        for step in trace.steps:
+            yield from self._numbered(step, number)
 
     def write(self) -> dict[int, int]:
         """Write what may be written by now; by setting, how many traces have been counted since the last time."""

@@ -2,7 +2,7 @@
 
     InferRequest   HTTP_RECV_START … HTTP_SEND_END; the client's span, where it sent one, is its parent
     └── MODEL      REQUEST_START … REQUEST_END
-        └── compute    COMPUTE_START … COMPUTE_END
+        └── compute    COMPUTE_START … COMPUTE_END; of an ensemble, in its place, MODEL for each step
 
 Time points are the events of the span they lie in, as in Triton.
 """
@@ -18,7 +18,16 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import SpanKind, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from shoal.tracing.trace import COMPUTE_END, COMPUTE_START, QUEUE_START, REQUEST_END, REQUEST_START, STAMPS, Trace
+from shoal.tracing.trace import (
+    COMPUTE_END,
+    COMPUTE_START,
+    QUEUE_START,
+    REQUEST_END,
+    REQUEST_START,
+    STAMPS,
+    Numbered,
+    Trace,
+)
 
 _REQUEST = (REQUEST_START, QUEUE_START, REQUEST_END)
 _COMPUTE = range(COMPUTE_START, COMPUTE_END + 1)
@@ -43,21 +52,28 @@ class SpanExport:
         self._tracer = self._provider.get_tracer("triton-server")
         self._propagator = TraceContextTextMapPropagator()
 
-    def add(self, number: int, trace: Trace, wall_offset_ns: int) -> None:
-        """Have a trace exported; `wall_offset_ns` is the wall clock minus the monotonic one."""
-        parent = self._propagator.extract(trace.context, Context())
-        root = self._span("InferRequest", _HTTP, parent, trace, wall_offset_ns, {})
+    def add(self, traces: Sequence[Numbered], wall_offset_ns: int) -> None:
+        """Have a trace exported, and those of its steps behind it; `wall_offset_ns` is the wall clock minus the
+        monotonic one."""
+        _, _, whole = traces[0]
+        parent = self._propagator.extract(whole.context, Context())
+        contexts = {0: self._span("InferRequest", _HTTP, parent, whole, wall_offset_ns, {})}
+        for number, up, trace in traces:
+            contexts[number] = self._add_model(number, up, trace, contexts[up], wall_offset_ns)
+
+    def _add_model(self, number: int, up: int, trace: Trace, parent: Context, wall_offset_ns: int) -> Context:
         attributes: dict[str, str | int] = {
             "triton.model_name": trace.model,
             "triton.model_version": trace.version,
             "triton.trace_id": number,
-            "triton.trace_parent_id": 0,
+            "triton.trace_parent_id": up,
         }
         if trace.request_id:
             attributes["triton.request_id"] = trace.request_id
-        model = self._span(trace.model, _REQUEST, root, trace, wall_offset_ns, attributes)
+        model = self._span(trace.model, _REQUEST, parent, trace, wall_offset_ns, attributes)
         if trace.stamps[COMPUTE_START]:
             self._span("compute", _COMPUTE, model, trace, wall_offset_ns, {})
+        return model
 
     def _span(
         self,

@@ -4,7 +4,7 @@ Front ends make traces, the tracer writes them down. All times are monotonic nan
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -45,6 +45,27 @@ class Trace(NamedTuple):
     stamps: Sequence[int]  # as STAMPS; 0 for a point that was not reached
     tensors: Sequence[Tensor]
     context: dict[str, str]  # the headers that name the span it belongs to
+    steps: Sequence["Trace"] = ()  # of an ensemble's, what those left behind; they are counted with it
+
+
+def steps(whole: Trace, said: Sequence[Sequence[Any]]) -> list[Trace]:
+    """The traces of an ensemble's steps, of what the batcher says of them (batcher/step_traces.py)."""
+    found = []
+    for model, version, *times, beneath in said:
+        stamps = [0] * len(STAMPS)
+        stamps[REQUEST_START : REQUEST_END + 1] = times
+        step = whole._replace(
+            model=model, version=version, stamps=in_order(stamps), context={}, steps=steps(whole, beneath)
+        )
+        if beneath:
+            stamps[COMPUTE_START:REQUEST_END] = [0] * (REQUEST_END - COMPUTE_START)
+            step = step._replace(stamps=in_order(stamps))
+        found.append(step)
+    return found
+
+
+#: A trace's number, that of the trace it is a step of, or 0, and itself.
+Numbered = tuple[int, int, Trace]
 
 
 def in_order(stamps: Sequence[int]) -> list[int]:
@@ -60,11 +81,14 @@ def in_order(stamps: Sequence[int]) -> list[int]:
     return ordered
 
 
-def to_json(number: int, trace: Trace, level: int) -> bytes:
-    """What Triton writes down at this level: JSON objects with the trace's number, joined by commas."""
+def to_json(number: int, trace: Trace, level: int, parent: int = 0) -> bytes:
+    """What Triton writes down at this level: JSON objects with the trace's number, joined by commas. `parent` is the
+    number of the ensemble's trace that a step belongs to."""
     head: dict[str, object] = {"id": number, "model_name": trace.model, "model_version": trace.version}
     if trace.request_id:
         head["request_id"] = trace.request_id
+    if parent:
+        head["parent_id"] = parent
     objects = [head]
     for name, stamp in zip(STAMPS, trace.stamps, strict=True):
         if stamp and level & TIMESTAMPS:

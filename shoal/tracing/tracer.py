@@ -103,9 +103,11 @@ class Tracer:
 
 
 def _trace(words: list[Any]) -> Trace:
-    revision, is_counted, model, version, request_id, stamps, tensors, context = words
+    revision, is_counted, model, version, request_id, stamps, tensors, context, steps = words
     found = [Tensor(*tensor) for tensor in tensors]
-    return Trace(revision, is_counted, model, version, request_id, stamps, found, context)
+    return Trace(
+        revision, is_counted, model, version, request_id, stamps, found, context, [_trace(each) for each in steps]
+    )
 
 
 def _make_export(options: Mapping[str, str], resource: Mapping[str, str]) -> "SpanExport | None":

@@ -95,7 +95,7 @@ def test_a_trace_has_all_points_in_order(tracer: Tracer, state: ServerState) -> 
     tracing = started(tracer, ON)
     run(sampled(tracing, prepared(state)), prepared(state), reply(b""))
     (message,) = tracer.messages()
-    revision, is_counted, model, version, request_id, stamps, tensors, context = message["trace"]
+    revision, is_counted, model, version, request_id, stamps, tensors, context, _ = message["trace"]
     assert (revision, is_counted, model, version, request_id) == (7, True, "simple", 3, "r-1")
     assert (tensors, context, message["dropped"]) == ([], {}, 0)
     assert stamps[:2] == [5, 6]

@@ -26,7 +26,7 @@ def exported(receiver: Receiver, *traces: Trace) -> list[Span]:
     }  # fmt: skip
     export = SpanExport(options, {"service.name": "triton-inference-server", "team": "b"})
     for number, trace in enumerate(traces, 1):
-        export.add(number, trace, OFFSET)
+        export.add([(number, 0, trace)], OFFSET)
     export.close()
     return receiver.spans(1)
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.tracing.trace import STAMPS, Tensor, Trace, in_order, to_json
+from shoal.tracing.settings import TIMESTAMPS
+from shoal.tracing.trace import STAMPS, Tensor, Trace, in_order, steps, to_json
 
 WHOLE = Trace(1, True, "simple", 3, "r-1", range(101, 112), [], {})
 
@@ -79,3 +80,17 @@ def test_no_point_is_earlier_than_the_one_before(stamps: list[int]) -> None:
     assert reached == sorted(reached)
     assert [bool(stamp) for stamp in ordered] == [bool(stamp) for stamp in stamps]
     assert in_order(ordered) == ordered
+
+
+def test_steps_are_traces_of_their_own() -> None:
+    inner = ["inner", 2, 30, 31, 0, 0, 0, 0, 39, []]
+    said = [["outer", 1, 20, 21, 22, 23, 24, 25, 40, [inner]], ["other", 1, 41, 0, 0, 0, 0, 0, 42, []]]
+    outer, other = steps(WHOLE._replace(context={"traceparent": "x"}), said)
+    assert (outer.model, outer.version, outer.request_id, outer.context) == ("outer", 1, "r-1", {})
+    assert list(outer.stamps) == [0, 0, 20, 21, 0, 0, 0, 0, 40, 0, 0]  # what is in it has computed
+    assert list(other.stamps) == [0, 0, 41, 0, 0, 0, 0, 0, 42, 0, 0]
+    ((found,), nothing) = outer.steps, other.steps
+    assert (found.model, list(found.stamps), nothing) == ("inner", [0, 0, 30, 31, 0, 0, 0, 0, 39, 0, 0], [])
+    assert json.loads(b"[" + to_json(7, found, TIMESTAMPS, 6) + b"]")[0] == {
+        "id": 7, "model_name": "inner", "model_version": 2, "request_id": "r-1", "parent_id": 6,
+    }  # fmt: skip

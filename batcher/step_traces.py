@@ -1,0 +1,49 @@
+"""What a trace says of an ensemble's steps: noted as each ends, and written behind the answer of the whole.
+
+A step is a list: its model's name and version; when it was asked, queued and computed (four points) and when it had
+ended, in monotonic ns, 0 for a point that was not reached; and its own steps, where it is an ensemble. The front end
+makes traces of them (shoal/tracing/trace.py). Lives in the batcher.
+"""
+
+from typing import Any
+
+import msgpack
+
+from shoal.batcher.blocks import Blocks
+from shoal.batcher.ensemble import Progress
+from shoal.batcher.peers import Model
+from shoal.batcher.statistics import time_points
+from shoal.shm.layout import P, unpack_span
+from shoal.shm.ring import Record
+
+_ASKED = 2  # when a step was
+
+
+def note(progress: Progress, model: Model, asked_ns: int, reply: Record, now_ns: int, blocks: Blocks) -> None:
+    """A step of a traced request has ended with this reply."""
+    queue_ns, *compute = reply[P.QUEUE_START_NS : P.COMPUTE_END_NS + 1]
+    start_ns, input_ns, infer_ns, output_ns = compute
+    points = time_points((start_ns, input_ns, infer_ns, output_ns)) if start_ns else (0, 0, 0, 0)
+    name = "" if model.signature is None else model.signature.name
+    progress.steps.append(
+        [name, model.version, asked_ns, queue_ns, *points, max(asked_ns, now_ns), _steps_in(reply, blocks)]
+    )
+
+
+def packed(progress: Progress) -> bytes:
+    """All steps of a request that is traced; nothing of others."""
+    if not progress.is_traced:
+        return b""
+    progress.steps.sort(key=lambda step: step[_ASKED])
+    return msgpack.packb(progress.steps)  # type: ignore[no-any-return]
+
+
+def _steps_in(reply: Record, blocks: Blocks) -> list[Any]:
+    """Those of an ensemble that is a step itself."""
+    nbytes = reply[P.STEPS] if len(reply) > P.STEPS else 0
+    block = blocks.open(reply[P.BLOCK]) if nbytes else None
+    if block is None:
+        return []
+    offset, header_nbytes = unpack_span(reply[P.HEADER])
+    start = offset + header_nbytes
+    return msgpack.unpackb(block[start : start + nbytes])  # type: ignore[no-any-return]

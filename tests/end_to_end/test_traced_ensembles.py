@@ -1,0 +1,151 @@
+"""Traces of ensembles through a whole server: a trace for each step, below that of the ensemble, in files and spans."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from tests.end_to_end.server import Server, only, serving
+from tests.end_to_end.test_ensemble_answers import stream
+from tests.end_to_end.triton_ensembles import write_all
+from tests.tracing.receiver import receiving
+
+POINTS = [
+    "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
+    "REQUEST_END",
+]  # fmt: skip
+ENSEMBLES = "whole_again", "going_on", "lacking", "counting_on"
+#: An ensemble's steps have computed for it.
+OWN_POINTS = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ensembles")
+    write_all(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    file = repository.parent / "traces"
+    flags = f"--trace-config=triton,file={file}", "--trace-config=rate=1"
+    with serving(repository, "--grpc-port=0", *flags, *only(*ENSEMBLES)) as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+def ask(server: Server, protocol: Any, model: str, request_id: str = "") -> None:
+    port = server.grpc_port if protocol is tritonclient.grpc else server.http_port
+    with protocol.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        given = protocol.InferInput("X", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
+        client.infer(model, [given], request_id=request_id)
+
+
+class Traced:
+    """What a file says: of each trace its model, that of the trace it is a step of, its points and its request's id."""
+
+    def __init__(self, path: Path) -> None:
+        found = json.loads(path.read_text())
+        self.heads = [each for each in found if "model_name" in each]
+        self.models = {each["id"]: each["model_name"] for each in self.heads}
+        self.points: dict[int, dict[str, int]] = {each["id"]: {} for each in self.heads}
+        for each in found:
+            for point in each.get("timestamps", ()):
+                self.points[each["id"]][point["name"]] = point["ns"]
+
+    @property
+    def tree(self) -> list[tuple[str, str]]:
+        """In the order of the file."""
+        return [(each["model_name"], self.models.get(each.get("parent_id", 0), "")) for each in self.heads]
+
+    def names(self, model: str) -> list[str]:
+        """The points of the traces of a model, HTTP's and gRPC's left out."""
+        return [name for number, points in self.points.items() if self.models[number] == model
+                for name in points if name in POINTS]  # fmt: skip
+
+    def check_times(self) -> None:
+        """Each trace's times rise, and a step lies within what it is a step of."""
+        for each in self.heads:
+            points = self.points[each["id"]]
+            assert list(points.values()) == sorted(points.values())
+            if "parent_id" in each:
+                around = self.points[each["parent_id"]]
+                assert around["REQUEST_START"] <= points["REQUEST_START"]
+                assert points["REQUEST_END"] <= around["REQUEST_END"]
+
+
+@pytest.fixture
+def trace(server: Server, repository: Path) -> Iterator[Any]:
+    """Traces what comes until it is called, and reads it then."""
+    client = tritonclient.http.InferenceServerClient(server.url)
+    file = repository.parent / "traces"
+    client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
+
+    def read() -> Traced:
+        client.update_trace_settings(settings={"trace_level": ["OFF"]})
+        return Traced(file)
+
+    yield read
+    client.update_trace_settings(settings={"trace_level": ["OFF"]})
+    file.unlink()
+    client.close()
+
+
+@pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
+def test_steps_are_below_their_ensemble(server: Server, trace: Any, protocol: Any) -> None:
+    ask(server, protocol, "whole_again", "first")
+    ask(server, protocol, "going_on", "second")
+    found = trace()
+    again = [("whole_again", ""), ("whole", "whole_again"), ("double", "whole")]
+    assert found.tree == [*again, ("going_on", ""), ("partial", "going_on"), ("either", "going_on")]
+    assert [each["request_id"] for each in found.heads] == ["first"] * 3 + ["second"] * 3
+    assert [each["model_version"] for each in found.heads] == [1] * 6
+    for model in ("double", "partial", "either"):
+        assert found.names(model) == POINTS
+    for model in ("whole_again", "whole", "going_on"):
+        assert found.names(model) == OWN_POINTS
+    found.check_times()
+
+
+def test_steps_of_a_request_that_fails_are_there(server: Server, trace: Any) -> None:
+    with pytest.raises(tritonclient.http.InferenceServerException, match="in ensemble 'lacking'"):
+        ask(server, tritonclient.http, "lacking")
+    found = trace()
+    assert found.tree == [("lacking", ""), ("partial", "lacking")]
+    found.check_times()
+
+
+def test_a_stream_has_a_step_for_each_response(server: Server, trace: Any) -> None:
+    stream(server, "counting_on", 3)
+    found = trace()
+    assert found.tree[0] == ("counting_on", "")
+    assert sorted(found.tree[1:]) == [("count", "counting_on"), *[("either", "counting_on")] * 3]
+    found.check_times()
+
+
+def test_spans(repository: Path) -> None:
+    with receiving() as receiver:
+        flags = "mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={receiver.url}"
+        config = [f"--trace-config={each}" for each in (*flags, "opentelemetry,bsp_schedule_delay=1")]
+        with serving(repository, *config, *only("whole_again")) as server:
+            ask(server, tritonclient.http, "whole_again")
+            spans = receiver.spans(5)
+            assert server.stop() == 0, server.log.decode()
+    names = {span.span_id: span.name for span in spans}
+    assert sorted([(span.name, names.get(span.parent_id, "")) for span in spans]) == [
+        ("InferRequest", ""),
+        ("compute", "double"),
+        ("double", "whole"),
+        ("whole", "whole_again"),
+        ("whole_again", "InferRequest"),
+    ]
+    assert len({span.trace_id for span in spans}) == 1
+    numbers = {span.name: span.attributes.get("triton.trace_id") for span in spans}
+    (double,) = [span for span in spans if span.name == "double"]
+    assert double.attributes["triton.trace_parent_id"] == numbers["whole"]
