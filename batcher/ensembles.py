@@ -253,7 +253,8 @@ class Ensembles:
         if is_last and progress.client.traced and progress.is_traced:
             step_traces.note(progress, model, asked_ns, reply, now_ns, self._blocks)
         is_decoupled = step in progress.graph.decoupled
-        if is_decoupled and is_last and not (reply[P.BLOCK] or reply[P.REASON] or reply[P.STATUS]):
+        if is_decoupled and is_last and not (reply[P.HEADER] or reply[P.REASON] or reply[P.STATUS]):
+            self._results.release(result)  # its trace may have come
             self._advance(progress, iteration, step, (), now_ns)  # its end, and nothing more
             return
         reader = progress.branch(iteration, step) if is_decoupled else iteration
@@ -333,7 +334,8 @@ class Ensembles:
         """The last answer; of several, one without tensors where the last with some could not be known as such."""
         compute = progress.compute()
         statistics.count_execution(progress.ensemble.row, progress.queued.rows, compute, now_ns + self._wall_offset_ns)
-        ref, span, num_pieces, num_said = progress.answer
+        traced = progress.client.traced
+        ref, span, num_pieces, num_said = step_traces.ended(progress, self._own) if traced else progress.answer
         self._requests.answer(progress.key, 0, ref, span, compute, now_ns, num_pieces, num_said)
         self._close(progress, now_ns)
 

@@ -15,6 +15,7 @@ from shoal.batcher.peers import Model
 from shoal.batcher.statistics import time_points
 from shoal.shm.layout import P, unpack_span
 from shoal.shm.ring import Record
+from shoal.shm.slab import Slab
 
 _ASKED = 2  # when a step was
 
@@ -36,6 +37,16 @@ def packed(progress: Progress) -> bytes:
         return b""
     progress.steps.sort(key=lambda step: step[_ASKED])
     return msgpack.packb(progress.steps)  # type: ignore[no-any-return]
+
+
+def ended(progress: Progress, own: Slab) -> tuple[int, int, int, int]:
+    """The last response of a request that has one; of a stream whose end comes alone, a block with its trace alone."""
+    said = packed(progress) if not progress.answer[0] else b""
+    block = own.allocate(len(said)) if said else None
+    if block is None:
+        return progress.answer
+    block.memory[: len(said)] = said
+    return block.ref, 0, 0, len(said)
 
 
 def _steps_in(reply: Record, blocks: Blocks) -> list[Any]:

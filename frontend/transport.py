@@ -221,6 +221,7 @@ class PortTransport:
     def part(self, prepared: PreparedRequest, reply: Reply) -> Part:
         """What a reply to this request says."""
         if reply.is_final and reply.is_empty:
+            self.drop(reply)
             return Part(None, None, is_final=True)
         try:
             return Part(self._answer(prepared, reply), None, reply.is_final)

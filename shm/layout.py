@@ -231,8 +231,8 @@ NO_DIGEST = (0, 0)
 class P:
     """Words of REPLY. STATUS 0 is success; REASON names a sentence where the batcher itself refused, DETAIL what stands
     in it (shoal.reasons). MORE is 1 where further replies to the number follow; the last one may then have nothing
-    but its NUMBER. The others, 0 where nobody asked for them (TRACE) or no worker answered, are when the request was
-    accepted and Triton's compute time points: five words cost 1.7k instructions to write and read.
+    but its NUMBER, and STEPS in a BLOCK. The others, 0 where nobody asked for them (TRACE) or no worker answered, are
+    when the request was accepted and Triton's compute time points: five words cost 1.7k instructions to write and read.
 
     PIECES is not 0 where an ensemble answers: its tensors lie in so many blocks of others, whose references begin
     BLOCK, a u64 each. What the header says of offsets is then true of these blocks, one behind the other. The client

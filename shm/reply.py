@@ -15,7 +15,8 @@ _NO_RECORD = layout.record()
 class Reply:
     """An answer to a request. `status` 0 is success; `header` is then the response's header, copied from `block`.
 
-    One that is not final leaves the request open; the final one may have no block, and say no more than that it ends.
+    One that is not final leaves the request open; the final one may have no header, and say no more than that it ends:
+    it has a block then only if there are `steps`.
     Otherwise `reason` names why the batcher refused, or, where it is 0, `header` holds the worker's sentence (UTF-8).
     `block` may be several, of an ensemble, as if they were one.
     """
@@ -39,7 +40,7 @@ class Reply:
     @property
     def is_empty(self) -> bool:
         """Whether it says only that the request has had its last answer."""
-        return not (self.status or self.reason or self.record[_BLOCK])
+        return not (self.status or self.reason or self.record[P.HEADER])
 
     @property
     def part(self) -> int:

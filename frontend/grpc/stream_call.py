@@ -212,6 +212,8 @@ class StreamCall:
             self._open[number] = waiting._replace(deadline_s=self._lane.answer_by_s())
         token = None if reply.block is None else (number, reply.part)
         if reply.is_final and reply.is_empty:
+            if token is not None:
+                inference.release(*token)
             last = Answer([empty_final(asked.prepared)], None) if asked.found.wants_empty_final else None
             self._send_in_order(waiting.ticket, last)
         else:
@@ -230,8 +232,7 @@ class StreamCall:
         self._end_if_done()
 
     def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> Answer:
-        """A message of the stream. One that is small, or that many wait before, is a copy, if there is room: then its
-        model does not wait for the client."""
+        """A message of the stream; one that is small, or waits for many, a copy, so that its model need not wait."""
         connection = self._connection
         if token is None:
             return Answer(chunks, token)

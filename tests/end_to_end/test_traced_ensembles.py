@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.end_to_end.server import Server, only, serving
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving
 from tests.end_to_end.test_ensemble_answers import stream
 from tests.end_to_end.triton_ensembles import write_all
 from tests.tracing.receiver import receiving
@@ -19,7 +20,7 @@ POINTS = [
     "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
     "REQUEST_END",
 ]  # fmt: skip
-ENSEMBLES = "whole_again", "going_on", "lacking", "counting_on"
+ENSEMBLES = "whole_again", "going_on", "lacking", "nested"
 #: An ensemble's steps have computed for it.
 OWN_POINTS = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
 
@@ -37,6 +38,7 @@ def server(repository: Path) -> Iterator[Server]:
     flags = f"--trace-config=triton,file={file}", "--trace-config=rate=1"
     with serving(repository, "--grpc-port=0", *flags, *only(*ENSEMBLES)) as server:
         yield server
+        server.ledger_once(lambda ledger: not imbalances(ledger))
         assert server.stop() == 0, server.log.decode()
 
 
@@ -126,6 +128,16 @@ def test_a_stream_has_a_step_for_each_response(server: Server, trace: Any) -> No
     found = trace()
     assert found.tree[0] == ("counting_on", "")
     assert sorted(found.tree[1:]) == [("count", "counting_on"), *[("either", "counting_on")] * 3]
+    found.check_times()
+
+
+def test_a_stream_whose_end_comes_alone_has_its_steps(server: Server, trace: Any) -> None:
+    assert stream(server, "nested", 0, empty_final=True) == [({}, True)]
+    body = json.dumps({"X": [[0]]}).encode()
+    with urlopen(Request(f"http://{server.url}/v2/models/nested/generate_stream", body), timeout=DEADLINE_S) as events:
+        assert events.read() == b""
+    found = trace()
+    assert found.tree == 2 * [("nested", ""), ("counting_on", "nested"), ("count", "counting_on")]
     found.check_times()
 
 
