@@ -30,6 +30,12 @@ def client(server: Server) -> Iterator[Any]:  # its type hints say None where it
         yield client
 
 
+@pytest.fixture
+def over_grpc(server: Server) -> Iterator[Any]:
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        yield client
+
+
 def infer(client: Any, model: str, *numbers: float) -> dict[str, list[Any]]:
     """Every output of the answer, by name."""
     given = triton.InferInput("X", [1, len(numbers)], "FP32").set_data_from_numpy(np.array([numbers], np.float32))
@@ -114,7 +120,7 @@ def test_a_stream_without_responses_ends_for_who_asked_to_hear_of_it(server: Ser
     ],
 )
 def test_an_answer_says_which_part_of_a_sequence_it_is(
-    server: Server, client: Any, model: str, asked: dict[str, Any], told: tuple[int | str, bool, bool]
+    client: Any, over_grpc: Any, model: str, asked: dict[str, Any], told: tuple[int | str, bool, bool]
 ) -> None:
     array = np.ones((1, 1), np.float32)
     names = "sequence_id", "sequence_start", "sequence_end"
@@ -122,9 +128,8 @@ def test_an_answer_says_which_part_of_a_sequence_it_is(
     parameters = client.infer(model, [given], **asked).get_response()["parameters"]
     assert tuple(parameters[name] for name in names) == told
     assert parameters.get("mood") == ("gay" if model == "ended" else None)
-    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as over_grpc:
-        given = grpc.InferInput("X", [1, 1], "FP32").set_data_from_numpy(array)
-        response = over_grpc.infer(model, [given], **asked).get_response()
+    given = grpc.InferInput("X", [1, 1], "FP32").set_data_from_numpy(array)
+    response = over_grpc.infer(model, [given], **asked).get_response()
     found = [response.parameters[name] for name in names]
     assert tuple(getattr(each, each.WhichOneof("parameter_choice")) for each in found) == told
 
@@ -140,21 +145,20 @@ def failures(server: Server, model: str) -> dict[str, float]:
     return {reason: count for reason, count in counts.items() if count}
 
 
-def test_what_a_step_refuses_is_another_failure_of_the_whole(server: Server, client: Any) -> None:
+def test_what_a_step_refuses_is_another_failure_of_the_whole(server: Server, over_grpc: Any) -> None:
     """One request is executed, one waits, one is refused."""
     told: queue.Queue[Any] = queue.Queue()
     array = np.ones((1, 1), np.float32)
-    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as over_grpc:
-        given = grpc.InferInput("X", [1, 1], "FP32").set_data_from_numpy(array)
-        asked = [over_grpc.async_infer("crowded", [given], lambda result, error: told.put(error)) for _ in range(12)]
-        error = told.get(timeout=DEADLINE_S)
-        assert "in ensemble 'crowded', " in str(error)
-        assert "Exceeds maximum queue size" in str(error)
-        found = failures(server, "crowded")
-        assert set(found) == {"OTHER"}
-        assert set(failures(server, "held")) == {"REJECTED"}
-        for each in asked:
-            each.cancel()
+    given = grpc.InferInput("X", [1, 1], "FP32").set_data_from_numpy(array)
+    asked = [over_grpc.async_infer("crowded", [given], lambda result, error: told.put(error)) for _ in range(12)]
+    error = told.get(timeout=DEADLINE_S)
+    assert "in ensemble 'crowded', " in str(error)
+    assert "Exceeds maximum queue size" in str(error)
+    found = failures(server, "crowded")
+    assert set(found) == {"OTHER"}
+    assert set(failures(server, "held")) == {"REJECTED"}
+    for each in asked:
+        each.cancel()
 
 
 # --- configurations ---
@@ -162,14 +166,13 @@ def test_what_a_step_refuses_is_another_failure_of_the_whole(server: Server, cli
 
 @pytest.mark.parametrize(("model", "is_decoupled"), [("whole", False), ("counting", True), ("nested", True)])
 def test_a_configuration_says_whether_the_ensemble_is_decoupled(
-    server: Server, client: Any, model: str, is_decoupled: bool
+    client: Any, over_grpc: Any, model: str, is_decoupled: bool
 ) -> None:
     """Whatever was written: it follows from the models, and what was asked for can be loaded."""
     for _ in range(2):
         config = client.get_model_config(model)
         assert config["model_transaction_policy"] == {"decoupled": is_decoupled}
-        with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as over_grpc:
-            found = over_grpc.get_model_config(model).config
+        found = over_grpc.get_model_config(model).config
         assert found.HasField("model_transaction_policy")
         assert found.model_transaction_policy.decoupled is is_decoupled
         client.load_model(model, config=json.dumps(config))
@@ -192,7 +195,7 @@ def test_a_model_that_is_not_decoupled_says_so_where_its_file_does(client: Any) 
     ],
 )
 def test_an_ensemble_may_reshape(
-    server: Server, client: Any, model: str, shape: list[int], answer: list[float]
+    client: Any, over_grpc: Any, model: str, shape: list[int], answer: list[float]
 ) -> None:
     """Its models get what they are configured for, its clients what it is."""
     assert client.get_model_metadata(model)["inputs"][0]["shape"] == [-1, *shape[1:]]
@@ -200,7 +203,6 @@ def test_an_ensemble_may_reshape(
     given = triton.InferInput("X", shape, "FP32").set_data_from_numpy(array)
     found = client.infer(model, [given]).as_numpy("Y")
     assert (found.shape, found.ravel().tolist()) == (tuple(shape), answer)
-    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as over_grpc:
-        given = grpc.InferInput("X", shape, "FP32").set_data_from_numpy(array)
-        found = over_grpc.infer(model, [given]).as_numpy("Y")
+    given = grpc.InferInput("X", shape, "FP32").set_data_from_numpy(array)
+    found = over_grpc.infer(model, [given]).as_numpy("Y")
     assert (found.shape, found.ravel().tolist()) == (tuple(shape), answer)
