@@ -187,7 +187,8 @@ class ModelControl:
             missing.update(model.identifier for model in models)
             for model in models:
                 if model.error is not None and config is not None:
-                    ended(model, _in_words(model, model.error))  # the request's fault, of which the model itself knows nothing
+                    # The request's fault, of which the model itself knows nothing.
+                    ended(model, _in_words(model, model.error))
                 else:
                     begin(self._models.meant(model))
 
