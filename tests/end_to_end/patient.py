@@ -1,0 +1,89 @@
+"""A server whose processes look for faults in a directory (shoal/fault.py), and what a test does to them."""
+
+import http.client
+import json
+import struct
+import time
+from pathlib import Path
+
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, title
+
+#: Steps of a worker at which the request is being executed: it fails where it must not be executed a second time.
+EXECUTING = {"mapped", "begun", "opened", "written", "pushed"}
+#: Steps that only a batcher that takes a dead one's place goes through.
+TAKE_OVER = {"introduced", "resumed"}
+#: Little memory: a payload of two and a half MiB has a segment of its own, in the client's memory and in the worker's.
+SMALL_MEMORY = ("--shm-client-slab-mib=8", "--shm-worker-slab-mib=4", "--shm-oversize-mib=64")
+#: Of every process: what the server needs, and a few connections.
+FEW_DESCRIPTORS = 256, 256
+
+
+class Patient:
+    """A server whose processes look for faults in a directory."""
+
+    def __init__(self, server: Server, faults: Path, socket: str) -> None:
+        self.server = server
+        self.faults = faults
+        self.socket = socket
+        self.number = 0
+        # Of those that shall have died: how many; up to where the log has told of them.
+        self.num_armed = self.told = 0
+
+    def arm(self, step: str) -> None:
+        """The next process that comes to this step dies there."""
+        self.num_armed += 1
+        self._lay(step, "kill")
+
+    def stop_at(self, step: str) -> None:
+        """The next process that comes to this step stands still there, until it is killed."""
+        self.num_armed += 1
+        self._lay(step, "stop")
+
+    def _lay(self, step: str, action: str) -> None:
+        self.get_live()  # the lane is past what the last request left it to do
+        # Complete before it has its name: a process may look at any moment.
+        (self.faults / "next").write_text(action)
+        (self.faults / "next").rename(self.faults / step)
+
+    def stopped(self, kind: str) -> int:
+        """The process whose title begins so and that stands still, as soon as there is one."""
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            for pid in descendants(self.server.process.pid):
+                if title(pid).startswith(kind) and Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T":
+                    return pid
+        raise AssertionError(f"no {kind} stands still")
+
+    def get_live(self) -> None:
+        """One request that goes no further than the lane."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=DEADLINE_S)
+        connection.request("GET", "/v2/health/live")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+    def await_deaths(self) -> None:
+        """Return when the log, ours or gunicorn's in it, has said of each process that it died; no fault is left."""
+        for _ in range(self.num_armed):
+            assert self.server.read_log(b"SIGKILL", start=self.told)
+            self.told = self.server.log.index(b"SIGKILL", self.told) + 1
+        self.num_armed = 0
+        assert not list(self.faults.iterdir())
+
+    def ask(self, model: str, *, by_road: bool = False) -> tuple[int, bytes]:
+        """One request over a connection of its own; the status and the body, which for a 200 has been verified."""
+        self.number += 1
+        tensor = struct.pack("<4i", self.number, 2, 3, 4)
+        request = {"inputs": [{"name": "A", "shape": [1, 4], "datatype": "INT32", "data": [self.number, 2, 3, 4]}]}
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=DEADLINE_S)
+        try:
+            # The lane hands over whatever comes in chunks.
+            body = json.dumps(request).encode()
+            connection.request("POST", f"/v2/models/{model}/infer", iter([body]) if by_road else body)
+            answer = connection.getresponse()
+            said = answer.read()
+        finally:
+            connection.close()
+        if answer.status == 200:
+            (output,) = json.loads(said)["outputs"]
+            assert struct.pack("<4i", *output["data"]) == tensor
+        return answer.status, said
