@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,8 +15,8 @@ import tritonclient.grpc as client
 
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client as RawClient
-from tests.end_to_end.server import Server, imbalances, only, serving, title
-from tests.end_to_end.window_client import WindowClient
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving, title
+from tests.end_to_end.window_client import ORDINARY, WindowClient
 
 #: Sends COUNT responses of NBYTES each before `execute` returns: who holds it up holds up all its clients.
 FLOOD = """
@@ -49,6 +50,32 @@ input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
 instance_group { count: 1 kind: KIND_CPU }
 """
+#: Sends a response every 20 ms, for longer than an execution may last.
+DRIP = """
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender, number, end_s = request.get_response_sender(), 0, time.monotonic() + 2.5
+            while time.monotonic() < end_s:
+                time.sleep(0.02)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
+                number += 1
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+DRIP_CONFIG = """
+backend: "python"
+model_transaction_policy { decoupled: true }
+input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+instance_group { count: 1 kind: KIND_CPU }
+parameters { key: "execution_timeout_ms" value { string_value: "1000" } }
+"""
 INFER, STREAM, LIVE = (
     f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelStreamInfer", "ServerLive")
 )
@@ -58,11 +85,14 @@ RESOURCE_EXHAUSTED = "8"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
-    for name, config in (("flood", FLOOD_CONFIG), ("whole", WHOLE_CONFIG)):
+    for name, config, code in (
+        ("flood", FLOOD_CONFIG, FLOOD), ("whole", WHOLE_CONFIG, ""), ("drip", DRIP_CONFIG, DRIP),
+    ):  # fmt: skip
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(config)
-    (models / "flood" / "1" / "model.py").write_text(FLOOD)
-    flags = ["--grpc-port=0", "--http-process-count=1", "--shm-worker-slab-mib=16", *only("flood", "whole")]
+        if code:
+            (models / name / "1" / "model.py").write_text(code)
+    flags = ["--grpc-port=0", "--http-process-count=1", "--shm-worker-slab-mib=16", *only("flood", "whole", "drip")]
     with serving(models, *flags) as server:
         yield server
         server.ledger_once(lambda ledger: not imbalances(ledger))
@@ -99,6 +129,14 @@ def whole(nbytes: int) -> bytes:
     return bytes(request.SerializeToString())
 
 
+def flood_inputs(count: int, nbytes: int) -> list[client.InferInput]:
+    inputs = []
+    for name, value in (("COUNT", count), ("NBYTES", nbytes)):
+        inputs.append(client.InferInput(name, [1], "INT32"))
+        inputs[-1].set_data_from_numpy(np.array([value], np.int32))
+    return inputs
+
+
 def is_answered(reader: Any, model: str) -> None:
     """Another client's request is."""
     if model == "whole":
@@ -108,12 +146,8 @@ def is_answered(reader: Any, model: str) -> None:
         return
     answers: Any = queue.SimpleQueue()
     reader.start_stream(lambda result, error: answers.put((result, error)))
-    inputs = []
-    for name, value in (("COUNT", 1), ("NBYTES", 4)):
-        inputs.append(client.InferInput(name, [1], "INT32"))
-        inputs[-1].set_data_from_numpy(np.array([value], np.int32))
-    reader.async_stream_infer("flood", inputs)
-    result, error = answers.get(timeout=60)
+    reader.async_stream_infer("flood", flood_inputs(1, 4))
+    result, error = answers.get(timeout=DEADLINE_S)
     assert error is None
     assert result.as_numpy("OUT").tolist() == [0]
     reader.stop_stream()
@@ -130,6 +164,46 @@ def test_small_responses_wait_for_their_client_and_nobody_waits_with_them(stalle
     ]
     assert numbers == list(range(3000))
     assert stalled.trailers(stream)["grpc-status"] == "0"
+
+
+def test_a_callback_that_takes_its_time_keeps_nobody_waiting(server: Server, reader: Any) -> None:
+    """tritonclient reads nothing more meanwhile; there is more than its window takes."""
+    count, called, goes_on = 1500, threading.Event(), threading.Event()
+    answers: Any = queue.SimpleQueue()
+
+    def callback(result: Any, error: Any) -> None:
+        called.set()
+        goes_on.wait(DEADLINE_S)
+        answers.put(error or int(result.as_numpy("OUT")[0]))
+
+    with client.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as opened:
+        slow: Any = opened
+        slow.start_stream(callback)
+        slow.async_stream_infer("flood", flood_inputs(count, 4000))
+        try:
+            assert called.wait(DEADLINE_S)
+            is_answered(reader, "flood")
+        finally:
+            goes_on.set()
+        assert [answers.get(timeout=DEADLINE_S) for _ in range(count)] == list(range(count))
+        slow.stop_stream()
+
+
+def test_a_stream_that_goes_on_for_longer_than_the_execution_limit_is_no_hang(server: Server, reader: Any) -> None:
+    """Its client reads, and each response is a sign of life."""
+    (worker,) = [pid for pid in server.children if title(pid).startswith("shoal worker drip")]
+    answers: Any = queue.SimpleQueue()
+    reader.start_stream(lambda result, error: answers.put(error or result))
+    tensor = client.InferInput("IN", [1], "INT32")
+    tensor.set_data_from_numpy(np.zeros(1, np.int32))
+    reader.async_stream_infer("drip", [tensor], enable_empty_final_response=True)
+    numbers = []
+    while (answer := answers.get(timeout=DEADLINE_S)).as_numpy("OUT") is not None:
+        numbers.append(int(answer.as_numpy("OUT")[0]))
+    reader.stop_stream()
+    assert numbers == list(range(len(numbers)))
+    assert answer.get_response().parameters["triton_final_response"].bool_param
+    assert title(worker)  # the same one
 
 
 def test_a_stream_that_is_not_read_ends_and_its_model_is_told(stalled: WindowClient, reader: Any) -> None:
@@ -205,14 +279,19 @@ def test_messages_of_streams_that_wait_for_a_model_leave_memory_to_others(server
             assert len(answer.infer_response.raw_output_contents[0]) == 1 << 20, answer.error_message
 
 
-def test_results_that_are_not_read_hold_up_no_other_client(stalled: WindowClient, reader: Any) -> None:
+@pytest.mark.parametrize("window", [0, ORDINARY])
+def test_results_that_are_not_read_hold_up_no_other_client(server: Server, reader: Any, window: int) -> None:
     """More than the worker's memory and the client's share of the front end's."""
+    with WindowClient(server.grpc_port, window) as stalled:
+        hold_up_no_other_client(stalled, reader)
+
+
+def hold_up_no_other_client(stalled: WindowClient, reader: Any) -> None:
     calls = [stalled.call(INFER, whole(1 << 20), ends=True) for _ in range(24)]
     for _ in range(3):  # so that something comes of it all the while
         stalled.call(LIVE, b"", ends=True)
         is_answered(reader, "whole")
-    statuses = [stalled.trailers(call)["grpc-status"] for call in calls[-8:]]
-    assert RESOURCE_EXHAUSTED in statuses
+    assert stalled.first_end(calls)["grpc-status"] == RESOURCE_EXHAUSTED
     stalled.open_windows()
     ends = [stalled.trailers(call)["grpc-status"] for call in calls]
     assert set(ends) == {"0", RESOURCE_EXHAUSTED}

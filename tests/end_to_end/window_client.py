@@ -1,4 +1,5 @@
-"""A gRPC client that says by hand how much it reads: its windows are closed until it opens them."""
+"""A gRPC client that says by hand how much it reads: its windows are closed, or never given back, until it opens
+them."""
 
 import socket
 from collections import defaultdict
@@ -11,16 +12,18 @@ from h2.settings import SettingCodes, Settings
 
 from tests.end_to_end.server import DEADLINE_S
 
+#: HTTP/2's initial window.
+ORDINARY = 65_535
 _WIDE = 1 << 30
 
 
 class WindowClient:
-    """One connection. What comes is kept by its streams."""
+    """One connection. What comes is kept by its streams; `window` is how much may come of each at first."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, window: int = 0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
         self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
-        self._h2.local_settings = Settings(client=True, initial_values={SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        self._h2.local_settings = Settings(client=True, initial_values={SettingCodes.INITIAL_WINDOW_SIZE: window})
         self._h2.initiate_connection()
         self._send()
         # Changed by what comes.
@@ -70,6 +73,12 @@ class WindowClient:
         while stream not in self._trailers:
             self._receive()
         return self._trailers[stream]
+
+    def first_end(self, streams: list[int]) -> dict[str, str]:
+        """The end of the one of these calls that ends first."""
+        while not (ended := [stream for stream in self._trailers if stream in streams]):
+            self._receive()
+        return self._trailers[ended[0]]
 
     def messages(self, stream: int) -> list[bytes]:
         """All messages of a call, once it has ended."""
