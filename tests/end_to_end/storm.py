@@ -119,7 +119,7 @@ class Storm:
     async def _client(self, phase: Phase, end: float, kind: Kind) -> None:
         while time.monotonic() < end:
             try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", self._server.http_port)
+                reader, writer = await kind.connect(self._server.http_port)
             except OSError as error:
                 phase.faults.append(f"no connection: {error!r}")
                 return
@@ -186,7 +186,7 @@ def warm_up(storm: Storm, server: Server) -> list[object]:
 
 async def _call_once(server: Server) -> None:
     (caller,) = [kind for kind in KINDS if kind.model == "caller"]
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+    reader, writer = await caller.connect(server.http_port)
     answer = await caller.ask(reader, writer, 0)
     assert answer.is_right, answer
     writer.close()

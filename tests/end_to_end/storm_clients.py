@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
 MAX_BATCH_SIZE = 8
-#: With little memory: a payload of LARGE_FLOATS has a segment of its own, in the client's memory and in the worker's.
+#: With little memory: a payload of LARGE_INTEGERS has a segment of its own, in the client's memory and in the worker's.
 FLAGS = ("--shm-client-slab-mib=8", "--shm-worker-slab-mib=4", "--shm-oversize-mib=64")
-#: 2.5 MiB.
-LARGE_INTEGERS = 655_360
+#: 2.5 MiB, and 6 MB where the client reads slowly: the kernel takes four MiB of an answer off the server at once.
+LARGE_INTEGERS, SLOW_INTEGERS = 655_360, 1_500_000
+#: Of a slow reader's socket.
+RECEIVE_BUFFER_BYTES = 65536
 #: A slow reader takes so much at a time, and pauses for so long: that is its pace, and nothing is waited for.
 SIP_BYTES, SIP_S = 65536, 0.002
 
@@ -67,11 +70,25 @@ Ask = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[Answ
 
 
 class Kind(NamedTuple):
-    """So many clients that ask a model in this way."""
+    """So many clients that ask a model in this way, each over a socket with such a buffer; 0: with the system's."""
 
     model: str
     num_clients: int
     ask: Ask
+    receive_buffer_bytes: int = 0
+
+    async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection to the server."""
+        opened = socket.socket()
+        try:
+            if self.receive_buffer_bytes:
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer_bytes)
+            opened.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(opened, ("127.0.0.1", port))
+            return await asyncio.open_connection(sock=opened)
+        except OSError:
+            opened.close()
+            raise
 
 
 def _data(number: int) -> list[int]:
@@ -121,13 +138,13 @@ async def _generate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     return Answer(number, status, body, is_right, time.monotonic() - sent_s)
 
 
-def _large(*, slowly: bool) -> Ask:
+def _large(num_integers: int, *, slowly: bool = False) -> Ask:
     async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Answer:
         sent_s = time.monotonic()
-        binary = {"binary_data_size": 4 * LARGE_INTEGERS}
-        tensor = {"name": "A", "shape": [1, LARGE_INTEGERS], "datatype": "INT32", "parameters": binary}
+        binary = {"binary_data_size": 4 * num_integers}
+        tensor = {"name": "A", "shape": [1, num_integers], "datatype": "INT32", "parameters": binary}
         header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-        data = number.to_bytes(4, "little") * LARGE_INTEGERS
+        data = number.to_bytes(4, "little") * num_integers
         _send(writer, "large/infer", header, data, fields=f"Inference-Header-Content-Length: {len(header)}\r\n")
         await writer.drain()
         status, body = await _receive(reader, slowly=slowly)
@@ -140,8 +157,8 @@ def _large(*, slowly: bool) -> Ask:
 KINDS = (
     Kind("m", 44, _integers("m")),
     Kind("parts", 12, _generate),
-    Kind("large", 2, _large(slowly=False)),
-    Kind("large", 2, _large(slowly=True)),
+    Kind("large", 2, _large(LARGE_INTEGERS)),
+    Kind("large", 2, _large(SLOW_INTEGERS, slowly=True), RECEIVE_BUFFER_BYTES),
     Kind("caller", 4, _integers("caller")),
 )
 
