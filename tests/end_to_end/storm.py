@@ -96,6 +96,8 @@ class Storm:
         self._random = random.Random(seed)
         # Changed by every request.
         self._number = 0
+        # Changed by every right answer, and when a worker is killed: models that have answered since one of theirs was.
+        self._answered: set[str] = set()
 
     async def phase(self, name: str, seconds: float, victims: tuple[str, ...], kinds: Sequence[Kind] = KINDS) -> Phase:
         """Requests over all connections for so long, while processes of these kinds are killed."""
@@ -139,6 +141,7 @@ class Storm:
         phase.latencies_s.append(answer.seconds)
         if answer.is_right:
             phase.num_right += 1
+            self._answered.update(kind.models)
         elif answer.status == 500 and b"was killed by signal 9 (SIGKILL) while executing" in answer.body:
             phase.num_refused += 1
         else:
@@ -154,18 +157,30 @@ class Storm:
             spared = [(kind, pid) for kind, pid in alive if not phase.kills[kind]]
             if alive:
                 kind, pid = self._random.choice(spared or alive)  # so that each kind has its turn
+                name = title(pid)
                 with suppress(ProcessLookupError):  # one that was killed before has only now ended
                     os.kill(pid, signal.SIGSTOP if kind == "lane" else signal.SIGKILL)
                     phase.kills[kind] += 1
+                    if kind == "worker":
+                        self._answered.discard(model_of(name))
                 if kind == "lane":
                     stop_s = now + STOP_EVERY_S
 
     def _alive(self, kind: str) -> list[int]:
-        """Those that may die now: no batcher that stands by, and no lane that is alone."""
+        """Those that may die now: no batcher that stands by, no lane that is alone, and no worker of a model that has
+        not answered since another of its was killed: an instance that dies again and again before it has completed a
+        batch is given up, and on a busy machine it takes longer to come up than a storm pauses."""
         titles = {pid: title(pid) for pid in descendants(self._server.process.pid)}
         found = [pid for pid, name in titles.items() if name.startswith(VICTIMS[kind])]
         found = [pid for pid in found if not titles[pid].startswith("shoal batcher (")]
+        if kind == "worker":
+            found = [pid for pid in found if model_of(titles[pid]) in self._answered]
         return [] if kind == "lane" and len(found) < NUM_LANES else found
+
+
+def model_of(worker: str) -> str:
+    """The model of a worker with this title; nothing of one that has ended."""
+    return worker.removeprefix("shoal worker ").partition(" ")[0].rpartition("_0_")[0]
 
 
 @contextmanager

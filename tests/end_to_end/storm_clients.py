@@ -77,6 +77,11 @@ class Kind(NamedTuple):
     ask: Ask
     receive_buffer_bytes: int = 0
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those that have worked for a right answer."""
+        return ("caller", "inner") if self.model == "caller" else (self.model,)
+
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection to the server."""
         opened = socket.socket()
