@@ -177,16 +177,19 @@ def test_announcement_to_nobody_is_in_force_at_once(start: Callable[[], Process]
 def test_a_process_is_killed_only_while_the_pid_is_its_own(start: Callable[[], Process]) -> None:
     """The pid of one that has hung up may be another's by now: here it is that of a process which must live."""
     living, dead = start(), start()
-    program = [sys.executable, "-c", "import signal; signal.pause()"]
-    with subprocess.Popen(program) as first, subprocess.Popen(program) as second:
+    program = [sys.executable, "-c", "print(input())"]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(program, stdin=pipe) as first,
+        subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as second,
+    ):
         living.member.pid, dead.member.pid = first.pid, second.pid
         dead.channel.close()
         dead.member.kill()
         living.member.kill()
         assert first.wait() == -signal.SIGKILL
         living.member.kill()  # there is no such process any more
-        assert second.poll() is None
-        second.kill()
+        assert second.communicate("it lives\n")[0] == "it lives\n"  # which no process does that has been sent SIGKILL
 
 
 def test_without_a_descriptor_left_nobody_is_killed_and_that_is_said(start: Callable[[], Process]) -> None:
