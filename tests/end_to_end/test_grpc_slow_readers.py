@@ -167,8 +167,9 @@ def test_small_responses_wait_for_their_client_and_nobody_waits_with_them(stalle
 
 
 def test_a_callback_that_takes_its_time_keeps_nobody_waiting(server: Server, reader: Any) -> None:
-    """tritonclient reads nothing more meanwhile; there is more than its window takes."""
-    count, called, goes_on = 1500, threading.Event(), threading.Event()
+    """tritonclient reads nothing more meanwhile. How much gRPC and the kernel take before that differs; these responses
+    are more, and what of them the server does not keep, the client is told of."""
+    count, called, goes_on = 12_000, threading.Event(), threading.Event()
     answers: Any = queue.SimpleQueue()
 
     def callback(result: Any, error: Any) -> None:
@@ -179,13 +180,18 @@ def test_a_callback_that_takes_its_time_keeps_nobody_waiting(server: Server, rea
     with client.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as opened:
         slow: Any = opened
         slow.start_stream(callback)
-        slow.async_stream_infer("flood", flood_inputs(count, 4000))
+        slow.async_stream_infer("flood", flood_inputs(count, 8000))
         try:
             assert called.wait(DEADLINE_S)
             is_answered(reader, "flood")
         finally:
             goes_on.set()
-        assert [answers.get(timeout=DEADLINE_S) for _ in range(count)] == list(range(count))
+        numbers = [answers.get(timeout=DEADLINE_S)]
+        while isinstance(numbers[-1], int) and numbers[-1] < count - 1:
+            numbers.append(answers.get(timeout=DEADLINE_S))
+        if not isinstance(numbers[-1], int):
+            assert "does not read its responses" in str(numbers.pop())
+        assert numbers == list(range(len(numbers)))
         slow.stop_stream()
 
 
