@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,13 +20,25 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+def _descriptors() -> set[tuple[str, str]]:
+    """The open descriptors of this process, and what each is of."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing
+            found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
+    return found
+
+
 @pytest.fixture
 def num_descriptors() -> Callable[[], int]:
-    """How many descriptors this process has open now; what nobody looks at any more holds none."""
+    """How many descriptors this process has opened since the test began and has open now. What earlier tests have left,
+    and a thread of theirs may close at any time, does not count, nor does what nobody looks at any more."""
+    gc.collect()
+    earlier = _descriptors()
 
     def count() -> int:
         gc.collect()
-        return len(os.listdir("/proc/self/fd"))
+        return len(_descriptors() - earlier)
 
     return count
 

@@ -16,6 +16,7 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 
+from shoal.frontend.grpc.http2.frames import PREFACE
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client, number_in, numbers
 from tests.end_to_end.server import DEADLINE_S, Server, samples, serving, title
@@ -177,6 +178,7 @@ def test_connections_that_come_one_by_one_are_spread_over_the_lanes(server: Serv
             wait_until(lambda: all(map(is_asleep, lanes)), lambda: f"a lane of {lanes} does not wait for connections")
             opened = socket.create_connection(("127.0.0.1", server.grpc_port), DEADLINE_S)
             stack.enter_context(opened)
+            opened.sendall(PREFACE)
             assert opened.recv(9)  # a lane has accepted it and sends its settings
         counts = [num_sockets(pid) - before[pid] for pid in lanes]
     assert sum(counts) == 60

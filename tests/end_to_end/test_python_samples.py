@@ -106,4 +106,5 @@ def test_repeat_refuses_delays_that_do_not_fit(samples: Server) -> None:
     with closing(http.client.HTTPConnection("127.0.0.1", samples.http_port, timeout=DEADLINE_S)) as connection:
         connection.request("POST", "/v2/models/repeat/generate_stream", body)
         response = connection.getresponse()
-        assert (response.status, json.load(response)) == (400, {"error": "IN and DELAY must have equal lengths"})
+        event = b'data: {"error":"IN and DELAY must have equal lengths"}\n\n'
+        assert (response.status, response.read()) == (400, event)
