@@ -61,8 +61,8 @@ def test_of_several_models_the_named_one_is_served(tmp_path: Path) -> None:
         write_model(tmp_path / name)
     with started(tmp_path, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="two") as (server, sagemaker):
         assert sagemaker.infer("/invocations") == [1, 2]
-        assert b"successfully loaded 'two'" in server.log
-        assert b"'one'" not in server.log
+        assert b"::two'" in server.log  # with its namespace, the repository
+        assert b"::one" not in server.log
 
 
 def test_many_models_come_with_requests(tmp_path: Path) -> None:
