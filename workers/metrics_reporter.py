@@ -86,8 +86,9 @@ class MetricsReporter:
         while True:
             left_s = due_s - time.monotonic()
             if has_changed and left_s <= 0:
-                has_changed, due_s = False, time.monotonic() + INTERVAL_S
-                self.flush()
+                has_changed = False
+                if self.flush():  # else others have reported it already
+                    due_s = time.monotonic() + INTERVAL_S
                 continue
             ready = dict(poller.poll(left_s * 1000 if has_changed else None))
             if bell_fd in ready:
