@@ -118,7 +118,7 @@ class TracedRequest:
         self._stamps[QUEUE_START:REQUEST_END] = reply.times
         self._stamps[REQUEST_END] = time.monotonic_ns()
         if said := reply.steps:
-            self._steps = steps(self._trace, msgpack.unpackb(said))
+            self._steps = steps(self._trace._replace(stamps=self._stamps), msgpack.unpackb(said))
             self._stamps[COMPUTE_START:REQUEST_END] = [0] * (REQUEST_END - COMPUTE_START)  # they have computed
         if self._has_tensors and reply.block is not None and reply.header is not None and not reply.status:
             try:

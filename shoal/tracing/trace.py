@@ -49,17 +49,21 @@ class Trace(NamedTuple):
 
 
 def steps(whole: Trace, said: Sequence[Sequence[Any]]) -> list[Trace]:
-    """The traces of an ensemble's steps, of what the batcher says of them (batcher/step_traces.py)."""
+    """The traces of an ensemble's steps, of what the batcher says of them (batcher/step_traces.py).
+
+    Each lies within the trace it is a step of: the batcher's look at the clock may be older than the request that it
+    finds, and than the end of a step's computation.
+    """
     found = []
-    for model, version, *times, beneath in said:
+    for model, version, asked_ns, *times, beneath in said:
         stamps = [0] * len(STAMPS)
-        stamps[REQUEST_START : REQUEST_END + 1] = times
-        step = whole._replace(
-            model=model, version=version, stamps=in_order(stamps), context={}, steps=steps(whole, beneath)
-        )
+        stamps[REQUEST_START : REQUEST_END + 1] = max(asked_ns, whole.stamps[REQUEST_START]), *times
+        step = whole._replace(model=model, version=version, stamps=in_order(stamps), context={}, steps=())
         if beneath:
+            inner = steps(step, beneath)
             stamps[COMPUTE_START:REQUEST_END] = [0] * (REQUEST_END - COMPUTE_START)
-            step = step._replace(stamps=in_order(stamps))
+            stamps[REQUEST_END] = max([stamps[REQUEST_END], *[each.stamps[REQUEST_END] for each in inner]])
+            step = step._replace(stamps=in_order(stamps), steps=inner)
         found.append(step)
     return found
 

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from shoal.fault import VARIABLE
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving
 from tests.end_to_end.test_ensemble_answers import stream
 from tests.end_to_end.triton_ensembles import write_all
@@ -23,6 +26,8 @@ POINTS = [
 ENSEMBLES = "whole_again", "going_on", "lacking", "nested"
 #: An ensemble's steps have computed for it.
 OWN_POINTS = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+#: A batcher whose look at the clock is old by the time it has read what has come.
+OLD_LOOKS = {VARIABLE: "batcher.read:delay=0.003"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path) -> Iterator[Server]:
     file = repository.parent / "traces"
     flags = f"--trace-config=triton,file={file}", "--trace-config=rate=1"
-    with serving(repository, "--grpc-port=0", *flags, *only(*ENSEMBLES)) as server:
+    with serving(repository, "--grpc-port=0", *flags, *only(*ENSEMBLES), environment=OLD_LOOKS) as server:
         yield server
         server.ledger_once(lambda ledger: not imbalances(ledger))
         assert server.stop() == 0, server.log.decode()
@@ -115,6 +120,14 @@ def test_steps_are_below_their_ensemble(server: Server, trace: Any, protocol: An
     found.check_times()
 
 
+def test_steps_lie_within_their_ensemble_where_many_requests_come_at_once(server: Server, trace: Any) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda _: ask(server, tritonclient.http, "whole_again"), range(60)))
+    found = trace()
+    assert len(found.heads) == 180
+    found.check_times()
+
+
 def test_steps_of_a_request_that_fails_are_there(server: Server, trace: Any) -> None:
     with pytest.raises(tritonclient.http.InferenceServerException, match="in ensemble 'lacking'"):
         ask(server, tritonclient.http, "lacking")
@@ -133,9 +146,11 @@ def test_a_stream_has_a_step_for_each_response(server: Server, trace: Any) -> No
 
 def test_a_stream_whose_end_comes_alone_has_its_steps(server: Server, trace: Any) -> None:
     assert stream(server, "nested", 0, empty_final=True) == [({}, True)]
-    body = json.dumps({"X": [[0]]}).encode()
-    with urlopen(Request(f"http://{server.url}/v2/models/nested/generate_stream", body), timeout=DEADLINE_S) as events:
-        assert events.read() == b""
+    with closing(HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)) as connection:
+        connection.request("POST", "/v2/models/nested/generate_stream", json.dumps({"X": [[0]]}))
+        assert connection.getresponse().read() == b""
+        connection.request("GET", "/v2/health/live")  # is looked at when the stream's trace has gone to the tracer
+        assert connection.getresponse().status == 200
     found = trace()
     assert found.tree == 2 * [("nested", ""), ("counting_on", "nested"), ("count", "counting_on")]
     found.check_times()

@@ -85,12 +85,21 @@ def test_no_point_is_earlier_than_the_one_before(stamps: list[int]) -> None:
 def test_steps_are_traces_of_their_own() -> None:
     inner = ["inner", 2, 30, 31, 0, 0, 0, 0, 39, []]
     said = [["outer", 1, 20, 21, 22, 23, 24, 25, 40, [inner]], ["other", 1, 41, 0, 0, 0, 0, 0, 42, []]]
-    outer, other = steps(WHOLE._replace(context={"traceparent": "x"}), said)
+    outer, other = steps(WHOLE._replace(stamps=[0, 0, 10], context={"traceparent": "x"}), said)
     assert (outer.model, outer.version, outer.request_id, outer.context) == ("outer", 1, "r-1", {})
     assert list(outer.stamps) == [0, 0, 20, 21, 0, 0, 0, 0, 40, 0, 0]  # what is in it has computed
     assert list(other.stamps) == [0, 0, 41, 0, 0, 0, 0, 0, 42, 0, 0]
     ((found,), nothing) = outer.steps, other.steps
-    assert (found.model, list(found.stamps), nothing) == ("inner", [0, 0, 30, 31, 0, 0, 0, 0, 39, 0, 0], [])
+    assert (found.model, list(found.stamps), nothing) == ("inner", [0, 0, 30, 31, 0, 0, 0, 0, 39, 0, 0], ())
     assert json.loads(b"[" + to_json(7, found, TIMESTAMPS, 6) + b"]")[0] == {
         "id": 7, "model_name": "inner", "model_version": 2, "request_id": "r-1", "parent_id": 6,
     }  # fmt: skip
+
+
+def test_a_step_lies_within_what_it_is_a_step_of() -> None:
+    """The batcher's look at the clock may be older than the request that it finds, and than a step's computation."""
+    inner = ["inner", 1, 90, 91, 92, 93, 94, 120, 110, []]
+    (outer,) = steps(WHOLE._replace(stamps=[0, 0, 100]), [["outer", 1, 90, 90, 0, 0, 0, 0, 110, [inner]]])
+    (found,) = outer.steps
+    assert list(outer.stamps) == [0, 0, 100, 100, 0, 0, 0, 0, 120, 0, 0]
+    assert list(found.stamps) == [0, 0, 100, 100, 100, 100, 100, 120, 120, 0, 0]
