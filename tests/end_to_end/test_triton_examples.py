@@ -3,6 +3,7 @@ triton_examples.py."""
 
 import asyncio
 import queue
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server
-from tests.end_to_end.triton_examples import EXAMPLES, LEFT_OUT, MODELS, control_server, run
+from tests.end_to_end.triton_examples import EXAMPLES, LEFT_OUT, MODELS, control_server, differences, run
 
 APIS = {
     "http": tritonclient.http,
@@ -27,6 +28,7 @@ APIS = {
     "grpc": tritonclient.grpc,
     "grpc.aio": tritonclient.grpc.aio,
 }
+ROOT = Path(__file__).parents[2]
 messages: Any = service_pb2
 Sequence = tuple[str, int | str, list[int]]  # model, correlation id, numbers
 VALUES = [11, 7, 5, 3, 2, 0, 1]
@@ -217,9 +219,26 @@ def test_model_control(controlled: Server, api: str) -> None:
     assert "failed to load" in unknown.message()
 
 
-def test_the_table_names_every_example_once() -> None:
+def test_the_table_names_no_example_twice_and_no_model_that_is_no_sample() -> None:
     assert not EXAMPLES.keys() & LEFT_OUT.keys()
     assert all((SAMPLES / model / "config.pbtxt").exists() for model in MODELS)
+
+
+def test_the_table_is_compared_with_the_directory(tmp_path: Path) -> None:
+    first, *others = [*EXAMPLES, *LEFT_OUT]
+    for name in (*others, "new_client.py", "CMakeLists.txt"):
+        (tmp_path / name).touch()
+    assert [each.partition(" ")[0] for each in differences(tmp_path)] == [f"{first}:", "new_client.py:"]
+
+
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_the_directory_of_the_examples_is_the_caller_s(tmp_path: Path, is_relative: bool) -> None:
+    directory = tmp_path / "examples"
+    directory.mkdir()
+    command = [ROOT / "scripts" / "triton-examples", directory.name if is_relative else directory]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 2
+    assert f"none of the examples lies in {directory};" in done.stderr
 
 
 PROGRAM = """

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.end_to_end.server import SAMPLES, Server, serving
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
 
 HTTP = ("-u", "{http}")
 GRPC = ("-u", "{grpc}")
@@ -108,7 +108,12 @@ def run(path: Path, arguments: tuple[str, ...], server: Server) -> str:
     """What is wrong with one run of an example; nothing where it passes."""
     addresses = {"http": server.url, "grpc": f"127.0.0.1:{server.grpc_port}"}
     command = [sys.executable, str(path), *(each.format_map(addresses) for each in arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        return f"no end within {DEADLINE_S:g} s: {(error.stdout or b'').decode()[-1000:]}"
     if done.returncode:
         return f"status {done.returncode}: {done.stdout[-1000:]}"
     if "PASS" in path.read_text() and "PASS" not in done.stdout:
@@ -116,18 +121,27 @@ def run(path: Path, arguments: tuple[str, ...], server: Server) -> str:
     return ""
 
 
+def differences(directory: Path) -> list[str]:
+    """The examples to run that this directory lacks, and those in it that the table neither runs nor leaves out."""
+    found = {path.name for path in directory.glob("*.py")}
+    missing = [f"{name}: MISSING in {directory}" for name in EXAMPLES if name not in found]
+    unknown = sorted(found - EXAMPLES.keys() - LEFT_OUT.keys())
+    return missing + [f"{name}: UNKNOWN, neither in EXAMPLES nor in LEFT_OUT of {__file__}" for name in unknown]
+
+
 def run_all(directory: Path) -> int:
-    """Run the examples that lie in this directory, print how each went, and return how many runs failed or found no
-    example."""
-    failed = 0
+    """Run the examples that lie in this directory, print how each went and where the table differs from the directory,
+    and return the number of runs that failed and of differences."""
+    wrong = differences(directory)
+    for difference in wrong:
+        print(difference)
+    failed = len(wrong)
     with ExitStack() as stack:
         served = stack.enter_context(serving(SAMPLES, *FLAGS))
         controlled: dict[int, Server] = {}
         for name, runs in EXAMPLES.items():
             path = directory / name
             if not path.exists():
-                print(f"{name}: MISSING in {directory}")
-                failed += 1
                 continue
             server = served
             if found := re.search(r"There are (\w+) models", path.read_text()):
@@ -148,7 +162,10 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/triton-examples", description=__doc__)
     parser.add_argument("directory", type=Path, help="src/python/examples of a checkout of Triton's client repository")
-    return 1 if run_all(parser.parse_args().directory) else 0
+    directory = parser.parse_args().directory
+    if not any((directory / name).exists() for name in EXAMPLES):
+        parser.error(f"none of the examples lies in {directory}; is it src/python/examples of that repository?")
+    return 1 if run_all(directory) else 0
 
 
 if __name__ == "__main__":
