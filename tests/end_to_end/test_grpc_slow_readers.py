@@ -4,6 +4,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,10 +51,8 @@ input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
 instance_group { count: 1 kind: KIND_CPU }
 """
-#: Sends a response every 20 ms, for longer than an execution may last.
+#: Sends a response for each byte that its client writes into a pipe, until the client closes it.
 DRIP = """
-import time
-
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -61,11 +60,11 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
-            sender, number, end_s = request.get_response_sender(), 0, time.monotonic() + 2.5
-            while time.monotonic() < end_s:
-                time.sleep(0.02)
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
-                number += 1
+            sender, number = request.get_response_sender(), 0
+            with open("{path}", "rb", buffering=0) as pipe:
+                while pipe.read(1):
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
+                    number += 1
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 DRIP_CONFIG = """
@@ -80,13 +79,24 @@ INFER, STREAM, LIVE = (
     f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelStreamInfer", "ServerLive")
 )
 RESOURCE_EXHAUSTED = "8"
+#: The limit of `drip`, what its supervisor may be late by (a second while nobody executes), and some more.
+LONGER_THAN_THE_LIMIT_S = 2.5
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def pipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of `drip`."""
+    path = tmp_path_factory.mktemp("drip") / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, pipe: Path) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
+    drip = DRIP.replace("{path}", str(pipe))
     for name, config, code in (
-        ("flood", FLOOD_CONFIG, FLOOD), ("whole", WHOLE_CONFIG, ""), ("drip", DRIP_CONFIG, DRIP),
+        ("flood", FLOOD_CONFIG, FLOOD), ("whole", WHOLE_CONFIG, ""), ("drip", DRIP_CONFIG, drip),
     ):  # fmt: skip
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(config)
@@ -195,19 +205,28 @@ def test_a_callback_that_takes_its_time_keeps_nobody_waiting(server: Server, rea
         slow.stop_stream()
 
 
-def test_a_stream_that_goes_on_for_longer_than_the_execution_limit_is_no_hang(server: Server, reader: Any) -> None:
+def test_a_stream_that_goes_on_for_longer_than_the_execution_limit_is_no_hang(
+    server: Server, reader: Any, pipe: Path
+) -> None:
     """Its client reads, and each response is a sign of life."""
     (worker,) = [pid for pid in server.children if title(pid).startswith("shoal worker drip")]
     answers: Any = queue.SimpleQueue()
     reader.start_stream(lambda result, error: answers.put(error or result))
     tensor = client.InferInput("IN", [1], "INT32")
     tensor.set_data_from_numpy(np.zeros(1, np.int32))
+    end_s, number = time.monotonic() + LONGER_THAN_THE_LIMIT_S, 0
     reader.async_stream_infer("drip", [tensor], enable_empty_final_response=True)
-    numbers = []
-    while (answer := answers.get(timeout=DEADLINE_S)).as_numpy("OUT") is not None:
-        numbers.append(int(answer.as_numpy("OUT")[0]))
+    asking = os.open(pipe, os.O_RDWR)  # waits for no reader: this end is one, too
+    try:
+        while time.monotonic() < end_s:
+            os.write(asking, b"1")
+            assert answers.get(timeout=DEADLINE_S).as_numpy("OUT").tolist() == [number]
+            number += 1
+    finally:
+        os.close(asking)
+    answer = answers.get(timeout=DEADLINE_S)
     reader.stop_stream()
-    assert numbers == list(range(len(numbers)))
+    assert answer.as_numpy("OUT") is None
     assert answer.get_response().parameters["triton_final_response"].bool_param
     assert title(worker)  # the same one
 
