@@ -72,6 +72,8 @@ class Tests(unittest.TestCase):
             self.refuse(TypeError, make, **{name: wrong})
         for name, wrong in {"inputs": X, "requested_output_names": "Y", "flags": -1, "timeout": -1}.items():
             self.refuse(TypeError, make, **{name: wrong})
+        self.refuse(TypeError, make, inputs=[X.as_numpy()])
+        self.refuse(TypeError, make, inputs=[np.ones(2)])
         told = self.refuse(pb_utils.TritonModelException, make, inputs=[None], request_id="7")
         assert told.startswith("Input tensor for request with id '7' and model name 'double' should not be empty.")
         told = self.refuse(pb_utils.TritonModelException, make, requested_output_names=[""])

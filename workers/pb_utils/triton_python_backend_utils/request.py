@@ -38,7 +38,7 @@ class InferenceTrace:
         return self._context
 
 
-#: Nobody changes these.
+#: Of requests that are made without: all of these share them.
 _CPU_MEMORY, _NO_TRACE = PreferredMemory(), InferenceTrace()
 _Argument = TypeVar("_Argument")
 
@@ -82,7 +82,8 @@ class InferenceRequest:
         if type(correlation_id) not in (int, str):
             raise TritonModelException("Correlation ID must be integer or string")
         self._correlation_id = correlation_id
-        if None in (given := [*inputs]):
+        given = [*inputs]
+        if any([tensor is None for tensor in given]):  # not `None in`: arrays compare their elements
             raise TritonModelException(self._is_empty("Input tensor"))
         self._inputs = tuple([_of("each of 'inputs'", tensor, Tensor) for tensor in given])
         if isinstance(requested_output_names, (str, bytes)):
