@@ -40,6 +40,7 @@ class MetricsReporter:
         self._registry = registry
         self._channel = channel
         self._bell = Doorbell.create()  # there are changes, or it is to listen
+        self._reporting = threading.Lock()  # reports go out in the order in which changes are taken
         # Changed by the first change, under the registry's lock, and by listen_with.
         self._thread: threading.Thread | None = None
         self._listen: Callable[[], None] | None = None
@@ -52,9 +53,10 @@ class MetricsReporter:
 
     def flush(self) -> bool:
         """Report now; whether there was anything."""
-        changes = self._registry.take_changes()
-        if changes:
-            self._channel.send({"op": "metrics", "families": changes})
+        with self._reporting:
+            changes = self._registry.take_changes()
+            if changes:
+                self._channel.send({"op": "metrics", "families": changes})
         return bool(changes)
 
     def listen_with(self, listen: Callable[[], None]) -> None:

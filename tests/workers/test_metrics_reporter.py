@@ -2,11 +2,12 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from triton_python_backend_utils import metrics
-from triton_python_backend_utils.metric_registry import MetricRegistry
+from triton_python_backend_utils.metric_registry import Kind, MetricRegistry
 from triton_python_backend_utils.metrics import MetricFamily, set_registry
 
 from shoal.control import Channel, Message
@@ -40,6 +41,19 @@ def connection() -> Iterator[Connection]:
     made = Connection()
     yield made
     made.close()
+
+
+class OvertakenRegistry(MetricRegistry):
+    """Once, something happens when changes have been taken and are not yet reported."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def take_changes(self) -> list[list[Any]]:
+        changes = super().take_changes()
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return changes
 
 
 @pytest.fixture
@@ -120,6 +134,30 @@ def test_the_first_change_is_announced_before_anything_else_is_done(
         assert connection.heard() == NOTHING
         counter.increment(1)
     assert connection.heard() == said(1.0)
+
+
+def test_reports_of_two_threads_arrive_in_the_order_of_the_changes(connection: Connection) -> None:
+    """The worker's own thread reports when a scrape asks it, the reporter's when the interval is over."""
+    registry = OvertakenRegistry()
+    reporter = MetricsReporter(registry, connection.worker)
+    holding = registry.enrol("n", Kind.GAUGE, "Number")
+    gauge = registry.series(holding, (), ())
+    other = threading.Thread(target=reporter.flush)
+
+    def set_gauge(value: float) -> None:
+        gauge.set(value)  # type: ignore[attr-defined]
+        registry.note(holding.known, (), gauge)
+
+    def meanwhile() -> None:
+        set_gauge(2)
+        other.start()
+        other.join(0.2)  # it reports now, or when the first report has been sent
+
+    set_gauge(1)
+    registry.meanwhile = meanwhile
+    reporter.flush()
+    other.join(10)
+    assert [connection.heard()["families"][0][3] for _ in range(2)] == [[[[], [1, 0.0]]], [[[], [2, 0.0]]]]
 
 
 def test_a_deleted_family_is_told(connection: Connection, registry: MetricRegistry) -> None:
