@@ -1,6 +1,6 @@
 """What a look into the repositories has found, on its way from the process that looks to the supervisor. Pure."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +34,9 @@ class FoundModel:
     #: Where it lies, if `directory` is only a copy: the same for every copy.
     origin: str = ""
     namespace: str = ""
-    #: The newest modification time in each entry of its directory, by the entry's name; empty where it cannot be read.
-    times: dict[str, int] = field(default_factory=dict)
+    #: Digest of the entries of its directory, each by its name and the newest modification time in it; empty where the
+    #: directory cannot be read.
+    fingerprint: str = ""
     #: When anything in its directory has last changed, rights included.
     changed_ns: int = 0
     #: Whether the configuration came with a request, beside the files of the repository.
@@ -59,7 +60,7 @@ class FoundModel:
             "sentence": "" if self.error is None else str(self.error),
             "origin": self.origin,
             "namespace": self.namespace,
-            "times": self.times,
+            "fingerprint": self.fingerprint,
             "changed_ns": self.changed_ns,
             "given": self.is_given,
         }
@@ -77,7 +78,7 @@ class FoundModel:
             errors.from_wire(message["wire"], message["sentence"]) if message["wire"] else None,
             message["origin"],
             message["namespace"],
-            message["times"],
+            message["fingerprint"],
             message["changed_ns"],
             message["given"],
         )

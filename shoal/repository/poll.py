@@ -7,6 +7,7 @@ Reads directories, configurations and label files, and changes nothing. Runs in 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,7 +170,8 @@ class Repositories:
         except ShoalError as refusal:
             error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
         others_ns = max([time_ns for entry, time_ns in times.items() if _is_other(entry)], default=0)
-        return FoundModel(name, directory, config, labels, versions, others_ns, error, "", namespace, times, changed_ns)
+        seen = _fingerprint(times), changed_ns
+        return FoundModel(name, directory, config, labels, versions, others_ns, error, "", namespace, *seen)
 
 
 def newest_ns(path: Path) -> tuple[int, int]:
@@ -198,6 +200,11 @@ def _times(directory: Path) -> tuple[dict[str, int], int]:
         return {}, 0  # whoever reads the directory next says why it cannot be read
     modified = {name: modified_ns for name, (modified_ns, _) in newest.items()}
     return modified, max((changed_ns for _, changed_ns in newest.values()), default=0)
+
+
+def _fingerprint(times: Mapping[str, int]) -> str:
+    """A digest of `_times`: file names need not be UTF-8, as what the supervisor is sent must be, and may be many."""
+    return blake2b(repr(sorted(times.items())).encode(), digest_size=16).hexdigest() if times else ""
 
 
 def _is_other(entry: str) -> bool:

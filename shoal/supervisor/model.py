@@ -122,9 +122,10 @@ class Model:
         """What a load of `found` means: Triton keeps a configuration that came with an earlier request until something
         changes in the model's directory, or the model is unloaded."""
         given = self._given
-        if given is None or found.is_given or (found.directory, found.times) != (given.directory, given.times):
+        if given is None or found.is_given:
             return found
-        return given
+        is_unchanged = (found.directory, found.fingerprint) == (given.directory, given.fingerprint)
+        return given if is_unchanged else found
 
     def load(self, found: FoundModel, outcome: Outcome) -> None:
         """Serve what was found; `outcome` when it serves, or does not and everything is as it was."""

@@ -84,7 +84,7 @@ class Models:
     def is_known_to_fail(self, found: FoundModel) -> bool:
         """Whether the last load has failed, and nothing has changed since in the model's directory or, for an ensemble,
         in the models that it needs. Where it could not be read there is no telling."""
-        return bool(found.times) and self._failures.get(found.identifier) == self._circumstances(found)
+        return bool(found.fingerprint) and self._failures.get(found.identifier) == self._circumstances(found)
 
     def forget_failures(self, keep: Collection[ModelIdentifier]) -> None:
         """Forget the failures of models that are not among those to `keep`: they are gone."""
@@ -94,7 +94,7 @@ class Models:
         names = [step["model_name"] for step in steps(found.config)]
         needed = [self.find_composing(ModelIdentifier(name, found.namespace)) for name in names]
         serving = [model and [each.version.model_id for each in model.serving.values()] for model in needed]
-        return found.times, found.changed_ns, serving
+        return found.fingerprint, found.changed_ns, serving
 
     def meant(self, found: FoundModel) -> FoundModel:
         """What a load of a model as it was found means: see Model.meant."""

@@ -1,6 +1,7 @@
 """Model control through a real server: what is loaded when, by whom, and what stays when something goes wrong."""
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -108,6 +109,15 @@ def infer(client: triton.InferenceServerClient, name: str, version: str = "") ->
     assert values.tolist() == [[0, 1, 2, 3]]
     answered: str = response.get_response()["model_version"]
     return answered
+
+
+def test_a_model_may_have_files_whose_names_are_no_utf_8(
+    client: triton.InferenceServerClient, explicit: Server, shared: Path, b: str
+) -> None:
+    for directory in (shared / b, shared / b / "1"):
+        (directory / os.fsdecode(b"caf\xe9.txt")).touch()
+    client.load_model(b)
+    assert index(client, b) == [ready(b)]
 
 
 def test_a_model_is_loaded_and_unloaded_on_request(client: triton.InferenceServerClient, a: str, b: str) -> None:
