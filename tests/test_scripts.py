@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,20 @@ def test_without_python_the_missing_installation_is_refused_and_nothing_changed(
     assert done.returncode == 1
     assert done.stderr == f"Shoal needs Python 3.10 or newer; no such python3 is on the PATH ({checkout}/tools).\n"
     assert [path.name for path in (checkout / ".venv").iterdir()] == [".has-onnx"]
+
+
+def test_help_of_the_benchmark_installs_nothing(tmp_path: Path) -> None:
+    """On a copy without .venv, by an interpreter without packages."""
+    for folder in ("scripts", "model_repository"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    (tools / "python3").chmod(0o755)
+    done = subprocess.run(
+        [tmp_path / "scripts" / "bench", "--help"],
+        env={"PATH": f"{tools}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "takeover" in done.stdout  # a situation of --isolation
+    assert not (tmp_path / ".venv").exists()

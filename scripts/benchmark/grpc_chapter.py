@@ -5,11 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-import tritonclient.grpc.service_pb2 as service
-
 from scripts.benchmark.document import Conditions, described, others
-from scripts.benchmark.grpc_words import grpc_answer, grpc_request
+from scripts.benchmark.grpc_words import channel, grpc_answer, grpc_request
 from scripts.benchmark.peers import Peer, launch_shoal, launch_triton, shoal_version, triton_title
 from scripts.benchmark.results import Row, Sample
 from scripts.benchmark.table import OURS, by_process, count, details, head, is_missing, line, summary
@@ -55,8 +52,10 @@ WORKLOADS = (
 
 def _triton_version(port: int) -> str:
     method = "/inference.GRPCInferenceService/ServerMetadata"
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call: Any = channel.unary_unary(method)
+    import tritonclient.grpc.service_pb2 as service
+
+    with channel(port) as opened:
+        call: Any = opened.unary_unary(method)
         message: Any = service.ServerMetadataResponse.FromString(call(b"", timeout=10))
     return triton_title(message.version)
 

@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from statistics import quantiles
 from typing import Any
 
-import grpc
-
 from scripts.benchmark.errors import BenchmarkError
-from scripts.benchmark.grpc_words import CHANNEL, PREFIX_BYTES
+from scripts.benchmark.grpc_words import PREFIX_BYTES, channel
 from scripts.benchmark.load import Load, Target, children_cpu_s
 from scripts.benchmark.workloads import Request
 
@@ -46,8 +44,10 @@ class H2load:
 
     def ask(self, port: int, request: Request) -> tuple[int, Mapping[str, str], bytes]:
         """One call on a connection of its own. Raises OSError with the status where that is not OK."""
-        with grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL) as channel:
-            call: Any = channel.unary_unary(request.path)
+        import grpc
+
+        with channel(port) as opened:
+            call: Any = opened.unary_unary(request.path)
             try:
                 answer: bytes = call(request.body[PREFIX_BYTES:], timeout=_PATIENCE_S)
             except grpc.RpcError as error:

@@ -4,8 +4,6 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-import tritonclient.grpc.service_pb2 as service
-
 from scripts.benchmark.workloads import Model, Request
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -20,8 +18,17 @@ CHANNEL = [
 ]
 
 
+def channel(port: int) -> Any:
+    """A channel of grpcio to a server on this machine, with a connection of its own."""
+    import grpc
+
+    return grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL)
+
+
 def grpc_request(model: Model, _encoding: str = "") -> Request:
     """An inference with raw tensors, uncompressed; its body as gRPC sends it."""
+    import tritonclient.grpc.service_pb2 as service
+
     message: Any = service.ModelInferRequest(model_name=model.name)
     raw = model.values.tobytes()
     for name in model.input_names:
@@ -34,6 +41,8 @@ def grpc_request(model: Model, _encoding: str = "") -> Request:
 
 def grpc_answer(_headers: Mapping[str, str], body: bytes) -> "array[float]":
     """The output tensors of a ModelInferResponse, joined."""
+    import tritonclient.grpc.service_pb2 as service
+
     response: Any = service.ModelInferResponse.FromString(body)
     return array("f", b"".join(response.raw_output_contents))
 

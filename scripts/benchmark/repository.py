@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from scripts.benchmark.workloads import MLP_THREADS, TABLE_MODULO, Model
 
 TRITON_MODEL = Path(__file__).parent / "served" / "triton_model.py"
@@ -69,6 +67,8 @@ def _table(folder: Path, model: Model) -> Path:
     """The model's table, written by whoever needs it first."""
     file = folder / f"{model.name}.npy"
     if not file.exists():
+        import numpy as np
+
         table = np.lib.format.open_memmap(file, "w+", np.float32, (model.table_rows, model.output_dims[-1]))
         numbers = table.reshape(-1)
         for start in range(0, len(numbers), TABLE_MODULO):

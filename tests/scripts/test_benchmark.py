@@ -390,7 +390,7 @@ def test_what_is_imported_is_in_the_environment_of_the_peers() -> None:
     imported = set[str]()
     for module in modules:
         file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-        for node in ast.parse(file.read_text()).body if file.exists() else ():
+        for node in ast.walk(ast.parse(file.read_text() if file.exists() else "")):
             found = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             imported |= {name.partition(".")[0] for name in found}

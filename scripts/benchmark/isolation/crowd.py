@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import grpc
-
 from scripts.benchmark.company import content_length
 from scripts.benchmark.errors import BenchmarkError
 from scripts.benchmark.grpc_words import CHANNEL, METHOD, SERVICE
@@ -248,6 +246,8 @@ class _Caller:
 
     async def run(self) -> None:
         """Until cancelled."""
+        import grpc
+
         while True:
             try:
                 await (self._stream() if self._spec.is_stream else self._call())
@@ -282,6 +282,8 @@ async def _run(spec: Guests | Callers | Raw, said: Counter[str]) -> None:
     elif isinstance(spec, Raw):
         clients = [_RawClient(spec, said)]
     else:
+        import grpc
+
         channels = [grpc.aio.insecure_channel(f"127.0.0.1:{spec.port}", CHANNEL) for _ in range(spec.channels)]
         clients = [_Caller(spec, channels[number % spec.channels], said) for number in range(spec.count)]
     tasks = [asyncio.create_task(each.run()) for each in clients]

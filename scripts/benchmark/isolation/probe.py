@@ -5,11 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import grpc
-import tritonclient.grpc.service_pb2 as service
-
 from scripts.benchmark.company import content_length, raw
-from scripts.benchmark.grpc_words import CHANNEL, METHOD, SERVICE
+from scripts.benchmark.grpc_words import METHOD, SERVICE, channel
 from scripts.benchmark.isolation.figures import FAILED, REFUSED, Answer
 from scripts.benchmark.workloads import Request
 
@@ -34,6 +31,8 @@ def infer(model: str, numbers: Sequence[float]) -> Request:
 
 def message(model: str, numbers: Sequence[float]) -> bytes:
     """The same over gRPC."""
+    import tritonclient.grpc.service_pb2 as service
+
     made: Any = service.ModelInferRequest(model_name=model)
     tensor = made.inputs.add(name="INPUT0", datatype="FP32", shape=[len(numbers)])
     tensor.contents.fp32_contents.extend(numbers)
@@ -127,7 +126,7 @@ class GrpcProbe:
 
     def __init__(self, port: int, packed: bytes) -> None:
         self._packed = packed
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL)
+        self._channel = channel(port)
         self._call: Any = self._channel.unary_unary(METHOD)
 
     def ask(self, timeout_s: float) -> int:
@@ -147,8 +146,8 @@ class LiveProbe:
 
     def ask(self, timeout_s: float) -> int:
         """One call."""
-        with grpc.insecure_channel(f"127.0.0.1:{self._port}", options=CHANNEL) as channel:
-            call: Any = channel.unary_unary(SERVICE + "ServerLive")
+        with channel(self._port) as opened:
+            call: Any = opened.unary_unary(SERVICE + "ServerLive")
             return _outcome(lambda: call(b"", timeout=timeout_s))
 
     def close(self) -> None:
@@ -160,11 +159,12 @@ class StreamProbe:
 
     def __init__(self, port: int, packed: bytes) -> None:
         self._packed = packed
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL)
+        self._channel = channel(port)
         self._call: Any = self._channel.stream_stream(SERVICE + "ModelStreamInfer")
 
     def ask(self, timeout_s: float) -> int:
         """One stream."""
+        import tritonclient.grpc.service_pb2 as service
 
         def call() -> None:
             answers = [service.ModelStreamInferResponse.FromString(each) for each in self._stream(timeout_s)]
@@ -185,6 +185,8 @@ class StreamProbe:
 
 
 def _outcome(call: Callable[[], object]) -> int:
+    import grpc
+
     try:
         call()
     except grpc.RpcError as error:

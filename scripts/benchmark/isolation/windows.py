@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from hpack import Encoder
-
 from scripts.benchmark.grpc_words import SERVICE, frame, prefixed
 from scripts.benchmark.isolation.crowd import Raw
 from scripts.benchmark.isolation.probe import message
@@ -19,6 +17,8 @@ _NUM_LIVE = 200
 
 def call(stream: int, method: str, packed: bytes) -> bytes:
     """A unary call: its headers, which refer to no earlier ones, and its message."""
+    from hpack import Encoder
+
     encoder = Encoder()
     encoder.header_table_size = 0
     headers = [(":method", "POST"), (":scheme", "http"), (":path", SERVICE + method), (":authority", "127.0.0.1")]
