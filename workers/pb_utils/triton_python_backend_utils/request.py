@@ -83,7 +83,7 @@ class InferenceRequest:
             raise TritonModelException("Correlation ID must be integer or string")
         self._correlation_id = correlation_id
         given = [*inputs]
-        if any([tensor is None for tensor in given]):  # not `None in`: arrays compare their elements
+        if any(tensor is None for tensor in given):  # not `None in`: arrays compare their elements
             raise TritonModelException(self._is_empty("Input tensor"))
         self._inputs = tuple([_of("each of 'inputs'", tensor, Tensor) for tensor in given])
         if isinstance(requested_output_names, (str, bytes)):
