@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from shoal.errors import UnavailableError
+from shoal.errors import InternalError, UnavailableError
 from shoal.options import SLAB_PARTS
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import (
@@ -127,6 +127,17 @@ class Memory:
                 setattr(self, name, _locked(self.lock, getattr(self, name)))
             self._is_shared = True
             self.oversize.is_shared = True
+
+    def leave(self) -> None:
+        """In a process that the model has forked: requests and results can be read, and nothing else be done.
+
+        The ends of the rings and the slab's free blocks are the worker's alone: what would change them raises
+        InternalError. A request is cancelled if the worker knew so at the fork.
+        """
+        self.lock = threading.RLock()  # a thread of the worker may have held it
+        for name in (*_SHARED, "say", "wait_for", "moved"):
+            setattr(self, name, _refuse)
+        self._is_shared, self.drain = True, lambda: None  # type: ignore[method-assign]
 
     def take(self) -> list[Record] | None:
         """The next batch, complete and in order; None where there is none."""
@@ -370,6 +381,10 @@ class Memory:
             window.discard(ref)
         if self._has_spare and self._spare is None:
             self._spare = self.slab.allocate(UNIT)
+
+
+def _refuse(*_args: Any) -> NoReturn:
+    raise InternalError("a process that the model has forked cannot answer its requests: answer in the model's own")
 
 
 def _locked(lock: threading.RLock, method: Callable[..., Any]) -> Callable[..., Any]:

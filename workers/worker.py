@@ -73,6 +73,7 @@ def serve(channel: Channel) -> None:
     if received is not None:
         log.configure(**received[0]["log"])
         memory = map_memory(received[1], OversizeBlocks(channel))
+        os.register_at_fork(after_in_child=memory.leave)
         channel.send({"op": "mapped"})
         may_run_again = message["may_run_again"]
         Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again).run(channel, reporter)

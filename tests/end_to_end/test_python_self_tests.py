@@ -3,6 +3,7 @@
 Each method `test_…` of such a model is a test; its answer says what has gone wrong.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -191,6 +192,42 @@ class Tests:
         self.call_in_children()
         assert HELD.pop() is response and set(response.output_tensors()[0].as_numpy()) == {8.0}
 """
+#: Forks children that leave each method as the parameters say; its answer is the status with which each has ended.
+LEAVES = """
+import os
+
+
+def leave(how):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if how == "return":
+        return
+    raise eval(how)
+
+
+class TritonPythonModel:
+    def initialize(self, arguments):
+        self.statuses = [leave("return"), leave("SystemExit(4)")]
+
+    def is_ready(self):
+        self.statuses.append(leave("SystemExit(5)"))
+        return True
+
+    def execute(self, requests):
+        how = json.loads(requests[0].parameters())["how"]
+        senders = [request.get_response_sender() for request in requests] if how == "send" else []
+        if not senders:
+            self.statuses.append(leave(how))
+        elif child := os.fork():
+            self.statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        assert not requests[0].is_cancelled()
+        told = pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array([str(self.statuses)], object))])
+        self.statuses = []
+        for sender in senders:
+            sender.send(told, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None if senders else [told]
+"""
 #: Custom metrics as Triton's QA has them: what /metrics says is looked up while `execute` runs.
 METRICS = """
 import gc
@@ -279,6 +316,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     add_model(repository, "batched", PLAIN + SELF_TEST, f"max_batch_size: 4 dynamic_batching {{}} {OUTPUT}")
     add_model(repository, "double", DOUBLE, X_TO_Y)
     add_model(repository, "forks", FORKS + SELF_TEST, OUTPUT)
+    add_model(repository, "leaves", LEAVES, OUTPUT)
     add_model(repository, "metrics", METRICS + SELF_TEST, OUTPUT)
     add_model(repository, "arguments", ARGUMENTS + SELF_TEST, OUTPUT)
     with serving(repository, "--grpc-port=0") as started:
@@ -287,7 +325,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert b"Exception ignored" not in started.log
 
 
-def told(server: Server, model: str, test: str, **parameters: str | int) -> str:
+def told(server: Server, model: str, test: str = "", **parameters: str | int) -> str:
     """What a model says of one of its tests, asked over HTTP."""
     with tritonclient.http.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
         answer = client.infer(model, [], parameters={"test": test, **parameters}).as_numpy("TOLD")
@@ -339,6 +377,22 @@ def test_arguments(server: Server, test: str) -> None:
 def test_the_children_of_a_model_call_others(server: Server) -> None:
     assert told(server, "forks", "test_forks") == ""
     assert told(server, "forks", "test_forks_while_it_holds_a_response") == ""
+    server.ledger_once(lambda ledger: not imbalances(ledger))
+
+
+def test_a_forked_process_that_leaves_the_model_is_no_second_worker(server: Server) -> None:
+    def statuses(how: str) -> list[int]:
+        found: list[int] = json.loads(told(server, "leaves", how=how))
+        return found
+
+    first = statuses("return")
+    assert [first[:2], first[-1]] == [[0, 4], 0]
+    assert requests.get(f"http://{server.url}/v2/models/leaves/ready", timeout=DEADLINE_S).status_code == 200
+    assert statuses("SystemExit()") == [5, 0]
+    for how, status in [("ValueError('of a child')", 1), ("SystemExit(3)", 3), ("SystemExit('so')", 1), ("send", 1)]:
+        assert statuses(how) == [status], how
+    for line in (b"ValueError: of a child", b"a process that the model has forked cannot answer its requests"):
+        assert server.read_log(line), server.log.decode()
     server.ledger_once(lambda ledger: not imbalances(ledger))
 
 

@@ -23,6 +23,7 @@ from triton_python_backend_utils.request import TRITONSERVER_REQUEST_RELEASE_RES
 
 from shoal.errors import InternalError
 from shoal.model_config.messages import Config
+from shoal.workers.backends.python import forks
 from shoal.workers.sentences import text_of
 
 CLASS = "TritonPythonModel"
@@ -64,6 +65,8 @@ class PythonModel:
         self.has_ready_check = False
         self._module: ModuleType | None = None
         self._instance: Any = None
+        #: Around all that may run the model's code.
+        self._code = forks.ModelCode()
 
     # -- before it serves --
 
@@ -76,8 +79,9 @@ class PythonModel:
         """The configuration as the model's auto_complete_config leaves it. Raises InternalError."""
         config: Config = json.loads(json.dumps(self.config))
         try:
-            hook = getattr(self._class(), "auto_complete_config", None)
-            completed = ModelConfig(config) if hook is None else hook(ModelConfig(config))
+            with self._code:
+                hook = getattr(self._class(), "auto_complete_config", None)
+                completed = ModelConfig(config) if hook is None else hook(ModelConfig(config))
         except Exception as error:
             raise InternalError(describe(error)) from error
         if not isinstance(completed, ModelConfig):
@@ -90,9 +94,10 @@ class PythonModel:
     def load(self) -> None:
         """Make the instance and initialize it. Raises InternalError with the text of whatever goes wrong."""
         try:
-            self._instance = instance = self._class()()
-            if hasattr(instance, "initialize"):
-                instance.initialize(self._arguments())
+            with self._code:
+                self._instance = instance = self._class()()
+                if hasattr(instance, "initialize"):
+                    instance.initialize(self._arguments())
         except Exception as error:
             raise InternalError(describe(error)) from error
         self.is_async = inspect.iscoroutinefunction(getattr(instance, "execute", None))
@@ -104,17 +109,28 @@ class PythonModel:
     def execute(self, requests: Sequence[InferenceRequest]) -> Responses:
         """Run one batch. What a model raises leaves as it is, for `as_failure`; TritonModelException for what it
         returns wrongly. Not for a model whose execute is a coroutine."""
-        return self._checked(requests, self._execute()(list(requests)))
+        try:
+            returned = self._instance.execute(list(requests))
+        except BaseException as error:
+            self._code.leave(error)
+            self._execute()  # raises where there is none
+            raise
+        if self._code.depth != forks.depth:  # not as a context, which would take 1k instructions, per execution
+            self._code.leave()
+        return self._checked(requests, returned)
 
     async def execute_async(self, requests: Sequence[InferenceRequest]) -> Responses:
         """The same for a model whose execute is a coroutine."""
-        return self._checked(requests, await self._execute()(list(requests)))
+        with self._code:
+            returned = await self._execute()(list(requests))
+        return self._checked(requests, returned)
 
     def end_sequence(self, correlation_id: int | str) -> None:
         """Tell the model, where it wants to know; raises what it raises."""
         hook = getattr(self._instance, "end_sequence", None)
         if hook is not None:
-            hook(correlation_id)
+            with self._code:
+                hook(correlation_id)
 
     def as_failure(self, error: BaseException) -> InternalError:
         """What an execution raised, as clients are told of it."""
@@ -128,9 +144,10 @@ class PythonModel:
         check = getattr(self._instance, "is_ready", None)
         if check is None:
             return True
-        answer = check()
-        if inspect.isawaitable(answer):
-            answer = asyncio.run(_within(IS_READY_S, answer))
+        with self._code:
+            answer = check()
+            if inspect.isawaitable(answer):
+                answer = asyncio.run(_within(IS_READY_S, answer))
         if not isinstance(answer, bool):
             raise TritonModelException(f"is_ready must return a bool, found type '{type(answer)}'.")
         return answer
@@ -141,7 +158,8 @@ class PythonModel:
         instance, self._instance = self._instance, None
         try:
             if hasattr(instance, "finalize"):
-                instance.finalize()
+                with self._code:
+                    instance.finalize()
         except Exception as error:
             raise InternalError(describe(error)) from error
 
