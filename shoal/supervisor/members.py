@@ -168,6 +168,8 @@ class Acknowledgements:
         # Changed by announce, received and gone: sequence number → how many acknowledgements of whom are missing, and
         # what happens then.
         self._pending: dict[int, tuple[Counter[Member], Callable[[], None]]] = {}
+        # Members that were waited for in vain, and have not acknowledged anything since.
+        self._late: set[Member] = set()
 
     def announce(
         self,
@@ -195,7 +197,13 @@ class Acknowledgements:
 
     def _pass_over(self, seq: int, members: Iterable[Member]) -> None:
         for member in members:
+            if member in self._pending.get(seq, ((),))[0]:
+                self._late.add(member)
             self._settle(member, [seq], None)
+
+    def is_late(self, member: Member) -> bool:
+        """Whether a brief announcement has gone on without a member that has acknowledged nothing since."""
+        return member in self._late
 
     def oldest(self, member: Member) -> int:
         """The number of the oldest announcement that a member has not acknowledged; 0 where there is none."""
@@ -203,10 +211,12 @@ class Acknowledgements:
 
     def received(self, member: Member, seq: int) -> None:
         """A member has acknowledged one message."""
+        self._late.discard(member)
         self._settle(member, [seq], 1)
 
     def gone(self, member: Member) -> None:
         """A member is dead: nobody waits for it any more."""
+        self._late.discard(member)
         self._settle(member, list(self._pending), None)
 
     def _settle(self, member: Member, numbers: Sequence[int], count: int | None) -> None:

@@ -74,15 +74,17 @@ class Roster:
 
     def await_metrics(self, host: Host, then: Callable[[], None]) -> None:
         """Have workers whose models have metrics of their own report what has changed by now; `then` is called when
-        they have, or when one takes too long, as a model that holds its interpreter does."""
+        they have, or when one takes too long, as a model that holds its interpreter does: the scrapes that follow do
+        not wait for that one until it has answered."""
+        acknowledgements = host.star.acknowledgements
         reporters: list[Recipient] = []
         for instance in self:
             worker = instance.participant
             if worker is not None:
                 run_in(instance, worker.member.drain)  # there may be the first that it says of any
-                if host.metrics.has_reported(instance.number):
+                if host.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
                     reporters.append((worker.member, {"op": "metrics"}, ()))
-        host.star.acknowledgements.announce((), then, briefly=reporters, patience_s=METRICS_PATIENCE_S)
+        acknowledgements.announce((), then, briefly=reporters, patience_s=METRICS_PATIENCE_S)
 
     def by_owner(self, owner: int) -> Instance | None:
         """The instance whose memory has this owner id."""

@@ -164,6 +164,25 @@ def test_announcement_does_not_wait_for_the_dead(start: Callable[[], Process]) -
     assert done == ["done"]
 
 
+def test_a_member_is_late_until_it_has_acknowledged_something(loop: EventLoop, start: Callable[[], Process]) -> None:
+    acknowledgements = Acknowledgements(loop)
+    prompt, late, dead = processes = start(), start(), start()
+    brief = [(process.member, {"op": "x"}, ()) for process in processes]
+    acknowledgements.announce((), loop.stop, briefly=brief, patience_s=0.0)
+    acknowledgements.received(prompt.member, prompt.channel.receive()[0]["seq"])
+    acknowledgements.gone(dead.member)
+    assert not any(acknowledgements.is_late(process.member) for process in processes)
+    loop.run()
+    assert [acknowledgements.is_late(process.member) for process in processes] == [False, True, False]
+    acknowledgements.received(late.member, late.channel.receive()[0]["seq"])
+    assert not acknowledgements.is_late(late.member)
+    acknowledgements.announce((), loop.stop, briefly=brief[1:2], patience_s=0.0)
+    loop.run()
+    assert acknowledgements.is_late(late.member)
+    acknowledgements.gone(late.member)
+    assert not acknowledgements.is_late(late.member)
+
+
 @pytest.mark.parametrize("num_dead", [0, 1])
 def test_announcement_to_nobody_is_in_force_at_once(start: Callable[[], Process], num_dead: int) -> None:
     done = list[str]()
