@@ -333,6 +333,8 @@ class Connection:
     def abandon(self) -> None:
         """In a copy of the process: close the copy's descriptors, so that the server sees the end of the original, and
         touch nothing that is shared."""
+        self._lock = threading.Lock()  # a thread of the original may have held it
+        self.flush = lambda: None  # what the original has pushed since would be taken back
         self.is_lost = True
         self._open.clear()
         self.channel.close()

@@ -14,9 +14,10 @@ import pytest
 from shoal import Client, errors
 from shoal.client.asked import Asked
 from shoal.errors import ConnectionLostError
+from shoal.shm.layout import TAIL_WORD
 from tests.end_to_end.client_deaths import cycle
 from tests.end_to_end.client_server import BOTH, A, B, repeat, sums
-from tests.end_to_end.server import SAMPLES, Server, descendants, imbalances, only, serving, title
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, imbalances, only, serving, title
 
 #: Answers for a minute, one a second: nobody who hangs up is waited for longer than that.
 LASTING = repeat(*range(60), delay_ms=1000)
@@ -59,6 +60,47 @@ def test_a_fork_has_a_connection_of_its_own(client: Client) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert all(answered)
     assert (held["OUTPUT0"] == A + B).all()
+
+
+def test_a_fork_that_closes_what_it_has_inherited_touches_nothing_shared(client: Client) -> None:
+    """Not the ring of requests, which the original has written to meanwhile; and a lock that another thread held at the
+    fork is not waited for."""
+    answers = client.stream("repeat", LASTING)
+    next(answers)
+    connection = client._connected().connection
+    closes, closed = os.pipe()
+    has_lock, may_release = threading.Event(), threading.Event()
+
+    def hold_lock() -> None:
+        with connection._lock:
+            has_lock.set()
+            may_release.wait()
+
+    holder = threading.Thread(target=hold_lock)
+    holder.start()
+    has_lock.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(int(DEADLINE_S))  # where it waits for ever
+            os.read(closes, 1)
+            answers.close()
+            client.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    may_release.set()
+    holder.join()
+    assert all(sums(client) for _ in range(20))
+    tail = connection._port._writer._own_words[TAIL_WORD]
+    os.write(closed, b"x")
+    for fd in (closes, closed):
+        os.close(fd)
+    assert os.waitpid(child, 0)[1] == 0
+    assert connection._port._writer._own_words[TAIL_WORD] == tail
+    next(answers)
+    answers.close()
+    assert sums(client)
 
 
 def test_clients_that_are_killed_leave_nothing(client_served: Server, client_path: str) -> None:
