@@ -8,7 +8,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from shoal.batcher.passed_on import Asked, EnsembleResponses, Kept, Passed, StepRequests, StepResponses
 from shoal.batcher.peers import Client, Model, Sharing
@@ -131,7 +130,7 @@ class Progress:
 
     __slots__ = (
         "answer", "asked", "asker", "client", "computed", "ensemble", "graph", "is_over", "iterations", "key",
-        "may_share", "models", "queued", "root", "steps", "way",
+        "may_share", "models", "num_said", "queued", "root", "steps", "way",
     )  # fmt: skip
 
     def __init__(
@@ -164,8 +163,9 @@ class Progress:
         self.computed: list[Record] = []
         self.answer: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.is_over = False
-        #: What its trace says of them, where it has one (step_traces.py).
-        self.steps: list[list[Any]] = []
+        #: What its trace says of them, where it has one: when each was asked, and the step (step_traces.py); its bytes.
+        self.steps: list[tuple[int, bytes]] = []
+        self.num_said = 0
 
     @property
     def is_traced(self) -> bool:

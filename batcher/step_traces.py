@@ -1,10 +1,11 @@
 """What a trace says of an ensemble's steps: noted as each ends, and written behind the answer of the whole.
 
 A step is a list: its model's name and version; when it was asked, queued and computed (four points) and when it had
-ended, in monotonic ns, 0 for a point that was not reached; and its own steps, where it is an ensemble. The front end
+ended, in monotonic ns, 0 for a point that was not reached; and its own steps, where it is an ensemble. The tracer
 makes traces of them (shoal/tracing/trace.py). Lives in the batcher.
 """
 
+from operator import itemgetter
 from typing import Any
 
 import msgpack
@@ -17,7 +18,11 @@ from shoal.shm.layout import P, unpack_span
 from shoal.shm.ring import Record
 from shoal.shm.slab import Slab
 
-_ASKED = 2  # when a step was
+#: All that a trace says of steps (ours: some 3000 of them). Further ones are left out: a stream may have any number,
+#: and what is said of them lies in the batcher's memory until its end.
+MAX_NBYTES = 256 * 1024
+
+_PACKER = msgpack.Packer()
 
 
 def note(progress: Progress, model: Model, asked_ns: int, reply: Record, now_ns: int, blocks: Blocks) -> None:
@@ -26,17 +31,19 @@ def note(progress: Progress, model: Model, asked_ns: int, reply: Record, now_ns:
     start_ns, input_ns, infer_ns, output_ns = compute
     points = time_points((start_ns, input_ns, infer_ns, output_ns)) if start_ns else (0, 0, 0, 0)
     name = "" if model.signature is None else model.signature.name
-    progress.steps.append(
-        [name, model.version, asked_ns, queue_ns, *points, max(asked_ns, now_ns), _steps_in(reply, blocks)]
-    )
+    times = asked_ns, queue_ns, *points, max(asked_ns, now_ns)
+    step: bytes = msgpack.packb([name, model.version, *times, _steps_in(reply, blocks)])
+    if progress.num_said + len(step) <= MAX_NBYTES:
+        progress.num_said += len(step)
+        progress.steps.append((asked_ns, step))
 
 
 def packed(progress: Progress) -> bytes:
     """All steps of a request that is traced; nothing of others."""
     if not progress.is_traced:
         return b""
-    progress.steps.sort(key=lambda step: step[_ASKED])
-    return msgpack.packb(progress.steps)  # type: ignore[no-any-return]
+    head: bytes = _PACKER.pack_array_header(len(progress.steps))
+    return head + b"".join([step for _, step in sorted(progress.steps, key=itemgetter(0))])
 
 
 def ended(progress: Progress, own: Slab) -> tuple[int, int, int, int]:

@@ -11,10 +11,8 @@ import os
 import socket
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-import msgpack
 
 from shoal.control import MAX_INLINE_BYTES, Channel, Message
 from shoal.datatypes import BY_WIRE
@@ -39,7 +37,6 @@ from shoal.tracing.trace import (
     Tensor,
     Trace,
     in_order,
-    steps,
 )
 
 if TYPE_CHECKING:
@@ -57,20 +54,20 @@ class Outlet:
         # Changed by send, in any thread.
         self._num_dropped = 0
 
-    def send(self, trace: Trace) -> None:
-        """Hand a trace over, or drop it."""
-        if self._try(trace):
+    def send(self, trace: Trace, steps: bytes) -> None:
+        """Hand a trace over, and what the batcher says of an ensemble's steps; or drop it."""
+        if self._try(trace, steps):
             self._num_dropped = 0
         else:
             self._num_dropped += 1
 
-    def _try(self, trace: Trace) -> bool:
-        nbytes = sum([len(tensor.data) for tensor in trace.tensors])
+    def _try(self, trace: Trace, steps: bytes) -> bool:
+        nbytes = len(steps) + sum([len(tensor.data) for tensor in trace.tensors])
         try:
             # A large message is a file of its own, of which the socket's bound knows nothing: one at a time.
             if nbytes > MAX_INLINE_BYTES // 2 and _num_unread(self._channel):
                 return False
-            self._channel.send({"trace": trace, "dropped": self._num_dropped})
+            self._channel.send({"trace": trace, "steps": steps, "dropped": self._num_dropped})
         except OSError:  # the socket is full, or nobody traces any more
             return False
         return True
@@ -99,7 +96,7 @@ class TracedRequest:
         # Changed by each method.
         self._stamps = [0] * len(STAMPS)
         self._tensors: list[Tensor] = []
-        self._steps: Sequence[Trace] = ()
+        self._steps = b""
 
     def received(self, start_ns: int, end_ns: int) -> None:
         """It was received between these times."""
@@ -117,8 +114,8 @@ class TracedRequest:
         """Its reply has come."""
         self._stamps[QUEUE_START:REQUEST_END] = reply.times
         self._stamps[REQUEST_END] = time.monotonic_ns()
-        if said := reply.steps:
-            self._steps = steps(self._trace._replace(stamps=self._stamps), msgpack.unpackb(said))
+        self._steps = reply.steps
+        if self._steps:
             self._stamps[COMPUTE_START:REQUEST_END] = [0] * (REQUEST_END - COMPUTE_START)  # they have computed
         if self._has_tensors and reply.block is not None and reply.header is not None and not reply.status:
             try:
@@ -146,7 +143,7 @@ class TracedRequest:
     def end(self) -> None:
         """Nothing more happens, be it that the client is gone. Called once, where `sent` is not."""
         stamps = in_order(self._stamps)
-        self._outlet.send(self._trace._replace(stamps=stamps, tensors=self._tensors, steps=self._steps))
+        self._outlet.send(self._trace._replace(stamps=stamps, tensors=self._tensors), self._steps)
 
 
 class Tracing:

@@ -1,6 +1,7 @@
 """A trace: when a request was where, and with which tensors; and what it is in Triton's trace file. Pure.
 
-Front ends make traces, the tracer writes them down. All times are monotonic nanoseconds.
+Front ends make traces, the tracer adds those of ensembles' steps and writes them down. All times are monotonic
+nanoseconds.
 """
 
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def steps(whole: Trace, said: Sequence[Sequence[Any]]) -> list[Trace]:
     for model, version, asked_ns, *times, beneath in said:
         stamps = [0] * len(STAMPS)
         stamps[REQUEST_START : REQUEST_END + 1] = max(asked_ns, whole.stamps[REQUEST_START]), *times
-        step = whole._replace(model=model, version=version, stamps=in_order(stamps), context={}, steps=())
+        step = whole._replace(model=model, version=version, stamps=in_order(stamps), tensors=(), context={}, steps=())
         if beneath:
             inner = steps(step, beneath)
             stamps[COMPUTE_START:REQUEST_END] = [0] * (REQUEST_END - COMPUTE_START)

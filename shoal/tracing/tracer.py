@@ -16,12 +16,14 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgpack
+
 from shoal import control, log
 from shoal.control import GONE, Channel, Message
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.tracing.collector import Collector
 from shoal.tracing.settings import TraceSetting
-from shoal.tracing.trace import Tensor, Trace
+from shoal.tracing.trace import Tensor, Trace, steps
 
 if TYPE_CHECKING:
     from shoal.tracing.spans import SpanExport
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shoal.tracing.tracer")
 
 #: So much is taken before it is written: one write for many traces, but not all of them in memory.
-MAX_TRACES, MAX_TENSOR_BYTES = 256, 1 << 20
+MAX_TRACES, MAX_LARGE_BYTES = 256, 1 << 20
 #: In so many passes the socket is empty: Linux's usual buffer holds 550 small messages, and one with large tensors.
 MAX_PASSES = 4
 #: Seconds between two lines about dropped traces.
@@ -78,17 +80,17 @@ class Tracer:
     def _collect(self) -> None:
         """Take what has come, up to a bound, and write it."""
         wall_offset_ns = time.time_ns() - time.monotonic_ns()
-        num_traces = num_tensor_bytes = 0
-        while num_traces < MAX_TRACES and num_tensor_bytes < MAX_TENSOR_BYTES:
+        num_traces = num_large_bytes = 0
+        while num_traces < MAX_TRACES and num_large_bytes < MAX_LARGE_BYTES:
             try:
                 message, _ = self._traces.receive()
             except (BlockingIOError, EOFError):
                 break
-            trace = _trace(message["trace"])
+            trace = _trace(message["trace"], message["steps"])
             self._collector.add(trace, wall_offset_ns)
             self._num_dropped += message["dropped"]
             num_traces += 1
-            num_tensor_bytes += sum([len(tensor.data) for tensor in trace.tensors])
+            num_large_bytes += len(message["steps"]) + sum([len(tensor.data) for tensor in trace.tensors])
         counts = self._collector.write()
         if counts:
             self._supervisor.send({"op": "collected", "counts": list(counts.items())})
@@ -102,12 +104,12 @@ class Tracer:
             self._next_line_s = time.monotonic() + DROPPED_S
 
 
-def _trace(words: list[Any]) -> Trace:
-    revision, is_counted, model, version, request_id, stamps, tensors, context, steps = words
+def _trace(words: list[Any], said: bytes) -> Trace:
+    """A trace as a front end sends it, with what the batcher says of an ensemble's steps."""
+    revision, is_counted, model, version, request_id, stamps, tensors, context, _ = words
     found = [Tensor(*tensor) for tensor in tensors]
-    return Trace(
-        revision, is_counted, model, version, request_id, stamps, found, context, [_trace(each) for each in steps]
-    )
+    trace = Trace(revision, is_counted, model, version, request_id, stamps, found, context)
+    return trace._replace(steps=steps(trace, msgpack.unpackb(said))) if said else trace
 
 
 def _make_export(options: Mapping[str, str], resource: Mapping[str, str]) -> "SpanExport | None":

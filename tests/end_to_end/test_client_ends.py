@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
@@ -66,6 +67,7 @@ def test_a_fork_that_closes_what_it_has_inherited_touches_nothing_shared(client:
     """Not the ring of requests, which the original has written to meanwhile; and a lock that another thread held at the
     fork is not waited for."""
     answers = client.stream("repeat", LASTING)
+    assert isinstance(answers, Generator)
     next(answers)
     connection = client._connected().connection
     closes, closed = os.pipe()

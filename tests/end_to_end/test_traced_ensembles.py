@@ -144,6 +144,15 @@ def test_a_stream_has_a_step_for_each_response(server: Server, trace: Any) -> No
     found.check_times()
 
 
+def test_a_long_stream_has_no_more_steps_than_a_trace_may_say(server: Server, trace: Any) -> None:
+    assert len(stream(server, "counting_on", 4000)) == 4000
+    found = trace()
+    assert found.tree[0] == ("counting_on", "")
+    assert 2000 < len(found.heads) < 4000
+    assert set(found.tree[1:]) <= {("count", "counting_on"), ("either", "counting_on")}
+    found.check_times()
+
+
 def test_a_stream_whose_end_comes_alone_has_its_steps(server: Server, trace: Any) -> None:
     assert stream(server, "nested", 0, empty_final=True) == [({}, True)]
     with closing(HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)) as connection:

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgpack
 import pytest
 
 from shoal.client.validation import PreparedInput
@@ -101,6 +102,18 @@ def test_a_trace_has_all_points_in_order(tracer: Tracer, state: ServerState) -> 
     assert stamps[:2] == [5, 6]
     assert 6 < stamps[2] < TIMES[0]
     assert stamps[3:] == [*TIMES, TIMES[-1], TIMES[-1], TIMES[-1]]
+
+
+def test_what_is_said_of_steps_goes_to_the_tracer_as_it_is(tracer: Tracer, state: ServerState) -> None:
+    """Its thousands of words would keep this process from its other clients."""
+    said = msgpack.packb([["step", 1, *[10**19] * 7, []]])
+    header = pack_response(InferResponse((), {}))
+    words = (4, 1, 0, 4096, len(header), 0, 0, *TIMES, 0, 0, len(said), 0)
+    whole = Reply(1, 0, 0, memoryview(header + said), header, record=words)
+    run(sampled(started(tracer, ON), prepared(state)), prepared(state), whole)
+    (message,) = tracer.messages()
+    assert (message["steps"], message["trace"][-1]) == (said, [])
+    assert message["trace"][5][4:8] == [0] * 4  # what is in it has computed
 
 
 def test_a_request_whose_client_is_gone_ends_where_it_is(tracer: Tracer, state: ServerState) -> None:

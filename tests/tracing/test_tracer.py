@@ -60,7 +60,7 @@ class Supervisor:
 
     def send(self, request_id: str, revision: int = 1, dropped: int = 0, tensors: Sequence[Tensor] = ()) -> None:
         trace = Trace(revision, True, "m", 1, request_id, list(range(11, 11 + len(STAMPS))), tensors, {})
-        self.traces.send({"trace": trace, "dropped": dropped})
+        self.traces.send({"trace": trace, "steps": b"", "dropped": dropped})
 
     def finish(self) -> str:
         """Hang up; what the tracer printed as an error until it ended."""
