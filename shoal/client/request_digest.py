@@ -23,6 +23,10 @@ _MAX_KEPT = 256
 _MAX_KEPT_BYTES = 4096
 
 
+#: Bytes of the tensors of a step that is looked up at most (ours: 1 ms, in which the batcher does nothing else).
+MAX_LENT_NBYTES = 1 << 20
+
+
 class _Described(NamedTuple):
     """What a header comes to: all but the tensors' bytes, and where those lie in the block."""
 
@@ -41,8 +45,8 @@ def request_digest(memory: memoryview, header: int) -> tuple[int, int]:
 
 
 def lent_request_digest(header: bytes, open_block: Callable[[int], memoryview | None]) -> tuple[int, int]:
-    """The digest of a request whose inputs lie in other blocks, which its header names. Raises InternalError where one
-    of those blocks is gone."""
+    """The digest of a step, whose inputs lie in other blocks that its header names; NO_DIGEST for one with more than
+    MAX_LENT_NBYTES. Raises InternalError where one of those blocks is gone."""
     blocks: dict[int, memoryview] = {}
 
     def nbytes_of(ref: int) -> int:
@@ -53,7 +57,7 @@ def lent_request_digest(header: bytes, open_block: Callable[[int], memoryview | 
         return len(block)
 
     request, refs = unpack_lent_request(header, 0, nbytes_of)
-    if request.sequence != NO_SEQUENCE:
+    if request.sequence != NO_SEQUENCE or sum([each.nbytes for each in refs]) > MAX_LENT_NBYTES:
         return NO_DIGEST
     inputs = sorted(refs)
     words = _words(request, [(each.name, each.datatype, each.shape, each.nbytes) for each in inputs])

@@ -90,3 +90,12 @@ def test_a_request_is_the_same_wherever_its_inputs_lie() -> None:
     assert lent_request_digest(header, blocks.get) != digest()
     sequence = packed(("", lent, (), {}, (1, 1)))
     assert lent_request_digest(sequence, blocks.get) == (0, 0)
+
+
+def test_the_batcher_does_not_stand_still_for_the_digest_of_large_inputs() -> None:
+    uint8, mib = 2, 1 << 20
+    blocks = {7: memoryview(bytes(mib))}
+    lent = ("X", uint8, (mib,), 0, mib, 7)
+    assert lent_request_digest(packed(("", [lent], (), {})), blocks.get) != (0, 0)
+    one_more = ("Y", uint8, (1,), 0, 1, 7)
+    assert lent_request_digest(packed(("", [lent, one_more], (), {})), blocks.get) == (0, 0)
