@@ -81,6 +81,8 @@ class Tests(unittest.TestCase):
         assert told.startswith("Requested output name for request with id '' and model name 'double' should not be em")
         told = self.refuse(pb_utils.TritonModelException, make, correlation_id=1.5)
         assert told == "Correlation ID must be integer or string"
+        for wrong in (-1, 1 << 64):
+            self.refuse(TypeError, make, correlation_id=wrong)
         make(inputs=[], requested_output_names=(), parameters=None, model_version=np.int64(1))
         self.refuse(TypeError, make().set_flags, None)
         self.refuse(TypeError, make().set_release_flags, None)
@@ -125,7 +127,7 @@ class Tests(unittest.TestCase):
         self.refuse(TypeError, family, name="n", description="d", kind="COUNTER")
         gauge = family(name="arguments", description="d", kind=family.GAUGE)
         metric = gauge.Metric()
-        for wrong in (None, "1", [1]):
+        for wrong in (None, "1", [1], 10**400):
             self.refuse(TypeError, metric.set, wrong)
             self.refuse(TypeError, metric.increment, wrong)
         metric.set(np.float32(2))

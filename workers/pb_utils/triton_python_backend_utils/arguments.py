@@ -28,7 +28,10 @@ def integer(what: str, value: Any, least: int, most: int) -> int:
 
 
 def figure(what: str, value: Any) -> float:
-    """A number as a float. Raises TypeError for anything else, text of digits included."""
+    """A number as a float. Raises TypeError for anything else, text of digits included, and for one too large."""
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{what} must be a number, found type {type(value)}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise TypeError(f"{what} must be a number of 64 bits, found an integer that is too large") from None

@@ -79,7 +79,10 @@ class InferenceRequest:
         self._preferred_memory = _of("'preferred_memory'", preferred_memory, PreferredMemory)
         self._trace = _of("'trace'", trace, InferenceTrace)
         self._parameters = request_parameters.checked(parameters)
-        if type(correlation_id) not in (int, str):
+        if type(correlation_id) is int:
+            if not 0 <= correlation_id <= UINT64_MAX:
+                raise TypeError(f"'correlation_id' must be an integer from 0 to {UINT64_MAX}, found {correlation_id}")
+        elif type(correlation_id) is not str:
             raise TritonModelException("Correlation ID must be integer or string")
         self._correlation_id = correlation_id
         given = [*inputs]
