@@ -121,7 +121,7 @@ class Way:
     #: How a request begins, and with which steps.
     stage: Stage
     started: tuple[int, ...]
-    #: The same for what comes of each answer of a decoupled step.
+    #: How an iteration begins that an answer of a decoupled step starts, and with which steps; by that step.
     branches: Mapping[int, tuple[Stage, tuple[int, ...]]]
 
 

@@ -177,8 +177,8 @@ class StepRequests:
 
 
 def _batched(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) -> tuple[int, ...]:
-    """A tensor's shape for a model of these dims that batches, or does not, whoever it comes from: a batch of one is
-    added or taken away where only then it fits, as in Triton."""
+    """A tensor's shape for a model of these dims, which batches or does not: a batch dimension of 1 is added or taken
+    away where the shape fits only then, as in Triton."""
     if batches and fits(dims, shape):
         return (1, *shape)
     if not batches and shape[:1] == (1,) and not fits(dims, shape) and fits(dims, shape[1:]):
@@ -216,8 +216,8 @@ def read_pieces(block: memoryview, num_pieces: int) -> list[int]:
     return block[: num_pieces * WORD].cast("Q").tolist()
 
 
-#: What a step has written: by the ensemble's names, form and offset of each tensor; the names, also of those that the
-#: model has left out, which nobody has to wait for any more; parameters.
+#: What a step has answered: by the ensemble's names, form and offset of each tensor that it has written; the names of
+#: all its outputs, since steps do not wait for one that the model has left out; parameters.
 Answered = tuple[Sequence[tuple[str, Form, int]], tuple[str, ...], Parameters]
 
 

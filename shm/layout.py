@@ -231,15 +231,16 @@ NO_DIGEST = (0, 0)
 class P:
     """Words of REPLY. STATUS 0 is success; REASON names a sentence where the batcher itself refused, DETAIL what stands
     in it (shoal.reasons). MORE is 1 where further replies to the number follow; the last one may then have nothing
-    but its NUMBER, and STEPS in a BLOCK. The others, 0 where nobody asked for them (TRACE) or no worker answered, are
-    when the request was accepted and Triton's compute time points: five words cost 1.7k instructions to write and read.
+    but its NUMBER, and STEPS in a BLOCK. The time points are when the request was accepted and Triton's four of its
+    computation, for requests that the client has announced as traced (TRACE) and a worker has answered; else 0, since
+    to write and read five words costs 1.7k instructions.
 
     PIECES is not 0 where an ensemble answers: its tensors lie in so many blocks of others, whose references begin
     BLOCK, a u64 each. What the header says of offsets is then true of these blocks, one behind the other. The client
     holds them, too, each as a part of its reply.
 
-    STEPS is not 0 where a traced request to an ensemble ends: so many bytes behind the header, in the same block, say
-    when its steps were where (batcher/step_traces.py)."""
+    STEPS is not 0 where a traced request to an ensemble ends: so many bytes behind the header, in the same block, are
+    the time points of its steps (batcher/step_traces.py)."""
 
     NUMBER, STATUS, BLOCK, HEADER, REASON, DETAIL = 1, 2, 3, 4, 5, 6
     QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 7, 8, 9, 10, 11

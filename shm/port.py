@@ -339,7 +339,7 @@ class Port:
                 header = block[start : start + (span & SPAN_MASK)].tobytes()
                 if num_pieces:
                     own, block = block, self._open_pieces(number, ref if more else 0, block, num_pieces)
-            elif ref:  # nobody reads it: a worker's lie, or one too many
+            elif ref:  # a block that cannot be opened, or one more than may be held, is given back unread
                 if block is not None:
                     block, reason = None, int(Reason.NO_MEMORY)
                 self.release(number, ref if more else 0, prompt=False)

@@ -20,7 +20,7 @@ from shoal.shm.doorbell import Doorbell
 
 _log = logging.getLogger(__name__)
 
-#: Between two reports that nobody asks for (ours). A worker that dies takes what it had not reported along.
+#: Between two reports that no scrape asks for (ours). A worker that dies takes what it had not reported along.
 INTERVAL_S = 0.1
 _MODULE = "triton_python_backend_utils.metrics"
 
@@ -46,7 +46,7 @@ class MetricsReporter:
         self._listen: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Report what there is, and hear of changes from now on."""
+        """Report what there is, and changes from now on."""
         self._registry.on_change = self._note
         if self.flush():
             self._note()
@@ -60,7 +60,8 @@ class MetricsReporter:
         return bool(changes)
 
     def listen_with(self, listen: Callable[[], None]) -> None:
-        """From now on, the thread calls this for what the supervisor says; another may have listened before it."""
+        """Have the reporter's thread receive the supervisor's messages, too: `listen` takes the next one, if another
+        thread has not."""
         self._listen = listen
         self._bell.ring()
 
@@ -77,7 +78,7 @@ class MetricsReporter:
             self._report()
         except (*GONE, OSError):
             return  # the supervisor is gone, and this process about to be
-        except Exception:  # noqa: BLE001 - the thread's rim: what it has heard may be half done
+        except Exception:  # noqa: BLE001 - the thread's rim: a message that it has received may be half in force
             _log.exception("this process cannot go on without its metrics")
             os._exit(1)
 

@@ -2,12 +2,12 @@
 
 An instance with a batch is *staged* until it is *allocated* what its execution needs, and *releases* that when the
 execution has ended. Of those that are staged the one with the lowest *scaled priority* comes first, which is how often
-it has executed, times its priority: all three are Triton's, and so is that loading and warming up count as executions:
-new instances begin apart by their priorities. The rules on top of Triton's, so that nobody starves:
+it has executed, times its priority: all three are Triton's. Loading and warming up count as executions, as in Triton,
+so a new instance begins with two turns. The rules on top of Triton's, so that no instance waits for ever:
 
-- Who comes first and has to wait keeps what it needs: others may take what it leaves.
-- While one is served, those that wait for the same resource are behind it by no more than two turns of their own. So
-  who was idle, or has just been loaded, catches up on no more than these.
+- The instance that comes first and has to wait keeps what it needs: others may take what it leaves.
+- When an instance is served, those that wait for a resource of its own are put behind it by no more than two turns of
+  theirs. So an instance that was idle, or has just been loaded, catches up on no more than these.
 
 Numbers only; pure policy, runs in the batcher.
 """
@@ -157,7 +157,7 @@ class RateLimiter:
         return None
 
     def _keep_near(self, served: _Instance) -> None:
-        """Those that wait for the same are close behind it in turn."""
+        """Put instances that wait for a resource of the served one close behind it in turn."""
         names = [name for name, _ in served.demand.resources]
         for each in self._waiting.values():
             most = served.scaled_priority + _MOST_BEHIND * each.demand.priority

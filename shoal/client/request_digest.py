@@ -3,7 +3,7 @@
 Equal are the inputs (names, datatypes, shapes, bytes), the outputs that are asked for and the parameters, headers that
 are forwarded among them; Triton compares the inputs' names and bytes alone. The id is no part of it. A request of a
 sequence has no equal. All servers make the same of it (the batcher's shared_answers.py has names with it). Front ends
-make it, and the batcher for steps of ensembles: who may share answers is decided by what runs no user's code.
+make it, and the batcher for steps of ensembles: no process that runs users' code decides which answers are shared.
 """
 
 import struct

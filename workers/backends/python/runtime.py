@@ -32,12 +32,12 @@ class WorkerRuntime(Runtime):
         self._client: Client | None = None
 
     def follow_forks(self) -> None:
-        """From now on, a process that the model forks, as multiprocessing does, may call models, too. Once."""
+        """Let processes that the model forks from now on, as multiprocessing does, call models, too. Called once."""
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
-        """In such a process, before anything else: its first call takes a place of its own. What it calls it calls for
-        no request, since it may outlive those that are being executed."""
+        """Leave the worker's place in the star, in a forked process: its first call takes a place of its own. Its calls
+        are made for no request, since it may outlive those that are being executed."""
         self._lock = threading.Lock()  # a thread of the original may have held it
         client, self._client = self._client, None
         current_parents.set(NO_PARENTS)

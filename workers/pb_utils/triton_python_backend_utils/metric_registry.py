@@ -1,4 +1,5 @@
-"""The series of a process's metrics: their figures, which have changed since a server asked, and who holds them.
+"""Custom metrics of one process: the figures of each series, what of them has changed since the last report, and the
+family objects that keep a series.
 
 Safe for any thread: the registry's lock guards every series.
 """
@@ -15,8 +16,8 @@ from triton_python_backend_utils.errors import TritonModelException
 
 _log = logging.getLogger(__name__)
 
-#: Series of one process that a server hears of (ours): a label that never repeats must not fill anybody's memory. What
-#: is beyond works as any other, for this process alone.
+#: Series that one process reports (ours): a label that never repeats must not fill the server's memory. Further series
+#: work as any other, and are not reported.
 MAX_SERIES = 1000
 
 NO_FAMILY = "Error when creating MetricFamily: "
@@ -33,7 +34,7 @@ class Kind(Enum):
 
 
 class Series:
-    """The figures of one set of labels: what they are, and what has changed since a server asked. One for each kind."""
+    """The figures of one set of labels: what they are, and what has changed since the last report."""
 
     def __init__(self) -> None:
         # Changed under the registry's lock.
