@@ -130,7 +130,7 @@ class Progress:
 
     __slots__ = (
         "answer", "asked", "asker", "client", "computed", "ensemble", "graph", "is_over", "iterations", "key",
-        "may_share", "models", "num_said", "queued", "root", "steps", "way",
+        "may_share", "models", "queued", "root", "steps", "steps_nbytes", "way",
     )  # fmt: skip
 
     def __init__(
@@ -163,9 +163,10 @@ class Progress:
         self.computed: list[Record] = []
         self.answer: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.is_over = False
-        #: What its trace says of them, where it has one: when each was asked, and the step (step_traces.py); its bytes.
+        #: What the trace of a traced request says of its steps (step_traces.py): when each was asked, and its words;
+        #: how many bytes these are.
         self.steps: list[tuple[int, bytes]] = []
-        self.num_said = 0
+        self.steps_nbytes = 0
 
     @property
     def is_traced(self) -> bool:

@@ -320,13 +320,13 @@ class Ensembles:
             outputs = ensemble.without_left_out(outputs, tensors)
             passed = [tensors[name] for name in outputs]
         pieces, header = ensemble.answers.write(outputs, passed, iteration.parameters)
-        said = step_traces.packed(progress) if progress.client.traced and iteration.is_last else b""
-        ref, span = iteration.headers.end_with(pieces, header + said)
-        span -= len(said)  # its low half is the size
+        steps = step_traces.packed(progress) if progress.client.traced and iteration.is_last else b""
+        ref, span = iteration.headers.end_with(pieces, header + steps)
+        span -= len(steps)  # its low half is the size
         for piece in pieces:
             self._holders.hold_part(piece, key)
         if iteration.is_last:
-            progress.answer = (ref, span, len(pieces), len(said))
+            progress.answer = (ref, span, len(pieces), len(steps))
         elif self._requests.respond(key, 0, ref, span, now_ns, len(pieces)) is not None:
             self._close(progress, now_ns)  # its client takes too little of what it is told
 
@@ -335,13 +335,13 @@ class Ensembles:
         compute = progress.compute()
         statistics.count_execution(progress.ensemble.row, progress.queued.rows, compute, now_ns + self._wall_offset_ns)
         traced = progress.client.traced
-        ref, span, num_pieces, num_said = step_traces.ended(progress, self._own) if traced else progress.answer
-        self._requests.answer(progress.key, 0, ref, span, compute, now_ns, num_pieces, num_said)
+        ref, span, num_pieces, steps_nbytes = step_traces.ended(progress, self._own) if traced else progress.answer
+        self._requests.answer(progress.key, 0, ref, span, compute, now_ns, num_pieces, steps_nbytes)
         self._close(progress, now_ns)
 
     def _fail(self, progress: Progress, error: ShoalError, now_ns: int) -> None:
-        said = step_traces.packed(progress)
-        self._answer_error(progress.ensemble, progress.key, error, progress.compute(), now_ns, said)
+        steps = step_traces.packed(progress)
+        self._answer_error(progress.ensemble, progress.key, error, progress.compute(), now_ns, steps)
         self._close(progress, now_ns)
 
     def _answer_error(
@@ -351,16 +351,16 @@ class Ensembles:
         error: ShoalError,
         compute: statistics.Compute,
         now_ns: int,
-        said: bytes = b"",
+        steps: bytes = b"",
     ) -> None:
         sentence = f"in ensemble '{ensemble.name}', {error}".encode()
         try:
-            block = allocate(self._own, len(sentence) + len(said))
+            block = allocate(self._own, len(sentence) + len(steps))
         except UnavailableError:
             self._requests.fail(key, Reason.QUEUE_FULL, now_ns, OTHER)
             return
-        block.memory[: len(sentence) + len(said)] = sentence + said
-        self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns, 0, len(said))
+        block.memory[: len(sentence) + len(steps)] = sentence + steps
+        self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns, 0, len(steps))
 
     def _close(self, progress: Progress, now_ns: int) -> None:
         progress.ensemble.unqueued.open.pop(progress.key, None)

@@ -73,10 +73,10 @@ class OpenRequests(dict[int, OpenRequest]):
         compute: statistics.Compute,
         now_ns: int,
         num_pieces: int = 0,
-        num_said: int = 0,
+        steps_nbytes: int = 0,
     ) -> None:
-        """A worker has answered: its words go to the client, which holds the answer's block from now on. `num_said` is
-        what the trace of an ensemble's steps takes behind the header."""
+        """A worker has answered: its words go to the client, which holds the answer's block from now on. `steps_nbytes`
+        is what the trace of an ensemble's steps takes behind the header."""
         request = self.pop(key, None)
         if request is None:
             return
@@ -85,7 +85,7 @@ class OpenRequests(dict[int, OpenRequest]):
             self._holders.hold(ref, key)
         reply: Record = (REPLY, number, status, ref, header)
         if num_pieces or client.traced:
-            reply = (*reply, 0, 0, *client.times(number, queue_ns, compute), 0, num_pieces, num_said)
+            reply = (*reply, 0, 0, *client.times(number, queue_ns, compute), 0, num_pieces, steps_nbytes)
         if model.order is None:  # as in _say, whose call would cost as much again
             client.say(reply)
             self._written.add(client)

@@ -33,8 +33,8 @@ def note(progress: Progress, model: Model, asked_ns: int, reply: Record, now_ns:
     name = "" if model.signature is None else model.signature.name
     times = asked_ns, queue_ns, *points, max(asked_ns, now_ns)
     step: bytes = msgpack.packb([name, model.version, *times, _steps_in(reply, blocks)])
-    if progress.num_said + len(step) <= MAX_NBYTES:
-        progress.num_said += len(step)
+    if progress.steps_nbytes + len(step) <= MAX_NBYTES:
+        progress.steps_nbytes += len(step)
         progress.steps.append((asked_ns, step))
 
 
@@ -48,12 +48,12 @@ def packed(progress: Progress) -> bytes:
 
 def ended(progress: Progress, own: Slab) -> tuple[int, int, int, int]:
     """The last response of a request that has one; of a stream whose end comes alone, a block with its trace alone."""
-    said = packed(progress) if not progress.answer[0] else b""
-    block = own.allocate(len(said)) if said else None
+    steps = packed(progress) if not progress.answer[0] else b""
+    block = own.allocate(len(steps)) if steps else None
     if block is None:
         return progress.answer
-    block.memory[: len(said)] = said
-    return block.ref, 0, 0, len(said)
+    block.memory[: len(steps)] = steps
+    return block.ref, 0, 0, len(steps)
 
 
 def _steps_in(reply: Record, blocks: Blocks) -> list[Any]:
