@@ -140,13 +140,13 @@ def test_reports_of_two_threads_arrive_in_the_order_of_the_changes(connection: C
     """The worker's own thread reports when a scrape asks it, the reporter's when the interval is over."""
     registry = OvertakenRegistry()
     reporter = MetricsReporter(registry, connection.worker)
-    holding = registry.enrol("n", Kind.GAUGE, "Number")
-    gauge = registry.series(holding, (), ())
+    handle = registry.register("n", Kind.GAUGE, "Number")
+    gauge = registry.series(handle, (), ())
     other = threading.Thread(target=reporter.flush)
 
     def set_gauge(value: float) -> None:
         gauge.set(value)  # type: ignore[attr-defined]
-        registry.note(holding.known, (), gauge)
+        registry.note(handle.family, (), gauge)
 
     def meanwhile() -> None:
         set_gauge(2)

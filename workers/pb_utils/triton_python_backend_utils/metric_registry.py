@@ -95,22 +95,22 @@ class _Histogram(Series):
         return change
 
 
-class Known:
-    """A family name of this process: what it measures, and the series that its family objects have made."""
+class Family:
+    """A metric family: what it measures, and the series that the MetricFamily objects of its name have made."""
 
     def __init__(self, name: str, kind: Kind, description: str) -> None:
         self.name, self.kind, self.description = name, kind, description
         # Changed by the registry, under its lock.
         self.series: dict[Labels, Series] = {}
-        self.num_holders: Counter[Labels] = Counter()  # family objects with metrics of these labels
-        self.num_families = 0
+        self.num_handles: Counter[Labels] = Counter()  # of MetricFamily objects with metrics of these labels
+        self.num_objects = 0
 
 
-class Holding:
-    """What one family object has made: ended with it, while its metrics may still be in somebody's hands."""
+class FamilyHandle:
+    """The part of one MetricFamily object in a family; its metrics know by this that the object was deleted."""
 
-    def __init__(self, known: Known) -> None:
-        self.known = known
+    def __init__(self, family: Family) -> None:
+        self.family = family
         # Changed by the registry, under its lock; at last by the family's end, in any thread.
         self.labels = set[Labels]()
         self.is_deleted = False
@@ -125,72 +125,73 @@ class MetricRegistry:
         #: middle of anything, so it waits for nothing once it has been called for a change.
         self.on_change: Callable[[], None] = lambda: None
         # Changed under the lock.
-        self._families: dict[str, Known] = {}
+        self._families: dict[str, Family] = {}
         self._num_series = 0
         self._has_warned = False
-        self._ended: list[tuple[Known, Labels, Any]] = []  # changes of series that are gone, each with its end, None
+        self._ended: list[tuple[Family, Labels, Any]] = []  # changes of series that are gone, each with its end, None
         self._changed: dict[tuple[str, Labels], Series] = {}
         # Changed by finalizers, without the lock.
-        self._deleted: deque[Holding] = deque()
+        self._deleted: deque[FamilyHandle] = deque()
 
-    def enrol(self, name: str, kind: Kind, description: str) -> Holding:
-        """A new family object's part in a family. The first says what the description is; raises where another kind
-        is."""
+    def register(self, name: str, kind: Kind, description: str) -> FamilyHandle:
+        """The part of a new MetricFamily object, which is the family's first or one of several: the description is the
+        first one's. Raises TritonModelException where the family is of another kind."""
         with self.lock:
             self._end_deleted()
-            known = self._families.setdefault(name, Known(name, kind, description))
-            if known.kind != kind:
+            family = self._families.setdefault(name, Family(name, kind, description))
+            if family.kind != kind:
                 raise TritonModelException(
-                    f"{NO_FAMILY}metric family '{name}' exists already, as {known.kind.value} with the "
-                    f"description '{known.description}'"
+                    f"{NO_FAMILY}metric family '{name}' exists already, as {family.kind.value} with the "
+                    f"description '{family.description}'"
                 )
-            known.num_families += 1
-            return Holding(known)
+            family.num_objects += 1
+            return FamilyHandle(family)
 
-    def delete(self, holding: Holding) -> None:
-        """A family object is gone, and with it what it alone has made. A finalizer's: waits for nothing."""
-        holding.is_deleted = True
-        self._deleted.append(holding)
-        if holding.labels:
+    def delete(self, handle: FamilyHandle) -> None:
+        """End the series that only this MetricFamily object, which was deleted, has made. For finalizers: waits for
+        nothing."""
+        handle.is_deleted = True
+        self._deleted.append(handle)
+        if handle.labels:
             self.on_change()
 
     def _end_deleted(self) -> None:
         while self._deleted:
-            holding = self._deleted.popleft()
-            known = holding.known
-            known.num_families -= 1
-            for labels in holding.labels:
-                known.num_holders[labels] -= 1
-                if not known.num_holders[labels]:
-                    del known.num_holders[labels]
-                    self._end_series(known, labels)
-            if not known.num_families:
-                del self._families[known.name]
+            handle = self._deleted.popleft()
+            family = handle.family
+            family.num_objects -= 1
+            for labels in handle.labels:
+                family.num_handles[labels] -= 1
+                if not family.num_handles[labels]:
+                    del family.num_handles[labels]
+                    self._end_series(family, labels)
+            if not family.num_objects:
+                del self._families[family.name]
 
-    def _end_series(self, known: Known, labels: Labels) -> None:
-        series = known.series.pop(labels)
+    def _end_series(self, family: Family, labels: Labels) -> None:
+        series = family.series.pop(labels)
         self._num_series -= 1
-        if self._changed.pop((known.name, labels), None) is not None:
-            self._ended.append((known, labels, series.take()))
-        self._ended.append((known, labels, None))
+        if self._changed.pop((family.name, labels), None) is not None:
+            self._ended.append((family, labels, series.take()))
+        self._ended.append((family, labels, None))
 
-    def series(self, holding: Holding, labels: Labels, bounds: Sequence[float]) -> Series:
+    def series(self, handle: FamilyHandle, labels: Labels, bounds: Sequence[float]) -> Series:
         """The series of these labels, a new one where there is none."""
         with self.lock:
             self._end_deleted()
-            known = holding.known
-            found = known.series.get(labels)
+            family = handle.family
+            found = family.series.get(labels)
             if found is None:
-                found = _make(known.kind, bounds)
+                found = _make(family.kind, bounds)
                 if self._num_series >= MAX_SERIES:
-                    self._warn(known.name)
+                    self._warn(family.name)
                     return found
                 self._num_series += 1
-                known.series[labels] = found
-                self.note(known, labels, found)  # a server shows it from the start, as 0
-            if labels not in holding.labels:
-                holding.labels.add(labels)
-                known.num_holders[labels] += 1
+                family.series[labels] = found
+                self.note(family, labels, found)  # a server shows it from the start, as 0
+            if labels not in handle.labels:
+                handle.labels.add(labels)
+                family.num_handles[labels] += 1
             return found
 
     def _warn(self, name: str) -> None:
@@ -201,12 +202,12 @@ class MetricRegistry:
                 "family '%s'", MAX_SERIES, name,
             )  # fmt: skip
 
-    def note(self, known: Known, labels: Labels, series: Series) -> None:
+    def note(self, family: Family, labels: Labels, series: Series) -> None:
         """A series has changed. Under the lock."""
-        if known.series.get(labels) is not series:
+        if family.series.get(labels) is not series:
             return  # one too many, or gone
         is_first = not self._changed
-        self._changed[known.name, labels] = series
+        self._changed[family.name, labels] = series
         if is_first:
             self.on_change()
 
@@ -217,16 +218,16 @@ class MetricRegistry:
             self._end_deleted()
             ended, self._ended = self._ended, []
             changed, self._changed = self._changed, {}
-            families: dict[Known, list[Any]] = {}
-            for known, labels, change in ended:
-                _told(families, known).append([labels, change])
+            families: dict[Family, list[Any]] = {}
+            for family, labels, change in ended:
+                _told(families, family).append([labels, change])
             for (name, labels), series in changed.items():
                 _told(families, self._families[name]).append([labels, series.take()])
             return list(families.values())
 
 
-def _told(families: dict[Known, list[Any]], known: Known) -> list[Any]:
-    told = families.setdefault(known, [known.name, known.kind.value, known.description, []])
+def _told(families: dict[Family, list[Any]], family: Family) -> list[Any]:
+    told = families.setdefault(family, [family.name, family.kind.value, family.description, []])
     changes: list[Any] = told[3]
     return changes
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from triton_python_backend_utils.arguments import figure, text
 from triton_python_backend_utils.errors import TritonModelException
-from triton_python_backend_utils.metric_registry import NO_FAMILY, Holding, Kind, Labels, MetricRegistry
+from triton_python_backend_utils.metric_registry import NO_FAMILY, FamilyHandle, Kind, Labels, MetricRegistry
 
 #: Of one series; of its labels, and of a family's name and description (ours).
 MAX_BUCKETS, MAX_TEXT_CHARS = 200, 4096
@@ -42,7 +42,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def set_registry(other: MetricRegistry) -> None:
-    """Have families that are made from now on enrolled there."""
+    """Have families that are made from now on registered there."""
     global registry
     registry = other
 
@@ -55,7 +55,7 @@ class MetricFamily:
     GAUGE: ClassVar[Kind] = Kind.GAUGE
     HISTOGRAM: ClassVar[Kind] = Kind.HISTOGRAM
 
-    _holding: Holding | None = None
+    _handle: FamilyHandle | None = None
 
     def __init__(self, name: str | bytes, description: str | bytes, kind: Kind) -> None:
         """Raises TritonModelException for a name that Prometheus has not, and one that another kind of family has."""
@@ -70,29 +70,29 @@ class MetricFamily:
         if len(name) + len(self.description) > MAX_TEXT_CHARS:
             raise TritonModelException(f"{NO_FAMILY}name and description of more than {MAX_TEXT_CHARS} characters")
         self._registry = registry
-        self._holding = registry.enrol(name, kind, self.description)
+        self._handle = registry.register(name, kind, self.description)
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> "Metric":
         """The metric of these labels; `buckets`, the upper bounds in order, for histograms and for them alone."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
-        assert self._holding is not None
+        assert self._handle is not None
         checked = _check_labels(labels or {}, self.kind)
-        return Metric(self._registry, self._holding, checked, _check_buckets(buckets, self.kind))
+        return Metric(self._registry, self._handle, checked, _check_buckets(buckets, self.kind))
 
     def __del__(self) -> None:
-        if self._holding is not None:
-            self._registry.delete(self._holding)
+        if self._handle is not None:
+            self._registry.delete(self._handle)
 
 
 class Metric:
     """One metric of a family, for as long as that lives. Metrics of the same labels are one."""
 
-    def __init__(self, registry: MetricRegistry, holding: Holding, labels: Labels, bounds: Sequence[float]) -> None:
+    def __init__(self, registry: MetricRegistry, handle: FamilyHandle, labels: Labels, bounds: Sequence[float]) -> None:
         self._registry = registry
-        self._holding = holding
+        self._handle = handle
         self._labels = labels
-        self._series = registry.series(holding, labels, bounds)
+        self._series = registry.series(handle, labels, bounds)
 
     def increment(self, value: float) -> None:
         """Add to a counter or a gauge; to a counter nothing negative."""
@@ -122,9 +122,9 @@ class Metric:
     @property
     def _kind(self) -> Kind:
         """Raises TritonModelException where the family is gone."""
-        if self._holding.is_deleted:
+        if self._handle.is_deleted:
             raise TritonModelException(_DELETED)
-        return self._holding.known.kind
+        return self._handle.family.kind
 
     def _change(self, verb: str, title: str, value: float) -> None:
         kind, change = self._kind, getattr(self._series, verb, None)
@@ -132,7 +132,7 @@ class Metric:
             raise TritonModelException(f"Failed to {verb} metric value: {_not_supported(kind, title)}")
         with self._registry.lock:
             change(value)
-            self._registry.note(self._holding.known, self._labels, self._series)
+            self._registry.note(self._handle.family, self._labels, self._series)
 
 
 def _not_supported(kind: Kind, verb: str) -> str:
