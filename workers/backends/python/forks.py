@@ -5,7 +5,8 @@ With the memory and the rings of the first one it would answer the same requests
 
 import os
 import sys
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 #: Forks that led to this process, since this module was imported.
 depth = 0
@@ -19,27 +20,22 @@ def _descend() -> None:
 os.register_at_fork(after_in_child=_descend)
 
 
-class ModelCode:
-    """A context that a model's code runs in, made in the process that the model belongs to."""
-
-    def __init__(self) -> None:
-        self.depth = depth
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.leave(error)
-
-    def leave(self, error: BaseException | None = None) -> None:
-        """Returns in the model's process; ends one that the model has forked, as Python would."""
-        if self.depth != depth:
-            _end(error)
+@contextmanager
+def end_here() -> Iterator[None]:
+    """Around a model's code: a process that it forks ends where it leaves this, as Python would end it."""
+    before = depth
+    try:
+        yield
+    except BaseException as error:
+        end_if_forked(before, error)
+        raise
+    end_if_forked(before)
 
 
-def _end(error: BaseException | None) -> None:
+def end_if_forked(before: int, error: BaseException | None = None) -> None:
+    """End this process if it has been forked since `depth` was so; `error` is what it was left with."""
+    if depth == before:
+        return
     status = 0
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -65,8 +65,6 @@ class PythonModel:
         self.has_ready_check = False
         self._module: ModuleType | None = None
         self._instance: Any = None
-        #: Around all that may run the model's code.
-        self._code = forks.ModelCode()
 
     # -- before it serves --
 
@@ -79,7 +77,7 @@ class PythonModel:
         """The configuration as the model's auto_complete_config leaves it. Raises InternalError."""
         config: Config = json.loads(json.dumps(self.config))
         try:
-            with self._code:
+            with forks.end_here():
                 hook = getattr(self._class(), "auto_complete_config", None)
                 completed = ModelConfig(config) if hook is None else hook(ModelConfig(config))
         except Exception as error:
@@ -94,7 +92,7 @@ class PythonModel:
     def load(self) -> None:
         """Make the instance and initialize it. Raises InternalError with the text of whatever goes wrong."""
         try:
-            with self._code:
+            with forks.end_here():
                 self._instance = instance = self._class()()
                 if hasattr(instance, "initialize"):
                     instance.initialize(self._arguments())
@@ -109,19 +107,20 @@ class PythonModel:
     def execute(self, requests: Sequence[InferenceRequest]) -> Responses:
         """Run one batch. What a model raises leaves as it is, for `as_failure`; TritonModelException for what it
         returns wrongly. Not for a model whose execute is a coroutine."""
+        depth = forks.depth  # as forks.end_here does, which would take 1k instructions more, per execution
         try:
             returned = self._instance.execute(list(requests))
         except BaseException as error:
-            self._code.leave(error)
+            forks.end_if_forked(depth, error)
             self._execute()  # raises where there is none
             raise
-        if self._code.depth != forks.depth:  # not as a context, which would take 1k instructions, per execution
-            self._code.leave()
+        if forks.depth != depth:
+            forks.end_if_forked(depth)
         return self._checked(requests, returned)
 
     async def execute_async(self, requests: Sequence[InferenceRequest]) -> Responses:
         """The same for a model whose execute is a coroutine."""
-        with self._code:
+        with forks.end_here():
             returned = await self._execute()(list(requests))
         return self._checked(requests, returned)
 
@@ -129,7 +128,7 @@ class PythonModel:
         """Tell the model, where it wants to know; raises what it raises."""
         hook = getattr(self._instance, "end_sequence", None)
         if hook is not None:
-            with self._code:
+            with forks.end_here():
                 hook(correlation_id)
 
     def as_failure(self, error: BaseException) -> InternalError:
@@ -144,7 +143,7 @@ class PythonModel:
         check = getattr(self._instance, "is_ready", None)
         if check is None:
             return True
-        with self._code:
+        with forks.end_here():
             answer = check()
             if inspect.isawaitable(answer):
                 answer = asyncio.run(_within(IS_READY_S, answer))
@@ -158,7 +157,7 @@ class PythonModel:
         instance, self._instance = self._instance, None
         try:
             if hasattr(instance, "finalize"):
-                with self._code:
+                with forks.end_here():
                     instance.finalize()
         except Exception as error:
             raise InternalError(describe(error)) from error

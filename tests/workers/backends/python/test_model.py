@@ -1,6 +1,7 @@
 """model.py: how a user's class is imported, completed, initialized and asked; without a worker."""
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -46,6 +47,22 @@ def model_of(execute: str) -> str:
     body = textwrap.indent(textwrap.dedent(execute).strip(), " " * 8)
     head = "import triton_python_backend_utils as pb\nclass TritonPythonModel:\n    def execute(self, requests):\n"
     return f"{head}{body}\n"
+
+
+# -- forks --
+
+
+def test_a_process_that_was_forked_before_may_use_the_model(write: Write) -> None:
+    """As a test's process may, where the model was loaded before it was forked."""
+    model = write(model_of("return [pb.InferenceResponse()]"))
+    model.load()
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(40 + len(model.execute([request()])))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 41
 
 
 # -- importing --
