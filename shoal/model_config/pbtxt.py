@@ -25,7 +25,9 @@ _Field: TypeAlias = Any
 
 _UNKNOWN = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) (?:named|with number) "?(\w+)')
 
-_STRING_OR_LAST_COMMA = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*")|,(?P<before>\s*[\]}])')
+#: A string without a closing quote is matched up to the text's end: else the search would begin again at each escaped
+#: quote in it, which takes quadratic time.
+_STRING_OR_LAST_COMMA = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*"?)|,(?P<before>\s*[\]}])')
 
 
 def read(path: Path) -> str:

@@ -77,7 +77,9 @@ def test_the_index_has_what_was_never_loaded_and_why_something_is_not(lane: Way)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no JSON", "[]", '{"nickname":"x"}', '{"max_batch_size":"many"}'], ids=lambda text: text or "empty"
+    "text",
+    ["", "no JSON", "[]", '{"nickname":"x"}', '{"max_batch_size":"many"}', '"' + r"\"" * 500_000],
+    ids=lambda text: text[:30] or "empty",
 )
 def test_a_configuration_that_cannot_be_read(lane: Way, text: str) -> None:
     status, body = ask(lane, load("", "fixed", config=text))
