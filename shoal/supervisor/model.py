@@ -79,7 +79,6 @@ class Model:
         self._loading: Loading | None = None
         self._given: FoundModel | None = None  # what serves, where its configuration came with a request
         self._turns: deque[Callable[[], None]] = deque()  # loads and unloads that wait for the one under way
-        self._waiting: list[Callable[[], None]] = []
         self._ends: list[tuple[set[Served], Callable[[], None]]] = []  # what waits until these versions have ended
 
     @property
@@ -280,15 +279,14 @@ class Model:
 
     def _await_idle(self, retired: Sequence[Served], then: Callable[[], None]) -> None:
         """`then` when those of the retired versions that have no request to answer have finalised, as in Triton."""
-
-        def settled() -> None:
-            self._ends.append(({served for served in retired if served.is_ending}, bound(then)))
-            self._tell_ended()
-
         if retired:
-            self._registry.settle_retired(settled)
+            self._registry.settle_retired(lambda: self._await_end([each for each in retired if each.is_ending], then))
         else:
             then()
+
+    def _await_end(self, versions: Sequence[Served], then: Callable[[], None]) -> None:
+        self._ends.append((set(versions), bound(then)))
+        self._tell_ended()
 
     def _tell_ended(self) -> None:
         ended, self._ends = (
@@ -342,15 +340,9 @@ class Model:
             raise
 
     def when_ended(self, then: Callable[[], None]) -> None:
-        """`then` when nothing more is being unloaded: at once, or after the last."""
-        self._waiting.append(bound(then))
-        self._tell_waiting()
-
-    def _tell_waiting(self) -> None:
-        if not any(each.version.state is VersionState.UNLOADING for each in self.versions.values()):
-            waiting, self._waiting = self._waiting, []
-            for then in waiting:
-                then()
+        """`then` when the versions that are being unloaded have ended; at once where there are none."""
+        leaving = [each for each in self.versions.values() if each.version.state is VersionState.UNLOADING]
+        self._await_end(leaving, then)
 
     # --- what becomes of versions ---
 
@@ -393,7 +385,6 @@ class Model:
         for missing, _ in self._ends:
             missing.discard(served)
         self._tell_ended()
-        self._tell_waiting()
 
     def _tell(self, versions: Sequence[ModelVersion], then: Callable[[], None] = lambda: None) -> None:
         self._registry.tell([version.message() for version in versions], then)
