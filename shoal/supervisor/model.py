@@ -79,6 +79,7 @@ class Model:
         self._loading: Loading | None = None
         self._given: FoundModel | None = None  # what serves, where its configuration came with a request
         self._turns: deque[Callable[[], None]] = deque()  # loads and unloads that wait for the one under way
+        self._takes_turns = False  # whether one of them is being begun
         self._ends: list[tuple[set[Served], Callable[[], None]]] = []  # what waits until these versions have ended
 
     @property
@@ -237,8 +238,16 @@ class Model:
         try:
             act(*args, **kwargs)
         finally:
+            if not self._takes_turns:  # else this load was begun by it, has ended at once, and the next one follows
+                self._take_turns()
+
+    def _take_turns(self) -> None:
+        self._takes_turns = True
+        try:
             while self._turns and self._loading is None:
                 self._turns.popleft()()
+        finally:
+            self._takes_turns = False
 
     def _give_up(self, loading: Loading) -> None:
         for served in loading.fresh.values():

@@ -1,5 +1,6 @@
 """A model: when whoever asked for a load hears what it came to. The test plays those that hear of it first."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -282,6 +283,18 @@ def test_what_comes_during_a_load_waits_for_its_turn() -> None:
     assert ended == ["load of 1", "load of 2", "unload", "load of 3"]
     assert not model.is_loading
     assert list(model.serving) == [3]
+
+
+def test_any_number_of_loads_may_wait() -> None:
+    """Those behind the first find everything as they want it, and end at once."""
+    registry, outcomes = Room(), list[ShoalError | None]()
+    model = Model(ModelIdentifier("m", ""), registry)
+    num_loads = 2 * sys.getrecursionlimit()
+    for _ in range(num_loads):
+        model.load(found(1), outcomes.append)
+    model.on_ready(registry.copies[0])  # type: ignore[arg-type]
+    registry.confirm()
+    assert outcomes == [None] * num_loads
 
 
 def test_a_load_s_unexpected_error_does_not_keep_what_waits_from_its_turn() -> None:
