@@ -9,6 +9,7 @@ Runs in the supervisor. The rules and sentences are those of Triton's model mana
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ _log = logging.getLogger(__name__)
 ALL = "*"
 
 
+@dataclass(slots=True)
+class Registration:
+    """A repository that a client has registered, with a model that no repository of the server's has."""
+
+    repository: str
+    # Changed as its model is loaded and unloaded.
+    is_busy: bool = True  # one of both is under way
+    on_removed: list[Callable[[], None]] = field(default_factory=list)
+
+
 class ModelControl:
     """One of the three modes, over all models."""
 
@@ -51,8 +62,8 @@ class ModelControl:
         self._repository = repository
         self._models = models
         self._dependencies = Dependencies(repository, models)
-        # Changed by questions: model → its repository, for those that no repository of the server's has.
-        self._registered: dict[str, str] = {}
+        # Changed by questions: by the name of its model.
+        self._registered: dict[str, Registration] = {}
         #: False once the repositories could not be read at the start. Changed by start.
         self.has_repositories = True
 
@@ -65,7 +76,9 @@ class ModelControl:
             "unload": self._unload,
             "register": self._register,
             "unregister": self._unregister,
-            "registered": lambda question: question.answer(self._registered),
+            "registered": lambda question: question.answer(
+                {name: each.repository for name, each in self._registered.items()}
+            ),
         }
 
     # --- start ---
@@ -236,38 +249,45 @@ class ModelControl:
         known = self._models.find(name)
         if name in self._registered or (known is not None and (known.is_loading or known.serving)):
             raise AlreadyExistsError(f"model repository '{repository}' has already been registered")
-        self._registered[name] = repository
+        registration = self._registered[name] = Registration(repository)
 
         def outcome(error: ShoalError | None) -> None:
+            registration.is_busy = False
             if error is None:
                 question.answer()
-                return
-            self._forget(name, lambda: question.refuse(error))
+            else:
+                registration.on_removed.append(lambda: question.refuse(error))
+            if registration.on_removed:
+                self._remove(name, registration)
 
         self._find_and_load(name, outcome, repository=repository)
 
     def _unregister(self, question: Question) -> None:
-        """Unload a registered model, and what it is made of; answered when nothing is left of them."""
+        """Unload a registered model, and what it is made of, once it has been loaded; answered when nothing is left."""
         name = question.arguments["model"]
-        if name not in self._registered:
+        registration = self._registered.get(name)
+        if registration is None:
             raise NotFoundError(f"model '{name}' is not registered")
-        self._forget(name, question.answer)
+        registration.on_removed.append(question.answer)
+        if not registration.is_busy:
+            self._remove(name, registration)
 
-    def _forget(self, name: str, then: Callable[[], None]) -> None:
-        repository = self._registered[name]
+    def _remove(self, name: str, registration: "Registration") -> None:
+        registration.is_busy = True
 
         def wait_for(models: list[Model]) -> None:
             if models:
                 models[0].when_ended(lambda: wait_for(models[1:]))
                 return
-            self._registered.pop(name, None)
-            then()
+            del self._registered[name]
+            for then in registration.on_removed:
+                then()
 
         model = self._models.find(name)
         if model is None:
             wait_for([])
             return
-        others = [each for each in self._models.models.values() if each.identifier.namespace == repository]
+        others = [each for each in self._models.models.values() if each.identifier.namespace == registration.repository]
         model.unload(lambda: self._dependencies.unload_all(others, lambda: wait_for([model, *others])))
 
     def _refuse_unless_explicit(self) -> None:

@@ -2,8 +2,12 @@
 
 import http.client
 import json
+import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.http_cases.models import pair
-from tests.end_to_end.server import DEADLINE_S, Server, launch, serving
+from tests.end_to_end.server import DEADLINE_S, Server, launch, serving, title
 
 MIME = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 FLAGS = ("--allow-sagemaker=true", "--sagemaker-port=0", "--model-control-mode=explicit")
@@ -117,6 +121,31 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(sagemaker: SageMake
     assert sagemaker.infer("/models/H2/invoke") == [1, 2]
     assert sagemaker.ask("DELETE", "/models/H2")[0] == 200
     assert sagemaker.load("one", tmp_path) == 409  # the server's own
+
+
+def test_a_model_that_is_unloaded_while_it_is_looked_for_does_not_stay(
+    server: Server, sagemaker: SageMaker, tmp_path: Path
+) -> None:
+    write_model(tmp_path)
+    (reader,) = [pid for pid in server.children if title(pid) == "shoal repository poller"]
+    os.kill(reader, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor() as threads:
+            loaded = threads.submit(sagemaker.load, "H6", tmp_path)
+            end = time.monotonic() + DEADLINE_S
+            while sagemaker.ask("GET", "/models/H6")[0] != 200:
+                assert time.monotonic() < end
+            removed = threads.submit(sagemaker.ask, "DELETE", "/models/H6")
+            for _ in range(50):  # behind it, so that the supervisor has most likely been asked to remove the model
+                assert sagemaker.ask("GET", "/models")[0] == 200
+            os.kill(reader, signal.SIGCONT)
+            assert loaded.result() == 200
+            assert removed.result()[0] == 200
+    finally:
+        os.kill(reader, signal.SIGCONT)
+    assert sagemaker.ask("POST", "/models/H6/invoke", "{}")[0] == 404
+    assert sagemaker.load("H6", tmp_path) == 200
+    assert sagemaker.ask("DELETE", "/models/H6")[0] == 200
 
 
 def write_ensemble(archive: Path, length: int) -> None:
