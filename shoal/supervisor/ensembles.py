@@ -10,7 +10,6 @@ from shoal.model_config.ensemble import steps
 from shoal.model_config.messages import Config
 from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier
-from shoal.supervisor.failure_domains import bound
 from shoal.supervisor.model import Model
 from shoal.supervisor.models import Models
 from shoal.supervisor.repository import Failed, Repository
@@ -24,8 +23,6 @@ class Dependencies:
         self._models = models
         #: Models that nobody has asked for by their names. Changed by poll, load and unload.
         self._implicit: set[ModelIdentifier] = set()
-        #: Who waits for the end of such models' loads. Changed by unload_all and those ends.
-        self._waiting: list[Callable[[], None]] = []
 
     def asked_for(self, name: str) -> None:
         """Somebody wants this model for itself."""
@@ -67,7 +64,7 @@ class Dependencies:
         def begin(model: FoundModel) -> None:
             if not self._is_there(model.identifier):
                 self._implicit.add(model.identifier)
-                self._models.load(model, lambda _error: self._loaded())
+                self._models.load(model, lambda _error: None)
             self._load(ensembles, seen, then)
 
         name, namespace = lacking
@@ -77,16 +74,8 @@ class Dependencies:
         model = self._models.models.get(identifier)
         return model is not None and (model.is_loading or bool(model.serving))
 
-    def _loaded(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for then in waiting:
-            then()
-
     def unload_all(self, models: Collection[Model], then: Callable[[], None]) -> None:
-        """Unload models that came with an ensemble, each as soon as its load, if one is under way, has ended."""
-        if any(each.is_loading for each in models):
-            self._waiting.append(bound(lambda: self.unload_all(models, then)))
-            return
+        """Unload models that came with an ensemble; `then` when clients know of all of them."""
         missing = len(models)
 
         def unloaded() -> None:
