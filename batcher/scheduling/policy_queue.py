@@ -6,6 +6,7 @@ Rules: those of `RequestQueue`; expiry is exact, since whoever sleeps is told of
 Pure policy, runs in the batcher.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,8 +19,8 @@ from shoal.errors import UnavailableError
 
 #: Deadlines of requests that have left, beyond as many as there are of others, before they are thrown out (ours).
 _MAX_STALE = 64
-#: Levels that are there from the start; of more, those that requests have, up to so many that are empty (ours).
-_FIRST_LEVELS, _MAX_LEVELS = 64, 1024
+#: Lines that stay though nobody waits in them: with more, those of a level that is empty are closed (ours).
+_KEPT_LINES = 128
 
 
 class QueuePolicy(NamedTuple):
@@ -61,10 +62,10 @@ _make_place: Callable[[tuple[QueuedRequest, int, int]], _Place] = partial(tuple.
 
 
 class PolicyQueue:
-    """Adding, taking and expiring one are O(log n), cancelling is O(1); with l levels in use, taking is O(l), too."""
+    """Adding, taking and expiring one are O(log n), cancelling is O(1), however many levels there are."""
 
     __slots__ = (
-        "_deadlines", "_default_level", "_line_rows", "_lines", "_max_total_queue", "_num_levels", "_places",
+        "_deadlines", "_default_level", "_line_rows", "_lines", "_max_total_queue", "_num_levels", "_order", "_places",
         "_policies", "_rest", "_serial", "rows",
     )  # fmt: skip
 
@@ -78,19 +79,17 @@ class PolicyQueue:
     ) -> None:
         """`policies` by level, and that of the `rest`; the server's bound is each level's, so that none fills up
         another's."""
-        first = range(1, 1 + min(num_levels, _FIRST_LEVELS))
-        self._policies = {**dict.fromkeys(first, rest), **policies}
+        self._policies = policies
         self._rest = rest
         self._num_levels = num_levels
         self._default_level = default_level
         self._max_total_queue = max_total_queue
         # Changed by add, popleft, cancel, expire and drain.
-        #: Two for each level, in order of service: those on time, those that are late; their numbers are 2 * level - 1
-        #: and 2 * level.
-        self._lines: dict[int, OrderedDict[int, QueuedRequest]] = {
-            line: OrderedDict() for line in range(1, 1 + 2 * len(first))
-        }
-        self._line_rows = dict.fromkeys(self._lines, 0)
+        #: The requests of a level that are on time have the line 2 * level - 1, those that are late 2 * level.
+        self._lines: dict[int, OrderedDict[int, QueuedRequest]] = {}
+        self._line_rows: dict[int, int] = {}
+        #: The numbers of these lines, ascending: the order of service.
+        self._order: list[int] = []
         #: By key, in order of arrival.
         self._places: OrderedDict[int, _Place] = OrderedDict()
         #: A heap of (deadline, serial number, key); of those that have left, too, until they come to its top.
@@ -114,7 +113,7 @@ class PolicyQueue:
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """The requests in order of service; the queue must not change meanwhile."""
-        return chain.from_iterable([line.values() for line in self._lines.values()])
+        return chain.from_iterable([self._lines[line].values() for line in self._order])
 
     @property
     def rejects(self) -> bool:
@@ -130,38 +129,38 @@ class PolicyQueue:
     def rows_before(self, request: QueuedRequest) -> int:
         """Rows of those that would be served before the request, if it were added."""
         _, line = self._place_of(request)
-        return sum([rows for each, rows in self._line_rows.items() if each <= line])
+        return sum(map(self._line_rows.__getitem__, self._order[: bisect_right(self._order, line)]))
 
     def _place_of(self, request: QueuedRequest) -> tuple[QueuePolicy, int]:
         """The policy of the request's level, and the line of those of it that are on time."""
         level = request.priority if 0 < request.priority <= self._num_levels else self._default_level
-        try:
-            return self._policies[level], 2 * level - 1
-        except KeyError:  # of many levels; the first have theirs in the table
-            return self._rest, 2 * level - 1
+        return self._policies.get(level, self._rest), 2 * level - 1
 
     def _open(self, line: int) -> None:
-        """Have the two lines of a level, the first of which is `line`, in their place in the order of service."""
-        lines = self._lines
-        if len(lines) >= 2 * _MAX_LEVELS:
-            used = {place.line - 1 + place.line % 2 for place in self._places.values()}
-            lines = {each: lines[each] for first in used for each in (first, first + 1)}
-        lines[line], lines[line + 1] = OrderedDict(), OrderedDict()
-        self._lines = dict(sorted(lines.items()))
-        self._line_rows = {each: self._line_rows.get(each, 0) for each in self._lines}
+        """Make the two lines of a level, of which this is the first."""
+        for each in (line, line + 1):
+            self._lines[each] = OrderedDict()
+            self._line_rows[each] = 0
+            insort(self._order, each)
+
+    def _close_if_empty(self, line: int) -> None:
+        """Remove the two lines of a level, of which this is one, if nobody waits in either."""
+        first = line - 1 + line % 2
+        if not (self._lines[first] or self._lines[first + 1]):
+            for each in (first, first + 1):
+                del self._lines[each], self._line_rows[each], self._order[bisect_left(self._order, each)]
 
     def add(self, request: QueuedRequest, num_in_payloads: int = 0) -> None:
         """Puts `request` behind those of its level that are on time; see `RequestQueue`."""
         policy, line = self._place_of(request)
-        try:
-            num_waiting = len(self._lines[line]) + len(self._lines[line + 1])
-        except KeyError:
-            self._open(line)
-            num_waiting = 0
+        is_open = line in self._lines
+        num_waiting = len(self._lines[line]) + len(self._lines[line + 1]) if is_open else 0
         if num_waiting >= (policy.max_queue_size or self._max_total_queue) or (
             num_waiting + num_in_payloads >= self._max_total_queue
         ):
             raise UnavailableError("Exceeds maximum queue size")
+        if not is_open:
+            self._open(line)
         deadline_ns, serial = policy.deadline_ns(request), next(self._serial)
         key, rows = request.key, request.rows
         self._lines[line][key] = request
@@ -176,11 +175,11 @@ class PolicyQueue:
 
     def popleft(self) -> QueuedRequest:
         """Removes the request to be served next; KeyError where there is none."""
-        for line, requests in self._lines.items():
-            if requests:
+        for line in self._order:
+            if requests := self._lines[line]:
                 key, request = requests.popitem(last=False)
                 del self._places[key]
-                self._count(line, -request.rows)
+                self._left(line, request.rows)
                 return request
         raise KeyError("the queue is empty")
 
@@ -191,7 +190,7 @@ class PolicyQueue:
             return False
         request, line, _ = place
         del self._lines[line][key]
-        self._count(line, -request.rows)
+        self._left(line, request.rows)
         return True
 
     def oldest_arrival_ns(self) -> int:
@@ -224,17 +223,20 @@ class PolicyQueue:
     def drain(self) -> list[QueuedRequest]:
         """Empties the queue; the requests in order of arrival."""
         requests = [place.request for place in self._places.values()]
-        for line in self._lines.values():
-            line.clear()
+        self._lines.clear()
+        self._line_rows.clear()
+        self._order.clear()
         self._places.clear()
         self._deadlines.clear()
-        self._line_rows = dict.fromkeys(self._lines, 0)
         self.rows = 0
         return requests
 
-    def _count(self, line: int, rows: int) -> None:
-        self._line_rows[line] += rows
-        self.rows += rows
+    def _left(self, line: int, rows: int) -> None:
+        """A request of so many rows has left a line."""
+        self._line_rows[line] -= rows
+        self.rows -= rows
+        if len(self._order) > _KEPT_LINES:
+            self._close_if_empty(line)
 
     def _is_current(self, deadline: tuple[int, int, int]) -> bool:
         """Whether a request still waits for what the heap says of it."""

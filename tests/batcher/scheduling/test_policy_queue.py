@@ -1,12 +1,19 @@
 """The queue under policies: the order of service, who expires when and how, and every bound."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 MS = 1_000_000
 
@@ -183,6 +190,47 @@ def test_levels_may_be_any_number_and_those_that_nobody_uses_cost_nothing() -> N
     for key in range(3000):
         many.add(request(key, 3000 - key))
     assert [many.popleft().key for _ in range(3000)] == [*range(2999, -1, -1)]
+
+
+def opcodes(call: Callable[[], object]) -> int:
+    """How many bytecode instructions a call takes."""
+    num_opcodes = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> "TraceFunction":
+        nonlocal num_opcodes
+        frame.f_trace_opcodes = True
+        num_opcodes += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return num_opcodes
+
+
+def test_a_request_costs_no_more_where_others_wait_in_thousands_of_levels() -> None:
+    costs = []
+    for num_waiting in (1, 4000):
+        many = queue(max_total_queue=1 << 20, priority_levels=1 << 31)
+        for key in range(num_waiting):
+            many.add(request(key, 1000 + key))
+        for key in range(100_000, 101_000):  # one after the other, each of a level of its own
+            many.add(request(key, key))
+            many.cancel(key)
+        costs.append(opcodes(partial(many.add, request(num_waiting, 500))) + opcodes(many.popleft))
+    assert costs[1] < costs[0] + 200
+
+
+def test_refused_requests_leave_no_levels_behind() -> None:
+    many = queue(max_total_queue=1, priority_levels=1 << 31)
+    many.add(request(0))
+    for key in range(1, 1000):
+        with pytest.raises(UnavailableError):
+            many.add(request(key, key), num_in_payloads=1)
+    assert len(many._lines) == 2
 
 
 def test_what_is_late_in_one_of_many_levels_waits_behind_its_own() -> None:

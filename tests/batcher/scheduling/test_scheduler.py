@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.batcher.scheduling.default import DefaultScheduler
 from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler, PolicyBatchScheduler
+from shoal.batcher.scheduling.policy_queue import PolicyQueue
 from shoal.batcher.scheduling.scheduler import from_config
 from tests.batcher.scheduling import seeded
 from tests.batcher.scheduling.many_seeds import FIRST, Told, numbers_of, run_seeds
@@ -42,7 +43,9 @@ def says(scheduler: Any) -> list[object]:
     """What a scheduler was configured with."""
     queue = getattr(scheduler, "_queue", None)
     names = ("_max_rows", "_preferred_rows", "_delay_ns", "_prefetching", "_max_queue_size", "_max_total_queue")
-    of_queue = [getattr(queue, name, None) for name in (*names, "_policies", "_default_level")]
+    of_queue = [getattr(queue, name, None) for name in (*names, "_num_levels", "_default_level")]
+    if isinstance(queue, PolicyQueue):  # the policy of each level, by its own name or as one of the rest
+        of_queue += [queue._policies.get(level, queue._rest) for level in range(1, queue._num_levels + 1)]
     return [type(scheduler), *[getattr(scheduler, name, None) for name in names], *of_queue]
 
 
