@@ -33,8 +33,8 @@ RESTRICTED_APIS = (
 #: What a request to SageMaker's /invocations may be; Triton's words.
 INFERENCE_TYPES = ("infer", "generate", "generate_stream")
 
-#: An address that listens on every interface, and so collides with every other one.
 MAX_PORT = 65535
+#: Addresses that listen on every interface, and so collide with every other one.
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 
 
