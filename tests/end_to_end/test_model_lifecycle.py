@@ -22,7 +22,8 @@ Rows = list[dict[str, Any]]
 def write_model(repository: Path, name: str, *versions: int, config: str = MODEL) -> Path:
     for version in versions:
         (repository / name / str(version)).mkdir(parents=True, exist_ok=True)
-    (repository / name / "config.pbtxt").write_text(config)
+    (repository / ".written").write_text(config)
+    (repository / ".written").rename(repository / name / "config.pbtxt")  # whole, whenever a server polls
     return repository / name
 
 

@@ -40,6 +40,7 @@ def test_what_is_broken_is_tried_and_told_once_for_each_change(tmp_path: Path) -
         # comes in the midst of a change may see two.
         write_model(repository, "unread", 1, config="still no configuration")
         (repository / "unloadable" / "config.pbtxt").chmod(0o600)
+        assert server.read_log(b"failed to load 'unloadable'", start=len(server.log))
         poll()
         told = num_said("unread"), num_said("unloadable"), num_said("made")
         assert (told[0] > 1, told[1] > 1, told[2]) == (True, True, 1)
