@@ -1,6 +1,7 @@
-"""Servers for tests that leave them as they were: one on the sample repository for all, one for a module of clients."""
+"""Servers that tests share: of the samples, of models of every kind, for model control, and for `shoal.Client`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,20 @@ def samples() -> Iterator[Server]:
 def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The samples beside identity models of every kind and one model that does not load; small limits; gRPC, too."""
     with serving([SAMPLES, write_models(tmp_path_factory.mktemp("models"))], *FLAGS, "--grpc-port=0") as server:
+        yield server
+        assert server.stop() == 0, server.log.decode()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository of `explicit`, empty at first."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="session")
+def explicit(shared: Path) -> Iterator[Server]:
+    """A server for tests that load and unload: each has models of its own."""
+    with serving(shared, "--model-control-mode=explicit") as server:
         yield server
         assert server.stop() == 0, server.log.decode()
 

@@ -1,15 +1,13 @@
 """What a load that replaces instances waits for: the old ones' finalize, but no request that they still answer."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server
 from tests.end_to_end.test_batching import wait_for_pending
 from tests.end_to_end.test_model_lifecycle import ask, index_once, ready, unloaded
 
@@ -72,47 +70,36 @@ def infer(server: Server, model: str, value: int = 0) -> int:
     return int(answer[0])
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("repository")
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[Server]:
-    with serving(repository, "--model-control-mode=explicit") as server:
-        yield server
-
-
-def test_a_load_returns_after_the_old_instances_have_finalised(server: Server, repository: Path) -> None:
-    model = Model(repository, "replaced", count=2)
-    ask(server, "load_model", model.name)
+def test_a_load_returns_after_the_old_instances_have_finalised(explicit: Server, shared: Path) -> None:
+    model = Model(shared, "replaced", count=2)
+    ask(explicit, "load_model", model.name)
     model.write(2)
-    with ThreadPoolExecutor() as threads, triton.InferenceServerClient(server.url) as client:
-        loaded = threads.submit(ask, server, "load_model", model.name)
+    with ThreadPoolExecutor() as threads, triton.InferenceServerClient(explicit.url) as client:
+        loaded = threads.submit(ask, explicit, "load_model", model.name)
         index_once(client, [{"name": model.name, "version": "1", "state": "UNLOADING"}, ready(model.name, 2)])
-        assert infer(server, model.name) == 2  # nobody else waits
+        assert infer(explicit, model.name) == 2  # nobody else waits
         assert model.num_finalised == 0
         with model.finalize_gate.opened():
             loaded.result(DEADLINE_S)
             assert model.num_finalised == 2
-            ask(server, "unload_model", model.name)
+            ask(explicit, "unload_model", model.name)
             index_once(client, [unloaded(model.name), unloaded(model.name, 2)])
 
 
-def test_a_load_does_not_wait_for_requests_of_the_old_instances(server: Server, repository: Path) -> None:
-    model = Model(repository, "busy")
+def test_a_load_does_not_wait_for_requests_of_the_old_instances(explicit: Server, shared: Path) -> None:
+    model = Model(shared, "busy")
     with model.finalize_gate.opened(), ThreadPoolExecutor() as threads:
-        ask(server, "load_model", model.name)
-        answered = threads.submit(infer, server, model.name, 1)
-        wait_for_pending(server, model.name, 0)
+        ask(explicit, "load_model", model.name)
+        answered = threads.submit(infer, explicit, model.name, 1)
+        wait_for_pending(explicit, model.name, 0)
         while not (model.directory / "executes").exists():
             assert not answered.done()
         model.write(2)
-        ask(server, "load_model", model.name)
-        assert infer(server, model.name) == 2
+        ask(explicit, "load_model", model.name)
+        assert infer(explicit, model.name) == 2
         assert not answered.done()
         with model.execute_gate.opened():
             assert answered.result(DEADLINE_S) == 1
-        ask(server, "unload_model", model.name)
-        with triton.InferenceServerClient(server.url) as client:
+        ask(explicit, "unload_model", model.name)
+        with triton.InferenceServerClient(explicit.url) as client:
             index_once(client, [unloaded(model.name), unloaded(model.name, 2)])

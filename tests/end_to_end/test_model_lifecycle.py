@@ -28,20 +28,6 @@ def write_model(repository: Path, name: str, *versions: int, config: str = MODEL
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository of the server that does as it is told."""
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture(scope="module")
-def explicit(shared: Path) -> Iterator[Server]:
-    """One for all tests that load and unload: each has models of its own."""
-    with serving(shared, "--model-control-mode=explicit") as server:
-        yield server
-        assert server.stop() == 0, server.log.decode()
-
-
-@pytest.fixture(scope="module")
 def client(explicit: Server) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(explicit.url, network_timeout=DEADLINE_S) as made:
         yield made

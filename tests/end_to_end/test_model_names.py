@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, samples, serving, title
 from tests.end_to_end.test_cloud import environment
 from tests.end_to_end.test_model_lifecycle import index_once, infer, ready, unloaded, write_model
+from tests.end_to_end.test_waiting_loads import ENSEMBLE
 from tests.repository.s3_server import S3Server
 
 #: The first is one of Triton's own test repositories.
@@ -21,15 +22,6 @@ NAMES = (
     "nop_TYPE_FP32_-1,-1", "-two words", "%41:100%;c=d", "q?a#b&c+d", "'quo\"ted\\'", "{brace}[1]~", "*",
     "<t>|$(x)`!^@", "größe\u3000日本🐟\ufffd", "é" * 127,
 )  # fmt: skip
-ENSEMBLE = """
-platform: "ensemble" max_batch_size: 8
-input { name: "A" data_type: TYPE_INT32 dims: [ 4 ] }
-output { name: "B" data_type: TYPE_INT32 dims: [ 4 ] }
-ensemble_scheduling { step {
-  model_name: "nop_TYPE_FP32_-1,-1" model_version: -1
-  input_map { key: "A" value: "A" } output_map { key: "B" value: "B" }
-} }
-"""
 TELLS_ITS_NAME = """
 import triton_python_backend_utils as pb_utils
 import numpy as np
@@ -56,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
     for name in NAMES:
         write_model(repository, name, 1)
-    write_model(repository, "an ensemble, too", 1, config=ENSEMBLE)
+    write_model(repository, "an ensemble, too", 1, config=ENSEMBLE.replace("STEP", NAMES[0]))
     python = write_model(repository, "python, 100% é", 1, config='backend: "python"\n')
     (python / "1" / "model.py").write_text(TELLS_ITS_NAME)
     flags = [f"--load-model={name}" for name in NAMES if name != "*"]  # which would mean all

@@ -8,7 +8,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.server import DEADLINE_S, Server
 from tests.end_to_end.test_model_lifecycle import ask, index_once, infer, unloaded, write_model
 from tests.end_to_end.traffic import MODEL
 
@@ -33,21 +33,9 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("repository")
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[Server]:
-    with serving(repository, "--model-control-mode=explicit") as server:
-        yield server
-        assert server.stop() == 0, server.log.decode()
-
-
 @pytest.fixture
-def client(server: Server) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as made:
+def client(explicit: Server) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(explicit.url, network_timeout=DEADLINE_S) as made:
         yield made
 
 
@@ -61,15 +49,15 @@ def write_waiting_model(repository: Path, name: str, *versions: int) -> Gate:
 
 
 def test_loads_and_unloads_of_one_model_wait_for_each_other(
-    client: triton.InferenceServerClient, server: Server, repository: Path
+    client: triton.InferenceServerClient, explicit: Server, shared: Path
 ) -> None:
-    gate = write_waiting_model(repository, "waits", 1)
+    gate = write_waiting_model(shared, "waits", 1)
     loading = [{"name": "waits", "version": "1", "state": "LOADING"}]
     with ThreadPoolExecutor() as threads:
-        asked = [threads.submit(ask, server, "load_model", "waits")]
+        asked = [threads.submit(ask, explicit, "load_model", "waits")]
         index_once(client, loading)
         verbs = ("unload_model", "load_model", "load_model", "unload_model")
-        asked += [threads.submit(ask, server, verb, "waits") for verb in verbs]
+        asked += [threads.submit(ask, explicit, verb, "waits") for verb in verbs]
         with gate.opened():
             for each in asked:
                 each.result(DEADLINE_S)  # none is refused
@@ -80,14 +68,14 @@ def test_loads_and_unloads_of_one_model_wait_for_each_other(
 
 
 def test_an_unload_waits_for_a_model_that_an_ensemble_has_brought_along(
-    client: triton.InferenceServerClient, server: Server, repository: Path
+    client: triton.InferenceServerClient, explicit: Server, shared: Path
 ) -> None:
-    gate = write_waiting_model(repository, "brought", 1)
-    write_model(repository, "brings", 1, config=ENSEMBLE.replace("STEP", "brought"))
+    gate = write_waiting_model(shared, "brought", 1)
+    write_model(shared, "brings", 1, config=ENSEMBLE.replace("STEP", "brought"))
     with ThreadPoolExecutor() as threads:
-        loaded = threads.submit(ask, server, "load_model", "brings")
+        loaded = threads.submit(ask, explicit, "load_model", "brings")
         index_once(client, [{"name": "brought", "version": "1", "state": "LOADING"}])
-        asked = threads.submit(ask, server, "unload_model", "brought")
+        asked = threads.submit(ask, explicit, "unload_model", "brought")
         with gate.opened():
             loaded.exception(DEADLINE_S)  # it may have had its model, or have lost it
             asked.result(DEADLINE_S)
