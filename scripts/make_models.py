@@ -112,6 +112,7 @@ output [
   }}
 ]
 sequence_batching {{
+  max_sequence_idle_microseconds: 10000000
 {strategy}{controls}}}
 """
 FLAG_CONTROL = """\
@@ -127,7 +128,6 @@ CORRELATION_ID_CONTROL = """\
   }
 """
 OLDEST = """\
-  max_sequence_idle_microseconds: 10000000
   oldest { max_candidate_sequences: 1024 }
 """
 
