@@ -11,18 +11,24 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc
 import tritonclient.http as triton
 
 from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, only, serving, title
 
+PYTHON_MODELS = Path(__file__).parents[1] / "models" / "python"
 KEY = {"Admin-Key": "secret"}
 RESTRICTED = b'{"error":"This API is restricted, expecting header \'Admin-Key\'"}'
 FLAGS = (
     "--http-restricted-api=logging,model-config:Admin-Key=secret",
     "--http-restricted-api=statistics:Other=x",
-    "--http-header-forward-pattern=^x-|^priority$",
+    # Its end is a pattern of Triton's own tests.
+    "--http-header-forward-pattern=^x-|^priority$|(?-i)MY_HEADER_.*|HTTP_Header|(?i)any_.*",
+    "--grpc-header-forward-pattern=(?-i)^my_|^(?i)OTHER",
+    "--grpc-port=0",
 )
 DEFAULTS = {
     "log_file": "", "log_info": True, "log_warning": True, "log_error": True, "log_verbose_level": 0,
@@ -33,7 +39,7 @@ SIMPLE = b'{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1,1],"data":[
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving(SAMPLES, *only("simple", "simple_identity"), *FLAGS) as running:
+    with serving([SAMPLES, PYTHON_MODELS], *only("simple", "simple_identity", "parameters"), *FLAGS) as running:
         yield running
         assert running.stop() == 0
     assert b"Traceback" not in running.log, running.log.decode()
@@ -220,6 +226,26 @@ def test_forwarded_headers(server: Server) -> None:
                 assert (reply.body == refused) == (status == 400)
             flat = post("simple_identity", b'{"INPUT0":"a"}', field).replace(b"/infer ", b"/generate ")
             assert client.ask(flat).status == status
+
+
+def test_case_matters_over_http_where_the_pattern_says_so(server: Server) -> None:
+    tensor = triton.InferInput("IN", [1], "INT32").set_data_from_numpy(np.zeros(1, np.int32))
+    headers = {"MY_HEADER_1": "1", "my_header_2": "2", "HTTP_Header": "3", "http_headers": "4", "Any_case": "5"}
+    with triton.InferenceServerClient(server.url) as client:
+        parameters = client.infer("parameters", [tensor], headers=headers).get_response()["parameters"]
+    forwarded = {name: parameters[name] for name in headers if name in parameters}
+    assert forwarded == {"MY_HEADER_1": "1", "HTTP_Header": "3", "Any_case": "5"}
+
+
+def test_flags_of_a_pattern_are_read_over_grpc(server: Server) -> None:
+    tensor = tritonclient.grpc.InferInput("IN", [1], "INT32").set_data_from_numpy(np.zeros(1, np.int32))
+    headers = {"my_a": "1", "other": "2", "no_my_b": "3"}
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        result = client.infer("parameters", [tensor], headers=headers)
+    assert result is not None
+    parameters = result.get_response().parameters
+    forwarded = {name: parameters[name].string_param for name in headers if name in parameters}
+    assert forwarded == {"my_a": "1", "other": "2"}
 
 
 def test_a_head_that_comes_in_pieces_to_the_road(server: Server) -> None:
