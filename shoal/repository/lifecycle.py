@@ -72,7 +72,8 @@ class ModelVersion:
     load_seconds: float = 0.0
     num_instances: int = 0
     num_instances_up: int = 0
-    #: UNAVAILABLE because all instances died again and again: they are still tried from time to time.
+    #: UNAVAILABLE because all instances died again and again: they are still tried from time to time. Ends with the
+    #: next move.
     is_failed: bool = False
 
     def move(self, state: VersionState, reason: str = "") -> None:
@@ -81,6 +82,7 @@ class ModelVersion:
             raise ValueError(f"model '{self.name}' version {self.version} cannot go from {self.state} to {state}")
         self.state = state
         self.reason = reason
+        self.is_failed = False
 
     def name_groups(self) -> None:
         """Its configuration has other instance groups: note the names that are new. A name keeps its place, since

@@ -180,7 +180,6 @@ class Served:
                 self._owner.on_ready(self)
                 return
         elif version.is_failed:
-            version.is_failed = False
             version.move(VersionState.READY)
         if self._has_come_up:
             again = " again" if instance.num_starts > 1 else ""
@@ -210,9 +209,9 @@ class Served:
         version = self.version
         if version.state is not VersionState.READY or not all(each.is_failed for each in self.instances):
             return
-        version.is_failed = True
         error = UnavailableError(f"all instances died again and again; the last: {sentence}")
         version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        version.is_failed = True
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
         self._owner.on_changed(self)  # clients first: what they refuse, nobody has to queue
         self._host.star.tell_batcher(self._message("model_failed"))
@@ -320,10 +319,8 @@ class Served:
 
         What is not answered within --request-timeout-secs, nobody waits for, unless it is a stream.
         """
-        version = self.version
-        version.is_failed = False
-        if version.state is VersionState.READY:
-            version.move(VersionState.UNLOADING)
+        if self.is_there:
+            self.version.move(VersionState.UNLOADING)
         self._is_retiring = True
         self._host.star.tell_batcher(self._message("model_retire"))
         self._host.loop.call_after(self._host.options.request_timeout_secs, self._check_drained)

@@ -35,10 +35,9 @@ class ServedEnsemble(Served):
         super().__init__(version, source, host, owner)
         self._find = find
         self._own_labels = version.labels
-        # Changed by look: the versions of the steps, in order; whether anybody has looked; whether one of them has gone
-        # since it served.
+        # Changed by look: the versions of the steps, in order; whether anybody has looked.
         self._composing: list[Served] = []
-        self._has_begun = self._is_broken = False
+        self._has_begun = False
 
     def load(self) -> None:
         """Check what can be checked; it is ready when its models are there."""
@@ -62,6 +61,12 @@ class ServedEnsemble(Served):
     def is_there(self) -> bool:
         """Whether it serves, or would if its models were there."""
         return super().is_there or self._is_broken
+
+    @property
+    def _is_broken(self) -> bool:
+        """Whether it has come up and one of its models has gone since."""
+        has_gone = self._is_retiring or self.is_ending or self._is_over
+        return self._has_come_up and self.version.is_failure and not has_gone
 
     @property
     def names(self) -> list[str]:
@@ -116,7 +121,6 @@ class ServedEnsemble(Served):
             assert composing is not None
         except ShoalError as error:
             if not self._is_broken:
-                self._is_broken = True
                 version.num_instances_up = 0
                 version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
                 self._owner.on_changed(self)
@@ -128,7 +132,6 @@ class ServedEnsemble(Served):
         else:
             self._count()
         if self._is_broken:
-            self._is_broken = False
             version.move(VersionState.READY)
         elif not has_changed and version.num_instances_up == were_up:
             return

@@ -9,7 +9,7 @@ import tritonclient.http as triton
 
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server
-from tests.end_to_end.test_model_lifecycle import ask, index_once, infer, unloaded, write_model
+from tests.end_to_end.test_model_lifecycle import ask, index, index_once, infer, unloaded, write_model
 from tests.end_to_end.traffic import MODEL
 
 ENSEMBLE = """
@@ -81,3 +81,22 @@ def test_an_unload_waits_for_a_model_that_an_ensemble_has_brought_along(
             asked.result(DEADLINE_S)
         client.unload_model("brings")
         client.unload_model("brought")
+
+
+def test_an_ensemble_that_has_lost_its_model_is_unloaded_for_good(
+    client: triton.InferenceServerClient, explicit: Server, shared: Path
+) -> None:
+    write_model(shared, "lost", 1)
+    write_model(shared, "loses", 1, config=ENSEMBLE.replace("STEP", "lost"))
+    client.load_model("loses")
+    client.unload_model("lost")
+    with ThreadPoolExecutor() as threads:
+        for _ in range(2):
+            list(threads.map(lambda _: ask(explicit, "unload_model", "loses"), range(4)))
+            index_once(client, [unloaded("loses")])
+    client.load_model("lost")
+    assert index(client, "loses") == [unloaded("loses")]
+    client.load_model("loses")
+    assert infer(client, "loses") == "1"
+    for name in ("loses", "lost"):
+        client.unload_model(name)

@@ -73,6 +73,28 @@ def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Vers
     assert step.told_batcher()[-1]["models"] == [11]
 
 
+def test_an_ensemble_that_lacks_a_model_is_there_until_it_is_unloaded(step: Version) -> None:
+    owner = Owner()
+    model, ensemble = ensemble_of(step, owner)
+    ensemble.load()
+    step.until(lambda: bool(ensemble.version.labels))
+    step.sky.settle()
+    ensemble.publish()
+    del model.versions[1]
+    ensemble.look()
+    assert (ensemble.version.state, ensemble.is_there) == (VersionState.UNAVAILABLE, True)
+    model.versions[1] = step.served
+    ensemble.look()
+    assert ensemble.version.state is VersionState.READY
+    del model.versions[1]
+    ensemble.look()
+    ensemble.version.move(VersionState.UNLOADING)  # as its model does before front ends know
+    assert not ensemble.is_there
+    model.versions[1] = step.served
+    ensemble.look()
+    assert ensemble.version.state is VersionState.UNLOADING
+
+
 def test_an_ensemble_for_which_there_is_no_memory_fails_alone(step: Version) -> None:
     owner = Owner()
     _, ensemble = ensemble_of(step, owner)
