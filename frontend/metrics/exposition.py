@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from shoal import __version__
 from shoal.client.models import ModelEntry
 from shoal.frontend.metrics import families
 from shoal.frontend.metrics.families import Family, Figure, Latency
@@ -144,6 +145,7 @@ def _shoal(versions: Sequence[_Version], gauges: Mapping[str, Any] | None, now_n
     for figure in families.INSTANCE_FAMILIES:
         yield from _figures(figure, instances)
     yield from _front_ends(told["front_ends"])
+    yield from _plain(families.BUILD_INFO, [((("version", __version__),), 1)])
     for figure in families.SERVER_FAMILIES:
         yield from _figures(figure, [((), told)])
 

@@ -292,6 +292,8 @@ FRONT_END_FAMILIES = (
 FRONT_END_RINGS = _gauge(
     "shoal_front_end_ring_used_ratio", PROCESS, "The fullest of front ends' rings with the batcher"
 )
+#: Shoal's version; `version` in GET /v2 is that of the Triton whose protocol Shoal implements.
+BUILD_INFO = _gauge("shoal_build_info", ("version",), "Always 1; the label is Shoal's version")
 #: Figures of the server.
 SERVER_FAMILIES = (
     Figure(_gauge("shoal_shared_memory_bytes", (), "Shared memory of all processes together"), "shared_bytes"),
@@ -323,5 +325,6 @@ ALL = (
     FRONT_ENDS,
     *(each.family for each in FRONT_END_FAMILIES),
     FRONT_END_RINGS,
+    BUILD_INFO,
     *(each.family for each in SERVER_FAMILIES),
 )

@@ -17,6 +17,7 @@ import onnx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from shoal import __version__
 from shoal.frontend.metrics import families
 from shoal.shm.windows import PHASES
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving
@@ -241,6 +242,11 @@ def test_every_family_has_the_labels_it_is_documented_with(server: Server) -> No
         assert labels in ({frozenset(family.labels)}, set()), family
         if "gpu_uuid" not in family.labels and not family.name.startswith("nv_cache"):
             assert labels, family
+
+
+def test_shoals_version_is_told_where_the_protocol_has_tritons(server: Server) -> None:
+    assert json.loads(get(server.http_port, "/v2"))["version"].startswith("2.")
+    assert at_rest(server)["shoal_build_info", frozenset({("version", __version__)})] == 1
 
 
 def test_a_workers_busy_time_and_memory_are_told(server: Server, answered: Counter[tuple[str, int]]) -> None:

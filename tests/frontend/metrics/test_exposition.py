@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from shoal import __version__
 from shoal.frontend.metrics import families
 from shoal.frontend.metrics.exposition import Surroundings, exposition
 from shoal.frontend.state import ServerState
@@ -62,7 +63,8 @@ def test_every_family_that_is_on_is_there_without_a_model() -> None:
     kinds = sorted(line.split(" ", 3)[2:] for line in found if line.startswith("# TYPE"))
     assert kinds == sorted([family.name, family.kind] for family in always)
     zeros = {family.name for family in (*[each.family for each in families.CACHE], *families.PINNED_MEMORY)}
-    assert {line for line in found if not line.startswith("#")} == {f"{name} 0" for name in zeros}
+    samples = {line for line in found if not line.startswith("#")}
+    assert samples == {f"{name} 0" for name in zeros} | {f'shoal_build_info{{version="{__version__}"}} 1'}
 
 
 def test_what_the_batcher_counted_is_printed(state: ServerState, counters: CounterTable) -> None:
