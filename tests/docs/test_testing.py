@@ -41,8 +41,3 @@ def test_the_tests_pass(tmp_path: Path) -> None:
     plain = ["-p", "shoal.pytest_plugin", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
     printed = run([sys.executable, "-m", "pytest", "-q", *plain, str(file)])
     assert f"{''.join(blocks).count('def test_')} passed" in printed
-
-
-def test_every_page_that_is_linked_exists() -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
-        assert (ROOT / "docs" / target).exists(), target
