@@ -1,4 +1,4 @@
-"""docs/migrate-from-triton.md: its manifest and the change to it, its links and its commands."""
+"""docs/migrate-from-triton.md: its manifest and the change to it, its fields and its commands."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from shoal.cli.serve import parse
+from shoal.model_config.support import FEATURES, HARMLESS
 from shoal.options import ServerOptions
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +60,12 @@ def test_the_server_takes_the_arguments_without_a_word() -> None:
     assert grace >= options.exit_timeout_secs + 15
 
 
-def test_every_page_that_is_linked_exists() -> None:
-    targets = re.findall(r"\]\((?!http)([^)#]+)\)", PAGE)
-    assert targets
-    for target in targets:
-        assert (ROOT / "docs" / target).exists(), target
+def fields(heading: str) -> set[str]:
+    """The fields in the first column of the table with this heading."""
+    [rows] = re.findall(rf"^\| {heading} \|.*\n\|[ -|]*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    return {field for row in rows.splitlines() for field in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+
+def test_every_field_that_is_refused_or_does_nothing_is_listed() -> None:
+    assert fields("refused") == {feature.path for feature in FEATURES}
+    assert fields("without effect") == set(HARMLESS)
