@@ -95,7 +95,7 @@ def tritonserver(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve_locally(arguments: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    # With the options' own defaults: a server that nobody has configured answers to its own machine only.
+    # With the options' own defaults: a server without flags answers to its own machine only.
     return _serve(arguments, prog="shoal serve", environ=environ)
 
 

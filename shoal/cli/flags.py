@@ -322,7 +322,7 @@ BOUNDS = (
     honour(
         "request-deadline-ms",
         integer(0),
-        "milliseconds in which every request must be answered; whoever cannot be is refused, or leaves the queue; "
+        "milliseconds in which every request must be answered; one that cannot be is refused, or leaves the queue; "
         "0: no deadline but those of clients and models",
     ),
     honour("request-timeout-secs", integer(1), "seconds from acceptance to answer; then 503"),
