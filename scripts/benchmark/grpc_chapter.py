@@ -51,9 +51,9 @@ WORKLOADS = (
 
 
 def _triton_version(port: int) -> str:
-    method = "/inference.GRPCInferenceService/ServerMetadata"
     import tritonclient.grpc.service_pb2 as service
 
+    method = "/inference.GRPCInferenceService/ServerMetadata"
     with channel(port) as opened:
         call: Any = opened.unary_unary(method)
         message: Any = service.ServerMetadataResponse.FromString(call(b"", timeout=10))
