@@ -78,7 +78,7 @@ class _RepeatedKeyError(Exception):
 
 
 class _EachKeyOnce(rapidjson.Decoder):
-    """A parser that makes nothing of a text but ends with _RepeatedKeyError where an object of it has a key twice."""
+    """A parser that returns no value of a text, and raises _RepeatedKeyError where an object in it has a key twice."""
 
     def start_object(self) -> list[tuple[str, Any]]:
         return []  # the parser appends an object's members to it

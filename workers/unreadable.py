@@ -10,12 +10,13 @@ from itertools import islice
 from shoal.errors import ShoalError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-#: Of a model that is a directory, as many files are looked at (ours).
+#: How many files of a model that is a directory are looked at (ours).
 _MOST_FILES = 256
 
 
 def explained(error: ShoalError, path: str) -> ShoalError:
-    """The failure of a model whose file, or directory of files, this is; with a second sentence where that is why."""
+    """The failed load of a model from this file, or directory of files; with a second sentence where one of them is the
+    cause."""
     for file in islice(_files(path), _MOST_FILES):
         if reason := _reason(file):
             return type(error)(f"{str(error).rstrip('.')}. {reason}")

@@ -140,7 +140,7 @@ class _Mapping:
         # Changed by take.
         self.inputs: dict[str, ParsedInput] = {}
         self.parameters: Parameters = {}
-        self.num_members = 0  # of the request and of the object `parameters`
+        self.num_members = 0  # of the request and of its object `parameters` together
         self._nbytes = 0
 
     def take(self, members: Any, *, is_nested: bool = False) -> None:

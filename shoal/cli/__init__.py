@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = entry(arguments[1:], environ=os.environ)
         sys.stdout.flush()
-    except BrokenPipeError:  # its reader has enough, as `head` has: what is left goes nowhere, at exit neither
+    except BrokenPipeError:  # the reader of stdout has gone, as `head` does; nor may the interpreter flush at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return code

@@ -43,7 +43,7 @@ class ModelEntry:
     groups: tuple[str, ...] = ()  # names of its instance groups, by the number that the word about a death has
     namespace: str = ""  # its repository, with --model-namespacing
     has_ready_check: bool = False  # the model says by itself if it is ready (readiness.py)
-    is_polled: bool = True  # False: not even its configuration could be taken
+    is_polled: bool = True  # False: its configuration could not be read
     is_cached: bool = False  # equal requests have equal answers, and the server keeps them
 
     @property
@@ -69,7 +69,7 @@ class ModelEntry:
 
 
 Versions = dict[int, ModelEntry]
-#: The end of a sentence about a model that is known and does not serve: here nobody knows why.
+#: The end of a sentence about a model that is known and does not serve: the supervisor knows why, front ends do not.
 _ASK = ". POST /v2/repository/index says why"
 
 
@@ -116,7 +116,7 @@ class ModelTable:
         self.num_changes += 1
 
     def _bearers(self, models: Mapping[ModelIdentifier, Versions], name: str) -> list[Versions]:
-        """The models that a name could mean: of several, and with namespacing, those that are unloaded make room."""
+        """The models that a name could mean; not the unloaded ones where several bear it, or with namespacing."""
         bearers = [versions for identifier, versions in models.items() if identifier.name == name]
         if self._namespacing or len(bearers) > 1:
             return [versions for versions in bearers if _is_wanted(versions)]

@@ -28,14 +28,15 @@ MAX_LENT_NBYTES = 1 << 20
 
 
 class _Described(NamedTuple):
-    """What a header comes to: all but the tensors' bytes, and where those lie in the block."""
+    """What a header says: all that is digested but the tensors' bytes, and where those lie in the block."""
 
     words: bytes
     spans: tuple[tuple[int, int], ...]
 
 
 def request_digest(memory: memoryview, header: int) -> tuple[int, int]:
-    """Of a request in its block, its header at the span `header`: two words; NO_DIGEST for one that has no equal."""
+    """The digest of a request in its block, with its header at the span `header`: two words, NO_DIGEST for a request of
+    a sequence."""
     offset, nbytes = unpack_span(header)
     describe = _describe if nbytes <= _MAX_KEPT_BYTES else _describe.__wrapped__
     described = describe(bytes(memory[offset : offset + nbytes]), len(memory))

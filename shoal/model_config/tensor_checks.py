@@ -21,7 +21,7 @@ _VARIABLE = -1
 def tensors(config: Config) -> Iterator[str]:
     """All inputs, then all outputs."""
     name = config["name"]
-    # A model.py may need none: one that only calls others, or tests itself. What a model's file declares is listed.
+    # A model.py may need neither inputs nor outputs, as one that only calls other models. Model files declare theirs.
     may_have_none = runs_on(config) == "python"
     for field, label in (("input", "model input"), ("output", "model output")):
         listed = config[field]

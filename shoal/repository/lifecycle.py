@@ -58,7 +58,7 @@ class ModelVersion:
     namespace: str = ""
     #: False until a worker has reported the tensors of the model file and they were filled in.
     is_config_final: bool = False
-    #: False for a model of which not even a configuration could be taken: the server is ready without it, as Triton is.
+    #: False for a model whose configuration could not be read: the server is ready without it, as Triton is.
     is_polled: bool = True
     #: Whether the model says by itself if it is ready: told by the first worker that has loaded it.
     has_ready_check: bool = False

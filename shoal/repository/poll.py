@@ -42,7 +42,7 @@ class Override(NamedTuple):
 
     config: str | None = None  # ModelConfig as JSON, in place of the file
     directory: Path | None = None  # a model directory made for this request, in place of the repository's
-    repository: Path | None = None  # one with the model, under whatever name, in place of the server's
+    repository: Path | None = None  # a repository with the model, under any name, in place of the server's
 
 
 NO_OVERRIDE = Override()
@@ -94,8 +94,8 @@ class Repositories:
         return replace(found, is_given=override.config is not None and override.directory is None)
 
     def _look_in(self, repository: Path, name: str) -> FoundModel:
-        """The model of a repository that came with a request, under the name that the request gives it: the only one,
-        or the ensemble that is made of the others, which it then finds in the namespace that is the repository."""
+        """The model of a repository that came with a request, under the name that the request gives it: the only model
+        there, or the ensemble that the other models are the steps of. Those have the repository as their namespace."""
         if os.path.lexists(repository / CONFIG_FILENAME):
             return self.look_at(ModelIdentifier(name), repository, mapped=True)
         directories = [each for each in scan([repository]).models.values() if isinstance(each, Path)]
@@ -113,7 +113,8 @@ class Repositories:
         return self.look_at(ModelIdentifier(name, str(repository)), graphs[0], mapped=True)
 
     def _models_of(self, namespace: str) -> dict[ModelIdentifier, Path | CloudPlace]:
-        """The models of all repositories, and of the one that is the namespace where a request brought that along."""
+        """The models of all repositories, and of the directory `namespace` where that is a repository which came with a
+        request."""
         models = self.scan().models
         own = {str(each if isinstance(each, Path) else each.url) for each in self.sources} if self.namespacing else ()
         if namespace and namespace not in own:
@@ -193,17 +194,18 @@ def newest_ns(path: Path) -> tuple[int, int]:
 
 
 def _times(directory: Path) -> tuple[dict[str, int], int]:
-    """The newest modification time in each entry of a model's directory that is not hidden, and the newest change."""
+    """By entry of a model's directory that is not hidden, the newest modification time in it; and the newest change."""
     try:
         newest = {entry.name: newest_ns(entry) for entry in directory.iterdir() if entry.name[0] != "."}
     except OSError:
-        return {}, 0  # whoever reads the directory next says why it cannot be read
+        return {}, 0  # reading the configuration fails next, and says why
     modified = {name: modified_ns for name, (modified_ns, _) in newest.items()}
     return modified, max((changed_ns for _, changed_ns in newest.values()), default=0)
 
 
 def _fingerprint(times: Mapping[str, int]) -> str:
-    """A digest of `_times`: file names need not be UTF-8, as what the supervisor is sent must be, and may be many."""
+    """A digest of `_times`, for the supervisor to compare: messages to it have no room for many names, nor for names
+    that are no UTF-8."""
     return blake2b(repr(sorted(times.items())).encode(), digest_size=16).hexdigest() if times else ""
 
 

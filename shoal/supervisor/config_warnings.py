@@ -12,7 +12,8 @@ _log = logging.getLogger(__name__)
 
 
 def judge_kinds(config: Config, *, cpu_fallback: bool) -> None:
-    """Warn of instance groups that run on the CPU instead. Raises UnsupportedError where that is not wanted."""
+    """Warn of instance groups of a kind that their backend cannot serve: they run on the CPU. Raises UnsupportedError
+    without `cpu_fallback`."""
     for group in groups_moved_to_cpu(config):
         if not cpu_fallback:
             raise unsupported_kind(config, group)

@@ -165,7 +165,7 @@ class CustomMetrics:
         return instance in self._of_instance
 
     def _end(self, model_id: int, instance: int, key: _Key) -> None:
-        """An instance has deleted a series. It goes with the last one that has it, unless another model has a part."""
+        """An instance has deleted a series. It ends with the last instance that has it; another model's part stays."""
         keys = self._of_instance[instance]
         if key not in keys:
             return

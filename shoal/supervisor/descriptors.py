@@ -22,7 +22,7 @@ PER_GUEST = 5
 #: Left for what comes and goes, or comes back: processes that are started, front ends that join, files that are read
 #: for a moment (ours).
 RESERVE = 48
-#: With fewer a server could load no model: it has 30 open itself (measured), with those of its front ends' sockets.
+#: With fewer a server could load no model: it has 30 open itself (measured), its front ends' sockets among them.
 LEAST = 96
 
 _RAISE = "Raise the limit of open files: LimitNOFILE= of the systemd unit, --ulimit nofile of a container, or ulimit -n"
@@ -42,7 +42,7 @@ def raise_limit() -> None:
 
 
 def check_limit() -> None:
-    """Raise UnavailableError where this process may have so few descriptors that no model could be loaded."""
+    """Raise UnavailableError where the limit of descriptors is so low that no model could be loaded."""
     if limit() < LEAST:
         raise UnavailableError(
             f"the server may have {limit()} files open, and needs {LEAST} for itself and one instance of a model, "

@@ -1,4 +1,4 @@
-"""A load of a model while it is under way: what was found, which versions are missing or have failed, who hears of it.
+"""A load of a model while it is under way: what was found, which versions are missing or have failed, its outcome.
 
 Runs in the supervisor, as a part of the model that is loaded.
 """
@@ -22,7 +22,7 @@ class Loading:
         self._on_fault = on_fault
         # Changed as versions come up or fail.
         self.fresh: dict[int, Served] = {}
-        self.is_change = False  # else everything serves as it was found
+        self.is_change = False  # False: all versions serve already as they were found
         self.missing: set[int] = set()  # versions that have neither come up nor failed
         self.errors: dict[int, ShoalError] = {}
         self.num_tries: Counter[int] = Counter()
@@ -33,7 +33,7 @@ class Loading:
         return f"the load of model '{self.found.identifier}'"
 
     def contain(self, error: Exception) -> None:
-        """As a failure domain: the load fails; what serves goes on."""
+        """As a failure domain: an unexpected error fails this load; the versions that serve go on."""
         self._on_fault(self, own_error(error))
 
     def end(self, error: ShoalError | None) -> None:

@@ -129,14 +129,14 @@ class Repository:
         directory: str | None = None,
         repository: str | None = None,
     ) -> None:
-        """The models of a name, perhaps by what a request brings along (poll.py's Override)."""
+        """Find the models of a name, with what a load request brings along (poll.py's Override)."""
         override = {"config": config, "directory": directory, "repository": repository}
         self._order("look_all", {"name": name, **override}, lambda _answer, found: then(found), failed)
 
     def look(
         self, name: str, then: Callable[[FoundModel | None], None], failed: Failed, *, preferred: str = ""
     ) -> None:
-        """One model, of several that of the `preferred` namespace; `then` gets None for none."""
+        """Find a model by its name, of several the one of the `preferred` namespace; `then` gets None for none."""
 
         def looked(answer: Message, _found: list[FoundModel]) -> None:
             then(None if answer["model"] is None else FoundModel.from_message(answer["model"]))

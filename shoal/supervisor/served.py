@@ -48,7 +48,7 @@ class Served:
         self._fresh: dict[Instance, Instance] = {}  # one that is to come up → the one whose place it takes
         self._started_s = 0.0
         self._has_come_up = self._is_retiring = self._is_over = False
-        self.is_ending = False  # it answers nothing any more, and its instances end
+        self.is_ending = False  # its last request has been answered, and its instances end
         self._resizes: list[Outcome] = []
         self._previous_groups: list[Config] = []
 

@@ -70,7 +70,7 @@ class OnnxruntimeBackend(BatchedBackend):
         self._signature = Signature("", 0, {}, {})
         self._datatypes: dict[str, Datatype] = {}  # of all inputs
         self._output_names: list[str] = []
-        self._scalars: dict[str, tuple[int, ...]] = {}  # of rank 0 in the model → dims in the configuration, all 1
+        self._scalars: dict[str, tuple[int, ...]] = {}  # tensors of rank 0 in the file → configured dims, all 1
         self._strings: tuple[str, ...] = ()
         self._shapes: OutputShapes | None = None  # None: not all are known
         self._needs_binding = False
@@ -220,7 +220,7 @@ class OnnxruntimeBackend(BatchedBackend):
         return converted
 
     def _as_configured(self, outputs: dict[str, Array]) -> dict[str, Array]:
-        """The outputs, scalars with their configured dims. One whose rank the file leaves open may have others."""
+        """The outputs, those without dimensions in their configured shape. One of open rank may have dimensions."""
         for name, dims in self._scalars.items():
             if name in outputs and not outputs[name].ndim:
                 outputs[name] = outputs[name].reshape(dims)
@@ -297,7 +297,7 @@ def _session_options(settings: SessionSettings, log_verbose: int, model: Model) 
 
 
 def _register_operators(options: Any, name: str, model: Model) -> None:
-    """The operators of a library in the version's directory or the model's, else where the system's loader finds it."""
+    """Load a library of operators: from the version's directory, the model's, or where the system's loader looks."""
     directories = (model.version_dir, os.path.dirname(model.version_dir))
     places = dict.fromkeys(os.path.join(directory, name) for directory in directories)  # one where `name` is absolute
     try:

@@ -15,7 +15,7 @@ from shoal.frontend.grpc.http2.sending import Sending
 
 _HTTP1_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ")
 _ADVICE = b"This port speaks gRPC, over HTTP/2. HTTP has a port of its own: 8000, or what --http-port says.\n"
-#: To a client that speaks HTTP/1.
+#: What a client that speaks HTTP/1 is answered.
 _IN_HTTP1 = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(_ADVICE), _ADVICE)

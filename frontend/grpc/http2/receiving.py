@@ -108,7 +108,7 @@ class Receiving:
             frames.CONTINUATION: (self._continuation, 0, most),
         }
         # Changed by `receive` and all it calls.
-        #: The preface has come.
+        #: Whether the client's connection preface (RFC 9113, 3.4) has come.
         self.has_begun = False
         self._expected = SETTINGS  # the only kind of frame that may come next, or _ANY
         self._partial = bytearray()  # the beginning of a frame, which means nothing before there are `_wanted` bytes

@@ -27,7 +27,7 @@ _DELETED = (
     "be deleted AFTER its corresponding 'Metric' objects have been deleted."
 )
 
-#: This process's.
+#: The registry of this process.
 registry = MetricRegistry()
 
 
