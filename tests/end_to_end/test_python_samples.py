@@ -108,3 +108,31 @@ def test_repeat_refuses_delays_that_do_not_fit(samples: Server) -> None:
         response = connection.getresponse()
         event = b'data: {"error":"IN and DELAY must have equal lengths"}\n\n'
         assert (response.status, response.read()) == (400, event)
+
+
+def ask_sequence(client: triton.InferenceServerClient, sequence: str, number: int, *, start: bool, end: bool) -> int:
+    tensor = triton.InferInput("INPUT", [1, 1], "INT32")
+    tensor.set_data_from_numpy(np.array([[number]], np.int32))
+    result = client.infer(
+        "simple_string_dyna_sequence", [tensor], sequence_id=sequence, sequence_start=start, sequence_end=end
+    )
+    output = result.as_numpy("OUTPUT")
+    assert output is not None
+    return int(output[0, 0])
+
+
+def test_a_sequence_with_an_id_that_is_no_number_is_told_so_and_ends(samples: Server) -> None:
+    with triton.InferenceServerClient(samples.url, network_timeout=DEADLINE_S) as client:
+        assert ask_sequence(client, "herring", 3, start=True, end=False) == 3
+        with pytest.raises(InferenceServerException, match="'herring' is no decimal number") as refused:
+            ask_sequence(client, "herring", 4, start=False, end=True)
+        assert refused.value.status() == "400"
+        with pytest.raises(InferenceServerException, match="must specify the START flag"):
+            ask_sequence(client, "herring", 4, start=False, end=True)
+
+
+def test_the_sum_of_a_sequence_wraps_as_its_datatype_does(samples: Server) -> None:
+    with triton.InferenceServerClient(samples.url, network_timeout=DEADLINE_S) as client:
+        assert ask_sequence(client, "17", 2**31 - 1, start=True, end=False) == 2**31 - 1
+        assert ask_sequence(client, "17", 1, start=False, end=False) == -(2**31)
+        assert ask_sequence(client, "17", 0, start=False, end=True) == -(2**31) + 17
