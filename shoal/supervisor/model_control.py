@@ -246,8 +246,7 @@ class ModelControl:
         """Load the model, or the ensemble with its models, of a repository, under the name that the question gives."""
         self._refuse_unless_explicit()
         name, repository = question.arguments["model"], question.arguments["repository"]
-        known = self._models.find(name)
-        if name in self._registered or (known is not None and (known.is_loading or known.serving)):
+        if name in self._registered or any(each.is_loading or each.serving for each in self._models.find_all(name)):
             raise AlreadyExistsError(f"model repository '{repository}' has already been registered")
         registration = self._registered[name] = Registration(repository)
 
@@ -283,12 +282,11 @@ class ModelControl:
             for then in registration.on_removed:
                 then()
 
-        model = self._models.find(name)
-        if model is None:
-            wait_for([])
-            return
-        others = [each for each in self._models.models.values() if each.identifier.namespace == registration.repository]
-        model.unload(lambda: self._dependencies.unload_all(others, lambda: wait_for([model, *others])))
+        models, repository = self._models.models, registration.repository
+        own = [models[each] for each in (ModelIdentifier(name, repository), ModelIdentifier(name)) if each in models]
+        others = [each for each in models.values() if each.identifier.namespace == repository and each not in own]
+        unload_all = self._dependencies.unload_all
+        unload_all(own, lambda: unload_all(others, lambda: wait_for([*own, *others])))
 
     def _refuse_unless_explicit(self) -> None:
         if self._mode != "explicit":

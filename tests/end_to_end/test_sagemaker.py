@@ -191,6 +191,17 @@ def test_ensembles_of_one_s_own_come_and_go_with_their_models(
     assert there() == before
 
 
+def test_a_model_goes_by_its_name_though_an_ensemble_s_model_bears_it_too(sagemaker: SageMaker, tmp_path: Path) -> None:
+    write_model(tmp_path / "single")
+    write_ensemble(tmp_path / "several", 2)
+    assert sagemaker.load("first", tmp_path / "single") == 200
+    assert sagemaker.load("H7", tmp_path / "several") == 200
+    assert sagemaker.ask("DELETE", "/models/first")[0] == 200
+    assert sagemaker.ask("GET", "/models/first")[0] == 404
+    assert sagemaker.infer("/models/H7/invoke") == [1, 2]
+    assert sagemaker.ask("DELETE", "/models/H7")[0] == 200
+
+
 def test_an_archive_of_several_models_must_have_one_that_is_made_of_the_others(
     sagemaker: SageMaker, tmp_path: Path
 ) -> None:
