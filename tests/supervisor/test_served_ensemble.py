@@ -85,14 +85,14 @@ def test_an_ensemble_that_lacks_a_model_is_there_until_it_is_unloaded(step: Vers
     assert (ensemble.version.state, ensemble.is_there) == (VersionState.UNAVAILABLE, True)
     model.versions[1] = step.served
     ensemble.look()
-    assert ensemble.version.state is VersionState.READY
+    assert (ensemble.version.state, ensemble.is_there) == (VersionState.READY, True)
     del model.versions[1]
     ensemble.look()
     ensemble.version.move(VersionState.UNLOADING)  # as its model does before front ends know
     assert not ensemble.is_there
     model.versions[1] = step.served
     ensemble.look()
-    assert ensemble.version.state is VersionState.UNLOADING
+    assert (ensemble.version.state, ensemble.is_there) == (VersionState.UNLOADING, False)
 
 
 def test_an_ensemble_for_which_there_is_no_memory_fails_alone(step: Version) -> None:
