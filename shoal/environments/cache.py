@@ -12,15 +12,12 @@ Nothing is ever changed once it is complete, and nothing removed: `rm -r` of the
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from shoal.errors import UnavailableError
-
-_log = logging.getLogger(__name__)
 
 
 def cache_directory(flag: str, environ: Mapping[str, str]) -> Path:
@@ -50,8 +47,9 @@ class Cache:
                 "give a directory that the server's user can write to as --environment-cache-directory"
             ) from error
 
-    def get(self, key: str, make: Callable[[Path], None]) -> Path:
-        """The environment `key`: as it was made before, or as `make` fills an empty directory now.
+    def get(self, key: str, make: Callable[[Path], None], say: Callable[[str], None]) -> Path:
+        """The environment `key`: as it was made before, or as `make` fills an empty directory now. `say` is told where
+        another process is about to make it, which is waited for.
 
         Raises what `make` raises. `prepare` comes first.
         """
@@ -59,7 +57,7 @@ class Cache:
         directory, complete = entry / "environment", entry / "complete"
         if complete.exists():
             return directory
-        with self._locked(key):
+        with self._locked(key, say):
             if not complete.exists():
                 shutil.rmtree(entry, ignore_errors=True)  # what a killed process has left
                 directory.mkdir(parents=True)
@@ -73,12 +71,12 @@ class Cache:
         return directory
 
     @contextlib.contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
+    def _locked(self, key: str, say: Callable[[str], None]) -> Iterator[None]:
         with open(self.root / f"{key}.lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _log.info("another process makes environment %s; waiting for it", key)
+                say(f"another process makes environment {key}; waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -26,10 +26,13 @@ from shoal.process import die_with_parent, ignore_group_signals, set_title
 _log = logging.getLogger("shoal.environments.enter")
 
 
-def program(wanted: Wanted, instance_name: str, directory: Path, log_settings: Mapping[str, Any]) -> list[str]:
+def program(
+    wanted: Wanted, model: str, instance_name: str, directory: Path, log_settings: Mapping[str, Any]
+) -> list[str]:
     """The module to run, and its order: make what is `wanted` in the cache at `directory` and become the instance."""
     order = {
         "wanted": wanted._asdict(),
+        "model": model,
         "instance_name": instance_name,
         "cache": str(directory),
         "log": dict(log_settings),
@@ -46,8 +49,12 @@ def main(text: str) -> int:
     name: str = order["instance_name"]
     set_title(f"environment of {name}")
     cache = Cache(Path(order["cache"]))
+
+    def say(line: str) -> None:
+        print(f"model '{order['model']}': {line}", flush=True)  # noqa: T201 - the supervisor passes a worker's output on
+
     try:
-        environment = resolve(Wanted(**order["wanted"]), cache, os.environ)
+        environment = resolve(Wanted(**order["wanted"]), cache, os.environ, say)
         cache.prepare()
         packages = link_packages(cache.root)
         _log.info("worker %s runs in the environment '%s'", name, environment.directory)

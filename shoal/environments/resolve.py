@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM
@@ -30,6 +30,10 @@ _LAST_LINES = 12
 _WITH_ITS_CHILDREN = ("/bin/sh", "-c", 'trap "kill -9 0" TERM; "$@" & wait $!', "sh")
 
 
+#: Takes a line of progress, for who watches the server start.
+Say = Callable[[str], None]
+
+
 class Environment(NamedTuple):
     """An environment to run a worker in."""
 
@@ -38,12 +42,13 @@ class Environment(NamedTuple):
     directory: Path
 
 
-def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str]) -> Environment:
-    """Make what is wanted, where it is not there yet. Raises ShoalError with the reason why it cannot be."""
+def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str], say: Say) -> Environment:
+    """Make what is wanted, where it is not there yet; `say` takes the installer's lines. Raises ShoalError that
+    says why it cannot be."""
     if wanted.execution_env and wanted.interpreter:
         raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} and {PYTHON_INTERPRETER} are both set; one of them has to go")
     try:
-        path = _interpreter(wanted, cache, environ)
+        path = _interpreter(wanted, cache, environ, say)
     except OSError as error:
         raise UnavailableError(f"no environment for this model: {error}") from error
     variables = variables_of(path, environ)
@@ -55,19 +60,21 @@ def resolve(wanted: Wanted, cache: Cache, environ: Mapping[str, str]) -> Environ
     return Environment(path, variables, interpreter.prefix)
 
 
-def _interpreter(wanted: Wanted, cache: Cache, environ: Mapping[str, str]) -> Path:
+def _interpreter(wanted: Wanted, cache: Cache, environ: Mapping[str, str], say: Say) -> Path:
     if wanted.execution_env:
         place = Path(wanted.execution_env).absolute()
         if not place.exists():
             raise InvalidArgumentError(f"{EXECUTION_ENV_PATH} '{place}' does not exist")
-        return _python_in(place if place.is_dir() else _unpacked(place, cache, environ))
+        return _python_in(place if place.is_dir() else _unpacked(place, cache, environ, say))
     base = Path(sys.executable)
     if wanted.interpreter:
         found = shutil.which(wanted.interpreter, path=environ.get("PATH"))
         if found is None:
             raise InvalidArgumentError(f"{PYTHON_INTERPRETER} '{wanted.interpreter}' is no program")
         base = Path(found).absolute()
-    return _python_in(_installed(Path(wanted.requirements), base, cache, environ)) if wanted.requirements else base
+    if not wanted.requirements:
+        return base
+    return _python_in(_installed(Path(wanted.requirements), base, cache, environ, say))
 
 
 def _python_in(directory: Path) -> Path:
@@ -81,22 +88,22 @@ def _python_in(directory: Path) -> Path:
     return path
 
 
-def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str]) -> Path:
+def _unpacked(archive: Path, cache: Cache, environ: Mapping[str, str], say: Say) -> Path:
     """The environment in an archive, as if it had been installed where it lies now."""
     cache.prepare()
 
     def make(directory: Path) -> None:
-        _say(f"unpacking '{archive}'")
+        say(f"unpacking '{archive}'")
         unpack(archive, directory)
         prefixes = directory / "bin" / "conda-unpack"
         if prefixes.exists():  # rewrites what names the directory that the environment was packed in
             python = _python_in(directory)
-            _run([str(python), str(prefixes)], directory, variables_of(python, environ), f"archive '{archive}'")
+            _run([str(python), str(prefixes)], directory, variables_of(python, environ), f"archive '{archive}'", say)
 
-    return cache.get(f"archive-{cache.digest(archive)}", make)
+    return cache.get(f"archive-{cache.digest(archive)}", make, say)
 
 
-def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[str, str]) -> Path:
+def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[str, str], say: Say) -> Path:
     """A virtual environment of `base` with the packages in a requirements.txt, and numpy."""
     cache.prepare()
     interpreter = ask(base, variables_of(base, environ))
@@ -104,22 +111,22 @@ def _installed(requirements: Path, base: Path, cache: Cache, environ: Mapping[st
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()
 
     def make(directory: Path) -> None:
-        _say(f"installing '{requirements}'")
-        _install(requirements, interpreter, directory, environ)
+        say(f"installing '{requirements}'")
+        _install(requirements, interpreter, directory, environ, say)
 
-    return cache.get(f"requirements-{key}", make)
+    return cache.get(f"requirements-{key}", make, say)
 
 
-def _install(requirements: Path, base: Interpreter, directory: Path, environ: Mapping[str, str]) -> None:
+def _install(requirements: Path, base: Interpreter, directory: Path, environ: Mapping[str, str], say: Say) -> None:
     what, place = f"'{requirements}'", requirements.parent  # what it names by relative paths lies there
     create, install = _installers(base, directory, environ)
-    _run(create, place, variables_of(base.path, environ), what)
+    _run(create, place, variables_of(base.path, environ), what, say)
     python = directory / "bin" / "python"
     variables = variables_of(python, environ)
     install += ["-r", str(requirements)]
-    _run(install, place, variables, what)
+    _run(install, place, variables, what, say)
     if not ask(python, variables).has_numpy:
-        _run([*install, "numpy"], place, variables, what)  # from where the file says that packages come from
+        _run([*install, "numpy"], place, variables, what, say)  # from where the file says that packages come from
 
 
 def _installers(base: Interpreter, directory: Path, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -137,8 +144,8 @@ def _installers(base: Interpreter, directory: Path, environ: Mapping[str, str]) 
     return [*create, "--without-pip"], [path, *pip, "--python", python, "install"]
 
 
-def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], what: str) -> None:
-    """Run a program, its output being ours. Raises InternalError with its last lines."""
+def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], what: str, say: Say) -> None:
+    """Run a program and pass on what it prints, line by line. Raises InternalError with its last lines."""
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with Popen(
         [*_WITH_ITS_CHILDREN, *command], cwd=directory, env=variables, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
@@ -148,12 +155,7 @@ def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str], 
         assert process.stdout is not None
         for line in process.stdout:
             last.append(line.rstrip())
-            _say(last[-1])
+            say(last[-1])
     if process.returncode:
         words = "\n".join(last)
         raise InternalError(f"the environment of {what} cannot be made: {command[0]} failed with\n{words}")
-
-
-def _say(line: str) -> None:
-    """Progress, for who watches the server start."""
-    print(line, flush=True)  # noqa: T201 - the supervisor passes a worker's output on

@@ -41,7 +41,7 @@ def worker_program(
         program = Program(f"worker {name}", ["shoal.workers.worker"], variables, gives_way=gives_way)
         return runs_on(version.config), program
     directory = cache_directory(options.environment_cache_directory, os.environ)
-    module = enter.program(own, name, directory, host.log_settings)
+    module = enter.program(own, version.name, name, directory, host.log_settings)
     return "", Program(f"worker {name}", module, variables, gives_way=gives_way)
 
 

@@ -168,6 +168,20 @@ def test_what_cannot_be_made_fails_its_model_in_words(server: Server) -> None:
     assert server.read_log(b"No matching distribution found for breakfast==3.0\n")  # progress, as pip says it
 
 
+def test_every_line_of_an_installation_names_its_model(server: Server, repository: Path, wheels: Path) -> None:
+    directory = write_model(repository, "named")
+    (directory / "requirements.txt").write_text(f"--no-index\n--find-links {wheels}\nbreakfast==1.0\n# named\n")
+    start = len(server.log)
+    assert load_error(server, "named") == ""
+    assert server.read_log(b"worker named_0_0 runs in the environment", start=start)
+    lines = server.log[start:].decode().splitlines()
+    begun = f"model 'named': installing '{directory}/requirements.txt'"
+    ended = next(number for number, line in enumerate(lines) if " runs in the environment " in line)
+    printed = [line for line in lines[lines.index(begun) : ended] if not re.match(r"[IWE]\d{4} ", line)]
+    assert len(printed) > 2
+    assert [line for line in printed if not line.startswith("model 'named': ")] == []
+
+
 def test_a_wheel_that_changes_is_installed_with_the_next_load(server: Server, repository: Path, wheels: Path) -> None:
     directory = write_model(repository, "local")
     (directory / "requirements.txt").write_text("-r base.txt\n")

@@ -27,10 +27,10 @@ def never(directory: Path) -> None:
 
 
 def test_it_is_made_once(cache: Cache) -> None:
-    directory = cache.get("key", fill)
+    directory = cache.get("key", fill, print)
     assert os.listdir(directory) == ["file"]
-    assert Cache(cache.root).get("key", never) == directory
-    assert cache.get("other", fill) != directory
+    assert Cache(cache.root).get("key", never, print) == directory
+    assert cache.get("other", fill, print) != directory
 
 
 def test_what_fails_leaves_nothing(cache: Cache) -> None:
@@ -39,20 +39,21 @@ def test_what_fails_leaves_nothing(cache: Cache) -> None:
         raise UnavailableError("no")
 
     with pytest.raises(UnavailableError, match="no"):
-        cache.get("key", fail)
+        cache.get("key", fail, print)
     assert not (cache.root / "key").exists()
-    assert os.listdir(cache.get("key", fill)) == ["file"]
+    assert os.listdir(cache.get("key", fill, print)) == ["file"]
 
 
 def test_what_a_killed_process_has_left_is_made_anew(cache: Cache) -> None:
     half = cache.root / "key" / "environment" / "half"
     half.mkdir(parents=True)
-    assert os.listdir(cache.get("key", fill)) == ["file"]
+    assert os.listdir(cache.get("key", fill, print)) == ["file"]
 
 
 def test_two_that_need_the_same_wait_for_each_other(cache: Cache) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
     calls: list[Path] = []
+    said: list[str] = []
 
     def slowly(directory: Path) -> None:
         calls.append(directory)
@@ -60,7 +61,7 @@ def test_two_that_need_the_same_wait_for_each_other(cache: Cache) -> None:
         may_end.wait(10)
         fill(directory)
 
-    both = [threading.Thread(target=cache.get, args=("key", slowly)) for _ in range(2)]
+    both = [threading.Thread(target=cache.get, args=("key", slowly, said.append)) for _ in range(2)]
     for each in both:
         each.start()
     assert has_begun.wait(10)
@@ -70,7 +71,8 @@ def test_two_that_need_the_same_wait_for_each_other(cache: Cache) -> None:
     for each in both:
         each.join(10)
     assert len(calls) == 1
-    assert os.listdir(cache.get("key", never)) == ["file"]
+    assert set(said) <= {"another process makes environment key; waiting for it"}
+    assert os.listdir(cache.get("key", never, print)) == ["file"]
 
 
 def test_the_digest_is_that_of_the_contents(cache: Cache, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def found(cache: Cache, **wanted: str) -> Environment:
-    return resolve(Wanted(**wanted), cache, os.environ)
+    return resolve(Wanted(**wanted), cache, os.environ, print)
 
 
 def refused(cache: Cache, **wanted: str) -> ShoalError:
@@ -93,7 +93,7 @@ def test_an_installer_and_its_children_end_with_who_has_started_it(tmp_path: Pat
     os.mkfifo(tmp_path / "pid")
     script = (
         "from pathlib import Path; from shoal.environments.resolve import _run; "
-        "_run(['sh', '-c', 'sleep 60 & echo $! > pid; wait'], Path('.'), {'PATH': '/usr/bin:/bin'}, '')"
+        "_run(['sh', '-c', 'sleep 60 & echo $! > pid; wait'], Path('.'), {'PATH': '/usr/bin:/bin'}, '', print)"
     )
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) as started:
         end = os.pidfd_open(int((tmp_path / "pid").read_text()))

@@ -45,6 +45,7 @@ def test_a_worker_in_an_environment_of_its_own() -> None:
     assert module == "shoal.environments.enter"
     assert json.loads(order) == {
         "wanted": Wanted("/r/m/e")._asdict(),
+        "model": "m",
         "instance_name": "m_0_0",
         "cache": "/cache",
         "log": {"log_verbose": 1},
