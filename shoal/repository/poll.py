@@ -113,8 +113,8 @@ class Repositories:
         return self.look_at(ModelIdentifier(name, str(repository)), graphs[0], mapped=True)
 
     def _models_of(self, namespace: str) -> dict[ModelIdentifier, Path | CloudPlace]:
-        """The models of all repositories, and of the directory `namespace` where that is a repository which came with a
-        request."""
+        """The models of all repositories and, where the namespace is a repository that a client has registered, of that
+        one."""
         models = self.scan().models
         own = {str(each if isinstance(each, Path) else each.url) for each in self.sources} if self.namespacing else ()
         if namespace and namespace not in own:

@@ -1,4 +1,4 @@
-"""What a configuration asks for and the server does otherwise: said in the log when a version is loaded.
+"""Warnings in the log, when a version is loaded, of what its configuration asks for and the server does otherwise.
 
 Runs in the supervisor.
 """
@@ -11,7 +11,7 @@ from shoal.model_config.messages import Config
 _log = logging.getLogger(__name__)
 
 
-def judge_kinds(config: Config, *, cpu_fallback: bool) -> None:
+def check_kinds(config: Config, *, cpu_fallback: bool) -> None:
     """Warn of instance groups of a kind that their backend cannot serve: they run on the CPU. Raises UnsupportedError
     without `cpu_fallback`."""
     for group in groups_moved_to_cpu(config):

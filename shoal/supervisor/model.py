@@ -58,7 +58,7 @@ class Registry(Protocol):
         ...
 
     def settle_retired(self, then: Callable[[], None]) -> None:
-        """`then` when versions retired before that have nothing to answer are ending."""
+        """Call `then` once all versions retired before that have no open request are ending."""
         ...
 
     def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
@@ -118,9 +118,9 @@ class Model:
 
     # --- load ---
 
-    def meant(self, found: FoundModel) -> FoundModel:
-        """What a load of `found` means: Triton keeps a configuration that came with an earlier request until something
-        changes in the model's directory, or the model is unloaded."""
+    def with_kept_config(self, found: FoundModel) -> FoundModel:
+        """The model as it was found, or with the configuration that came with an earlier request: as Triton, the server
+        keeps that until something changes in the model's directory, or the model is unloaded."""
         given = self._given
         if given is None or found.is_given:
             return found
@@ -136,7 +136,7 @@ class Model:
         run_in(self._loading, self._load, self._loading)
 
     def _load(self, loading: Loading) -> None:
-        found = loading.found = self.meant(loading.found)
+        found = loading.found = self.with_kept_config(loading.found)
         if found.error is not None:
             self._end_loading(self._refuse, loading, found.error)
             return
@@ -233,12 +233,13 @@ class Model:
         self._end_loading(self._give_up if loading.errors else self._switch, loading)
 
     def _end_loading(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Act upon the result of the load under way; then it is the turn of what waits, up to the next load."""
+        """Act upon the result of the load under way, then begin the loads and unloads that wait, up to the first load
+        that does not end at once."""
         self._loading = None
         try:
             act(*args, **kwargs)
         finally:
-            if not self._takes_turns:  # else this load was begun by it, has ended at once, and the next one follows
+            if not self._takes_turns:  # else _take_turns has begun this load, and begins the next one
                 self._take_turns()
 
     def _take_turns(self) -> None:

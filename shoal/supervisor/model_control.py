@@ -203,7 +203,7 @@ class ModelControl:
                     # The request's fault, of which the model itself knows nothing.
                     ended(model, _in_words(model, model.error))
                 else:
-                    begin(self._models.meant(model))
+                    begin(self._models.with_kept_config(model))
 
         def begin(model: FoundModel) -> None:
             told: Outcome = lambda error: ended(model, error and _in_words(model, error))  # noqa: E731

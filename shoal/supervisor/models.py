@@ -96,10 +96,10 @@ class Models:
         serving = [model and [each.version.model_id for each in model.serving.values()] for model in needed]
         return found.fingerprint, found.changed_ns, serving
 
-    def meant(self, found: FoundModel) -> FoundModel:
-        """What a load of a model as it was found means: see Model.meant."""
+    def with_kept_config(self, found: FoundModel) -> FoundModel:
+        """See Model.with_kept_config."""
         model = self.models.get(found.identifier)
-        return found if model is None else model.meant(found)
+        return found if model is None else model.with_kept_config(found)
 
     def lend(self, directory: Path) -> None:
         """A directory made for one load; it is discarded when nothing that was loaded from it is left."""
@@ -214,8 +214,8 @@ class Models:
         self._host.star.announce_to_clients([{"op": "ping"}], then)
 
     def settle_retired(self, then: Callable[[], None]) -> None:
-        """`then` when versions retired before that have nothing to answer are ending: the batcher reports them when it
-        has dealt with a message, which the acknowledgement of the message after the next one tells."""
+        """Call `then` once all versions retired before that have no open request are ending. The batcher reports such
+        versions after the message that it is dealing with: after its first acknowledgement, but before the second."""
         announce, to_batcher = self._host.star.acknowledgements.announce, self._host.star.to_batcher
         announce(to_batcher({"op": "ping"}), lambda: announce(to_batcher({"op": "ping"}), then))
 

@@ -24,7 +24,7 @@ from shoal.model_config.response_cache import enables_response_cache
 from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
-from shoal.supervisor.config_warnings import judge_kinds, warn_of_cache
+from shoal.supervisor.config_warnings import check_kinds, warn_of_cache
 from shoal.supervisor.failure_domains import bound, own_error
 from shoal.supervisor.host import Host
 from shoal.supervisor.instance import Instance
@@ -70,7 +70,7 @@ class Served:
         self._begin_load()
         look_into_file = needs_autocomplete(version.config) and not self._host.options.disable_auto_complete_config
         try:
-            judge_kinds(version.config, cpu_fallback=self._host.options.cpu_fallback)
+            check_kinds(version.config, cpu_fallback=self._host.options.cpu_fallback)
             if look_into_file:
                 version.config = place_groups(version.config, self._gpu_ids)
                 version.name_groups()
