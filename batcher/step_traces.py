@@ -6,7 +6,7 @@ makes traces of them (shoal/tracing/trace.py). Lives in the batcher.
 """
 
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -32,7 +32,7 @@ def note(progress: Progress, model: Model, asked_ns: int, reply: Record, now_ns:
     points = time_points((start_ns, input_ns, infer_ns, output_ns)) if start_ns else (0, 0, 0, 0)
     name = "" if model.signature is None else model.signature.name
     times = asked_ns, queue_ns, *points, max(asked_ns, now_ns)
-    step: bytes = msgpack.packb([name, model.version, *times, _steps_in(reply, blocks)])
+    step = cast("bytes", msgpack.packb([name, model.version, *times, _steps_in(reply, blocks)]))
     if progress.steps_nbytes + len(step) <= MAX_NBYTES:
         progress.steps_nbytes += len(step)
         progress.steps.append((asked_ns, step))

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 import msgpack
 import pytest
@@ -106,7 +107,7 @@ def test_a_trace_has_all_points_in_order(tracer: Tracer, state: ServerState) -> 
 
 def test_what_is_said_of_steps_goes_to_the_tracer_as_it_is(tracer: Tracer, state: ServerState) -> None:
     """Its thousands of words would keep this process from its other clients."""
-    said = msgpack.packb([["step", 1, *[10**19] * 7, []]])
+    said = cast("bytes", msgpack.packb([["step", 1, *[10**19] * 7, []]]))
     header = pack_response(InferResponse((), {}))
     words = (4, 1, 0, 4096, len(header), 0, 0, *TIMES, 0, 0, len(said), 0)
     whole = Reply(1, 0, 0, memoryview(header + said), header, record=words)
