@@ -7,7 +7,7 @@ the control plane. The processes and the medium between them are folders at the 
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from shoal.version import __version__
 
 __all__ = ["AsyncClient", "Client", "__version__"]
 

@@ -11,7 +11,6 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from shoal import __version__
 from shoal.client.models import ModelEntry
 from shoal.frontend.metrics import families
 from shoal.frontend.metrics.families import Family, Figure, Latency
@@ -19,6 +18,7 @@ from shoal.frontend.state import ServerState
 from shoal.model_config.model_metrics import first_response_bounds
 from shoal.shm.counters import RowView
 from shoal.shm.windows import quantile_us
+from shoal.version import __version__
 
 _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 _ESCAPES = {**_HELP_ESCAPES, ord('"'): '\\"'}
