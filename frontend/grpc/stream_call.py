@@ -232,8 +232,7 @@ class StreamCall:
         self._end_if_done()
 
     def _packed(self, chunks: list[bytes | memoryview], token: Token | None) -> Answer:
-        """A message of the stream. It is copied where it is in one piece, or many messages wait before it, so that the
-        model gets its memory back before the client has read."""
+        """A message of the stream; a copy, where that gives the model its memory back before the client has read."""
         connection = self._connection
         if token is None:
             return Answer(chunks, token)
