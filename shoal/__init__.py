@@ -7,15 +7,14 @@ the control plane. The processes and the medium between them are folders at the 
 
 from typing import TYPE_CHECKING
 
-from shoal.version import __version__
-
 __all__ = ["AsyncClient", "Client", "__version__"]
 
-_PUBLIC = {"Client": "shoal.client.sync", "AsyncClient": "shoal.client.aio"}
+_PUBLIC = {"Client": "shoal.client.sync", "AsyncClient": "shoal.client.aio", "__version__": "shoal.version"}
 
 if TYPE_CHECKING:
     from shoal.client.aio import AsyncClient
     from shoal.client.sync import Client
+    from shoal.version import __version__
 
 
 def __getattr__(name: str) -> object:
