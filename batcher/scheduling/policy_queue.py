@@ -2,7 +2,7 @@
 
 The order of service is: level 1, those of level 1 that are late, level 2 and so on; first come, first served within
 each. Late are those that have expired under DELAY; they keep their level and expire only once.
-Rules: those of `RequestQueue`; expiry is exact, since whoever sleeps is told of the next one.
+Rules: those of `RequestQueue`; expiry is exact, since the batcher sleeps no longer than until the next one.
 Pure policy, runs in the batcher.
 """
 
@@ -19,7 +19,7 @@ from shoal.errors import UnavailableError
 
 #: Deadlines of requests that have left, beyond as many as there are of others, before they are thrown out (ours).
 _MAX_STALE = 64
-#: Lines that stay though nobody waits in them: with more, those of a level that is empty are closed (ours).
+#: Up to so many lines a level without requests keeps its two; with more, they are closed (ours).
 _KEPT_LINES = 128
 
 
@@ -144,7 +144,7 @@ class PolicyQueue:
             insort(self._order, each)
 
     def _close_if_empty(self, line: int) -> None:
-        """Remove the two lines of a level, of which this is one, if nobody waits in either."""
+        """Remove the two lines of a level, of which this is one, if neither has a request."""
         first = line - 1 + line % 2
         if not (self._lines[first] or self._lines[first + 1]):
             for each in (first, first + 1):

@@ -30,7 +30,7 @@ _LAST_LINES = 12
 _WITH_ITS_CHILDREN = ("/bin/sh", "-c", 'trap "kill -9 0" TERM; "$@" & wait $!', "sh")
 
 
-#: Takes a line of progress, for who watches the server start.
+#: Takes a line of an installer's output, or one of ours on its progress.
 Say = Callable[[str], None]
 
 

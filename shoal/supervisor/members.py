@@ -168,7 +168,7 @@ class Acknowledgements:
         # Changed by announce, received and gone: sequence number → how many acknowledgements of whom are missing, and
         # what happens then.
         self._pending: dict[int, tuple[Counter[Member], Callable[[], None]]] = {}
-        # Members that were waited for in vain, and have not acknowledged anything since.
+        # Members that a brief announcement has gone on without, and that have acknowledged nothing since.
         self._late: set[Member] = set()
 
     def announce(

@@ -35,7 +35,7 @@ class ServedEnsemble(Served):
         super().__init__(version, source, host, owner)
         self._find = find
         self._own_labels = version.labels
-        # Changed by look: the versions of the steps, in order; whether anybody has looked.
+        # Changed by look: the versions of the steps, in order; whether `look` has been called.
         self._composing: list[Served] = []
         self._has_begun = False
 

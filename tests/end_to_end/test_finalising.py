@@ -77,7 +77,7 @@ def test_a_load_returns_after_the_old_instances_have_finalised(explicit: Server,
     with ThreadPoolExecutor() as threads, triton.InferenceServerClient(explicit.url) as client:
         loaded = threads.submit(ask, explicit, "load_model", model.name)
         index_once(client, [{"name": model.name, "version": "1", "state": "UNLOADING"}, ready(model.name, 2)])
-        assert infer(explicit, model.name) == 2  # nobody else waits
+        assert infer(explicit, model.name) == 2  # requests do not wait for the load
         assert model.num_finalised == 0
         with model.finalize_gate.opened():
             loaded.result(DEADLINE_S)

@@ -85,7 +85,7 @@ INFER, STREAM, LIVE = (
     f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelStreamInfer", "ServerLive")
 )
 RESOURCE_EXHAUSTED = "8"
-#: The limit of `drip`, what its supervisor may be late by (a second while nobody executes), and some more.
+#: The limit of `drip`, how late the supervisor may look at it (a second where no instance executes), and some more.
 LONGER_THAN_THE_LIMIT_S = 2.5
 
 
