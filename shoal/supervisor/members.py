@@ -195,10 +195,11 @@ class Acknowledgements:
         for member, message, fds in recipients:
             member.send({**message, "seq": seq}, fds)
 
-    def _pass_over(self, seq: int, members: Iterable[Member]) -> None:
+    def _pass_over(self, seq: int, members: set[Member]) -> None:
+        if seq in self._pending:
+            missing, _ = self._pending[seq]
+            self._late |= members & missing.keys()
         for member in members:
-            if member in self._pending.get(seq, ((),))[0]:
-                self._late.add(member)
             self._settle(member, [seq], None)
 
     def is_late(self, member: Member) -> bool:

@@ -271,7 +271,7 @@ class ModelControl:
         if not registration.is_busy:
             self._remove(name, registration)
 
-    def _remove(self, name: str, registration: "Registration") -> None:
+    def _remove(self, name: str, registration: Registration) -> None:
         registration.is_busy = True
 
         def wait_for(models: list[Model]) -> None:

@@ -22,7 +22,7 @@ os.register_at_fork(after_in_child=_descend)
 
 @contextmanager
 def end_here() -> Iterator[None]:
-    """Around a model's code: a process that it forks ends where it leaves this, as Python would end it."""
+    """Around a model's code: a process that it forks ends at the end of this context, as a Python program would."""
     before = depth
     try:
         yield
@@ -33,7 +33,7 @@ def end_here() -> Iterator[None]:
 
 
 def end_if_forked(before: int, error: BaseException | None = None) -> None:
-    """End this process if it has been forked since `depth` was so; `error` is what it was left with."""
+    """End this process if it has been forked since `depth` was `before`; `error` has ended the model's code in it."""
     if depth == before:
         return
     status = 0
