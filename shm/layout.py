@@ -70,7 +70,7 @@ TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD, BUSY_FOR_WORD, TAKEN_WORD 
 MOVED_WORD = 56
 OVERLAP_WORD = BUSY_SINCE_WORD  # of a link
 
-#: Sixteen words a record, two cache lines: what a scheduler needs of a request fits (DESIGN: "tensors stay").
+#: Sixteen words a record, two cache lines: what a scheduler needs of a request fits.
 RECORD = struct.Struct("<16Q")
 RECORD_BYTES = RECORD.size
 RING_OFFSET = PAGE

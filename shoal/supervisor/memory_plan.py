@@ -1,7 +1,7 @@
 """How large each segment is, from the options and a model's configuration. Pure; used by the supervisor.
 
-Rings hold all that can be outstanding, so a push never waits. Slabs follow DESIGN's rule: a front end's is an option, a
-worker's is four executions of its largest batch.
+Rings hold all that can be outstanding, so a push never waits. The size of a front end's slab is an option; a worker's
+slab holds the outputs of four executions of the model's largest batch.
 """
 
 import math
