@@ -89,6 +89,14 @@ def test_ps_reads_like_the_process_picture(samples: Server) -> None:
     assert titles >= READY_TITLES
 
 
+def test_the_architecture_draws_every_kind_of_process(samples: Server) -> None:
+    _, tree, *_ = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text().split("```")
+    titles = {title(pid) for pid in await_standby(samples)}
+    kinds = {each if each.startswith("gunicorn") else " ".join(each.split()[:2]) for each in titles}
+    assert kinds >= {"shoal batcher", "shoal repository", "shoal road", "shoal worker", "shoal zygote"}
+    assert {each for each in kinds if each not in tree} == set()
+
+
 @pytest.mark.parametrize(
     ("flag", "front_ends"),
     [
