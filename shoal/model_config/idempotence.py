@@ -1,8 +1,9 @@
 """Whether a request may be executed a second time after its first execution ended with the instance's death. Pure.
 
 Triton has no word for it: its stub's death fails what was executing. Here the built-in backends compute an output from
-an input and nothing else, so a second time is as good as the first. A `model.py` may do anything, a sequence has moved
-on, a stream has begun: those are executed once, unless the model says that it is idempotent:
+an input and nothing else, so a second time is as good as the first. A `model.py` may do anything, and is executed once
+unless its configuration declares it idempotent. A sequence has moved on and a stream has begun: their requests are
+never executed again.
 
     parameters { key: "idempotent" value { string_value: "true" } }
 """

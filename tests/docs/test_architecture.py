@@ -10,11 +10,11 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 INDEX = ROOT / "docs" / "decisions" / "README.md"
 ROOMS = sorted(set(INDEX.parent.glob("*.md")) - {INDEX})
 PAGES = [ARCHITECTURE, ROOT / "docs" / "glossary.md", *ROOMS]
-FOLDERS = ("batcher", "deploy", "docs", "frontend", "model_repository", "scripts", "shm", "shoal", "systemd", "tests")
+FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 #: A path from the root of the repository, and a file named without one.
-PATH = re.compile(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)}|workers)/[\w./-]*[\w/])")
+PATH = re.compile(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w./-]*[\w/])")
 FILE = re.compile(r"(?<![\w./-])(\w+\.py)\b")
-MODULES = {path.name for folder in (*FOLDERS, "workers") for path in (ROOT / folder).rglob("*.py")}
+MODULES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
 
 
 def decisions(page: Path) -> dict[str, str]:
