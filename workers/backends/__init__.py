@@ -1,4 +1,4 @@
-"""The frameworks Shoal can run, one file each, imported only in the worker that runs it."""
+"""The frameworks Shoal can run, a file or a package each, imported only in the worker that runs it."""
 
 import importlib
 
