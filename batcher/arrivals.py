@@ -11,6 +11,7 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import REJECTED
 from shoal.errors import UnavailableError
 from shoal.reasons import Reason
+from shoal.shm.layout import LayoutError, Q
 from shoal.shm.ring import Record
 
 
@@ -116,6 +117,15 @@ class Arrivals:
             self._said_again.append((start_ns, model, queued))
             return
         self._queue(model, queued, now_ns)
+
+    def accept_child(self, client: Client, record: Record, now_ns: int) -> None:
+        """Accept a CHILD_REQUEST, a call made for another request. Raises LayoutError for a guest's."""
+        if client.is_guest:
+            raise LayoutError(f"guest {client.owner} asks on behalf of {record[Q.PARENT]:#x}")
+        is_new = record[Q.NUMBER] > client.last_number  # what was open before stays in the trace that it was in
+        self.accept(client, record, now_ns)
+        if is_new:
+            self._requests.trace_child(client, record[Q.NUMBER], record[Q.PARENT])
 
     def _queue(self, model: Model, queued: QueuedRequest, now_ns: int) -> None:
         try:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from shoal.batcher.child_traces import TraceParent, TraceRoot
 from shoal.batcher.passed_on import Asked, EnsembleResponses, Kept, Passed, StepRequests, StepResponses
 from shoal.batcher.peers import Client, Model, Sharing
 from shoal.batcher.scheduling.contract import Scheduler
@@ -29,6 +30,8 @@ from shoal.shm.slab import Slab
 
 _log = logging.getLogger(__name__)
 
+#: Compute time points in an ensemble's own trace: none, only its steps compute.
+NO_POINTS = (0, 0, 0, 0)
 #: Of a REPLY that a step is interested in.
 NUM_WORDS = P.PIECES + 1
 
@@ -36,22 +39,29 @@ NUM_WORDS = P.PIECES + 1
 class StepClient(Client):
     """Whom the replies to steps go to. It has no ring, since it is in this process."""
 
-    __slots__ = ("replies",)
+    __slots__ = ("_steps", "replies")
 
-    def __init__(self, owner: int) -> None:  # of what a Client has, only what is used of one that has no process
+    def __init__(self, owner: int, steps: "Steps") -> None:
+        # Of what a Client has, only what is used of one that has no process.
         self.owner = owner
         self.first_key = owner << NUMBER_BITS
         self.backlog = deque()
-        self.traced = {0}  # all are: `times` is asked
+        self.traced = {0: TraceParent(TraceRoot(0), 0)}  # not empty: `times` is asked of every step
         self.is_guest = self.is_front_end = False
         #: What has been said and not heard yet.
         self.replies: list[Record] = []
+        self._steps = steps
 
     def say(self, reply: Record) -> None:
         """Keep it until the step's end."""
         self.replies.append(reply if len(reply) >= NUM_WORDS else record(*reply)[:NUM_WORDS])
 
-    def times(self, number: int, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
+    def trace_parent(self, number: int) -> TraceParent | None:
+        """Which trace an open step is part of: that of the ensemble's request which it is made for."""
+        step = self._steps.get(number)
+        return None if step is None else step[0].trace_of_steps
+
+    def times(self, number: int, model: Model, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
         """As they are; they are only added up."""
         return queue_ns, *compute
 
@@ -129,8 +139,8 @@ class Progress:
     """A request to an ensemble that is being answered."""
 
     __slots__ = (
-        "answer", "asked", "asker", "client", "computed", "ensemble", "graph", "is_over", "iterations", "key",
-        "may_share", "models", "queued", "root", "steps", "steps_nbytes", "way",
+        "answer", "asked", "client", "computed", "ensemble", "graph", "is_over", "iterations", "key", "models",
+        "outermost", "queued", "root", "way",
     )  # fmt: skip
 
     def __init__(
@@ -146,9 +156,8 @@ class Progress:
         """`asker` is the request that it is a step of, if it is one."""
         self.ensemble = ensemble
         self.client = client
-        self.asker = asker
-        #: Whether its steps may be answered as equal requests were: it comes from a front end.
-        self.may_share: bool = client.is_front_end if asker is None else asker.may_share
+        #: The client of the request that it is a step of, or a step's step; its own where it is none.
+        self.outermost: Client = client if asker is None else asker.outermost
         self.key = queued.key
         self.queued = queued
         self.asked = asked
@@ -157,23 +166,18 @@ class Progress:
         self.graph = ensemble.graph
         self.way = way = ensemble.way(asked.request.requested_outputs)
         self.root = Iteration(way.stage, tensors, asked.parameters, slab)
-        # Changed as steps begin and end: what has not ended; the times of each step that has; block, header, number
-        # of pieces and bytes of the trace of the last response, 0 where that only ends others.
+        # Changed as steps begin and end: what has not ended; the times of each step that has; block, header and number
+        # of pieces of the last response, 0 where that only ends others.
         self.iterations = {self.root}
         self.computed: list[Record] = []
-        self.answer: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self.answer: tuple[int, int, int] = (0, 0, 0)
         self.is_over = False
-        #: What the trace of a traced request says of its steps (step_traces.py): when each was asked, and its words;
-        #: how many bytes these are.
-        self.steps: list[tuple[int, bytes]] = []
-        self.steps_nbytes = 0
 
     @property
-    def is_traced(self) -> bool:
-        """Whether the client's request is that it comes of. Clients may say so when it has begun."""
-        if self.asker is not None:
-            return self.asker.is_traced
-        return bool(self.client.traced) and self.key - self.client.first_key in self.client.traced
+    def trace_of_steps(self) -> TraceParent | None:
+        """The trace that its steps are part of, if any. Not known from the start: TRACE stands behind the REQUEST."""
+        found = self.client.trace_parent(self.key - self.client.first_key) if self.outermost.traced else None
+        return None if found is None else TraceParent(found.root, self.key)
 
     def branch(self, parent: Iteration, step: int) -> Iteration:
         """A decoupled step has answered: what comes of that."""
@@ -193,6 +197,10 @@ class Progress:
             infer_ns += more_infer_ns
             output_ns += more_output_ns
         return start_ns, input_ns, infer_ns, output_ns
+
+
+#: Open steps by the numbers of their requests; the last word is when a step was asked.
+Steps = dict[int, tuple[Progress, Iteration, int, Model, int]]
 
 
 class Unqueued(Scheduler):
@@ -310,6 +318,10 @@ class Ensemble(Model):
         #: Outputs that models have left out of an answer.
         self.left_out: set[str] = set()
         self.link(models, decoupled)
+
+    def points(self, compute: Compute) -> tuple[int, int, int, int]:
+        """None: as in Triton, only its steps compute."""
+        return NO_POINTS
 
     def link(self, models: Sequence[int], decoupled: Collection[int]) -> None:
         """Whenever another version becomes that of a step."""

@@ -7,9 +7,9 @@ it has ended, and by the client whose answer it is part of. Which step runs when
 
 from collections.abc import Callable, Collection, Sequence
 
-from shoal.batcher import statistics, step_traces
+from shoal.batcher import statistics
 from shoal.batcher.blocks import Blocks
-from shoal.batcher.ensemble import Ensemble, Iteration, Progress, StepClient
+from shoal.batcher.ensemble import NO_POINTS, Ensemble, Iteration, Progress, StepClient, Steps
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequests
 from shoal.batcher.passed_on import EnsembleRequests
@@ -28,6 +28,8 @@ from shoal.shm.segment import Segment
 from shoal.shm.slab import Slab
 
 _NUMBER, _START_NS, _MORE = P.NUMBER, P.COMPUTE_START_NS, P.MORE
+# As the reply to a step has them (StepClient.times): when it was accepted, and how long each part has taken.
+_QUEUE_NS, _INPUT_NS, _INFER_NS, _OUTPUT_NS = P.QUEUE_START_NS, P.INPUT_END_NS, P.OUTPUT_START_NS, P.COMPUTE_END_NS
 #: The header of a guest's request, which nobody has looked at before the batcher unpacks it (ours).
 MAX_GUEST_HEADER_BYTES = 16 << 10
 
@@ -57,23 +59,22 @@ class Ensembles:
         self._results = StepResults(blocks, holders)
         self._woken = woken
         self._tell_cancelled = tell_cancelled
-        # Set by connect.
-        self._client = StepClient(0)
         # Changed by add, remove and advance.
         self._ensembles: dict[int, Ensemble] = {}
         self._news: list[Ensemble] = []  # those to which something has come, or of which something was abandoned
         self._number = 0
         #: Whether there are none, and nothing is left of one: then the exchange need not look here.
         self.are_idle = True
-        # By the number of its request; the last word is when it was asked.
-        self._steps: dict[int, tuple[Progress, Iteration, int, Model, int]] = {}
+        self._steps: Steps = {}
+        # Set by connect.
+        self._client = StepClient(0, self._steps)
 
     # --- what the exchange tells ---
 
     def connect(self, segment: Segment) -> None:
         """Memory of the batcher's own, which everybody who reads it has mapped, or can ask for."""
         self._blocks.connect(segment)
-        self._client = StepClient(segment.header.owner)
+        self._client = StepClient(segment.header.owner, self._steps)
 
     def add(self, ensemble: Ensemble) -> None:
         """Requests may come for it."""
@@ -206,7 +207,7 @@ class Ensembles:
         rows, shape_key, header = ensemble.requests[step].write(
             model.id, model.signature, progress.asked, iteration.tensors
         )
-        sharing = model.sharing if progress.may_share else None
+        sharing = model.sharing if progress.outermost.is_front_end else None
         digest = NO_DIGEST if sharing is None else lent_request_digest(header, self._blocks.open)
         ref, span = iteration.headers.add(header)
         self._number = number = self._number + 1
@@ -250,11 +251,13 @@ class Ensembles:
             self._results.release(result)
             self._forget(iteration)
             return
-        if is_last and progress.client.traced and progress.is_traced:
-            step_traces.note(progress, model, asked_ns, reply, now_ns, self._blocks)
+        if is_last and progress.outermost.traced and (trace := progress.trace_of_steps) is not None:
+            compute = reply[_START_NS], reply[_INPUT_NS], reply[_INFER_NS], reply[_OUTPUT_NS]
+            times = asked_ns, reply[_QUEUE_NS], *(model.points(compute) if compute[0] else NO_POINTS)
+            self._requests.send_child_trace(trace, self._client.first_key + number, model, times, now_ns)
         is_decoupled = step in progress.graph.decoupled
         if is_decoupled and is_last and not (reply[P.HEADER] or reply[P.REASON] or reply[P.STATUS]):
-            self._results.release(result)  # its trace may have come
+            self._results.release(result)
             self._advance(progress, iteration, step, (), now_ns)  # its end, and nothing more
             return
         reader = progress.branch(iteration, step) if is_decoupled else iteration
@@ -320,13 +323,11 @@ class Ensembles:
             outputs = ensemble.without_left_out(outputs, tensors)
             passed = [tensors[name] for name in outputs]
         pieces, header = ensemble.answers.write(outputs, passed, iteration.parameters)
-        steps = step_traces.packed(progress) if progress.client.traced and iteration.is_last else b""
-        ref, span = iteration.headers.end_with(pieces, header + steps)
-        span -= len(steps)  # its low half is the size
+        ref, span = iteration.headers.end_with(pieces, header)
         for piece in pieces:
             self._holders.hold_part(piece, key)
         if iteration.is_last:
-            progress.answer = (ref, span, len(pieces), len(steps))
+            progress.answer = (ref, span, len(pieces))
         elif self._requests.respond(key, 0, ref, span, now_ns, len(pieces)) is not None:
             self._close(progress, now_ns)  # its client takes too little of what it is told
 
@@ -334,33 +335,25 @@ class Ensembles:
         """The last answer; of several, one without tensors where the last with some could not be known as such."""
         compute = progress.compute()
         statistics.count_execution(progress.ensemble.row, progress.queued.rows, compute, now_ns + self._wall_offset_ns)
-        traced = progress.client.traced
-        ref, span, num_pieces, steps_nbytes = step_traces.ended(progress, self._own) if traced else progress.answer
-        self._requests.answer(progress.key, 0, ref, span, compute, now_ns, num_pieces, steps_nbytes)
+        ref, span, num_pieces = progress.answer
+        self._requests.answer(progress.key, 0, ref, span, compute, now_ns, num_pieces)
         self._close(progress, now_ns)
 
     def _fail(self, progress: Progress, error: ShoalError, now_ns: int) -> None:
-        steps = step_traces.packed(progress)
-        self._answer_error(progress.ensemble, progress.key, error, progress.compute(), now_ns, steps)
+        self._answer_error(progress.ensemble, progress.key, error, progress.compute(), now_ns)
         self._close(progress, now_ns)
 
     def _answer_error(
-        self,
-        ensemble: Ensemble,
-        key: int,
-        error: ShoalError,
-        compute: statistics.Compute,
-        now_ns: int,
-        steps: bytes = b"",
+        self, ensemble: Ensemble, key: int, error: ShoalError, compute: statistics.Compute, now_ns: int
     ) -> None:
         sentence = f"in ensemble '{ensemble.name}', {error}".encode()
         try:
-            block = allocate(self._own, len(sentence) + len(steps))
+            block = allocate(self._own, len(sentence))
         except UnavailableError:
             self._requests.fail(key, Reason.QUEUE_FULL, now_ns, OTHER)
             return
-        block.memory[: len(sentence) + len(steps)] = sentence + steps
-        self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns, 0, len(steps))
+        block.memory[: len(sentence)] = sentence
+        self._requests.answer(key, error.wire, block.ref, pack_span(0, len(sentence)), compute, now_ns)
 
     def _close(self, progress: Progress, now_ns: int) -> None:
         progress.ensemble.unqueued.open.pop(progress.key, None)

@@ -295,8 +295,9 @@ class Exchange:
                 elif kind == layout.HOLD and self._arrivals.is_resuming:
                     self.succession.hold(client, record)
                 elif kind == layout.TRACE:
-                    if client.first_key + record[R.NUMBER] in self._requests:
-                        client.traced.add(record[R.NUMBER])
+                    self._requests.trace(client, record[_NUMBER])
+                elif kind == layout.CHILD_REQUEST:
+                    self._arrivals.accept_child(client, record, now_ns)
                 else:
                     raise LayoutError(f"client {client.owner} sent a record of kind {kind}")
             if len(client.backlog) > 2 * MAX_BACKLOG:

@@ -5,6 +5,7 @@ back into its queue instead where its worker dies before its turn, or says so. L
 """
 
 from shoal.batcher import statistics
+from shoal.batcher.child_traces import TraceParent, TraceRoot
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.peers import Client, Model, Reply, Worker
@@ -14,7 +15,7 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED
 from shoal.errors import InternalError, UnavailableError
 from shoal.reasons import Reason, pack_times
-from shoal.shm.layout import NUMBER_BITS, REPLY
+from shoal.shm.layout import CHILD_TRACE, NUMBER_BITS, REPLY
 from shoal.shm.ring import Record
 
 #: Client, model, the client's number, block, header, when the client began to receive it and when it was accepted
@@ -26,6 +27,10 @@ OpenRequest = tuple[Client, Model, int, int, int, int, int, QueuedRequest]
 #: Replies that wait for room in a client's ring; one that lets so many gather is not told more of its streams (ours).
 #: Of a stream that waits for its turn as many are kept.
 MAX_BACKLOG = 65536
+
+
+#: How a request has spent its time that no worker has answered.
+NO_COMPUTE: statistics.Compute = (0, 0, 0, 0)
 
 
 class OpenRequests(dict[int, OpenRequest]):
@@ -73,10 +78,8 @@ class OpenRequests(dict[int, OpenRequest]):
         compute: statistics.Compute,
         now_ns: int,
         num_pieces: int = 0,
-        steps_nbytes: int = 0,
     ) -> None:
-        """A worker has answered: its words go to the client, which holds the answer's block from now on. `steps_nbytes`
-        is what the trace of an ensemble's steps takes behind the header."""
+        """A worker has answered: its words go to the client, which holds the answer's block from now on."""
         request = self.pop(key, None)
         if request is None:
             return
@@ -85,7 +88,10 @@ class OpenRequests(dict[int, OpenRequest]):
             self._holders.hold(ref, key)
         reply: Record = (REPLY, number, status, ref, header)
         if num_pieces or client.traced:
-            reply = (*reply, 0, 0, *client.times(number, queue_ns, compute), 0, num_pieces, steps_nbytes)
+            times = client.times(number, model, queue_ns, compute)
+            reply = (*reply, 0, 0, *times, 0, num_pieces)
+            if number in client.traced:
+                self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is None:  # as in _say, whose call would cost as much again
             client.say(reply)
             self._written.add(client)
@@ -105,10 +111,12 @@ class OpenRequests(dict[int, OpenRequest]):
         """It is answered as an equal request was; to find the answer has taken so long."""
         client, model, number, _, _, start_ns, queue_ns, _ = self.pop(key)
         self._holders.hold(ref, key)
-        client.traced.discard(number)
+        times = queue_ns, *NO_COMPUTE  # always: its client may announce only now that it is traced
+        if client.traced:
+            self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is not None:
             model.order.begin((key,))
-        reply = (REPLY, number, 0, ref, header, 0, 0, 0, 0, 0, 0, 0, 0, num_pieces, 0, 0)
+        reply = (REPLY, number, 0, ref, header, 0, 0, *times, 0, num_pieces, 0, 0)
         self._say(model, key, client, reply)
         statistics.count_cache_hit(model.row, hit_ns, start_ns, queue_ns, now_ns)
         self._counted.add(model)
@@ -121,15 +129,65 @@ class OpenRequests(dict[int, OpenRequest]):
         request = self.pop(key, None)
         if request is None:
             return None
-        client, model, number, _, _, start_ns, _, _ = request
+        client, model, number, _, _, start_ns, queue_ns, _ = request
         self._forget(key)
-        client.traced.discard(number)
-        self._say(model, key, client, (REPLY, number, InternalError.wire, 0, 0, reason, detail))
+        reply: Record = (REPLY, number, InternalError.wire, 0, 0, reason, detail)
+        if client.traced:
+            times = client.times(number, model, queue_ns, NO_COMPUTE)
+            reply = (*reply, *times)
+            self._end_trace(client, number, model, start_ns, times, now_ns)
+        self._say(model, key, client, reply)
         statistics.count_failure(model.row, cell, start_ns, now_ns)
         self._counted.add(model)
         if model.sharing is not None:
             model.sharing.settle(model, key, None, now_ns)
         return model
+
+    # --- traces ---
+
+    def trace(self, client: Client, number: int) -> None:
+        """Trace an open request, as its client wants."""
+        key = client.first_key + number
+        if key in self:
+            client.traced[number] = TraceParent(TraceRoot(key), 0)
+
+    def trace_child(self, client: Client, number: int, parent: int) -> None:
+        """Put a new call into the trace of its parent request, if that is open and traced. `parent` is its key."""
+        asked = self.get(parent)
+        if asked is None or not asked[0].traced:
+            return
+        found = asked[0].trace_parent(asked[2])
+        if found is not None and client.first_key + number in self:
+            client.traced[number] = TraceParent(found.root, parent)
+
+    def send_child_trace(
+        self, trace: TraceParent, key: int, model: Model, times: tuple[int, ...], now_ns: int, *, is_call: bool = False
+    ) -> None:
+        """Send the times of a child that has ended to the front end whose traced request it was made for. Not once that
+        is answered, and not to guests. `times` are its START_NS to COMPUTE_END_NS (layout.T)."""
+        root, parent = trace
+        asked = self.get(root.key)
+        if asked is None or not asked[0].is_front_end:
+            return
+        client, number = asked[0], asked[2]
+        above = parent if parent != root.key else 0
+        record = (CHILD_TRACE, number, key, above, model.id, model.version, *times, max(times[0], now_ns), int(is_call))
+        num_left, max_unread = root.room(key)
+        if num_left > 0 and client.send_child_trace(record, max_unread):
+            root.note_sent(parent)
+            self._written.add(client)
+
+    def _end_trace(
+        self, client: Client, number: int, model: Model, start_ns: int, times: tuple[int, ...], now_ns: int
+    ) -> None:
+        """Forget the trace of a request that has ended; a child's times go to the front end of the root request.
+
+        `start_ns` is what its client says, which may run a user's code: it cannot have begun later than now.
+        """
+        trace = client.traced.pop(number, None)
+        if trace is not None and trace.parent:
+            times = min(start_ns, now_ns), *times
+            self.send_child_trace(trace, client.first_key + number, model, times, now_ns, is_call=True)
 
     def turn_away(self, client: Client, number: int, reason: Reason) -> None:
         """A request that is not accepted, and counts nowhere."""

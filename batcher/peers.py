@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from shoal.batcher.child_traces import TraceParent
 from shoal.batcher.response_order import ResponseOrder
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.deadlines import DeadlineScheduler
@@ -20,7 +21,17 @@ from shoal.sequences import FLAGS, SLOT_SHIFT
 from shoal.shm import layout
 from shoal.shm.counters import Row
 from shoal.shm.doorbell import RING_AFTER_NS, Doorbell, GuestBell
-from shoal.shm.layout import BATCH_ITEM, BUSY_SINCE_WORD, CANCEL, FREE, NUMBER_BITS, OVERLAP_WORD, PROGRESS_WORD, B
+from shoal.shm.layout import (
+    BATCH_ITEM,
+    BUSY_SINCE_WORD,
+    CANCEL,
+    FREE,
+    MAX_UNREAD_CHILD_TRACES,
+    NUMBER_BITS,
+    OVERLAP_WORD,
+    PROGRESS_WORD,
+    B,
+)
 from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import SlabView
@@ -84,12 +95,13 @@ class Client(Peer):
         self.last_number = 0
         #: Replies that its ring has no room for yet.
         self.backlog: deque[Record] = deque()
-        #: Numbers of open requests whose replies shall have the times in them.
-        self.traced: set[int] = set()
+        #: Numbers of open requests that are traced: their replies shall have the times in them.
+        self.traced: dict[int, TraceParent] = {}
         self._recalled = 0  # where in the ring the last RECALL ends
 
     def say(self, reply: Record) -> None:
-        """Tell the client, after all it was told before. Its ring has room for one reply to each request."""
+        """Tell the client, after all it was told before. Its ring has room for one reply to each request, whatever else
+        is in it."""
         self.must_ring = True
         if self.backlog:
             self.backlog.append(reply)
@@ -111,12 +123,27 @@ class Client(Peer):
             self._recalled = self.writer.position
             self.must_ring = True
 
-    def times(self, number: int, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
-        """What the reply to a request says of when it was accepted and computed."""
+    def send_child_trace(self, record: Record, max_unread: int) -> bool:
+        """Send a CHILD_TRACE, and return True; not where more records are unread, or replies wait for room.
+
+        It is read with the next reply. Only where half of its room is taken, its client is woken for it.
+        """
+        num_unread = self.writer.num_unread
+        if self.backlog or num_unread >= max_unread:
+            return False
+        self.writer.push(record)
+        self.must_ring = self.must_ring or num_unread >= MAX_UNREAD_CHILD_TRACES // 2
+        return True
+
+    def trace_parent(self, number: int) -> TraceParent | None:
+        """Which trace an open request is part of; None where it is not traced."""
+        return self.traced.get(number)
+
+    def times(self, number: int, model: "Model", queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
+        """The words of a reply that say when its request was accepted and computed; zeros where it is not traced."""
         if number not in self.traced:
             return 0, 0, 0, 0, 0
-        self.traced.discard(number)
-        return queue_ns, *time_points(compute)
+        return queue_ns, *model.points(compute)
 
     def flush(self) -> bool:
         """Of the backlog, show it what there is room for, too."""
@@ -188,6 +215,10 @@ class Model:
         self.sharing = sharing
         #: Whether all its instances die again and again: nothing is queued for it until one is ready.
         self.is_failed = False
+
+    def points(self, compute: Compute) -> tuple[int, int, int, int]:
+        """The compute time points that a trace of one of its requests has."""
+        return time_points(compute)
 
     def heed_deadlines(self) -> None:
         """A request with a deadline is about to be queued: from now on they are looked at."""

@@ -38,7 +38,7 @@ class FrontEnd:
             log.configure(**message["log"])
             self.state.log_settings = message["log"]
         elif op == "trace_settings":
-            self.state.tracing = tracing.changed(self.state.tracing, message, fds)
+            self.state.tracing = tracing.changed(self.state.tracing, message, fds, self.state.models.names)
         elif op == "region":
             self.state.regions.add(message, fds[0])
         elif op == "region_gone":

@@ -257,7 +257,7 @@ class HttpLane(Lane[Connection]):
             block, span, start_ns = self._port.submitted(connection.number)
             trace.received(int(connection.begun_s * 1e9), start_ns)
             trace.submitted(block, span)
-            self._port.trace(connection.number)
+            trace.children = self._port.trace(connection.number)
 
     def _answer(self, connection: Connection, head: Head, body: memoryview, _raw: bytes) -> bool:
         """Run a handler that cannot block. True where the connection can go on at once."""

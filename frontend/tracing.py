@@ -11,20 +11,20 @@ import os
 import socket
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.control import MAX_INLINE_BYTES, Channel, Message
 from shoal.datatypes import BY_WIRE
 from shoal.errors import ShoalError
 from shoal.request import TensorRef, unpack_request, unpack_response
-from shoal.shm.layout import unpack_span
+from shoal.shm.layout import T, unpack_span
 from shoal.shm.port import Reply
+from shoal.shm.ring import Record
 from shoal.tracing.sampling import Sampler, is_context
 from shoal.tracing.settings import GLOBAL, TraceSetting
 from shoal.tracing.trace import (
     BACKEND_OUTPUT,
-    COMPUTE_START,
     QUEUE_INPUT,
     QUEUE_START,
     RECV_END,
@@ -42,6 +42,9 @@ from shoal.tracing.trace import (
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
 
+#: What one child takes in a message (KEY to IS_CALL of layout.T as msgpack; ours).
+CHILD_NBYTES = 80
+_MODEL = T.MODEL - T.KEY  # among these words
 #: Of a trace's tensors together; a tensor beyond is named without its elements (ours: they are copied, then made text).
 MAX_TENSOR_BYTES = 1 << 20
 
@@ -54,20 +57,26 @@ class Outlet:
         # Changed by send, in any thread.
         self._num_dropped = 0
 
-    def send(self, trace: Trace, steps: bytes) -> None:
-        """Hand a trace over, and what the batcher says of an ensemble's steps; or drop it."""
-        if self._try(trace, steps):
+    def send(self, trace: Trace, children: Sequence[Record], names: Mapping[int, str]) -> None:
+        """Hand a trace over, or drop it. `names` are those of models, by their ids.
+
+        `children` go as the port has them, and the tracer makes their traces: a thousand objects at once would keep
+        this process from its other clients.
+        """
+        if self._try(trace, children, names):
             self._num_dropped = 0
         else:
             self._num_dropped += 1
 
-    def _try(self, trace: Trace, steps: bytes) -> bool:
-        nbytes = len(steps) + sum([len(tensor.data) for tensor in trace.tensors])
+    def _try(self, trace: Trace, children: Sequence[Record], names: Mapping[int, str]) -> bool:
+        nbytes = CHILD_NBYTES * len(children) + sum([len(tensor.data) for tensor in trace.tensors])
+        named = [(model, names.get(model, "")) for model in {record[_MODEL] for record in children}]
+        message = {"trace": trace, "children": children, "names": named, "dropped": self._num_dropped}
         try:
             # A large message is a file of its own, of which the socket's bound knows nothing: one at a time.
             if nbytes > MAX_INLINE_BYTES // 2 and _num_unread(self._channel):
                 return False
-            self._channel.send({"trace": trace, "steps": steps, "dropped": self._num_dropped})
+            self._channel.send(message)
         except OSError:  # the socket is full, or nobody traces any more
             return False
         return True
@@ -87,16 +96,18 @@ def _num_unread(channel: Channel) -> int:
 class TracedRequest:
     """A request that is traced, on its way through this process."""
 
-    __slots__ = ("_has_tensors", "_outlet", "_stamps", "_steps", "_tensors", "_trace")
+    __slots__ = ("_has_tensors", "_names", "_outlet", "_stamps", "_tensors", "_trace", "children")
 
-    def __init__(self, outlet: Outlet, trace: Trace, *, has_tensors: bool) -> None:
+    def __init__(self, outlet: Outlet, trace: Trace, names: Mapping[int, str], *, has_tensors: bool) -> None:
         self._outlet = outlet
         self._trace = trace  # as yet without stamps and tensors
+        self._names = names
         self._has_tensors = has_tensors
+        #: The requests made for this one, as the port has them (Port.trace).
+        self.children: Sequence[Record] = ()
         # Changed by each method.
         self._stamps = [0] * len(STAMPS)
         self._tensors: list[Tensor] = []
-        self._steps = b""
 
     def received(self, start_ns: int, end_ns: int) -> None:
         """It was received between these times."""
@@ -114,9 +125,6 @@ class TracedRequest:
         """Its reply has come."""
         self._stamps[QUEUE_START:REQUEST_END] = reply.times
         self._stamps[REQUEST_END] = time.monotonic_ns()
-        self._steps = reply.steps
-        if self._steps:
-            self._stamps[COMPUTE_START:REQUEST_END] = [0] * (REQUEST_END - COMPUTE_START)  # they have computed
         if self._has_tensors and reply.block is not None and reply.header is not None and not reply.status:
             try:
                 response = unpack_response(reply.header, len(reply.block))
@@ -142,16 +150,17 @@ class TracedRequest:
 
     def end(self) -> None:
         """Nothing more happens, be it that the client is gone. Called once, where `sent` is not."""
-        stamps = in_order(self._stamps)
-        self._outlet.send(self._trace._replace(stamps=stamps, tensors=self._tensors), self._steps)
+        trace = self._trace._replace(stamps=in_order(self._stamps), tensors=self._tensors)
+        self._outlet.send(trace, self.children, self._names)
 
 
 class Tracing:
     """What this process traces: a sampler for each setting that is on. Replaced as a whole when settings change."""
 
-    def __init__(self, settings: Mapping[str, TraceSetting], outlet: Outlet) -> None:
+    def __init__(self, settings: Mapping[str, TraceSetting], outlet: Outlet, names: Mapping[int, str]) -> None:
         self._samplers = {model: Sampler(each) if each.is_on else None for model, each in settings.items()}
         self.outlet = outlet
+        self._names = names
 
     def sample(self, prepared: "PreparedRequest", headers: Mapping[str, str]) -> TracedRequest | None:
         """The trace of a request, where it is to be traced; asked once for each. Header names are in lower case."""
@@ -164,7 +173,7 @@ class Tracing:
         if not is_counted and not context:
             return None
         trace = Trace(sampler.revision, is_counted, entry.name, entry.version, prepared.id, (), (), context)
-        return TracedRequest(self.outlet, trace, has_tensors=sampler.has_tensors)
+        return TracedRequest(self.outlet, trace, self._names, has_tensors=sampler.has_tensors)
 
 
 def _context(headers: Mapping[str, str]) -> dict[str, str]:
@@ -174,8 +183,11 @@ def _context(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
 
 
-def changed(before: Tracing | None, message: Message, fds: list[int]) -> Tracing | None:
-    """What is traced from now on; the descriptor that comes where anything is leads to the tracer, always the same."""
+def changed(before: Tracing | None, message: Message, fds: list[int], names: Mapping[int, str]) -> Tracing | None:
+    """What is traced from now on; the descriptor that comes where anything is leads to the tracer, always the same.
+
+    `names` are those of models, by their ids.
+    """
     if not fds:
         if before is not None:
             before.outlet.close()
@@ -187,4 +199,5 @@ def changed(before: Tracing | None, message: Message, fds: list[int]) -> Tracing
         channel = Channel(socket.socket(fileno=fds[0]))
         channel.setblocking(False)
         outlet = Outlet(channel)
-    return Tracing({model: TraceSetting(**each) for model, each in message["settings"].items()}, outlet)
+    settings = {model: TraceSetting(**each) for model, each in message["settings"].items()}
+    return Tracing(settings, outlet, names)

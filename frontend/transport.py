@@ -160,7 +160,7 @@ class PortTransport:
             )
             self._waiting[number] = replies
             if trace is not None:
-                self._port.trace(number)
+                trace.children = self._port.trace(number)
             self._port.flush()
         return number
 

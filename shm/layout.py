@@ -189,9 +189,9 @@ def ref_owner(ref: int) -> int:
 # A span word is offset << 32 | size, in bytes from the start of the block that the record names.
 
 # client → batcher
-REQUEST, CANCEL, RELEASE, HOLD, TRACE = 1, 2, 3, 9, 11
+REQUEST, CANCEL, RELEASE, HOLD, TRACE, CHILD_REQUEST = 1, 2, 3, 9, 11, 16
 # batcher → client
-REPLY, RECALL = 4, 15
+REPLY, RECALL, CHILD_TRACE = 4, 15, 17
 # batcher → worker, which gets CANCEL, too
 BATCH_ITEM, FREE = 5, 6
 # worker → batcher
@@ -228,23 +228,44 @@ MAX_RELEASED = 1 + 16 - R.HEADER
 NO_DIGEST = (0, 0)
 
 
+class Q(R):
+    """Words of CHILD_REQUEST: those of a REQUEST, and the key of the request, PARENT, that a model makes it for. Where
+    that one is traced, this one is part of its trace."""
+
+    PARENT = 12
+
+
 class P:
     """Words of REPLY. STATUS 0 is success; REASON names a sentence where the batcher itself refused, DETAIL what stands
     in it (shoal.reasons). MORE is 1 where further replies to the number follow; the last one may then have nothing
-    but its NUMBER, and STEPS in a BLOCK. The time points are when the request was accepted and Triton's four of its
-    computation, for requests that the client has announced as traced (TRACE) and a worker has answered; else 0, since
-    to write and read five words costs 1.7k instructions.
+    but its NUMBER. The time points are when the request was accepted and Triton's four of its computation, for requests
+    that the client has announced as traced (TRACE); else 0, since to write and read five words costs 1.7k instructions.
+    Computation has none where no worker has answered; an answer from the cache has the first one in any case.
 
     PIECES is not 0 where an ensemble answers: its tensors lie in so many blocks of others, whose references begin
     BLOCK, a u64 each. What the header says of offsets is then true of these blocks, one behind the other. The client
-    holds them, too, each as a part of its reply.
-
-    STEPS is not 0 where a traced request to an ensemble ends: so many bytes behind the header, in the same block, are
-    the time points of its steps (batcher/step_traces.py)."""
+    holds them, too, each as a part of its reply."""
 
     NUMBER, STATUS, BLOCK, HEADER, REASON, DETAIL = 1, 2, 3, 4, 5, 6
     QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 7, 8, 9, 10, 11
-    MORE, PIECES, STEPS = 12, 13, 14
+    MORE, PIECES = 12, 13
+
+
+class T:
+    """Words of CHILD_TRACE: a step of an ensemble or a call of a model, made for the traced request NUMBER, has ended.
+
+    A front end gets it before the last reply to the request. KEY is the child's own, PARENT that of the child that it
+    was made for, 0 for the request itself. MODEL is the id of the child's model. The times, in monotonic ns, are those
+    of a trace; 0 for a point that was not reached. IS_CALL is 1 where a model has made the child, 0 for a step.
+
+    No more than MAX_UNREAD_CHILD_TRACES are in the ring, which has room for as many besides all replies."""
+
+    NUMBER, KEY, PARENT, MODEL, VERSION, START_NS, QUEUE_START_NS = 1, 2, 3, 4, 5, 6, 7
+    COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS, END_NS, IS_CALL = 8, 9, 10, 11, 12, 13
+
+
+#: Ours: of steps that take 20 µs each, what ends while a lane is busy for 10 ms. 64 KiB for each client.
+MAX_UNREAD_CHILD_TRACES = 512
 
 
 class C:

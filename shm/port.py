@@ -6,15 +6,18 @@ readable until `release`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from contextlib import suppress
 
 from shoal.errors import InvalidArgumentError
 from shoal.reasons import Reason
 from shoal.sequences import correlation_word
+from shoal.shm.awaited_segments import AwaitedSegments
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import (
     CANCEL,
+    CHILD_REQUEST,
+    CHILD_TRACE,
     HOLD,
     MAX_RELEASED,
     NO_DIGEST,
@@ -31,6 +34,7 @@ from shoal.shm.layout import (
     LayoutError,
     P,
     R,
+    T,
     ref_owner,
 )
 from shoal.shm.pieces import as_block
@@ -82,16 +86,18 @@ class Port:
         self._released: list[int] = []  # last replies that the next RELEASE names
         self._segments: dict[int, SlabView] = {}
         self.asks_for_segments = asks_for_segments
-        #: Of one that asks: the segment that the oldest of `_unread` lies in (0 = none); what has come since; those
-        #: that are not there, which are not asked for again while the same reply is read.
-        self.wanted = 0
-        self._unread: list[Record] = []
-        self._refused = set[int]()
+        self._awaited = AwaitedSegments(self._segments)
+        self._children: dict[int, list[Record]] = {}  # number of a traced request → what `trace` returned
         #: Told of the segments of a worker that lacks memory, and whether it can have none elsewhere: held replies that
         #: lie there are to be copied and released. Called in the middle of `poll`.
         self.on_recall: Callable[[Container[int], bool], None] = lambda _segments, _is_urgent: None
         #: Blocks of answered requests that are not the slab's: whoever made them gives them back, and clears the list.
         self.spent: list[int] = []
+
+    @property
+    def wanted(self) -> int:
+        """The segment that a port which asks for segments is to be given before it can read on; 0 = none."""
+        return self._awaited.wanted
 
     @property
     def num_in_flight(self) -> int:
@@ -163,15 +169,12 @@ class Port:
     def add_segment(self, owner: int, view: SegmentView) -> None:
         """A segment of a worker may be named by replies from now on."""
         self._segments[owner] = SlabView(view)
-        if owner == self.wanted:
-            self.wanted = 0
+        self._awaited.add(owner)
 
     def remove_segment(self, owner: int) -> None:
         """No reply names that segment any more, or none that can be read."""
         self._segments.pop(owner, None)
-        if owner == self.wanted:
-            self.wanted = 0
-            self._refused.add(owner)
+        self._awaited.refuse(owner)
 
     def allocate(self, nbytes: int, model: int = 0) -> Block:
         """A block of the slab for a request of `nbytes` to a model; 0, where it is not known yet: see `admit`.
@@ -211,11 +214,13 @@ class Port:
         deadline_ns: int = 0,
         correlation_id: int | str = 0,
         flags: int = 0,
+        parent: int = 0,
     ) -> int:
         """Hand a filled block to the batcher; visible to it at the next `flush`. Returns the request's number.
 
         `header` is the span of the packed InferRequest in the block. The block is freed here when the reply comes; one
-        that is not the slab's is then put into `spent`.
+        that is not the slab's is then put into `spent`. `parent` is the key of the request that this one is made for,
+        whose trace, if any, has both; the successor of a batcher that dies is not told of it.
         """
         self._number = number = self._number + 1
         correlation = correlation_word(correlation_id, self._correlation_key) if correlation_id else 0
@@ -225,7 +230,7 @@ class Port:
         )  # fmt: skip
         if deadline_ns or digest != NO_DIGEST:
             record = (*record, 0, *digest, deadline_ns)
-        self._writer.push(record)
+        self._writer.push(record if not parent else (CHILD_REQUEST, *record[1:12], parent, *record[13:]))
         self._open[number] = record
         if self._shares is not None:
             self._shares.add(model, self.slab.nbytes_of(block.ref))
@@ -241,10 +246,16 @@ class Port:
             self._writer.push((CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 if is_sure else 1))
             self._must_ring = True
 
-    def trace(self, number: int) -> None:
-        """Have the times of a request that was just submitted in its reply (`Reply.times`). The successor of a batcher
-        that dies does not know of it: then they are 0."""
+    def trace(self, number: int) -> list[Record]:
+        """Have the times of a request that was just submitted in its reply (`Reply.times`). Returns a list that grows
+        until then: for each request made for this one its words KEY to IS_CALL (layout.T), as it ends.
+
+        The successor of a batcher that dies does not know of it: then the times are 0, and no more is added.
+        """
         self._writer.push((TRACE, number))
+        children: list[Record] = []
+        self._children[number] = children
+        return children
 
     def submitted(self, number: int) -> tuple[memoryview, int, int]:
         """Of a request in the slab that has not been replied to: its block, its header's span, when it began (ns)."""
@@ -314,15 +325,17 @@ class Port:
         """
         replies = []
         opened, free = self._open, self.slab.free
-        for record in self._drain() if self.asks_for_segments else self._reader.drain():
+        for record in self._awaited.readable(self._reader.drain()) if self.asks_for_segments else self._reader.drain():
             kind, number, status, ref, span, reason, detail, _, _, _, _, _, more, num_pieces, _, _ = record
             if kind != REPLY:
-                self._recall(record)
+                self._receive_other(record)
                 continue
             asked = opened.get(number) if more else opened.pop(number, None)
             if asked is None:
                 continue  # answered before: a late reply to a number that is gone
             if not more:
+                if self._children:
+                    self._children.pop(number, None)
                 if self._shares is not None:
                     self._uncount(self._shares, asked)
                 if not free(asked[_ASKED_BLOCK]):
@@ -338,52 +351,31 @@ class Port:
                 start = span >> SPAN_SHIFT
                 header = block[start : start + (span & SPAN_MASK)].tobytes()
                 if num_pieces:
-                    own, block = block, self._open_pieces(number, ref if more else 0, block, num_pieces)
+                    block = self._open_pieces(number, ref if more else 0, block, num_pieces)
             elif ref:  # a block that cannot be opened, or one more than may be held, is given back unread
                 if block is not None:
                     block, reason = None, int(Reason.NO_MEMORY)
                 self.release(number, ref if more else 0, prompt=False)
             reply = Reply(number, status, reason, block, header, detail, record)
             if num_pieces and header is not None:
-                reply.own = own  # type: ignore[possibly-undefined]  # set where there is a header
                 (reply.piece, *_) = self._pieces.get((number, reply.part), (0,))
             replies.append(reply)
         return replies
 
-    def _recall(self, record: Record) -> None:
-        if record[0] != RECALL:
+    def _receive_other(self, record: Record) -> None:
+        """A record that is no REPLY: CHILD_TRACE, or RECALL."""
+        if record[0] == CHILD_TRACE:
+            if (children := self._children.get(record[T.NUMBER])) is not None:
+                children.append(record[T.KEY : T.IS_CALL + 1])
+        elif record[0] == RECALL:
+            self.on_recall(frozenset(record[C.OWNERS :]) - {0}, bool(record[C.IS_URGENT]))
+        else:
             raise LayoutError(f"the batcher sent a record of kind {record[0]}")
-        self.on_recall(frozenset(record[C.OWNERS :]) - {0}, bool(record[C.IS_URGENT]))
 
     def lies_in(self, number: int, part: int, segments: Container[int]) -> bool:
         """Whether a reply that is held, or one of its pieces, lies in one of these segments."""
         refs = [part or self._held.get(number, 0), *self._pieces.get((number, part), ())]
         return any(each >> OWNER_SHIFT in segments for each in refs)
-
-    def _drain(self) -> Sequence[Record]:
-        """What has come and can be read, in order, up to the first that lies in a segment which is not known yet."""
-        records = self._reader.drain()
-        if self._unread:
-            records, self._unread = [*self._unread, *records], []
-        if self.wanted:
-            self._unread = list(records)
-            return ()
-        for position, record in enumerate(records):
-            if record[_BLOCK] >> OWNER_SHIFT in self._segments and not record[_PIECES]:
-                continue  # as most do
-            if unknown := self._owners(record) - self._segments.keys() - self._refused - {0}:
-                self.wanted, self._unread = min(unknown), list(records[position:])
-                return records[:position]
-        self._refused.clear()
-        return records
-
-    def _owners(self, record: Record) -> set[int]:
-        """The segments that a reply lies in, as far as it can be read what they are."""
-        ref = record[_BLOCK]
-        view = self._segments.get(ref_owner(ref)) if record[_PIECES] else None
-        block = None if view is None else view.open(ref)
-        pieces = [] if block is None else block[: record[_PIECES] * WORD].cast("Q").tolist()
-        return {ref_owner(each) for each in (ref, *pieces)}
 
     def _open_pieces(self, number: int, part: int, block: memoryview, num_pieces: int) -> memoryview | None:
         """The blocks whose references begin `block`, each held from now on; None where one is gone."""

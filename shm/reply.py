@@ -15,8 +15,7 @@ _NO_RECORD = layout.record()
 class Reply:
     """An answer to a request. `status` 0 is success; `header` is then the response's header, copied from `block`.
 
-    One that is not final leaves the request open; the final one may have no header, and say no more than that it ends:
-    it has a block then only if there are `steps`.
+    One that is not final leaves the request open; the final one may have no header, and say no more than that it ends.
     Otherwise `reason` names why the batcher refused, or, where it is 0, `header` holds the worker's sentence (UTF-8).
     `block` may be several, of an ensemble, as if they were one.
     """
@@ -29,8 +28,6 @@ class Reply:
     detail: int = 0  # what the sentence of `reason` names
     record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # as it came
     piece: int = 0  # of an ensemble's, the first block that its tensors lie in
-    #: Of an ensemble's with tensors: the block with its header, in the batcher's memory.
-    own: memoryview = field(init=False, compare=False, repr=False)
 
     @property
     def is_final(self) -> bool:
@@ -52,17 +49,6 @@ class Reply:
         """The block that the tensors lie in; 0 where they lie in several."""
         num_pieces = self.record[_PIECES]
         return self.record[_BLOCK] if not num_pieces else self.piece if num_pieces == 1 else 0
-
-    @property
-    def steps(self) -> bytes:
-        """Of an ensemble's request that is traced: what the batcher says of its steps (batcher/step_traces.py)."""
-        nbytes = self.record[P.STEPS]
-        block = getattr(self, "own", None) if self.record[_PIECES] else self.block
-        if not nbytes or block is None:  # it may be a copy of the tensors alone
-            return b""
-        offset, header_nbytes = layout.unpack_span(self.record[P.HEADER])
-        start = offset + header_nbytes
-        return block[start : start + nbytes].tobytes()
 
     @property
     def times(self) -> Record:

@@ -105,7 +105,7 @@ class Inference:
             block, span, start_ns = self._port.submitted(number)
             trace.received(int(begun_s * 1e9), start_ns)
             trace.submitted(block, span)
-            self._port.trace(number)
+            trace.children = self._port.trace(number)
         return trace
 
     def forget(self, number: int) -> None:

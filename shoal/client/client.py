@@ -100,22 +100,24 @@ class Client:
         deadline_ns: int,
         is_unwanted: Callable[[], bool] = lambda: False,
         keep: object = None,
+        parent: int = 0,
     ) -> int:
-        """Hand a request over; returns its number. `keep` stays until the last reply.
+        """Hand a request over; returns its number. `keep` stays until the last reply. `parent` is the key of the
+        request that this call is made for; 0: its trace does not have the call.
 
         Raises ShoalError where there is no memory; from then on whatever happens is told to `on_answer`.
         """
         opened = Open(outgoing, on_answer, deadline_ns, is_unwanted, keep)
         block = self._shared.allocate(outgoing.nbytes, outgoing.entry.model_id)
         try:
-            number = self._push(opened, block, outgoing.write(block.memory))
+            number = self._push(opened, block, outgoing.write(block.memory), parent)
         except BaseException:
             self._shared.free(block.ref)
             raise
         self._release_unused()
         return number
 
-    def _push(self, opened: Open, block: Block, header: int) -> int:
+    def _push(self, opened: Open, block: Block, header: int, parent: int) -> int:
         outgoing, ask = opened.outgoing, opened.outgoing.ask
         with self._lock:
             try:
@@ -131,6 +133,7 @@ class Client:
                     deadline_ns=ask.answer_by_ns,
                     correlation_id=ask.correlation_id,
                     flags=ask.flags,
+                    parent=parent,
                 )
             except RingFullError:
                 raise UnavailableError("Exceeds maximum queue size") from None

@@ -15,6 +15,8 @@ from shoal.reasons import ALL_FAILED
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.request import TensorRef
 
+#: Names that are kept, by model id, before the older ones of versions that are gone are dropped (ours).
+MAX_NAMES = 65536
 #: The version number of a model that failed before any of its versions was known.
 NO_VERSION = -1
 
@@ -82,6 +84,8 @@ class ModelTable:
         self._models: dict[ModelIdentifier, Versions] = {}
         self._named: dict[str, Versions] = {}  # of the names that mean one model, as _latest
         self._latest: dict[str, ModelEntry] = {}
+        #: Names by model id, of versions that are gone, too: what is still open may name them. Changed in place.
+        self.names: dict[int, str] = {}
         #: Counts what apply() took in: while it stays, lookup() finds what it found.
         self.num_changes = 0
 
@@ -94,11 +98,21 @@ class ModelTable:
             if version != NO_VERSION:
                 versions.pop(NO_VERSION, None)  # its versions are known now
             versions[version] = _entry(message, previous)
+            self.names[message["model"]] = message["name"]
         elif message["op"] == "model_removed":
             versions.pop(version, None)
         else:
             raise ValueError(f"not a message about a model: {message['op']!r}")
         self._replace(identifier, dict(sorted(versions.items())))
+        if len(self.names) > MAX_NAMES:
+            self._forget_names()
+
+    def _forget_names(self) -> None:
+        """Drop the older half of the names of versions that are gone."""
+        known = {entry.model_id for entry in self.entries()}
+        gone = [model for model in self.names if model not in known]
+        for model in gone[: (len(gone) + 1) // 2]:
+            del self.names[model]
 
     def _replace(self, identifier: ModelIdentifier, versions: Versions) -> None:
         models = {**self._models, identifier: versions}

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.datatypes import BY_CONFIG_NAME
 from shoal.model_config import sequences
 from shoal.options import ServerOptions
-from shoal.shm.layout import UNIT, WORD, Geometry
+from shoal.shm.layout import MAX_UNREAD_CHILD_TRACES, UNIT, WORD, Geometry
 from shoal.shm.shares import MODELS_AT_ONCE, RECORDS_PER_REQUEST
 
 MIB = 1 << 20
@@ -55,8 +55,8 @@ def batcher_geometry(options: ServerOptions) -> Geometry:
 
 
 def client_link_geometry(options: ServerOptions) -> Geometry:
-    """The batcher's segment towards a front end: one reply per request in flight."""
-    return Geometry(MODELS_AT_ONCE * options.max_in_flight + SPARE_RECORDS, 0)
+    """The batcher's segment towards a client: one reply per request in flight, and room for CHILD_TRACEs."""
+    return Geometry(MODELS_AT_ONCE * options.max_in_flight + MAX_UNREAD_CHILD_TRACES + SPARE_RECORDS, 0)
 
 
 def worker_geometry(config: dict[str, Any], options: ServerOptions) -> Geometry:

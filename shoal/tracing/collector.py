@@ -68,11 +68,11 @@ class Collector:
         return True
 
     def _numbered(self, trace: Trace, parent: int) -> Iterator[Numbered]:
-        """A trace and those of its steps, each behind the one that it belongs to."""
+        """A trace and its children, each behind the one that it belongs to."""
         number = next(self._numbers)
         yield number, parent, trace
-        for step in trace.steps:
-            yield from self._numbered(step, number)
+        for child in trace.children:
+            yield from self._numbered(child, number)
 
     def write(self) -> dict[int, int]:
         """Write what may be written by now; by setting, how many traces have been counted since the last time."""

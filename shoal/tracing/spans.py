@@ -2,7 +2,8 @@
 
     InferRequest   HTTP_RECV_START … HTTP_SEND_END; the client's span, where it sent one, is its parent
     └── MODEL      REQUEST_START … REQUEST_END
-        └── compute    COMPUTE_START … COMPUTE_END; of an ensemble, in its place, MODEL for each step
+        ├── compute    COMPUTE_START … COMPUTE_END; an ensemble has none
+        └── MODEL      for each step of an ensemble, and each call that a model makes with `trace=`
 
 Time points are the events of the span they lie in, as in Triton.
 """
@@ -53,7 +54,7 @@ class SpanExport:
         self._propagator = TraceContextTextMapPropagator()
 
     def add(self, traces: Sequence[Numbered], wall_offset_ns: int) -> None:
-        """Have a trace exported, and those of its steps behind it; `wall_offset_ns` is the wall clock minus the
+        """Have a trace exported, and its children behind it; `wall_offset_ns` is the wall clock minus the
         monotonic one."""
         _, _, whole = traces[0]
         parent = self._propagator.extract(whole.context, Context())

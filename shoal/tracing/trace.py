@@ -1,16 +1,17 @@
 """A trace: when a request was where, and with which tensors; and what it is in Triton's trace file. Pure.
 
-Front ends make traces, the tracer adds those of ensembles' steps and writes them down. All times are monotonic
-nanoseconds.
+Front ends make traces, the tracer adds those of children and writes them down. All times are monotonic nanoseconds.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 
 from shoal.datatypes import BF16, BOOL, BY_NAME, BYTES, FP16, FP32, FP64, TruncatedBytesError, decode_bytes_tensor
+from shoal.shm.layout import T
 from shoal.tracing.settings import TIMESTAMPS
 
 #: The time points of a trace in their order, by Triton's names; those of the batcher and the worker lie together.
@@ -21,6 +22,9 @@ STAMPS = (
 )  # fmt: skip
 RECV_START, RECV_END, REQUEST_START, QUEUE_START = range(4)
 COMPUTE_START, COMPUTE_END, REQUEST_END, SEND_START, SEND_END = 4, 7, 8, 9, 10
+
+#: How deep children may be nested; deeper ones are left out (ours: the tracer writes them by recursion).
+MAX_DEPTH = 32
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 
@@ -46,30 +50,56 @@ class Trace(NamedTuple):
     stamps: Sequence[int]  # as STAMPS; 0 for a point that was not reached
     tensors: Sequence[Tensor]
     context: dict[str, str]  # the headers that name the span it belongs to
-    steps: Sequence["Trace"] = ()  # of an ensemble's, what those left behind; they are counted with it
+    children: Sequence["Trace"] = ()  # of an ensemble's steps, of a model's calls; they are counted with it
 
 
-def steps(whole: Trace, said: Sequence[Sequence[Any]]) -> list[Trace]:
-    """The traces of an ensemble's steps, of what the batcher says of them (batcher/step_traces.py).
+#: Words of a child as front ends hand them on: KEY to IS_CALL (layout.T).
+ChildWords = Sequence[int]
+_KEY, _PARENT, _MODEL, _VERSION, _START_NS, _QUEUE_START_NS, _END_NS, _IS_CALL = [
+    word - T.KEY for word in (T.KEY, T.PARENT, T.MODEL, T.VERSION, T.START_NS, T.QUEUE_START_NS, T.END_NS, T.IS_CALL)
+]
 
-    Each lies within the trace it is a step of: the batcher's look at the clock may be older than the request that it
-    finds, and than the end of a step's computation.
+
+def children(root: Trace, records: Sequence[ChildWords], names: Mapping[int, str]) -> list[Trace]:
+    """The traces of an ensemble's steps and of models' calls that belong to a request, `names` by models' ids.
+
+    Each begins no earlier than its parent, and an ensemble ends no earlier than its steps: the batcher's look at the
+    clock may be older than the request that it finds, and than the end of a step's computation. A child whose parent's
+    record is missing is one of the request itself. The id of a call's request is not known.
     """
-    found = []
-    for model, version, asked_ns, *times, beneath in said:
+    keys = {record[_KEY] for record in records}
+    by_parent = defaultdict[int, list[ChildWords]](list)
+    for record in sorted(records, key=lambda record: record[_START_NS]):
+        by_parent[record[_PARENT] if record[_PARENT] in keys else 0].append(record)
+
+    def children_of(key: int, start_ns: int, request_id: str, depth: int) -> list[Trace]:
+        below = by_parent.pop(key, ()) if depth < MAX_DEPTH else ()  # each child is below one other, whatever is said
+        return [child(record, start_ns, request_id, depth) for record in below]
+
+    def child(record: ChildWords, parent_start_ns: int, parent_id: str, depth: int) -> Trace:
         stamps = [0] * len(STAMPS)
-        stamps[REQUEST_START : REQUEST_END + 1] = max(asked_ns, whole.stamps[REQUEST_START]), *times
-        step = whole._replace(model=model, version=version, stamps=in_order(stamps), tensors=(), context={}, steps=())
-        if beneath:
-            inner = steps(step, beneath)
-            stamps[COMPUTE_START:REQUEST_END] = [0] * (REQUEST_END - COMPUTE_START)
-            stamps[REQUEST_END] = max([stamps[REQUEST_END], *[each.stamps[REQUEST_END] for each in inner]])
-            step = step._replace(stamps=in_order(stamps), steps=inner)
-        found.append(step)
-    return found
+        stamps[REQUEST_START] = start_ns = max(record[_START_NS], parent_start_ns)
+        stamps[QUEUE_START : REQUEST_END + 1] = record[_QUEUE_START_NS : _END_NS + 1]
+        request_id = "" if record[_IS_CALL] else parent_id
+        inner = children_of(record[_KEY], start_ns, request_id, depth + 1)
+        if inner and not stamps[COMPUTE_START]:  # an ensemble, which ends with the last of its steps
+            stamps[REQUEST_END] = max(stamps[REQUEST_END], *[each.stamps[REQUEST_END] for each in inner])
+        return Trace(
+            root.revision,
+            root.is_counted,
+            names.get(record[_MODEL], ""),
+            record[_VERSION],
+            request_id,
+            in_order(stamps),
+            (),
+            {},
+            inner,
+        )
+
+    return children_of(0, root.stamps[REQUEST_START], root.request_id, 0)
 
 
-#: A trace's number, that of the trace it is a step of, or 0, and itself.
+#: A trace's number, that of the trace it is a child of, or 0, and itself.
 Numbered = tuple[int, int, Trace]
 
 
@@ -88,7 +118,7 @@ def in_order(stamps: Sequence[int]) -> list[int]:
 
 def to_json(number: int, trace: Trace, level: int, parent: int = 0) -> bytes:
     """What Triton writes down at this level: JSON objects with the trace's number, joined by commas. `parent` is the
-    number of the ensemble's trace that a step belongs to."""
+    number of the trace that it is a child of: of the ensemble's, or of the calling model's."""
     head: dict[str, object] = {"id": number, "model_name": trace.model, "model_version": trace.version}
     if trace.request_id:
         head["request_id"] = trace.request_id

@@ -14,16 +14,14 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import msgpack
+from typing import TYPE_CHECKING
 
 from shoal import control, log
 from shoal.control import GONE, Channel, Message
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.tracing.collector import Collector
 from shoal.tracing.settings import TraceSetting
-from shoal.tracing.trace import Tensor, Trace, steps
+from shoal.tracing.trace import Tensor, Trace, children
 
 if TYPE_CHECKING:
     from shoal.tracing.spans import SpanExport
@@ -33,6 +31,8 @@ _log = logging.getLogger("shoal.tracing.tracer")
 
 #: So much is taken before it is written: one write for many traces, but not all of them in memory.
 MAX_TRACES, MAX_LARGE_BYTES = 256, 1 << 20
+#: What the trace of a child takes as text (ours: seven time points, and a head with names).
+CHILD_NBYTES = 600
 #: In so many passes the socket is empty: Linux's usual buffer holds 550 small messages, and one with large tensors.
 MAX_PASSES = 4
 #: Seconds between two lines about dropped traces.
@@ -86,11 +86,11 @@ class Tracer:
                 message, _ = self._traces.receive()
             except (BlockingIOError, EOFError):
                 break
-            trace = _trace(message["trace"], message["steps"])
+            trace = _trace(message)
             self._collector.add(trace, wall_offset_ns)
             self._num_dropped += message["dropped"]
             num_traces += 1
-            num_large_bytes += len(message["steps"]) + sum([len(tensor.data) for tensor in trace.tensors])
+            num_large_bytes += CHILD_NBYTES * len(message["children"]) + sum([len(each.data) for each in trace.tensors])
         counts = self._collector.write()
         if counts:
             self._supervisor.send({"op": "collected", "counts": list(counts.items())})
@@ -104,12 +104,12 @@ class Tracer:
             self._next_line_s = time.monotonic() + DROPPED_S
 
 
-def _trace(words: list[Any], said: bytes) -> Trace:
-    """A trace as a front end sends it, with what the batcher says of an ensemble's steps."""
-    revision, is_counted, model, version, request_id, stamps, tensors, context, _ = words
+def _trace(message: Message) -> Trace:
+    """A trace as a front end sends it, with those of the steps and calls that belong to it."""
+    revision, is_counted, model, version, request_id, stamps, tensors, context, _ = message["trace"]
     found = [Tensor(*tensor) for tensor in tensors]
     trace = Trace(revision, is_counted, model, version, request_id, stamps, found, context)
-    return trace._replace(steps=steps(trace, msgpack.unpackb(said))) if said else trace
+    return trace._replace(children=children(trace, message["children"], dict(message["names"])))
 
 
 def _make_export(options: Mapping[str, str], resource: Mapping[str, str]) -> "SpanExport | None":

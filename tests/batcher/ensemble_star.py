@@ -55,15 +55,20 @@ class Sky(Star):
 
     def ask(self, number: int = 1, outputs: tuple[str, ...] = (), size: int = 3, **words: int) -> int:
         """A request of one row; returns its block."""
+        asked = self.request(number, outputs, size, **words)
+        self.client.say(REQUEST, *asked)
+        self.step()
+        return asked[2]
+
+    def request(self, number: int = 1, outputs: tuple[str, ...] = (), size: int = 3, **words: int) -> tuple[int, ...]:
+        """The words of a request of one row, but for its kind."""
         header = packed(("id", (("x", FP32, (1, size), 0, 4 * size),), outputs, {"p": 1}))
         block = self.slabs[CLIENT].allocate(4096)
         assert block is not None
         block.memory[64 : 64 + len(header)] = header
         span = 64 << 32 | len(header)
         wishes = words.get("priority", 0), words.get("timeout", 0)
-        self.client.say(REQUEST, number, FAN, block.ref, span, 1, 0, *wishes, *[0] * 6, words.get("deadline", 0))
-        self.step()
-        return block.ref
+        return number, FAN, block.ref, span, 1, 0, *wishes, *[0] * 6, words.get("deadline", 0)
 
     def step(self, now_ns: int = 1000) -> None:
         self.exchange.step(now_ns)

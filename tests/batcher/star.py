@@ -37,10 +37,12 @@ def make_segment(kind: int, owner: int, geometry: Geometry = GEOMETRY) -> tuple[
 class End:
     """A client's or a worker's side of its link, as the test plays it."""
 
-    def __init__(self, kind: int, owner: int, geometry: Geometry = GEOMETRY) -> None:
+    def __init__(
+        self, kind: int, owner: int, geometry: Geometry = GEOMETRY, link_geometry: Geometry = GEOMETRY
+    ) -> None:
         self.owner = owner
         self.own, own_view = make_segment(kind, owner, geometry)
-        link, link_view = make_segment(layout.LINK, owner)
+        link, link_view = make_segment(layout.LINK, owner, link_geometry)
         self.writer = RingWriter(self.own, link_view)
         self.reader = RingReader(self.own, link_view)
         self.bell = Doorbell.create()
@@ -121,10 +123,16 @@ class Star:
         return ensemble
 
     def add_client(
-        self, owner: int, *, is_guest: bool = False, is_front_end: bool = False, geometry: Geometry = GEOMETRY
+        self,
+        owner: int,
+        *,
+        is_guest: bool = False,
+        is_front_end: bool = False,
+        geometry: Geometry = GEOMETRY,
+        link_geometry: Geometry = GEOMETRY,
     ) -> End:
         """A client."""
-        end = End(layout.CLIENT, owner, geometry)
+        end = End(layout.CLIENT, owner, geometry, link_geometry)
         self.exchange.clients[owner] = Client(
             owner, end.link, end.own_view, end.bell, is_guest=is_guest, is_front_end=is_front_end
         )

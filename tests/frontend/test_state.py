@@ -29,6 +29,22 @@ def test_versions_are_ordered_as_numbers(make_message: Message) -> None:
     assert table.lookup("m", None).version == 10
 
 
+def test_names_of_versions_that_are_gone_are_kept_up_to_a_bound(
+    make_message: Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.client.models.MAX_NAMES", 4)
+    table = ModelTable()
+    table.apply(make_message("first", 1, 1, None))
+    for model in (2, 3, 4):
+        table.apply(make_message("m", 1, model, None))
+    assert table.names == {1: "first", 2: "m", 3: "m", 4: "m"}
+    table.apply(make_message("m", 1, 5, None))
+    assert table.names == {1: "first", 4: "m", 5: "m"}
+    table.apply(make_message("other", 1, 6, None))
+    table.apply({"op": "model_removed", "name": "first", "namespace": "", "version": 1})
+    assert table.names == {1: "first", 4: "m", 5: "m", 6: "other"}
+
+
 @pytest.mark.parametrize("version", [None, "1"])
 def test_version_whose_instances_are_failed_is_refused_for_now(state: ServerState, version: str | None) -> None:
     state.models.apply(model_message("simple", 3, 3, SIMPLE, state="UNAVAILABLE", failed=True, ready=False))

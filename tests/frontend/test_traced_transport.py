@@ -28,7 +28,7 @@ def traces(state: ServerState) -> Iterator[Channel]:
     receiving.setblocking(False)
     with receiving, sending:
         setting = dataclasses.asdict(TraceSetting(TIMESTAMPS, rate=1, file="x"))
-        state.tracing = changed(None, {"settings": {GLOBAL: setting}}, [os.dup(sending.fileno())])
+        state.tracing = changed(None, {"settings": {GLOBAL: setting}}, [os.dup(sending.fileno())], state.models.names)
         yield Channel(receiving)
         assert state.tracing is not None
         state.tracing.outlet.close()

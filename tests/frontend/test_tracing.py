@@ -4,9 +4,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
 
-import msgpack
 import pytest
 
 from shoal.client.validation import PreparedInput
@@ -18,6 +16,7 @@ from shoal.frontend.tracing import MAX_TENSOR_BYTES, TracedRequest, Tracing, cha
 from shoal.request import InferResponse, TensorRef, pack_response
 from shoal.shm.port import Reply
 from shoal.tracing.settings import GLOBAL, TENSORS, TIMESTAMPS, TraceSetting
+from tests.frontend.conftest import model_message
 
 CONTEXT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ON = TraceSetting(TIMESTAMPS, rate=1, file="x", revision=7)
@@ -27,7 +26,8 @@ TIMES = (10**19, 10**19 + 1, 10**19 + 2, 10**19 + 3, 10**19 + 4)  # later than n
 class Tracer:
     """The other end of what a front end sends to."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
         self._receiving, self._sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._receiving.setblocking(False)
         self._channel = Channel(self._receiving)
@@ -36,7 +36,7 @@ class Tracer:
     def tracing(self, settings: Mapping[str, TraceSetting], before: Tracing | None = None) -> Tracing | None:
         message = {"settings": {model: dataclasses.asdict(each) for model, each in settings.items()}}
         is_on = any(setting.is_on for setting in settings.values())
-        tracing = changed(before, message, [os.dup(self._sending.fileno())] if is_on else [])
+        tracing = changed(before, message, [os.dup(self._sending.fileno())] if is_on else [], self._names)
         self._made += [] if tracing is None else [tracing]
         return tracing
 
@@ -56,8 +56,8 @@ class Tracer:
 
 
 @pytest.fixture
-def tracer() -> Iterator[Tracer]:
-    made = Tracer()
+def tracer(state: ServerState) -> Iterator[Tracer]:
+    made = Tracer(state.models.names)
     yield made
     made.close()
 
@@ -105,16 +105,32 @@ def test_a_trace_has_all_points_in_order(tracer: Tracer, state: ServerState) -> 
     assert stamps[3:] == [*TIMES, TIMES[-1], TIMES[-1], TIMES[-1]]
 
 
-def test_what_is_said_of_steps_goes_to_the_tracer_as_it_is(tracer: Tracer, state: ServerState) -> None:
-    """Its thousands of words would keep this process from its other clients."""
-    said = cast("bytes", msgpack.packb([["step", 1, *[10**19] * 7, []]]))
-    header = pack_response(InferResponse((), {}))
-    words = (4, 1, 0, 4096, len(header), 0, 0, *TIMES, 0, 0, len(said), 0)
-    whole = Reply(1, 0, 0, memoryview(header + said), header, record=words)
-    run(sampled(started(tracer, ON), prepared(state)), prepared(state), whole)
+def child(key: int, model: int) -> tuple[int, ...]:
+    """A child as the port has it: key, parent, model, version, seven time points, whether it is a call."""
+    return (key, 0, model, 9, *TIMES, TIMES[-1], TIMES[-1], 1)
+
+
+def test_children_go_to_the_tracer_as_they_are(tracer: Tracer, state: ServerState) -> None:
+    """Their thousands of words would keep this process from its other clients."""
+    echo = state.models.lookup("écho b", None)
+    trace = sampled(started(tracer, ON), prepared(state))
+    trace.children = [child(77, echo.model_id), child(78, echo.model_id), child(79, 4711)]
+    run(trace, prepared(state), reply(b""))
     (message,) = tracer.messages()
-    assert (message["steps"], message["trace"][-1]) == (said, [])
-    assert message["trace"][5][4:8] == [0] * 4  # what is in it has computed
+    assert message["children"] == [list(each) for each in trace.children]
+    assert sorted(message["names"]) == [[echo.model_id, "écho b"], [4711, ""]]
+    assert message["trace"][8] == []
+
+
+def test_a_model_that_comes_and_goes_while_a_request_is_open_has_its_name(tracer: Tracer, state: ServerState) -> None:
+    trace = sampled(started(tracer, ON), prepared(state))
+    for model in (4711, 4712):
+        state.models.apply(model_message("passing", 1, model, None))
+    state.models.apply({"op": "model_removed", "name": "passing", "namespace": "", "version": 1})
+    trace.children = [child(77, 4711), child(78, 4712)]
+    run(trace, prepared(state), reply(b""))
+    (message,) = tracer.messages()
+    assert sorted(message["names"]) == [[4711, "passing"], [4712, "passing"]]
 
 
 def test_a_request_whose_client_is_gone_ends_where_it_is(tracer: Tracer, state: ServerState) -> None:
@@ -177,6 +193,17 @@ def test_of_large_ones_only_one_waits(tracer: Tracer, state: ServerState) -> Non
     assert (first["dropped"], second["dropped"]) == (0, 1)
     run(sampled(tracing, large), large, reply(b""))
     assert tracer.messages()[0]["dropped"] == 1
+
+
+def test_of_those_with_many_children_only_one_waits(tracer: Tracer, state: ServerState) -> None:
+    tracing = started(tracer, ON)
+    for num_children in (1000, 1000, 1, 1000):
+        trace = sampled(tracing, prepared(state))
+        trace.children = [child(key, 5) for key in range(num_children)]
+        run(trace, prepared(state), reply(b""))
+    first, second = tracer.messages()
+    assert (len(first["children"]), len(second["children"])) == (1000, 1)
+    assert (first["dropped"], second["dropped"]) == (0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------

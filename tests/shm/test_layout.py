@@ -119,7 +119,7 @@ def test_a_record_is_filled_up_with_zeros() -> None:
     assert layout.record(*range(16)) == tuple(range(16))
 
 
-@pytest.mark.parametrize("words", [layout.R, layout.P, layout.B, layout.D], ids=lambda words: words.__name__)
+@pytest.mark.parametrize("words", [layout.R, layout.P, layout.B, layout.D, layout.T], ids=lambda words: words.__name__)
 def test_no_two_names_of_a_record_are_one_word(words: type) -> None:
     indices = [index for name, index in vars(words).items() if name.isupper()]
     assert len(indices) >= 5

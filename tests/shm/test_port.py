@@ -77,6 +77,48 @@ def test_a_trace_is_asked_for_behind_its_request_and_the_times_come_with_the_rep
     assert Reply(1, 0, 0, None, None).times == (0, 0, 0, 0, 0)
 
 
+def test_children_of_a_traced_request_come_before_its_reply(star: Star) -> None:
+    number, _ = star.submit()
+    children = star.port.trace(number)
+    star.reply(17, number, 5 << 40 | 1, 0, 7, 1, 101, 102, 103, 104, 105, 106, 107, 1)
+    star.reply(17, number + 1, 5 << 40 | 2, 0, 7, 1)  # of another, which is not traced
+    assert star.port.poll() == []
+    star.reply(17, number, 5 << 40 | 3, 5 << 40 | 1, 8, 2, 111, 112, 113, 114, 115, 116, 117)
+    star.reply(4, number, 5)
+    assert [reply.number for reply in star.port.poll()] == [number]
+    assert children == [
+        (5 << 40 | 1, 0, 7, 1, 101, 102, 103, 104, 105, 106, 107, 1),
+        (5 << 40 | 3, 5 << 40 | 1, 8, 2, 111, 112, 113, 114, 115, 116, 117, 0),
+    ]
+
+
+def test_nothing_is_left_of_a_trace_when_its_request_has_ended(star: Star) -> None:
+    number, _ = star.submit()
+    children = star.port.trace(number)
+    star.reply(4, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)  # others follow
+    star.port.poll()
+    assert star.port._children == {number: children}
+    star.reply(4, number, 5)
+    star.reply(17, number, 5 << 40 | 1, 0, 7, 1, 101)
+    star.port.poll()
+    assert (star.port._children, children) == ({}, [])
+
+
+@pytest.mark.parametrize(("digest", "words"), [((0, 0), (0, 0, 0)), ((8, 9), (8, 9, 12))])
+def test_a_request_that_is_made_for_another_names_it(
+    star: Star, digest: tuple[int, int], words: tuple[int, int, int]
+) -> None:
+    block = star.port.allocate(100)
+    number = star.port.submit(
+        3, block, 40 << 32 | 7, 1, 99, 1_000, digest=digest, deadline_ns=words[2], parent=5 << 40 | 1
+    )
+    star.port.flush()
+    asked = number, 3, block.ref, 40 << 32 | 7, 1, 99, 0, 0, 0, 0, 1_000
+    assert star.seen() == [(16, *asked, 5 << 40 | 1, *words)]
+    star.port.resubmit()  # a new batcher knows nothing of the other's trace
+    assert star.seen() == [(1, *asked, 0, *words)]
+
+
 def test_a_new_batcher_is_told_what_is_open_and_what_is_held(star: Star) -> None:
     (first, first_block), (second, second_block) = star.submit(), star.submit()
     answer = star.worker_slab.allocate(4096)

@@ -91,7 +91,7 @@ class Surroundings:
         told = [message for message in process.all_heard if message["op"] == "trace_settings"][-1]
         channel = Channel(socket.socket(fileno=os.dup(process.fds[-1])))
         trace = Trace(told["settings"][""]["revision"], True, "m", 1, request_id, [1] * len(STAMPS), [], {})
-        channel.send({"trace": trace, "steps": b"", "dropped": 0})
+        channel.send({"trace": trace, "children": [], "names": [], "dropped": 0})
         channel.close()
 
     def written(self, end: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.tracing.settings import TIMESTAMPS
-from shoal.tracing.trace import STAMPS, Tensor, Trace, in_order, steps, to_json
+from shoal.tracing.trace import MAX_DEPTH, STAMPS, Tensor, Trace, children, in_order, to_json
 
 WHOLE = Trace(1, True, "simple", 3, "r-1", range(101, 112), [], {})
 
@@ -82,24 +82,79 @@ def test_no_point_is_earlier_than_the_one_before(stamps: list[int]) -> None:
     assert in_order(ordered) == ordered
 
 
-def test_steps_are_traces_of_their_own() -> None:
-    inner = ["inner", 2, 30, 31, 0, 0, 0, 0, 39, []]
-    said = [["outer", 1, 20, 21, 22, 23, 24, 25, 40, [inner]], ["other", 1, 41, 0, 0, 0, 0, 0, 42, []]]
-    outer, other = steps(WHOLE._replace(stamps=[0, 0, 10], context={"traceparent": "x"}), said)
-    assert (outer.model, outer.version, outer.request_id, outer.context) == ("outer", 1, "r-1", {})
-    assert list(outer.stamps) == [0, 0, 20, 21, 0, 0, 0, 0, 40, 0, 0]  # what is in it has computed
+NAMES = {5: "outer", 6: "inner", 7: "other"}
+
+
+def step(key: int, parent: int, model: int, *times: int) -> tuple[int, ...]:
+    """What the batcher says of a step that has ended; the tracer has it without the first two words."""
+    return (key, parent, model, 2, *times, 0)
+
+
+def call(key: int, parent: int, model: int, *times: int) -> tuple[int, ...]:
+    """The same of a model's call."""
+    return (key, parent, model, 2, *times, 1)
+
+
+def found(start_ns: int, *said: tuple[int, ...]) -> list[Trace]:
+    root = WHOLE._replace(
+        stamps=[0, 0, start_ns],
+        context={"traceparent": "x"},
+        tensors=[Tensor("TENSOR_QUEUE_INPUT", "A", "INT8", [1], b"1")],
+    )
+    return list(children(root, said, NAMES))
+
+
+def test_children_have_traces_of_their_own() -> None:
+    outer, other = found(
+        10,
+        step(9, 0, 7, 41, 0, 0, 0, 0, 0, 42),
+        step(8, 4, 6, 30, 31, 0, 0, 0, 0, 39),
+        step(4, 0, 5, 20, 21, 22, 23, 24, 25, 40),
+    )
+    assert (outer.model, outer.version, outer.context, outer.tensors) == ("outer", 2, {}, ())
+    assert (outer.revision, outer.is_counted) == (WHOLE.revision, WHOLE.is_counted)
+    assert list(outer.stamps) == [0, 0, 20, 21, 22, 23, 24, 25, 40, 0, 0]
     assert list(other.stamps) == [0, 0, 41, 0, 0, 0, 0, 0, 42, 0, 0]
-    ((found,), nothing) = outer.steps, other.steps
-    assert (found.model, list(found.stamps), nothing) == ("inner", [0, 0, 30, 31, 0, 0, 0, 0, 39, 0, 0], ())
-    assert json.loads(b"[" + to_json(7, found, TIMESTAMPS, 6) + b"]")[0] == {
+    ((inner,), nothing) = outer.children, other.children
+    assert (inner.model, list(inner.stamps), nothing) == ("inner", [0, 0, 30, 31, 0, 0, 0, 0, 39, 0, 0], [])
+    assert json.loads(b"[" + to_json(7, inner, TIMESTAMPS, 6) + b"]")[0] == {
         "id": 7, "model_name": "inner", "model_version": 2, "request_id": "r-1", "parent_id": 6,
     }  # fmt: skip
 
 
+def test_a_step_has_its_request_s_id_and_a_call_none() -> None:
+    times = 20, 0, 0, 0, 0, 0, 40
+    outer, other = found(10, step(9, 0, 7, *times), call(4, 0, 5, *times), step(8, 4, 6, *times))
+    assert (outer.request_id, other.request_id, other.children[0].request_id) == ("r-1", "", "")
+
+
 def test_a_step_lies_within_what_it_is_a_step_of() -> None:
     """The batcher's look at the clock may be older than the request that it finds, and than a step's computation."""
-    inner = ["inner", 1, 90, 91, 92, 93, 94, 120, 110, []]
-    (outer,) = steps(WHOLE._replace(stamps=[0, 0, 100]), [["outer", 1, 90, 90, 0, 0, 0, 0, 110, [inner]]])
-    (found,) = outer.steps
+    (outer,) = found(100, step(4, 0, 5, 90, 90, 0, 0, 0, 0, 110), step(8, 4, 6, 90, 91, 92, 93, 94, 120, 110))
+    (inner,) = outer.children
     assert list(outer.stamps) == [0, 0, 100, 100, 0, 0, 0, 0, 120, 0, 0]
-    assert list(found.stamps) == [0, 0, 100, 100, 100, 100, 100, 120, 120, 0, 0]
+    assert list(inner.stamps) == [0, 0, 100, 100, 100, 100, 100, 120, 120, 0, 0]
+
+
+def test_what_outlives_the_call_that_made_it_does_not_make_that_longer() -> None:
+    (outer,) = found(10, call(4, 0, 5, 11, 12, 13, 14, 15, 16, 17), call(8, 4, 6, 14, 14, 15, 15, 30, 30, 31))
+    assert (outer.stamps[8], outer.children[0].stamps[8]) == (17, 31)
+
+
+def test_a_child_whose_parent_is_missing_is_one_of_the_request() -> None:
+    (outer,) = found(10, step(8, 4, 6, 30, 31, 32, 33, 34, 35, 36), step(3, 8, 5, 31, 0, 0, 0, 0, 0, 35))
+    assert (outer.model, [inner.model for inner in outer.children]) == ("inner", ["outer"])
+
+
+def test_children_without_end_are_cut_off() -> None:
+    said = [call(key, key - 1, 6, key, 0, 0, 0, 0, 0, 999) for key in range(1, 500)]
+    depth, level = 0, found(0, *said)
+    while level:
+        depth, level = depth + 1, list(level[0].children)
+    assert depth == MAX_DEPTH
+
+
+def test_children_of_each_other_are_in_no_trace() -> None:
+    times = 20, 0, 0, 0, 0, 0, 40
+    (only,) = found(10, call(1, 2, 5, *times), call(2, 1, 6, *times), call(3, 3, 6, *times), call(4, 0, 7, *times))
+    assert (only.model, only.children) == ("other", [])

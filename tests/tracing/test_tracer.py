@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from shoal.control import ADDRESS_VARIABLE, Channel, Listener, Message
+from shoal.tracing.collector import Collector
 from shoal.tracing.settings import TIMESTAMPS, TraceSetting
 from shoal.tracing.trace import STAMPS, Tensor, Trace
+from shoal.tracing.tracer import Tracer
 from tests.tracing.receiver import receiving
 
 DEADLINE_S = 60.0
@@ -58,9 +60,16 @@ class Supervisor:
             said.append(heard)
         return said
 
-    def send(self, request_id: str, revision: int = 1, dropped: int = 0, tensors: Sequence[Tensor] = ()) -> None:
+    def send(
+        self,
+        request_id: str,
+        revision: int = 1,
+        dropped: int = 0,
+        tensors: Sequence[Tensor] = (),
+        children: Sequence[Sequence[int]] = (),
+    ) -> None:
         trace = Trace(revision, True, "m", 1, request_id, list(range(11, 11 + len(STAMPS))), tensors, {})
-        self.traces.send({"trace": trace, "steps": b"", "dropped": dropped})
+        self.traces.send({"trace": trace, "children": children, "names": [(5, "step")], "dropped": dropped})
 
     def finish(self) -> str:
         """Hang up; what the tracer printed as an error until it ended."""
@@ -124,6 +133,42 @@ def test_large_tensors_and_dropped_traces(supervisor: Supervisor, tmp_path: Path
     described = json.loads((tmp_path / "t").read_text())[-1]["tensor"]
     assert described["data"] == ",".join("0" * 100_000)
     assert "3 traces were dropped, which came faster than they are written" in supervisor.finish()
+
+
+def child(key: int, parent: int = 0) -> tuple[int, ...]:
+    """A step as front ends hand it on: key, parent, model, version, seven time points, whether it is a call."""
+    return (key, parent, 5, 3, 20, 0, 0, 0, 0, 0, 30, 0)
+
+
+def test_children_are_written_below_their_request(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.set(TraceSetting(TIMESTAMPS, 1, -1, 0, str(tmp_path / "t"), revision=1))
+    supervisor.send("a", children=[child(2, 1), child(1)])
+    supervisor.set()
+    heads = [each for each in json.loads((tmp_path / "t").read_text()) if "model_name" in each]
+    assert [(each["model_name"], each.get("parent_id")) for each in heads] == [("m", None), ("step", 1), ("step", 2)]
+    assert [each["model_version"] for each in heads] == [1, 3, 3]
+
+
+def test_few_traces_with_many_children_are_written_at_once(tmp_path: Path) -> None:
+    """Their text is eight times as long as what front ends send."""
+    receiving, sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    supervisors, _ = ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with receiving, sending, ends[0], ends[1]:
+        receiving.setblocking(False)
+        collector = Collector(1, 0.0, None)
+        collector.set([TraceSetting(TIMESTAMPS, 1, -1, 0, str(tmp_path / "t"), revision=1)])
+        tracer = Tracer(Channel(supervisors), Channel(receiving), collector)
+        trace = Trace(1, True, "m", 1, "a", list(range(11, 11 + len(STAMPS))), (), {})
+        front_end = Channel(sending)
+        for _ in range(6):
+            front_end.send({
+                "trace": trace, "children": [child(key) for key in range(1, 1001)], "names": [], "dropped": 0,
+            })  # fmt: skip
+        tracer._collect()
+        assert request_ids(tmp_path / "t").count("a") == 2 * 1001
+        tracer._collect()
+        tracer._collect()
+        assert request_ids(tmp_path / "t").count("a") == 6 * 1001
 
 
 def test_it_heeds_the_settings_of_the_log(supervisor: Supervisor, tmp_path: Path) -> None:

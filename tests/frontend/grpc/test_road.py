@@ -123,7 +123,7 @@ def test_the_answer_ends_a_trace(state: ServerState, transport: Transport, chann
     receiving.settimeout(DEADLINE_S)
     with receiving, sending:
         setting = asdict(TraceSetting(TIMESTAMPS, rate=1, file="x"))
-        state.tracing = changed(None, {"settings": {GLOBAL: setting}}, [os.dup(sending.fileno())])
+        state.tracing = changed(None, {"settings": {GLOBAL: setting}}, [os.dup(sending.fileno())], state.models.names)
         assert state.tracing is not None
         ask(channel, "ModelInfer", **infer_fields())
         stamps = Channel(receiving).receive()[0]["trace"][5]

@@ -139,7 +139,12 @@ class Call:
                 self._refs = outgoing.refs
                 self._client.lend(self._refs)
             self._number = self._client.submit(
-                outgoing, self._answer, self._deadline_ns, self._parents.are_cancelled, self._lenders()
+                outgoing,
+                self._answer,
+                self._deadline_ns,
+                self._parents.are_cancelled,
+                self._lenders(),
+                self._request._trace._key,
             )
         except Exception as error:  # noqa: BLE001 - a rim: whoever waits for the response has no deadline
             self._fail(_known(error, f"Model {name} - Error when running inference: "), is_final=True)

@@ -113,7 +113,9 @@ class ServedRequest(InferenceRequest):
 
     def trace(self) -> InferenceTrace:
         """The trace that it belongs to."""
-        return InferenceTrace()
+        trace = InferenceTrace()
+        trace._key = self.request.key
+        return trace
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the answer any more."""

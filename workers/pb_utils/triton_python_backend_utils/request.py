@@ -30,6 +30,9 @@ class PreferredMemory:
 class InferenceTrace:
     """The trace that a request belongs to; handed on in a request of a model's own."""
 
+    #: Key of the request whose trace this is (shm/layout.py); 0 for a trace that a model made itself.
+    _key = 0
+
     def __init__(self, context: str | None = None) -> None:
         self._context = context
 

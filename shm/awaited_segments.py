@@ -1,0 +1,57 @@
+"""Replies of a client that asks for segments: they wait, in order, for the segment that the oldest of them lies in."""
+
+from collections.abc import Mapping, Sequence
+
+from shoal.shm.layout import OWNER_SHIFT, WORD, P, ref_owner
+from shoal.shm.ring import Record
+from shoal.shm.slab import SlabView
+
+_BLOCK, _PIECES = P.BLOCK, P.PIECES
+
+
+class AwaitedSegments:
+    """`segments` are those that the client has, by owner; the port adds and removes them."""
+
+    def __init__(self, segments: Mapping[int, SlabView]) -> None:
+        self._segments = segments
+        # Changed by readable, add and refuse.
+        #: The segment that the oldest of `_unread` lies in; 0 = none.
+        self.wanted = 0
+        self._unread: list[Record] = []  # what has come since
+        self._refused = set[int]()  # not there, and not asked for again while the same reply is read
+
+    def add(self, owner: int) -> None:
+        """A segment has been added."""
+        if owner == self.wanted:
+            self.wanted = 0
+
+    def refuse(self, owner: int) -> None:
+        """A segment was removed, or does not exist any more."""
+        if owner == self.wanted:
+            self.wanted = 0
+            self._refused.add(owner)
+
+    def readable(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Of what has come, and what came before and waited: all in order up to the first record that lies in a segment
+        which is not known yet."""
+        if self._unread:
+            records, self._unread = [*self._unread, *records], []
+        if self.wanted:
+            self._unread = list(records)
+            return ()
+        for position, record in enumerate(records):
+            if record[_BLOCK] >> OWNER_SHIFT in self._segments and not record[_PIECES]:
+                continue  # as most do
+            if unknown := self._owners(record) - self._segments.keys() - self._refused - {0}:
+                self.wanted, self._unread = min(unknown), list(records[position:])
+                return records[:position]
+        self._refused.clear()
+        return records
+
+    def _owners(self, record: Record) -> set[int]:
+        """The segments that a reply lies in, as far as it can be read what they are."""
+        ref = record[_BLOCK]
+        view = self._segments.get(ref_owner(ref)) if record[_PIECES] else None
+        block = None if view is None else view.open(ref)
+        pieces = [] if block is None else block[: record[_PIECES] * WORD].cast("Q").tolist()
+        return {ref_owner(each) for each in (ref, *pieces)}

@@ -1,0 +1,404 @@
+"""Requests that are made for a traced one: what its front end is sent of them, and when nothing is."""
+
+import gc
+import select
+import weakref
+from typing import Any
+
+import pytest
+
+from shoal.batcher.child_traces import TraceRoot
+from shoal.batcher.peers import Client
+from shoal.reasons import Reason
+from shoal.shm.layout import (
+    CANCEL,
+    CHILD_REQUEST,
+    CHILD_TRACE,
+    DONE,
+    REPLY,
+    REQUEST,
+    TRACE,
+    B,
+    Geometry,
+    P,
+    T,
+    pack_ref,
+)
+from shoal.shm.slab import Slab
+from tests.batcher.ensemble_star import CHAIN, DOUBLE, FAN, Sky
+from tests.batcher.star import GEOMETRY, HEADER, INPUT_BLOCK, MODEL, SINGLE, WORKER, End, Star
+
+FRONT_END, CALLER, OTHER, SECOND, THIRD = 21, 22, 6, 32, 33
+NUMBER_BITS = 40
+#: Of the batcher's ring to a front end: how many children may be unread, how many of these only where others are below
+#: them, and all of it, with room for replies.
+NUM_UNREAD, NUM_KEPT, WIDE = 512, 100, Geometry(512 + 8, 0)
+ORDERED = {"name": "m", "max_batch_size": 1, "dynamic_batching": {"preserve_ordering": True}}
+
+
+class Calls(Star):
+    """A front end asks the model, whose worker asks the other one."""
+
+    def __init__(
+        self,
+        config: dict[str, Any] = SINGLE,
+        *,
+        asked_by_front_end: bool = True,
+        max_queue: int = 100,
+        link_geometry: Geometry = GEOMETRY,
+    ) -> None:
+        super().__init__()
+        model, other = self.add_model(MODEL, config), self.add_model(OTHER, SINGLE, max_queue)
+        self.front_end = self.add_client(
+            FRONT_END, is_front_end=asked_by_front_end, is_guest=not asked_by_front_end, link_geometry=link_geometry
+        )
+        self.caller = self.add_client(CALLER)
+        self.worker, self.second = self.add_worker(WORKER, model), self.add_worker(SECOND, other)
+
+    def ask(self, number: int = 1, *, traced: bool = True) -> tuple[int, ...]:
+        """A request of the front end's; what its worker is given."""
+        self.send(number, traced=traced)
+        (item,) = self.worker.heard()
+        return item
+
+    def send(self, number: int, *, traced: bool = True) -> None:
+        """A request of the front end's."""
+        self.front_end.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, 100)
+        if traced:
+            self.front_end.say(TRACE, number)
+        self.exchange.step(200)
+
+    def call(self, parent: int, number: int = 1, start_ns: int = 300, model: int = OTHER) -> None:
+        """The worker asks the other model."""
+        self.caller.say(CHILD_REQUEST, *self.called(number, start_ns, model), parent)
+        self.exchange.step(400)
+
+    def called(self, number: int = 1, start_ns: int = 300, model: int = OTHER) -> tuple[int, ...]:
+        """The words of a call, but for its kind and its parent."""
+        return number, model, pack_ref(CALLER, 1, 1), HEADER, 1, 0, 0, 0, 0, 0, start_ns
+
+    def answer(self, worker: End, item: tuple[int, ...], now_ns: int = 3_000) -> None:
+        worker.say(
+            DONE, item[B.KEY], item[B.BATCH], 0, pack_ref(worker.owner, 2, 1), HEADER, 1_000, 1_010, 1_110, 1_115
+        )
+        self.exchange.step(now_ns)
+
+    def call_and_answer(self, parent: int, number: int = 1) -> None:
+        self.call(parent, number)
+        (called,) = self.second.heard()
+        self.answer(self.second, called)
+        self.caller.heard()
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether anything is kept of a trace."""
+        return any(client.traced for client in self.exchange.clients.values())
+
+
+def test_a_front_end_is_told_of_a_call_before_its_request_is_answered() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY])
+    (called,) = star.second.heard()
+    star.answer(star.second, called)
+    (told,) = star.front_end.heard()
+    assert told[:6] == (CHILD_TRACE, 1, CALLER << NUMBER_BITS | 1, 0, OTHER, 1)
+    assert told[T.START_NS :] == (300, 400, 1_000, 1_010, 1_110, 1_115, 3_000, 1, 0, 0)
+    star.answer(star.worker, item)
+    assert [record[0] for record in star.front_end.heard()] == [REPLY]
+    assert not star.is_traced
+
+
+def test_a_call_of_a_call_is_below_it() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY])
+    (called,) = star.second.heard()
+    star.call(called[B.KEY], 2)
+    star.answer(star.second, called)
+    (again,) = star.second.heard()
+    star.answer(star.second, again, 4_000)
+    first, second = star.front_end.heard()
+    assert (first[T.KEY], first[T.PARENT]) == (called[B.KEY], 0)
+    assert (second[T.KEY], second[T.PARENT]) == (again[B.KEY], called[B.KEY])
+
+
+def test_a_call_that_is_given_up_has_no_computation() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY])
+    star.call(item[B.KEY], 2)
+    star.caller.say(CANCEL, 2)
+    star.exchange.step(500)
+    (told,) = star.front_end.heard()
+    assert told[T.KEY :] == (CALLER << NUMBER_BITS | 2, 0, OTHER, 1, 300, 400, 0, 0, 0, 0, 500, 1, 0, 0)
+
+
+def test_nothing_is_told_of_an_untraced_request() -> None:
+    star = Calls()
+    item = star.ask(traced=False)
+    star.call(item[B.KEY])
+    (called,) = star.second.heard()
+    star.answer(star.second, called)
+    assert star.front_end.heard() == []
+    assert star.caller.heard()[0][P.QUEUE_START_NS : P.COMPUTE_END_NS + 1] == (0,) * 5
+
+
+def test_nothing_is_told_once_the_request_is_answered() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY])
+    star.answer(star.worker, item)
+    (called,) = star.second.heard()
+    star.answer(star.second, called)
+    star.call(item[B.KEY], 2)
+    (called,) = star.second.heard()
+    star.answer(star.second, called)
+    assert [record[0] for record in star.front_end.heard()] == [REPLY]
+    assert [record[:2] for record in star.caller.heard()] == [(REPLY, 1), (REPLY, 2)]
+    assert not star.is_traced
+
+
+def test_a_call_of_a_caller_that_dies_leaves_nothing() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY])
+    star.exchange.remove_client(CALLER)
+    (called,) = star.second.heard()
+    star.answer(star.second, called)
+    assert star.front_end.heard() == []
+    star.answer(star.worker, item)
+    assert [record[0] for record in star.front_end.heard()] == [REPLY]
+    assert star.exchange.num_open == 0
+
+
+def test_a_call_for_a_front_end_that_dies_is_answered() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY])
+    star.exchange.remove_client(FRONT_END)
+    (called,) = star.second.heard()
+    star.answer(star.second, called)
+    assert [record[0] for record in star.caller.heard()] == [REPLY]
+    assert star.front_end.heard() == []
+
+
+def test_of_a_front_end_that_dies_nothing_is_kept_while_calls_for_it_run() -> None:
+    """Else its memory would stay mapped here until the garbage is collected."""
+
+    class Watched(Client):
+        __slots__ = ("__weakref__",)
+
+    star = Calls()
+    end = star.front_end
+    star.exchange.clients[FRONT_END] = Watched(FRONT_END, end.link, end.own_view, end.bell, is_front_end=True)
+    item = star.ask()
+    star.call(item[B.KEY])
+    client = weakref.ref(star.exchange.clients[FRONT_END])
+    gc.disable()
+    try:
+        star.exchange.remove_client(FRONT_END)
+        star.exchange.step(500)
+        assert client() is None
+    finally:
+        gc.enable()
+    assert star.is_traced  # the call
+    star.answer(star.second, star.second.heard()[0])
+    assert not star.is_traced
+
+
+def test_children_leave_room_for_replies_and_wake_their_reader_when_there_is_little() -> None:
+    star = Calls(link_geometry=WIDE)
+    item = star.ask()
+    star.call(item[B.KEY])
+    (outer,) = star.second.heard()
+    for number in range(2, NUM_UNREAD):
+        star.call(outer[B.KEY], number)
+        star.caller.say(CANCEL, number)
+        star.exchange.step(500)
+        star.caller.heard()
+        is_woken = bool(select.select([star.front_end.bell], [], [], 0)[0])
+        assert is_woken == (number - 2 >= NUM_UNREAD // 2)
+    star.answer(star.second, outer)
+    star.answer(star.worker, item)
+    told = star.front_end.heard()
+    assert [record[0] for record in told] == [CHILD_TRACE] * (NUM_UNREAD - NUM_KEPT + 1) + [REPLY]
+    assert told[-2][T.KEY] == outer[B.KEY]  # which all others are below
+
+
+def test_children_give_way_to_replies_that_wait_for_room() -> None:
+    star = Calls()
+    capacity = GEOMETRY.ring_capacity
+    for number in range(1, capacity + 3):
+        star.answer(star.worker, star.ask(number, traced=False))
+    item = star.ask(capacity + 3)
+    star.call_and_answer(item[B.KEY])
+    star.answer(star.worker, item)
+    told = star.front_end.heard()
+    star.exchange.step(5_000)
+    told += star.front_end.heard()
+    assert [record[:2] for record in told] == [(REPLY, number) for number in range(1, capacity + 4)]
+
+
+def test_bounds_of_a_trace_leave_room_for_children_that_others_are_below() -> None:
+    root = TraceRoot(7)
+    assert root.room(5000) == (900, 412)
+    for key in range(900):
+        root.note_sent(5000 + key // 450)
+    assert [root.room(key) for key in (4999, 5000, 5001, 5002)] == [(0, 412), (100, 512), (100, 512), (0, 412)]
+    for _ in range(100):
+        root.note_sent(7)
+    assert root.room(5000) == (0, 512)
+
+
+def test_a_call_of_many_children_is_in_the_trace_with_them() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY])
+    (outer,) = star.second.heard()
+    told = []
+    for number in range(2, 1000):
+        star.call(outer[B.KEY], number)
+        star.caller.say(CANCEL, number)
+        star.exchange.step(500)
+        star.caller.heard()
+        told += star.front_end.heard()
+    star.answer(star.second, outer)
+    told += star.front_end.heard()
+    assert len(told) == 901
+    assert (told[-1][T.KEY], told[-1][T.PARENT]) == (outer[B.KEY], 0)
+    assert {record[T.PARENT] for record in told[:-1]} == {outer[B.KEY]}
+
+
+def test_children_of_a_request_whose_reply_is_kept_back() -> None:
+    star = Calls(ORDERED)
+    third = star.add_worker(THIRD, star.model(MODEL))
+    star.send(1)
+    star.send(2)
+    items = {item[B.KEY] & 0xFF: (worker, item) for worker in (star.worker, third) for item in worker.heard()}
+    parent = items[2][1][B.KEY]
+    star.call_and_answer(parent)
+    star.answer(*items[2])
+    star.call_and_answer(parent, 2)
+    assert [record[:2] for record in star.front_end.heard()] == [(CHILD_TRACE, 2)]
+    star.call_and_answer(items[1][1][B.KEY], 3)
+    star.answer(*items[1])
+    assert [record[:2] for record in star.front_end.heard()] == [(CHILD_TRACE, 1), (REPLY, 1), (REPLY, 2)]
+    assert not star.is_traced
+
+
+def test_a_call_cannot_have_begun_later_than_now() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY], start_ns=2**64 - 1)
+    star.answer(star.second, star.second.heard()[0])
+    (told,) = star.front_end.heard()
+    assert told[T.START_NS :] == (3_000, 400, 1_000, 1_010, 1_110, 1_115, 3_000, 1, 0, 0)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_call_stays_in_the_trace_that_it_began_in(traced: bool) -> None:
+    star = Calls()
+    first = star.ask(1, traced=traced)
+    star.send(2)
+    star.call(first[B.KEY])
+    star.call(FRONT_END << NUMBER_BITS | 2)  # the same number
+    (called,) = star.second.heard()
+    star.answer(star.second, called)
+    assert [record[:2] for record in star.front_end.heard()] == [(CHILD_TRACE, 1)] * traced
+
+
+def test_a_call_that_is_sent_again_to_a_model_that_was_replaced_is_one_child() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY], 1, model=OTHER + 1)
+    ((*_, reason, _, _, _, _, _, _, _, _, _, _),) = star.caller.heard()
+    assert (reason, star.front_end.heard()) == (Reason.NOT_READY, [])
+    star.call(item[B.KEY], 2)
+    star.answer(star.second, star.second.heard()[0])
+    assert [record[T.KEY] for record in star.front_end.heard()] == [CALLER << NUMBER_BITS | 2]
+
+
+def test_a_call_that_is_refused_at_a_full_queue_is_no_child() -> None:
+    star = Calls(max_queue=1)
+    item = star.ask()
+    number = 0
+    while not (refused := star.caller.heard()):
+        number += 1
+        star.call(item[B.KEY], number)
+    assert [(reply[P.NUMBER], reply[P.REASON]) for reply in refused] == [(number, Reason.QUEUE_FULL)]
+    assert star.front_end.heard() == []
+    assert set(star.exchange.clients[CALLER].traced) == set(range(1, number))
+
+
+def test_a_successor_answers_a_call_and_knows_of_no_trace() -> None:
+    star = Calls()
+    item = star.ask()
+    star.call(item[B.KEY])
+    (called,) = star.second.heard()
+    star.succeed()
+    star.front_end.say(REQUEST, 1, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, 100)
+    star.caller.say(REQUEST, *star.called())
+    star.exchange.resume(now_ns=600)
+    star.answer(star.second, called)
+    star.call_and_answer(item[B.KEY], 2)
+    assert star.front_end.heard() == []
+    star.answer(star.worker, item)
+    assert [record[:2] for record in star.front_end.heard()] == [(REPLY, 1)]
+    assert not star.is_traced
+    assert star.exchange.num_open == 0
+
+
+@pytest.mark.parametrize("kind", [CHILD_REQUEST, TRACE])
+def test_guests_have_no_children_and_are_none(kind: int) -> None:
+    star = Calls(asked_by_front_end=False)
+    star.front_end.say(REQUEST, 1, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, 100)
+    if kind == TRACE:
+        star.front_end.say(TRACE, 1)
+        star.exchange.step(200)
+        (item,) = star.worker.heard()
+        star.call(item[B.KEY])
+        star.answer(star.second, star.second.heard()[0])
+        assert star.front_end.heard() == []
+    else:
+        star.front_end.say(
+            CHILD_REQUEST, 2, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, 100, FRONT_END << NUMBER_BITS | 1
+        )
+        star.exchange.step(200)
+        assert star.reports() == [("distrusted", FRONT_END)]
+
+
+def test_a_front_end_is_told_of_an_ensemble_s_steps() -> None:
+    sky = Sky(CHAIN, (DOUBLE, DOUBLE))
+    sky.exchange.clients[sky.client.owner].is_front_end = True
+    sky.ask()
+    sky.client.say(TRACE, 1)
+    sky.answer(sky.double, sky.item(sky.double))
+    sky.answer(sky.double, sky.item(sky.double))
+    first, second, reply = sky.client.heard()
+    for told, asked_ns in (first, 1000), (second, 2000):
+        assert told[:4] == (CHILD_TRACE, 1, told[T.KEY], 0)
+        assert told[T.MODEL : T.QUEUE_START_NS + 1] == (DOUBLE, 1, asked_ns, asked_ns)
+        assert told[T.END_NS : T.IS_CALL + 1] == (2000, 0)
+    assert reply[0] == REPLY
+    assert reply[P.QUEUE_START_NS : P.COMPUTE_END_NS + 1] == (1000, 0, 0, 0, 0)  # only its steps compute
+
+
+def test_steps_of_an_ensemble_that_a_model_calls_are_below_it() -> None:
+    sky = Sky(CHAIN, (DOUBLE, DOUBLE))
+    sky.exchange.clients[sky.client.owner].is_front_end = True
+    sky.ask()
+    sky.client.say(TRACE, 1)
+    outer = sky.item(sky.double)
+    inner = sky.add_worker(THIRD, sky.model(DOUBLE))
+    sky.slabs[THIRD] = Slab(inner.own)
+    caller = sky.add_client(CALLER)
+    caller.say(CHILD_REQUEST, 1, *sky.request()[1:11], outer[B.KEY])
+    sky.step()
+    for _ in range(2):
+        ((worker, item),) = [(worker, item) for worker in (sky.double, inner) for item in sky.items(worker)]
+        sky.answer(worker, item)
+    first, second, called = sky.client.heard()
+    assert [told[T.MODEL] for told in (first, second, called)] == [DOUBLE, DOUBLE, FAN]
+    assert {told[T.PARENT] for told in (first, second)} == {called[T.KEY]} == {CALLER << NUMBER_BITS | 1}
+    assert (called[T.PARENT], called[T.IS_CALL]) == (outer[B.KEY], 1)
