@@ -18,12 +18,12 @@ from shoal.batcher.peers import Model
 from shoal.batcher.response_cache import Flight, Identity, ResponseCache, Stored
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.shared_answers import Answer, SharedAnswers
-from shoal.client.outgoing import aligned
 from shoal.errors import InternalError, UnavailableError
 from shoal.request import InferResponse, TensorRef, pack_response, unpack_response
 from shoal.shm.counters import CacheFigures
 from shoal.shm.layout import pack_span, unpack_span
 from shoal.shm.slab import Block, Slab, block_nbytes
+from shoal.star.outgoing import aligned
 
 #: A larger answer is not kept: to copy it would keep everybody waiting (measured: 16 MiB take 2 ms; ours).
 MAX_ANSWER_BYTES = 16 << 20

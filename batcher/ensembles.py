@@ -19,13 +19,13 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import OTHER
 from shoal.batcher.step_headers import allocate
 from shoal.batcher.step_results import StepResults, refusal
-from shoal.client.request_digest import lent_request_digest
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.reasons import Reason
 from shoal.shm.layout import NO_DIGEST, P, pack_span, ref_owner, unpack_span
 from shoal.shm.ring import Record
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Slab
+from shoal.star.request_digest import lent_request_digest
 
 _NUMBER, _START_NS, _MORE = P.NUMBER, P.COMPUTE_START_NS, P.MORE
 # As the reply to a step has them (StepClient.times): when it was accepted, and how long each part has taken.

@@ -19,13 +19,13 @@ from shoal.batcher.templates import (
     response_header,
     step_template,
 )
-from shoal.client.validation import ParsedInput, validate
 from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError
 from shoal.model_config.ensemble import fits
 from shoal.model_config.signature import Signature, client_dims
 from shoal.request import NO_SEQUENCE, InferRequest, Parameters, unpack_lent_request, unpack_response
 from shoal.shm.layout import WORD
+from shoal.star.validation import ParsedInput, validate
 
 #: A block's memory by its reference; None where it is gone.
 OpenBlock = Callable[[int], memoryview | None]

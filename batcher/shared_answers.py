@@ -1,7 +1,7 @@
 """Answers that other servers can find: names that mean the same to all of them, and bytes that are not taken on trust.
 
 A name is  shoal:1:<model>:<version>:<loaded>:<asked>  where <loaded> says what the version was loaded from (`revision`
-in repository/plan.py), <asked> what was asked (client/request_digest.py). A value, with little-endian numbers:
+in repository/plan.py), <asked> what was asked (shoal/star/request_digest.py). A value, with little-endian numbers:
 
     offset  size
       0       4  b"SRC1"

@@ -9,7 +9,7 @@ from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 
 if TYPE_CHECKING:
-    from shoal.frontend.transport import Transport
+    from shoal.frontend.road.transport import Transport
 
 
 class Call(NamedTuple):

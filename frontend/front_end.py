@@ -6,15 +6,15 @@ Lanes use it in their only thread, the roads behind a lock (transport.py).
 from dataclasses import dataclass
 
 from shoal import fault, log
-from shoal.client.place import Place, take_place
 from shoal.control import Message
 from shoal.frontend import tracing
-from shoal.frontend.grpc.settings import GrpcSettings
 from shoal.frontend.regions import Regions
 from shoal.frontend.state import ServerState
+from shoal.grpc_settings import GrpcSettings
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CounterTableView
 from shoal.shm.segment import SegmentView
+from shoal.star.place import Place, take_place
 
 
 @dataclass(frozen=True, slots=True)

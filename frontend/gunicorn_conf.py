@@ -20,12 +20,12 @@ _ROLE = os.environ["SHOAL_FRONT_END"]
 _WORKER_CLASSES = {
     "http": "shoal.frontend.lane.LaneWorker",
     "grpc": "shoal.frontend.grpc.lane.GrpcLaneWorker",
-    "road": "shoal.frontend.road.RoadWorker",
+    "road": "shoal.frontend.road.road.RoadWorker",
 }
 _GO_FD = int(os.environ["SHOAL_GO_FD"])
 
 worker_class = _WORKER_CLASSES[_ROLE]
-wsgi_app = "shoal.frontend.road:create()"  # a lane has none and does not load it
+wsgi_app = "shoal.frontend.road.road:create()"  # a lane has none and does not load it
 bind = [f"fd://{fd}" for fd in os.environ["SHOAL_LISTENER_FDS"].split(",")]
 workers = int(os.environ["SHOAL_PROCESSES"])
 threads = int(os.environ["SHOAL_ROAD_THREADS"])

@@ -7,7 +7,7 @@ from gunicorn.workers.base import Worker
 
 from shoal.control import GONE
 from shoal.frontend.front_end import join
-from shoal.frontend.http_lane import HttpLane
+from shoal.frontend.http.http_lane import HttpLane
 from shoal.frontend.lane_loop import Host, Lane
 from shoal.process import set_title
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.client.place import REPLIES_FIRST
 from shoal.frontend.doors import Doors
 from shoal.frontend.front_end import FrontEnd
+from shoal.star.place import REPLIES_FIRST
 
 #: Open connections of one lane, at most (ours); further ones wait in the kernel.
 MAX_CONNECTIONS = 10_000

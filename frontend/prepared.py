@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from shoal.client import outgoing
-from shoal.client.models import ModelEntry, client_shape
-from shoal.client.request_digest import request_digest
-from shoal.client.validation import ParsedInput, PreparedInput, log_prefix, validate
 from shoal.datatypes import BY_WIRE, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
 from shoal.frontend.header_forwarding import Forwarded, check_forwarded
@@ -23,6 +19,10 @@ from shoal.shm.client_regions import RegionSlice
 from shoal.shm.layout import NO_DIGEST, pack_span
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
+from shoal.star import outgoing
+from shoal.star.models import ModelEntry, client_shape
+from shoal.star.request_digest import request_digest
+from shoal.star.validation import ParsedInput, PreparedInput, log_prefix, validate
 
 _MAX_ID_LENGTH = 1024  # ours: it stands in every sentence and log line about the request
 SEQUENCE_START, SEQUENCE_END = 1, 2  # Triton's request flags

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.call import ADMINISTRATIVE, BLOCKING, Call, Handler, Route
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
-from shoal.frontend.inference import infer
 from shoal.frontend.model_name import decode_name
 from shoal.frontend.response import Response, error_json, error_response
 from shoal.frontend.restrictions import refusal
+from shoal.frontend.road.inference import infer
 from shoal.frontend.routes import ROUTES, model_is_ready
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError
 from shoal.frontend.v2.health import asks_model
 
 if TYPE_CHECKING:
-    from shoal.frontend.transport import Transport
+    from shoal.frontend.road.transport import Transport
 
 
 class Found(NamedTuple):

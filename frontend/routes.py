@@ -1,8 +1,8 @@
 """Which handler answers which path and method: one table. Pure."""
 
 from shoal.frontend.call import Call, Route, administrative, blocking
-from shoal.frontend.inference import generate, generate_stream, infer
 from shoal.frontend.response import Response
+from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.torchserve.management import scale_workers
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.frontend.v2.log_settings import change_log_settings, log_settings

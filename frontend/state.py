@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.models import ModelEntry, ModelTable
 from shoal.errors import UnavailableError
-from shoal.frontend.grpc.settings import GrpcSettings
 from shoal.frontend.regions import Regions
 from shoal.frontend.restrictions import Restrictions
+from shoal.grpc_settings import GrpcSettings
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CACHE_FIGURES, ZERO_ROW, RowView
+from shoal.star.models import ModelEntry, ModelTable
 
 if TYPE_CHECKING:
     from shoal.frontend.tracing import Tracing

@@ -21,9 +21,9 @@ from shoal.request import TensorRef, unpack_request, unpack_response
 from shoal.shm.layout import T, unpack_span
 from shoal.shm.port import Reply
 from shoal.shm.ring import Record
-from shoal.tracing.sampling import Sampler, is_context
-from shoal.tracing.settings import GLOBAL, TraceSetting
-from shoal.tracing.trace import (
+from shoal.tracer.sampling import Sampler, is_context
+from shoal.tracer.settings import GLOBAL, TraceSetting
+from shoal.tracer.trace import (
     BACKEND_OUTPUT,
     QUEUE_INPUT,
     QUEUE_START,

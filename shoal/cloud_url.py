@@ -3,7 +3,7 @@
     s3://bucket/path    s3://host:port/bucket/path    s3://https://host:port/bucket/path
     gs://bucket/path    as://account/container/path
 
-Pure. Read by the command line; what lies there is the business of shoal/repository/cloud.py.
+Pure. Read by the command line; what lies there is the business of repository/cloud.py.
 """
 
 import re

@@ -25,7 +25,7 @@ VARIABLE = "SHOAL_FAULT"
 #: What a front end's steps are: the name of each, and the method after which it lies.
 _CLIENT = {
     "allocated": "shoal.shm.port:Port.allocate",
-    "mapped": "shoal.client.oversize:OversizeBlocks.allocate",
+    "mapped": "shoal.star.oversize:OversizeBlocks.allocate",
     "submitted": "shoal.shm.port:Port.submit",
     "published": "shoal.shm.ring:RingWriter.publish",
     "rung": "shoal.shm.doorbell:Doorbell.ring",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ["frontend", "batcher", "workers", "shm", "systemd"]
+FOLDERS = ["supervisor", "repository", "tracer", "frontend", "batcher", "workers", "shm", "systemd"]
 #: Holds no Python, only what is installed beside it.
 DATA = {"shoal.systemd"}
 #: In workers/pb_utils, under names of their own: models import them by these.

@@ -27,9 +27,9 @@ from shoal.frontend.grpc.inbox import Unfinished
 from shoal.frontend.grpc.known_call import KnownCall
 from shoal.frontend.grpc.opening import Opening, Refused
 from shoal.frontend.grpc.submission import Form
+from shoal.frontend.http.submission import JOIN_BYTES
 from shoal.frontend.kept_memory import KeptMemory, Pace
 from shoal.frontend.slow_readers import HOLD_S
-from shoal.frontend.submission import JOIN_BYTES
 
 READ_BYTES = 64 * 1024
 #: In the middle of a large message; that of a client that cuts it into frames of 16 KiB is read so.

@@ -12,8 +12,8 @@ from shoal.errors import UnavailableError
 from shoal.frontend.grpc.framing import PREFIX_BYTES
 from shoal.frontend.grpc.submission import message_offset
 from shoal.frontend.grpc.wire import first_raw_offset
+from shoal.frontend.http.submission import HEADER_BYTES
 from shoal.frontend.kept_memory import KeptMemory
-from shoal.frontend.submission import HEADER_BYTES
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Port
 from shoal.shm.slab import Block

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from shoal.client.models import ModelEntry
-from shoal.client.validation import ParsedInput
 from shoal.datatypes import (
     BOOL,
     BY_NAME,
@@ -49,6 +47,8 @@ from shoal.frontend.prepared import (
 from shoal.frontend.regions import NO_REGIONS, Regions
 from shoal.frontend.state import ServerState
 from shoal.request import InferResponse, Parameters
+from shoal.star.models import ModelEntry
+from shoal.star.validation import ParsedInput
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"

@@ -2,7 +2,7 @@
 
 Clients ask the same again and again. What HTTP/2, gRPC and protobuf mean by these bytes was found out when such a call
 came first; here it is found out that one is such a call. It saves a lane a third of its instructions for a small one
-(measured: scripts/benchmark/lane_cost.py). What all have in common and what differs lie in turns:
+(measured: bench/lane_cost.py). What all have in common and what differs lie in turns:
 
     text        length, kind and flags of HEADERS
     4 bytes     the stream

@@ -27,17 +27,17 @@ from shoal.frontend.grpc.framing import percent_encode
 from shoal.frontend.grpc.road_inference import model_infer
 from shoal.frontend.grpc.road_stream import Stream
 from shoal.frontend.grpc.service import MODEL_INFER, MODEL_STREAM_INFER, GrpcCall, Method, check_access, find, run
-from shoal.frontend.grpc.settings import GrpcSettings
 from shoal.frontend.response import Response
+from shoal.frontend.road.traced_transport import TracedTransport
+from shoal.frontend.road.transport import PortTransport, Waiter
 from shoal.frontend.state import ServerState
-from shoal.frontend.traced_transport import TracedTransport
-from shoal.frontend.transport import PortTransport, Waiter
+from shoal.grpc_settings import GrpcSettings
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
+    from shoal.frontend.road.transport import Answer, Part
     from shoal.frontend.tracing import TracedRequest
-    from shoal.frontend.transport import Answer, Part
 
 _log = logging.getLogger("shoal")
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.client.models import ModelEntry
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.service import GrpcCall, refuse_while_exiting
 from shoal.frontend.header_forwarding import forwarded_metadata
-from shoal.frontend.inference import with_model
+from shoal.frontend.road.inference import with_model
+from shoal.star.models import ModelEntry
 
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
-    from shoal.frontend.transport import Answer
+    from shoal.frontend.road.transport import Answer
 
 
 class Rendered(NamedTuple):

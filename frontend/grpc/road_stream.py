@@ -19,8 +19,8 @@ from shoal.frontend.grpc.stream_order import StreamOrder
 from shoal.frontend.header_forwarding import forwarded_metadata
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import no_answer
+from shoal.frontend.road.transport import PortTransport
 from shoal.frontend.tracing import TracedRequest
-from shoal.frontend.transport import PortTransport
 from shoal.reasons import ModelGoneError
 from shoal.shm.port import Reply
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from shoal.client.file_overrides import PREFIX
-from shoal.client.models import parse_version
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError, UnsupportedError
 from shoal.frontend.grpc import reflection
 from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
@@ -25,10 +23,12 @@ from shoal.frontend.v2.health import asks_model, is_live, is_model_ready, is_ser
 from shoal.frontend.v2.metadata import describe_model, describe_server
 from shoal.frontend.v2.model_repository import load_model, repository_name_unsupported, rows, unload_model
 from shoal.frontend.v2.statistics import collect
-from shoal.tracing.settings import read_changes
+from shoal.star.file_overrides import PREFIX
+from shoal.star.models import parse_version
+from shoal.tracer.settings import read_changes
 
 if TYPE_CHECKING:
-    from shoal.frontend.transport import Transport
+    from shoal.frontend.road.transport import Transport
 
 SERVICE = "inference.GRPCInferenceService"
 MODEL_INFER, MODEL_STREAM_INFER = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"

@@ -1,6 +1,6 @@
 """ModelInfer without waiting: a message becomes a request in shared memory, a reply becomes a message. For the lane.
 
-gRPC's twin of frontend/submission.py. Clients ask the same again and again: but for the id and the tensors, the
+gRPC's twin of frontend/http/submission.py. Clients ask the same again and again: but for the id and the tensors, the
 messages are equal, byte for byte. What parsing and validating that came to is kept (a Form) and used again where it,
 the models and the tensors' sizes are the same, as is what stands around the tensors of the response. The id, a new one
 each time where perf_analyzer asks, is put in between. BYTES tensors, typed contents and whatever else depends on the
@@ -15,20 +15,20 @@ from typing import NamedTuple
 
 import msgpack
 
-from shoal.client.outgoing import aligned
-from shoal.client.refusal import answered
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError
 from shoal.frontend.grpc import infer, wire
 from shoal.frontend.grpc.http2.events import new
 from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metadata
+from shoal.frontend.http.submission import HEADER_BYTES, JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy
 from shoal.frontend.state import ServerState
-from shoal.frontend.submission import HEADER_BYTES, JOIN_BYTES
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
+from shoal.star.outgoing import aligned
+from shoal.star.refusal import answered
 
 __all__ = ["HEADER_BYTES", "Asked", "GrpcSubmission", "message_offset"]
 

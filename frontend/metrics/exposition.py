@@ -11,13 +11,13 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from shoal.client.models import ModelEntry
-from shoal.frontend.metrics import families
-from shoal.frontend.metrics.families import Family, Figure, Latency
+from shoal import metric_families as families
 from shoal.frontend.state import ServerState
+from shoal.metric_families import Family, Figure, Latency
 from shoal.model_config.model_metrics import first_response_bounds
 from shoal.shm.counters import RowView
 from shoal.shm.windows import quantile_us
+from shoal.star.models import ModelEntry
 from shoal.version import __version__
 
 _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
@@ -34,7 +34,7 @@ Labels = tuple[tuple[str, str], ...]
 class Surroundings(NamedTuple):
     """What is not in the counters, each as its source tells it."""
 
-    gauges: Mapping[str, Any] | None  # the supervisor's (shoal/supervisor/gauges.py); None where it did not answer
+    gauges: Mapping[str, Any] | None  # the supervisor's (supervisor/questions/gauges.py); None where it did not answer
     cpu: Mapping[str, float]  # cpu.py's
     gpus: Sequence[Mapping[str, Any]]  # gpu.py's
 
@@ -188,7 +188,7 @@ def _front_ends(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _custom(gauges: Mapping[str, Any] | None) -> Iterator[str]:
-    """What models have made, as shoal/supervisor/custom_metrics.py tells it."""
+    """What models have made, as supervisor/questions/custom_metrics.py tells it."""
     for name, kind, text, series in (gauges or {}).get("custom", ()):
         family = Family(name, kind, (), text)
         yield from _header(family)

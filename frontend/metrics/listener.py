@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from shoal.errors import ShoalError
 from shoal.frontend.metrics.cpu import Cpu
 from shoal.frontend.metrics.exposition import Surroundings, exposition
-from shoal.frontend.metrics.gpu import Gpus, load_nvml
 from shoal.frontend.response import Response, error_json
 from shoal.frontend.state import ServerState
+from shoal.nvml import Gpus, load_nvml
 
 if TYPE_CHECKING:
-    from shoal.frontend.transport import Transport
+    from shoal.frontend.road.transport import Transport
 
 _log = logging.getLogger("shoal")
 

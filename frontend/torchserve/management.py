@@ -11,10 +11,10 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from shoal.client.questions import Ask
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.response import JSON_CONTENT, Response
 from shoal.frontend.v2.model_instances import number_of
+from shoal.star.questions import Ask
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
 #: By status.

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from shoal.client.models import ModelEntry, client_shape
-from shoal.client.validation import ParsedInput, log_prefix, validate
 from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.frontend import read_json as door
@@ -28,9 +26,11 @@ from shoal.frontend.v2.json_tensors import decode_data, encode_text
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse, Parameters
+from shoal.star.models import ModelEntry, client_shape
+from shoal.star.validation import ParsedInput, log_prefix, validate
 
 if TYPE_CHECKING:
-    from shoal.frontend.transport import Part, Transport
+    from shoal.frontend.road.transport import Part, Transport
 
 _NESTED = "parameters"
 _NOT_ONE = (

@@ -7,12 +7,12 @@ address of ours.
 
 from typing import Any
 
-from shoal.client.models import NO_VERSION, ModelEntry
-from shoal.client.questions import Ask
-from shoal.client.readiness import is_ready
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
+from shoal.star.models import NO_VERSION, ModelEntry
+from shoal.star.questions import Ask
+from shoal.star.readiness import is_ready
 
 _YES = Response(200)
 _NO = Response(400)

@@ -12,8 +12,6 @@ from typing import Any
 
 import orjson
 
-from shoal.client.models import ModelEntry
-from shoal.client.validation import ParsedInput
 from shoal.datatypes import BY_NAME
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend import read_json as door
@@ -36,6 +34,8 @@ from shoal.frontend.v2.binary_data import HEADER, parse_header_length, take
 from shoal.frontend.v2.json_tensors import checked_num_elements, decode_data, encode_data
 from shoal.frontend.v2.raw_request import parse_raw_request
 from shoal.request import InferResponse, Parameters
+from shoal.star.models import ModelEntry
+from shoal.star.validation import ParsedInput
 
 _NO_SETTINGS = Settings({})
 #: Where an input's data may be.

@@ -13,7 +13,7 @@ from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
 
 if TYPE_CHECKING:
-    from shoal.frontend.transport import Transport
+    from shoal.frontend.road.transport import Transport
 
 #: How long the supervisor may take: every front end and the batcher must have acknowledged by then.
 ANSWER_S = 10.0

@@ -7,12 +7,12 @@ path, and tells the same: once all instances are there, or with `"wait": false` 
 import json
 from typing import Any
 
-from shoal.client.models import parse_version
-from shoal.client.questions import Ask
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
+from shoal.star.models import parse_version
+from shoal.star.questions import Ask
 
 #: What the message to the supervisor can hold; the model's own bounds are far below.
 _MAX_COUNT = 2**31 - 1

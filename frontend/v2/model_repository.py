@@ -6,14 +6,14 @@ ready, whether it may, files. What an operator has not allowed costs no disk.
 
 from typing import Any
 
-from shoal.client import model_control
-from shoal.client.file_overrides import PREFIX
-from shoal.client.questions import Ask
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
 from shoal.frontend import read_json as door
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import JSON_CONTENT, Response, json_response
 from shoal.frontend.state import ServerState
+from shoal.star import model_control
+from shoal.star.file_overrides import PREFIX
+from shoal.star.questions import Ask
 
 _DONE = Response(200, JSON_CONTENT)
 

@@ -5,10 +5,10 @@ Name, datatype and shape are deduced from the model's configuration. Pure; front
 
 from math import prod
 
-from shoal.client.validation import ParsedInput, log_prefix
 from shoal.datatypes import BYTES, encode_bytes_tensor
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
+from shoal.star.validation import ParsedInput, log_prefix
 
 
 def parse_raw_request(signature: Signature, body: memoryview, max_input_size: int) -> ParsedInput:

@@ -5,11 +5,11 @@ Every key is always there: perf_analyzer fails without `cache_hit` and `cache_mi
 
 from typing import Any
 
-from shoal.client.models import ModelEntry, parse_version
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
 from shoal.shm.counters import BatchStatistics, RowView
+from shoal.star.models import ModelEntry, parse_version
 
 
 def all_statistics(state: ServerState) -> Response:

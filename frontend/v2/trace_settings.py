@@ -9,10 +9,10 @@ from shoal.errors import InvalidArgumentError
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
-from shoal.tracing.settings import Changes, read_changes
+from shoal.tracer.settings import Changes, read_changes
 
 if TYPE_CHECKING:
-    from shoal.frontend.transport import Transport
+    from shoal.frontend.road.transport import Transport
 
 #: A change takes every front end and the tracer a moment; whoever takes longer hangs (ours).
 ANSWER_S = 10.0

@@ -17,7 +17,7 @@ from shoal.cli.environment import implied_flags, implied_settings
 from shoal.cli.flags import FLAGS, GROUPS, Fate, Flag
 from shoal.errors import InvalidArgumentError
 from shoal.options import HostPolicy, MetricsConfig, ServerOptions, check, largest_request_bytes
-from shoal.tracing.command_line import check_export, understand
+from shoal.tracer.command_line import check_export, understand
 
 #: The words in --help for defaults that follow another flag.
 _FOLLOWING = {
@@ -47,7 +47,7 @@ def serve(argv: Sequence[str], *, prog: str, defaults: ServerOptions, environ: M
     for warning in warnings:
         print(f"Warning: {warning}", file=sys.stderr)
 
-    from shoal.supervisor.run import run  # here: --help needs none of it
+    from shoal.supervisor.main import run  # here: --help needs none of it
 
     return run(options)
 

@@ -12,7 +12,7 @@ from shoal.cloud_url import CloudUrl, is_cloud
 from shoal.errors import InvalidArgumentError
 from shoal.options import MAX_PORT, RESTRICTED_APIS
 from shoal.re2 import to_python
-from shoal.tracing import command_line
+from shoal.tracer import command_line
 
 _TRUE = frozenset({"true", "1", "on"})
 _FALSE = frozenset({"false", "0", "off"})

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client.asked import Asked
-from shoal.client.models import ModelEntry, client_shape
-from shoal.client.outgoing import Ask, Input, Outgoing, check
 from shoal.datatypes import ALL, BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.request import Parameters, unpack_response
 from shoal.shm.layout import unpack_span
+from shoal.star.models import ModelEntry, client_shape
+from shoal.star.outgoing import Ask, Input, Outgoing, check
 
 Array: TypeAlias = NDArray[Any]
 #: What is kept of each kind, at most (ours).

@@ -14,12 +14,12 @@ from shoal import errors
 from shoal.client.arrays import MAX_FORMS, Array, Opened, copied, open_response, viewed
 from shoal.client.asked import Asked
 from shoal.client.connection import Connection, Waiter
-from shoal.client.models import ModelEntry
-from shoal.client.refusal import refusal
 from shoal.client.result import Result
 from shoal.errors import TimedOutError
 from shoal.reasons import Reason
 from shoal.shm.port import Reply
+from shoal.star.models import ModelEntry
+from shoal.star.refusal import refusal
 
 #: Reloads of its model that one request may meet, each after it was looked up; after one more it is refused (ours).
 MAX_RELOADS = 3

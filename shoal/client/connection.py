@@ -18,9 +18,6 @@ from contextlib import suppress
 
 import numpy as np
 
-from shoal.client.client import MAX_HELD_NBYTES, HeldBlock
-from shoal.client.place import Place, visit
-from shoal.client.shared_port import SharedPort
 from shoal.control import GONE, Message
 from shoal.errors import ConnectionLostError, ShoalError, UnavailableError
 from shoal.shm.doorbell import WAIT_S, GuestBell
@@ -28,6 +25,9 @@ from shoal.shm.pieces import whole
 from shoal.shm.port import Reply
 from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
+from shoal.star.client import MAX_HELD_NBYTES, HeldBlock
+from shoal.star.place import Place, visit
+from shoal.star.shared_port import SharedPort
 
 
 class Waiter:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal.client.arrays import Array, Lent
-from shoal.client.client import HeldBlock
 from shoal.datatypes import Datatype
 from shoal.options import MIB
 from shoal.shm.layout import UNIT
 from shoal.shm.slab import Block
+from shoal.star.client import HeldBlock
 
 #: Smaller tensors are copied: to read a header that names another's block costs as much as to copy this (ours).
 LEND_NBYTES = 32 * 1024

@@ -13,14 +13,14 @@ from shoal.client.arrays import Form, Lent
 from shoal.client.asked import Asked
 from shoal.client.call import Call, Responses
 from shoal.client.connection import Connection, Waiter
-from shoal.client.models import ModelEntry
-from shoal.client.outgoing import Outgoing
 from shoal.client.request_memory import LEND_NBYTES, RequestMemory
 from shoal.datatypes import BYTES, checked_nbytes
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.options import MIB
 from shoal.shm.layout import unpack_span
 from shoal.shm.slab import Block
+from shoal.star.models import ModelEntry
+from shoal.star.outgoing import Outgoing
 
 #: Larger tensors get blocks of their own, in the slab or beside it: a request's own block is then always in the slab.
 BESIDE_NBYTES = 1 * MIB

@@ -6,8 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shoal.batcher.scheduling.scheduler import from_config
-from shoal.client.file_overrides import place as place_files
-from shoal.client.models import ModelEntry, ModelTable
 from shoal.errors import UnsupportedError
 from shoal.model_config.autocomplete import ModelIO, needs_autocomplete
 from shoal.model_config.ensemble import is_ensemble
@@ -20,6 +18,8 @@ from shoal.placement import Machine, Placement, place
 from shoal.repository.found import FoundModel
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.scan import model_file
+from shoal.star.file_overrides import place as place_files
+from shoal.star.models import ModelEntry, ModelTable
 from shoal.testing.batcher import Batcher, ServedModel
 from shoal.testing.instances import BackendInstance, Instance
 from shoal.testing.python_instance import PythonInstance

@@ -15,11 +15,11 @@ from triton_python_backend_utils.errors import as_shoal_error
 from triton_python_backend_utils.response_sender import outputs_of
 from triton_python_backend_utils.runtime import Runtime
 
-from shoal.client.validation import PreparedInput
 from shoal.datatypes import BYTES
 from shoal.errors import CancelledError, InternalError, ShoalError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.request import Parameters
+from shoal.star.validation import PreparedInput
 from shoal.testing.event_loop import VirtualEventLoop
 from shoal.testing.requests import OpenRequest
 from shoal.testing.surroundings import Surroundings

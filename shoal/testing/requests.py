@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.client.models import ModelEntry
-from shoal.client.validation import ParsedInput, validate
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.frontend.prepared import (
     SEQUENCE_END,
@@ -18,6 +16,8 @@ from shoal.frontend.prepared import (
 from shoal.frontend.v2.infer import parse_parameter
 from shoal.request import Parameters
 from shoal.shm.layout import unpack_span
+from shoal.star.models import ModelEntry
+from shoal.star.validation import ParsedInput, validate
 from shoal.testing.tensors import Answer, client_outputs, parse_inputs
 from shoal.workers.requests import Request, RequestReader
 

@@ -9,11 +9,11 @@ from triton_python_backend_utils.bls import needs_decoupled
 from triton_python_backend_utils.errors import as_triton_error
 from triton_python_backend_utils.runtime import Runtime
 
-from shoal.client.models import ModelEntry
-from shoal.client.validation import ParsedInput
 from shoal.datatypes import BYTES
 from shoal.errors import InternalError, ShoalError
 from shoal.frontend.prepared import PreparedRequest
+from shoal.star.models import ModelEntry
+from shoal.star.validation import ParsedInput
 from shoal.testing.batcher import Batcher
 from shoal.testing.requests import validated
 from shoal.testing.tensors import Answer, Output

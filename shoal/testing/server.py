@@ -6,10 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shoal.client.models import ModelEntry
 from shoal.errors import ShoalError
 from shoal.model_config.messages import Config
 from shoal.options import ServerOptions
+from shoal.star.models import ModelEntry
 from shoal.testing.batcher import Batch, Batcher
 from shoal.testing.future import Future, Response, as_raised
 from shoal.testing.models import Models

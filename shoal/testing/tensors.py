@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shoal.client.models import ModelEntry, client_shape
-from shoal.client.validation import ParsedInput
 from shoal.datatypes import ALL, BF16, BYTES, FP32, Datatype, decode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.request import Parameters, TensorRef
+from shoal.star.models import ModelEntry, client_shape
+from shoal.star.validation import ParsedInput
 from shoal.workers.tensors import Array, encode_strings
 
 #: An output as a model hands it over: name, datatype, array (BYTES: bytes or str elements; BF16: uint16 words).

@@ -29,9 +29,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
         calls.append(options)
         return 7
 
-    supervisor = ModuleType("shoal.supervisor.run")
+    supervisor = ModuleType("shoal.supervisor.main")
     supervisor.__dict__["run"] = run
-    monkeypatch.setitem(sys.modules, "shoal.supervisor.run", supervisor)
+    monkeypatch.setitem(sys.modules, "shoal.supervisor.main", supervisor)
     for name in ("AIP_MODE", "AIP_STORAGE_URI", "AIP_HTTP_PORT", "SAGEMAKER_MULTI_MODEL", *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     return calls

@@ -5,14 +5,14 @@ import threading
 import time
 
 from shoal.client.connection import Connection, Waiter
-from shoal.client.models import ModelTable
-from shoal.client.place import Place
 from shoal.control import Channel
 from shoal.errors import ConnectionLostError
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.port import Port
 from shoal.shm.ring import RingWriter
+from shoal.star.models import ModelTable
+from shoal.star.place import Place
 from tests.batcher.star import MODEL, End
 
 

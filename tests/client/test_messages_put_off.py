@@ -9,9 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.client.models import ModelTable
-from shoal.client.place import Place
-from shoal.client.shared_port import SharedPort
 from shoal.control import Channel, Message
 from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell
@@ -20,6 +17,9 @@ from shoal.shm.port import Port, Reply
 from shoal.shm.ring import RingWriter
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Slab
+from shoal.star.models import ModelTable
+from shoal.star.place import Place
+from shoal.star.shared_port import SharedPort
 from tests.batcher.star import MODEL, End
 
 GEOMETRY = Geometry(0, 4 * layout.UNIT)

@@ -43,7 +43,7 @@ def test_files_that_are_not_there_would_be_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("In `batcher/no_such.py`, frontend/nowhere/ and `no_such_file.py`; not in `/models/M` or shm.")
     assert named(page) == {"batcher/no_such.py", "frontend/nowhere/", "no_such_file.py"}
-    assert {"shm/layout.py", "frontend/v2/", "shoal/supervisor/run.py"} <= named(ARCHITECTURE)
+    assert {"shm/layout.py", "frontend/v2/", "supervisor/main.py"} <= named(ARCHITECTURE)
 
 
 @pytest.mark.parametrize("page", ROOMS, ids=lambda page: page.name)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from shoal.frontend.metrics import families
+from shoal import metric_families as families
 from tests.end_to_end.server import Server
 from tests.end_to_end.test_metrics import exposition, samples
 

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal import __version__
-from shoal.frontend.metrics import families
+from shoal import metric_families as families
 from shoal.shm.windows import PHASES
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving
 

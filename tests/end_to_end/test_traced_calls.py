@@ -25,7 +25,7 @@ from tests.end_to_end.server import (
 from tests.end_to_end.test_ensemble_answers import stream
 from tests.end_to_end.test_traced_ensembles import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask
 from tests.end_to_end.triton_ensembles import DECOUPLED, write, write_all
-from tests.tracing.receiver import receiving
+from tests.tracer.receiver import receiving
 
 #: Calls of one model by another, on behalf of a request; `HOW`, by the request's id.
 CALLS = """

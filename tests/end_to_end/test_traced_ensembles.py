@@ -19,7 +19,7 @@ from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, servin
 from tests.end_to_end.test_ensemble_answers import stream
 from tests.end_to_end.test_response_cache import ENABLE
 from tests.end_to_end.triton_ensembles import write, write_all
-from tests.tracing.receiver import receiving
+from tests.tracer.receiver import receiving
 
 POINTS = [
     "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",

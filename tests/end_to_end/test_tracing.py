@@ -20,7 +20,7 @@ from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, serving, title
 from tests.end_to_end.test_process_tree import wait_for_pending
-from tests.tracing.receiver import receiving
+from tests.tracer.receiver import receiving
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
 NAMES = [

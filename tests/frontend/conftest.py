@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from shoal.errors import ShoalError
-from shoal.frontend.app import create_app
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.response import Response
+from shoal.frontend.road.app import create_app
+from shoal.frontend.road.transport import Answer, Part
 from shoal.frontend.router import dispatch
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest
-from shoal.frontend.transport import Answer, Part
 from shoal.request import InferResponse, unpack_request
 from shoal.shm import segment
 from shoal.shm.counters import GEOMETRY, CounterTable, CounterTableView

@@ -6,10 +6,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.frontend.http_head import Head, parse_head
+from shoal.frontend.http.http_head import Head, parse_head
+from shoal.frontend.http.submission import Asked, Submission, body_offset
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.state import ServerState
-from shoal.frontend.submission import Asked, Submission, body_offset
 from shoal.frontend.v2.infer import prepare
 from shoal.request import InferRequest, InferResponse, pack_response, unpack_request
 from shoal.shm import segment

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.client.place import Place
-from shoal.client.validation import PreparedInput
 from shoal.control import Channel
 from shoal.datatypes import BY_NAME
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.road.transport import PortTransport
 from shoal.frontend.state import ServerState
-from shoal.frontend.transport import PortTransport
 from shoal.shm import segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import CLIENT, LINK, WORKER, Geometry
@@ -21,6 +19,8 @@ from shoal.shm.port import Port
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab
+from shoal.star.place import Place
+from shoal.star.validation import PreparedInput
 
 
 def pair(kind: int, owner: int, geometry: Geometry) -> tuple[Segment, SegmentView]:

@@ -40,7 +40,7 @@ SETTINGS = [
 
 
 def as_installed(module: ModuleType) -> Any:
-    """A second copy of a module: frontend/road.py, where a test has imported it, replaces a function of the first."""
+    """A second copy of a module: once imported, frontend/road/road.py has replaced a function of the first."""
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None
     copy = module_from_spec(module.__spec__)

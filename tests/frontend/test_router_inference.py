@@ -5,8 +5,8 @@ from typing import Any
 
 from shoal.errors import UnavailableError
 from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.road.transport import Answer
 from shoal.frontend.state import ServerState
-from shoal.frontend.transport import Answer
 from shoal.reasons import ModelGoneError
 
 ASK = ". POST /v2/repository/index says why"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shoal.client.models import ModelTable, parse_version
 from shoal.errors import InvalidArgumentError, NotFoundError, ShoalError, UnavailableError
 from shoal.frontend.state import ServerState
+from shoal.star.models import ModelTable, parse_version
 from tests.frontend.conftest import SIMPLE, model_message
 
 ASK = ". POST /v2/repository/index says why"
@@ -32,7 +32,7 @@ def test_versions_are_ordered_as_numbers(make_message: Message) -> None:
 def test_names_of_versions_that_are_gone_are_kept_up_to_a_bound(
     make_message: Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.client.models.MAX_NAMES", 4)
+    monkeypatch.setattr("shoal.star.models.MAX_NAMES", 4)
     table = ModelTable()
     table.apply(make_message("first", 1, 1, None))
     for model in (2, 3, 4):

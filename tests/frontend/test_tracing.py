@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from shoal.client.validation import PreparedInput
 from shoal.control import Channel, Message
 from shoal.datatypes import BY_NAME
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
@@ -15,7 +14,8 @@ from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import MAX_TENSOR_BYTES, TracedRequest, Tracing, changed
 from shoal.request import InferResponse, TensorRef, pack_response
 from shoal.shm.port import Reply
-from shoal.tracing.settings import GLOBAL, TENSORS, TIMESTAMPS, TraceSetting
+from shoal.star.validation import PreparedInput
+from shoal.tracer.settings import GLOBAL, TENSORS, TIMESTAMPS, TraceSetting
 from tests.frontend.conftest import model_message
 
 CONTEXT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

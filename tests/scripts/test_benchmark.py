@@ -1,4 +1,4 @@
-"""scripts/benchmark: what it reads from wrk and the kernel, its medians, tables and pictures, and its bodies."""
+"""bench: what it reads from wrk and the kernel, its medians, tables and pictures, and its bodies."""
 
 import ast
 import json
@@ -16,19 +16,19 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from scripts.benchmark import load, measure, repository, table, workloads
-from scripts.benchmark.__main__ import parse_arguments
-from scripts.benchmark.document import Conditions, markdown, put
-from scripts.benchmark.errors import BenchmarkError
-from scripts.benchmark.peers import Peer
-from scripts.benchmark.picture import svg
-from scripts.benchmark.results import Row, Sample
-from scripts.benchmark.server import Server, free_ports
+from bench import load, measure, repository, table, workloads
+from bench.__main__ import parse_arguments
+from bench.document import Conditions, markdown, put
+from bench.errors import BenchmarkError
+from bench.peers import Peer
+from bench.picture import svg
+from bench.results import Row, Sample
+from bench.server import Server, free_ports
 from shoal.model_config import pbtxt
 
 BURN_S = 0.2
 ROOT = Path(__file__).parents[2]
-REQUIREMENTS = ROOT / "scripts" / "benchmark" / "requirements.txt"
+REQUIREMENTS = ROOT / "bench" / "requirements.txt"
 #: What nvidia-pytriton, which is among the requirements, requires and we import.
 COME_ALONG = {"grpc", "tritonclient"}
 
@@ -385,7 +385,7 @@ def test_what_is_not_there_is_refused(arguments: list[str], sentence: str, capsy
 
 def test_what_is_imported_is_in_the_environment_of_the_peers() -> None:
     """There Shoal is not installed, nor what it needs."""
-    program = "import sys, scripts.benchmark.__main__; print(*[each for each in sys.modules if each[:8] == 'scripts.'])"
+    program = "import sys, bench.__main__; print(*[each for each in sys.modules if each[:8] == 'scripts.'])"
     modules = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     imported = set[str]()
     for module in modules:

@@ -17,14 +17,14 @@ from shoal.placement import Machine
 from shoal.repository.lifecycle import ModelVersion
 from shoal.repository.plan import Source
 from shoal.shm.segment import Segment
-from shoal.supervisor.children import Child, Program, prepare
-from shoal.supervisor.custom_metrics import CustomMetrics
 from shoal.supervisor.host import Host
-from shoal.supervisor.instance import Instance
-from shoal.supervisor.instance_state import InstanceState
-from shoal.supervisor.readiness import Readiness
-from shoal.supervisor.roster import Roster
-from shoal.supervisor.served import Served
+from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.models.instance_state import InstanceState
+from shoal.supervisor.models.readiness import Readiness
+from shoal.supervisor.models.roster import Roster
+from shoal.supervisor.models.served import Served
+from shoal.supervisor.processes.children import Child, Program, prepare
+from shoal.supervisor.questions.custom_metrics import CustomMetrics
 from tests.supervisor.sky import OPTIONS, Process, Sky
 
 CONFIG = (

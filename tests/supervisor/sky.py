@@ -9,9 +9,9 @@ from shoal.model_config.rate_limiter import Demand, Resource
 from shoal.options import ServerOptions
 from shoal.placement import Placement
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.members import Acknowledgements, Member
-from shoal.supervisor.participant import Participant
-from shoal.supervisor.star import Star
+from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.processes.members import Acknowledgements, Member
 
 OPTIONS = ServerOptions(
     model_repository=(Path(),), shm_client_slab_mib=1, shm_worker_slab_mib=1, shm_oversize_mib=4, max_in_flight=8

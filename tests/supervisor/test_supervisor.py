@@ -6,8 +6,8 @@ import socket
 from shoal.control import Channel
 from shoal.placement import Machine
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.members import Member
 from shoal.supervisor.notify import Notifier
+from shoal.supervisor.processes.members import Member
 from shoal.supervisor.supervisor import Supervisor
 from tests.scarcity import files_of_at_most_a_page
 from tests.supervisor.sky import OPTIONS

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.client.models import ModelEntry
-from tests.client.conftest import make_entry
+from shoal.star.models import ModelEntry
+from tests.star.conftest import make_entry
 
 __all__ = ["make_entry"]
 

@@ -3,10 +3,10 @@
 import struct
 from typing import Any
 
-from shoal.client.models import ModelEntry
 from shoal.frontend.grpc import infer
 from shoal.frontend.grpc.messages import service
 from shoal.frontend.prepared import PreparedRequest
+from shoal.star.models import ModelEntry
 
 
 def message_of(raws: tuple[bytes, ...] = (), **more: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.models import ModelEntry, ModelTable
 from shoal.datatypes import ALL, BY_NAME, encode_bytes_tensor
 from shoal.errors import (
     InternalError,
@@ -25,6 +24,7 @@ from shoal.frontend.header_forwarding import forwarded_metadata
 from shoal.frontend.prepared import PreparedRequest, RequestedOutput
 from shoal.frontend.state import ServerState
 from shoal.request import InferResponse, TensorRef
+from shoal.star.models import ModelEntry, ModelTable
 from tests.frontend.grpc.messages import RAWS, message_of, prepare
 
 Make = Callable[..., ModelEntry]

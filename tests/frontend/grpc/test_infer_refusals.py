@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shoal.client.models import ModelEntry
 from shoal.errors import InvalidArgumentError, ShoalError, UnsupportedError
 from shoal.frontend.grpc.messages import service
+from shoal.star.models import ModelEntry
 from tests.frontend.grpc.messages import RAWS, message_of, prepare
 
 ID = "[request id: 7] "

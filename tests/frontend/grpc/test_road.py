@@ -19,12 +19,12 @@ from shoal.errors import InternalError
 from shoal.frontend.grpc.messages import HealthCheckRequest, HealthCheckResponse
 from shoal.frontend.grpc.messages import service as pb
 from shoal.frontend.grpc.road import RoadService, listen, peer_of, server_options
-from shoal.frontend.grpc.settings import GrpcSettings
 from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.road.transport import Answer, Waiter
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest, changed
-from shoal.frontend.transport import Answer, Waiter
-from shoal.tracing.settings import GLOBAL, TIMESTAMPS, TraceSetting
+from shoal.grpc_settings import GrpcSettings
+from shoal.tracer.settings import GLOBAL, TIMESTAMPS, TraceSetting
 from tests.frontend.conftest import EchoTransport
 from tests.frontend.grpc.certificates import self_signed
 

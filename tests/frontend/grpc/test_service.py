@@ -27,8 +27,8 @@ from shoal.frontend.grpc.service import (
     run,
     waits,
 )
-from shoal.frontend.grpc.settings import GrpcSettings
 from shoal.frontend.state import ServerState
+from shoal.grpc_settings import GrpcSettings
 from shoal.shm.counters import CELL, CounterTable
 from tests.frontend.conftest import LOG_SETTINGS, EchoTransport
 

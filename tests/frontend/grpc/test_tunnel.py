@@ -13,11 +13,11 @@ from gunicorn.http.parser import RequestParser
 from shoal.errors import (
     InternalError,
 )
-from shoal.frontend.app import create_app
 from shoal.frontend.grpc.messages import service as pb
-from shoal.frontend.grpc.settings import GrpcSettings
 from shoal.frontend.grpc.tunnel import pack_head, unpack_head
+from shoal.frontend.road.app import create_app
 from shoal.frontend.state import ServerState
+from shoal.grpc_settings import GrpcSettings
 from tests.frontend.conftest import EchoTransport
 
 create: Any = wsgi.create  # whose type hints are of an older version

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal import __version__
-from shoal.frontend.metrics import families
+from shoal import metric_families as families
 from shoal.frontend.metrics.exposition import Surroundings, exposition
 from shoal.frontend.state import ServerState
 from shoal.options import MetricsConfig

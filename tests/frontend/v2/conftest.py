@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.client.models import ModelEntry
-from tests.client.conftest import LABELS, make_entry
+from shoal.star.models import ModelEntry
+from tests.star.conftest import LABELS, make_entry
 
 __all__ = ["LABELS", "make_entry"]
 

@@ -12,13 +12,13 @@ import tritonclient.http as triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.client.models import ModelEntry
 from shoal.datatypes import BY_NAME, decode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend.prepared import RequestedOutput
 from shoal.frontend.v2.classification import classify
 from shoal.frontend.v2.infer import prepare, render
 from shoal.request import InferResponse, TensorRef
+from shoal.star.models import ModelEntry
 
 Make = Callable[..., ModelEntry]
 NO_LABELS: tuple[str, ...] = ()

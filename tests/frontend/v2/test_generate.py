@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.client.models import ModelEntry
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.response import Response
-from shoal.frontend.transport import Answer, Part
+from shoal.frontend.road.transport import Answer, Part
 from shoal.frontend.v2.generate import fitted, flatten, generate, generate_stream, prepare
 from shoal.reasons import ModelGoneError
 from shoal.request import InferResponse, TensorRef
+from shoal.star.models import ModelEntry
 
 UNKNOWN = "[request id: <id_unknown>] "
 Make = Callable[..., ModelEntry]

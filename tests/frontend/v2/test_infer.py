@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import np_to_triton_dtype
 
-from shoal.client.models import ModelEntry
 from shoal.errors import InternalError, ShoalError
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.response import Response
 from shoal.frontend.v2.infer import prepare, render
 from shoal.request import InferResponse, TensorRef, unpack_request
+from shoal.star.models import ModelEntry
 
 Make = Callable[..., ModelEntry]
 LIMIT = 1 << 20

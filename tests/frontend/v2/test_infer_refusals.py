@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.client.models import ModelEntry
 from shoal.errors import ShoalError
 from shoal.frontend.prepared import block_nbytes, write_block
 from shoal.frontend.v2.infer import prepare
+from shoal.star.models import ModelEntry
 
 LIMIT = 1 << 20
 UNKNOWN = "[request id: <id_unknown>] "

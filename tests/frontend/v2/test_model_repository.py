@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from shoal.client.model_control import MAX_CONFIG_BYTES
-from shoal.client.questions import NoAnswerError
 from shoal.errors import (
     InternalError,
     InvalidArgumentError,
@@ -19,6 +17,8 @@ from shoal.errors import (
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
+from shoal.star.model_control import MAX_CONFIG_BYTES
+from shoal.star.questions import NoAnswerError
 
 JSON = (("Content-Type", "application/json"),)
 DONE = Response(200, JSON)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shoal.client.models import ModelEntry
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.v2.raw_request import parse_raw_request
+from shoal.star.models import ModelEntry
 
 Make = Callable[..., ModelEntry]
 

@@ -22,14 +22,14 @@ from triton_python_backend_utils.datatypes import string_elements
 from triton_python_backend_utils.errors import as_triton_error
 from triton_python_backend_utils.tensor import TensorSource
 
-from shoal.client.client import Answer, Client
-from shoal.client.models import ModelEntry, client_shape
-from shoal.client.outgoing import Ask, Input, check
 from shoal.datatypes import BY_WIRE, BYTES, encode_bytes_tensor
 from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.reasons import ModelGoneError
 from shoal.request import Parameters
 from shoal.shm.layout import NO_BLOCK
+from shoal.star.client import Answer, Client
+from shoal.star.models import ModelEntry, client_shape
+from shoal.star.outgoing import Ask, Input, check
 from shoal.workers.requests import Request
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tri
 from triton_python_backend_utils.errors import as_triton_error
 from triton_python_backend_utils.runtime import Runtime
 
-from shoal.client import client, model_control
-from shoal.client.client import Client
-from shoal.client.readiness import is_ready
 from shoal.errors import ShoalError, UnavailableError
+from shoal.star import client, model_control
+from shoal.star.client import Client
+from shoal.star.readiness import is_ready
 from shoal.workers.answers import Answers
 from shoal.workers.backends.python.bls import NO_PARENTS, Call, Parents, current_parents
 from shoal.workers.requests import Request

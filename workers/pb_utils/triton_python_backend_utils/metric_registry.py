@@ -41,7 +41,7 @@ class Series:
         self.value = 0.0
 
     def take(self) -> Any:
-        """The change since the last time, as msgpack can carry it; what shoal/supervisor/custom_metrics.py adds."""
+        """The change since the last time, as msgpack can carry it; what supervisor/questions/custom_metrics.py adds."""
         raise NotImplementedError
 
 

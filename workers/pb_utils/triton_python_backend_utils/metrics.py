@@ -1,7 +1,7 @@
 """Metrics of a model's own: `pb_utils.MetricFamily`.
 
 Real in any interpreter: the values are this process's. Where a server runs the model it takes the changes and adds them
-up over instances (shoal/supervisor/custom_metrics.py).
+up over instances (supervisor/questions/custom_metrics.py).
 """
 
 import math

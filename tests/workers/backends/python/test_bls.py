@@ -17,17 +17,17 @@ from triton_python_backend_utils import (
 )
 from triton_python_backend_utils.tensor import TensorSource
 
-from shoal.client.models import ModelEntry, ModelTable
 from shoal.control import ADDRESS_VARIABLE
 from shoal.datatypes import FP32
 from shoal.model_config.signature import Signature
 from shoal.request import InferResponse, TensorRef, pack_response
 from shoal.shm import layout
+from shoal.star.models import ModelEntry, ModelTable
 from shoal.workers.backends.python.bls import LEND_NBYTES, NO_PARENTS, Call, Parents
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request, RequestReader
-from tests.client.test_client import MODEL_ID, WAIT_S, Surroundings
 from tests.frontend.lane_star import config, message
+from tests.star.test_client import MODEL_ID, WAIT_S, Surroundings
 from tests.workers.surroundings import CONFIG
 from tests.workers.test_requests import header
 

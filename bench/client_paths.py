@@ -1,0 +1,293 @@
+"""All ways to ask a server on the same host, side by side: python -m bench.client_paths [--write]
+
+The same model in ONNX at every size, one request at a time, in turns, and the median counts; then what the server
+spends where sixteen requests are open at once. Triton, where .venv-bench has it, is asked through regions of shared
+memory as Shoal is. --write puts the table into docs/client.md and the picture beside it. On a busy machine compare
+within one run, and rather what stands still there: instructions, and the quickest calls.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import http
+import os
+import re
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from bench import measure, repository
+from bench.bench import say
+from bench.client_picture import size, svg
+from bench.client_ways import (
+    ALONE,
+    BINARY,
+    CLIENT,
+    IN_PLACE,
+    TRITON_REGION,
+    WAYS,
+    Call,
+    Places,
+    array_of,
+    save_onnx,
+)  # fmt: skip
+from bench.errors import BenchmarkError
+from bench.peers import ROOT
+from bench.server import POLL_S, START_DEADLINE_S, Server, free_ports
+from bench.triton_beside import triton_beside
+from bench.workloads import Model
+from shoal import AsyncClient, Client
+
+DOCUMENT = ROOT / "docs" / "client.md"
+PICTURE = "![The time of a call against the size of its tensors](client.svg)"
+#: Of one tensor, in FP32.
+SIZES = (64, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+#: In the table; the picture has all.
+SHOWN = (SIZES[0], SIZES[3], SIZES[5], SIZES[6])
+AT_ONCE = 16
+#: A turn takes about as long at every size, and has at least so many calls.
+TURN_S, MIN_CALLS = 0.05, 4
+_CHAPTER = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one request, where AT_ONCE are open: the server's CPU, the client's, and how many shared an execution."""
+
+    title: str
+    server_us: float
+    client_us: float
+    batch: float
+
+
+Times = dict[tuple[str, int], list[float]]
+
+
+def models(file: Path, sizes: Sequence[int]) -> list[Model]:
+    """One for each size, so that the server knows how large its results are. The first can be batched."""
+    return [
+        Model(f"double_{nbytes}", ("x",), (nbytes // 4,), ("y",), (nbytes // 4,), 32 if nbytes == sizes[0] else 1, file)
+        for nbytes in sizes
+    ]
+
+
+def serve(folder: Path, every: Sequence[Model]) -> tuple[Server, Places]:
+    """`shoal serve`, not started yet."""
+    http_port, grpc_port, metrics_port = free_ports(3)
+    path = str(folder / "socket")
+    flags = [
+        f"--model-repository={repository.write_for_shoal(folder, every[0], every[1:])}",
+        f"--http-port={http_port}",
+    ]
+    flags += [
+        f"--grpc-port={grpc_port}",
+        f"--metrics-port={metrics_port}",
+        f"--client-socket={path}",
+        "--allow-client-shm=true",
+    ]
+    command = [str(Path(sys.executable).with_name("shoal")), "serve", *flags]
+    return Server(command, os.environ, http_port, folder / "shoal.log"), Places(http_port, grpc_port, 0, path)
+
+
+def wait_until_ready(port: int) -> None:
+    """Raises BenchmarkError where that takes too long."""
+    end_s, url = time.monotonic() + START_DEADLINE_S, f"http://127.0.0.1:{port}/v2/health/ready"
+    while time.monotonic() < end_s:
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(url, timeout=10) as answer,
+        ):
+            if answer.status == http.HTTPStatus.OK:
+                return
+        time.sleep(POLL_S)
+    raise BenchmarkError(f"the server at port {port} is not ready within {START_DEADLINE_S:.0f} s")
+
+
+def measure_times(places: Places, every: Sequence[Model], num_rounds: int) -> Times:
+    """µs of each call, by way and size."""
+    times: Times = {}
+    for model in every:
+        with ExitStack() as stack:
+            calls: dict[str, Call] = {}
+            for way in WAYS:
+                if (call := way.open(places, model, stack)) is not None:
+                    check(way.title, model, call)
+                    calls[way.name] = call
+            for _ in range(num_rounds):
+                for name, call in calls.items():
+                    times.setdefault((name, array_of(model).nbytes), []).extend(_turn(call))
+        say("  ".join([f"{size(array_of(model).nbytes):>8}", *_told(times, array_of(model).nbytes)]))
+    return times
+
+
+def check(title: str, model: Model, call: Call) -> None:
+    """Raises BenchmarkError unless the answers are right, from the second on, too."""
+    for _ in range(3):
+        if not np.array_equal(call(), array_of(model) * 2):
+            raise BenchmarkError(f"{title}: a wrong answer of {model.name}")
+
+
+def _turn(call: Call) -> list[float]:
+    took: list[float] = []
+    end_s = time.perf_counter() + TURN_S
+    while len(took) < MIN_CALLS or time.perf_counter() < end_s:
+        start_ns = time.perf_counter_ns()
+        call()
+        took.append((time.perf_counter_ns() - start_ns) / 1000)
+    return took
+
+
+def _told(times: Times, nbytes: int) -> list[str]:
+    return [f"{way.name} {median(times[way.name, nbytes]):.0f}" for way in WAYS if (way.name, nbytes) in times]
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+
+
+def ask_as_coroutines(path: str, model: Model, num_each: int) -> None:
+    """AsyncClient."""
+    inputs = {"x": array_of(model)}
+
+    async def ask(client: AsyncClient) -> None:
+        for _ in range(num_each):
+            await client.infer(model.name, inputs)
+
+    async def ask_all() -> None:
+        async with AsyncClient(path) as client:
+            await asyncio.gather(*[ask(client) for _ in range(AT_ONCE)])
+
+    asyncio.run(ask_all())
+
+
+def ask_as_threads(path: str, model: Model, num_each: int) -> None:
+    """One Client."""
+    inputs = {"x": array_of(model)}
+    with Client(path) as client, ThreadPoolExecutor(AT_ONCE) as pool:
+
+        def ask(_: int) -> None:
+            for _ in range(num_each):
+                client.infer(model.name, inputs)
+
+        list(pool.map(ask, range(AT_ONCE)))
+
+
+def cost(
+    title: str, load: Callable[[str, Model, int], None], server: Server, path: str, model: Model, num_each: int
+) -> Cost:
+    """What it takes."""
+    load(path, model, num_each // 10)
+    with Client(path) as client:
+        before = client.statistics(model.name)[0]["execution_count"]
+        server_s, client_s = measure.cpu_s(server.pid), time.process_time()
+        load(path, model, num_each)
+        server_s, client_s = measure.cpu_s(server.pid) - server_s, time.process_time() - client_s
+        num_executions = client.statistics(model.name)[0]["execution_count"] - before
+    num = num_each * AT_ONCE
+    return Cost(title, server_s * 1e6 / num, client_s * 1e6 / num, num / num_executions)
+
+
+# -- what it came to ---------------------------------------------------------------------------------------------------
+
+
+def document(times: Times, costs: Sequence[Cost]) -> str:
+    """The chapter of docs/client.md."""
+    rows = ["| one request at a time, p50 | " + " | ".join(map(size, SHOWN)) + " |", "| --- |" + " ---: |" * len(SHOWN)]
+    for way in WAYS:
+        cells = [_cell(times.get((way.name, nbytes))) for nbytes in SHOWN]
+        rows.append(f"| {way.title} | " + " | ".join(cells) + " |")
+    many = [f"| {AT_ONCE} requests of {size(SIZES[0])} at once | server's CPU | client's CPU | requests in a batch |"]
+    many += ["| --- | ---: | ---: | ---: |"]
+    many += [
+        f"| {each.title} | {each.server_us:.0f} µs | {each.client_us:.0f} µs | {each.batch:.1f} |" for each in costs
+    ]
+    return "\n".join([*rows, "", PICTURE, "", *many, ""])
+
+
+def _cell(took: Sequence[float] | None) -> str:
+    if took is None:
+        return "–"
+    us = median(took)
+    return f"{us:,.0f} µs" if us < 10_000 else f"{us / 1000:,.1f} ms"
+
+
+def picture(times: Times) -> str:
+    """The picture beside it."""
+    lines = {
+        way.title: [(nbytes, median(took)) for (name, nbytes), took in times.items() if name == way.name]
+        for way in WAYS
+    }
+    return svg({title: line for title, line in lines.items() if line})
+
+
+def targets(times: Times, costs: Sequence[Cost]) -> str:
+    """What the order asks, beside what was measured; by the medians."""
+    p50 = {key: median(took) for key, took in times.items()}
+    small, *_, large = sorted({nbytes for _, nbytes in times})
+    lines = [
+        f"Client / binary over HTTP at {size(small)}: {p50[CLIENT, small] / p50[BINARY, small]:.0%} (60 %), "
+        f"of a bare socket: {p50[CLIENT, small] / p50['socket', small]:.0%}",
+        *(f"{each.title}: {each.server_us:.0f} µs of the server's CPU per request (45)" for each in costs),
+        f"{size(large)} in place: {p50[IN_PLACE, large]:.0f} µs, the model alone {p50[ALONE, large]:.0f} µs "
+        f"({p50[ALONE, large] * 1.2 + 200:.0f})",
+    ]
+    if (TRITON_REGION, large) in p50:
+        lines.append(f"Triton's regions take {p50[TRITON_REGION, large] / p50[IN_PLACE, large]:.1f} times as long (2)")
+    return "\n".join(lines)
+
+
+def run(
+    folder: Path, sizes: Sequence[int], num_rounds: int, num_requests: int, *, with_triton: bool
+) -> tuple[Times, list[Cost]]:
+    """All of it."""
+    save_onnx(folder / "double.onnx")
+    every = models(folder / "double.onnx", sizes)
+    server, places = serve(folder, every)
+    with ExitStack() as stack:
+        if with_triton:
+            triton = stack.enter_context(triton_beside(folder, repository.write_onnx_for_triton(folder, every)))
+            places = dataclasses.replace(places, triton=triton)
+        stack.callback(server.stop)
+        server.start()
+        for port in filter(None, (places.http, places.triton)):
+            wait_until_ready(port)
+        times = measure_times(places, every, num_rounds)
+        num_each = max(10, num_requests // AT_ONCE)
+        costs = [
+            cost(title, load, server, places.path, every[0], num_each)
+            for title, load in (("AsyncClient", ask_as_coroutines), ("Client, 16 threads", ask_as_threads))
+        ]
+    return times, costs
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, tell, and write where that is wanted."""
+    parser = argparse.ArgumentParser("python -m bench.client_paths", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each way at each size (default: 20)")
+    parser.add_argument("--requests", type=int, default=20_000, help="of each kind, many at once (default: 20000)")
+    parser.add_argument("--without-triton", action="store_true")
+    parser.add_argument("--write", action="store_true", help=f"into {DOCUMENT.relative_to(ROOT)}, and its picture")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        with_triton = not options.without_triton
+        times, costs = run(Path(folder), SIZES, options.rounds, options.requests, with_triton=with_triton)
+    chapter = document(times, costs)
+    print(chapter, targets(times, costs), sep="\n")
+    if options.write:
+        DOCUMENT.write_text(_CHAPTER.sub(lambda _: chapter, DOCUMENT.read_text()))
+        DOCUMENT.with_suffix(".svg").write_text(picture(times))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except BenchmarkError as error:
+        sys.exit(f"client_paths: {error}")

@@ -1,0 +1,146 @@
+"""Shoal beside itself: what must not make an ordinary request dearer or slower, and by how much it may.
+
+Each comparison is one workload under two settings of Shoal, which differ in one thing. A setting is a Peer: it is
+started, asked and checked as the others are.
+"""
+
+import functools
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from bench.company import Bodies, Crowd, raw
+from bench.peers import PEERS, Peer, launch_shoal
+from bench.workloads import DIGITS, IDENTITY_16, IDENTITY_IMAGE, WORKLOADS, Model, Request, v2_request
+
+NUM_MODELS, NUM_INSTANCES = 200, 8
+NUM_GUESTS, NUM_LARGE_READERS = 1000, 50
+LARGE_BODY_BYTES = 60_000_000
+WORKLOAD = next(each for each in WORKLOADS if each.name == "binary-c10")
+#: Loaded beside the model that is asked, since some company asks them; plain, too, so that nothing else differs.
+ANY_SIZE = Model("identity_any", ("INPUT0",), (-1,), ("OUTPUT0",), (-1,), 0)
+BESIDE = (IDENTITY_IMAGE, ANY_SIZE)
+
+
+class Figure(Enum):
+    """What a comparison is about."""
+
+    RATE = "requests/s"
+    P99 = "p99"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Shoal in two settings. `target`: the rate at least, or the p99 at most, as a multiple of the plain one's."""
+
+    name: str
+    title: str
+    plain: Peer
+    other: Peer
+    figure: Figure
+    target: float
+
+
+def _idle(port: int) -> Crowd:
+    return Crowd(port, NUM_GUESTS, raw(v2_request(IDENTITY_16, "binary")), stays=True)
+
+
+def _half_heads(port: int) -> Crowd:
+    whole = raw(v2_request(IDENTITY_16, "binary"))
+    return Crowd(port, NUM_GUESTS, whole[: whole.index(b"\r\n\r\n") // 2])
+
+
+def _half_bodies(port: int) -> Crowd:
+    return Crowd(port, NUM_GUESTS, raw(v2_request(IDENTITY_16, "binary"))[:-32])
+
+
+def _half_images(port: int) -> Crowd:
+    whole = raw(v2_request(IDENTITY_IMAGE, "binary"))
+    return Crowd(port, NUM_GUESTS, whole[: len(whole) // 2])
+
+
+def _slow_readers(port: int) -> Crowd:
+    return Crowd(port, NUM_GUESTS, raw(v2_request(IDENTITY_IMAGE, "binary")), sips=True)
+
+
+def _slow_large_readers(port: int) -> Crowd:
+    any_size = replace(ANY_SIZE, dims=(2_000_000,))
+    return Crowd(port, NUM_LARGE_READERS, raw(v2_request(any_size, "binary")), sips=True)
+
+
+def _large_bodies(port: int) -> Bodies:
+    return Bodies(port, *_large_json())
+
+
+@functools.cache
+def _large_json() -> tuple[Request, bytes]:
+    """A request of LARGE_BODY_BYTES of JSON, answered in binary, and the bytes its answer ends with."""
+    numbers = random.Random(2)
+    few = [round(numbers.uniform(0.1, 1), 8) for _ in range(1000)]
+    text = ",".join(f"{number:.8f}" for number in few)
+    times = LARGE_BODY_BYTES // (len(text) + 1)
+    head = (
+        f'{{"outputs":[{{"name":"{ANY_SIZE.output_names[0]}","parameters":{{"binary_data":true}}}}],"inputs":'
+        f'[{{"name":"{ANY_SIZE.input_names[0]}","datatype":"FP32","shape":[{len(few) * times}],"data":['
+    )
+    body = (head + ",".join([text] * times) + "]}]}").encode()
+    path = f"/v2/models/{ANY_SIZE.name}/infer"
+    return Request(path, {"Content-Type": "application/json"}, body), array("f", few * times).tobytes()
+
+
+def _setting(
+    name: str,
+    title: str,
+    others: Sequence[Model] = BESIDE,
+    num_instances: int = 1,
+    company: Callable[[int], AbstractContextManager[object]] = nullcontext,
+) -> Peer:
+    launch = functools.partial(launch_shoal, others=others, num_instances=num_instances)
+    return replace(PEERS[0], name=name, title=title, launch=launch, company=company)
+
+
+_PLAIN = _setting("plain", "plain")
+_ALONE = _setting("plain", "plain", ())
+_MODELS = [replace(DIGITS, name=f"{DIGITS.name}_{number}") for number in range(1, NUM_MODELS)]
+
+COMPARISONS = (
+    Comparison(
+        "idle", "1,000 idle keep-alive connections",
+        _PLAIN, _setting("idle", "with 1,000 idle connections", company=_idle), Figure.RATE, 0.85,
+    ),
+    Comparison(
+        "models", f"{NUM_MODELS} loaded models instead of 1, the others in ONNX; the one is asked",
+        _ALONE, _setting("models", f"{NUM_MODELS} models", _MODELS), Figure.RATE, 0.85,
+    ),
+    Comparison(
+        "instances", f"{NUM_INSTANCES} instances of the model instead of 1",
+        _ALONE, _setting("instances", f"{NUM_INSTANCES} instances", (), NUM_INSTANCES), Figure.RATE, 0.85,
+    ),
+    Comparison(
+        "half-heads", "1,000 clients that sent half a head and fell silent",
+        _PLAIN, _setting("half-heads", "with 1,000 half heads", company=_half_heads), Figure.P99, 1.5,
+    ),
+    Comparison(
+        "half-bodies", "1,000 clients that sent half a body of 16 floats and fell silent",
+        _PLAIN, _setting("half-bodies", "with 1,000 half bodies", company=_half_bodies), Figure.P99, 1.5,
+    ),
+    Comparison(
+        "half-images", "1,000 clients that sent half a body of 602 KB and fell silent",
+        _PLAIN, _setting("half-images", "with 1,000 half images", company=_half_images), Figure.P99, 1.5,
+    ),
+    Comparison(
+        "slow-readers", "1,000 clients that read a response of 602 KB at 4 KB/s",
+        _PLAIN, _setting("slow-readers", "with 1,000 slow readers", company=_slow_readers), Figure.P99, 1.5,
+    ),
+    Comparison(
+        "slow-large", "50 clients that read a response of 8 MB at 4 KB/s",
+        _PLAIN, _setting("slow-large", "with 50 slow readers of 8 MB", company=_slow_large_readers), Figure.P99, 1.5,
+    ),
+    Comparison(
+        "large-json", "60 MB of JSON on one connection, again and again",
+        _PLAIN, _setting("large-json", "with 60 MB of JSON", company=_large_bodies), Figure.P99, 2.0,
+    ),
+)  # fmt: skip

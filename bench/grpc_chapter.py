@@ -1,0 +1,189 @@
+"""The chapter of docs/benchmarks.md on gRPC: who is compared, under what, and what was wanted."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.document import Conditions, described, others
+from bench.grpc_words import channel, grpc_answer, grpc_request
+from bench.peers import Peer, launch_shoal, launch_triton, shoal_version, triton_title
+from bench.results import Row, Sample
+from bench.table import OURS, by_process, count, details, head, is_missing, line, summary
+from bench.workloads import IDENTITY_16, IDENTITY_IMAGE, Workload
+
+TEXT = """\
+## Shoal's gRPC beside Triton's
+
+Written by `scripts/bench --grpc --write`. {rounds} rounds of {seconds} s for each server, which are all up and
+take turns of half a second; the tables show medians. “× Triton” is Shoal's figure divided by Triton's; with parentheses
+it is the median of all pairs of turns beside each other, between whose figures half of them lie. A target is met where
+all rounds meet it.
+
+{targets}
+{summary}
+{streams}{by_process}
+### Conditions
+
+{machine}
+- The load generator ({generator}, one thread) runs on the same cores and takes its part of them. It sends the same
+  ModelInfer again and again, with raw tensors.
+- Each server is started anew for every model in every round. Its answer is checked with grpcio, to the bit, before the
+  load and after it. h2load knows no gRPC, so the bytes of the answers are counted, too: a call that was refused has
+  none, and is an error.
+- What a column says is explained in the chapter above.
+- {others}
+
+{peers}
+
+### Every figure, gRPC
+
+{details}"""
+
+WORKLOADS = (
+    Workload("grpc-c1", "16 floats, 1 connection", IDENTITY_16, "grpc", 1),
+    Workload("grpc-c16", "16 floats, 16 connections", IDENTITY_16, "grpc", 16),
+    Workload(
+        "grpc-streams", "16 floats, 100 connections with 100 calls each", IDENTITY_16, "grpc", 100, streams=100
+    ),
+    Workload("grpc-large", "602 KB in and out, 8 connections", IDENTITY_IMAGE, "grpc", 8),
+)  # fmt: skip
+
+
+def _triton_version(port: int) -> str:
+    import tritonclient.grpc.service_pb2 as service
+
+    method = "/inference.GRPCInferenceService/ServerMetadata"
+    with channel(port) as opened:
+        call: Any = opened.unary_unary(method)
+        message: Any = service.ServerMetadataResponse.FromString(call(b"", timeout=10))
+    return triton_title(message.version)
+
+
+PEERS = (
+    Peer(
+        OURS, "Shoal", "Shoal", functools.partial(launch_shoal, grpc=()), grpc_request, grpc_answer, shoal_version,
+        "`shoal serve` with its defaults: one lane that speaks HTTP/2 itself.",
+    ),
+    Peer(
+        "triton", "Triton (Python backend)", "Triton", functools.partial(launch_triton, is_grpc=True), grpc_request,
+        grpc_answer, _triton_version,
+        "The real `tritonserver` that the wheel of nvidia-pytriton carries; the model is a Python file there. A Triton "
+        "with its identity backend would spend less per request.",
+    ),
+    Peer(
+        "grpcio", "Shoal through grpcio", "grpcio", functools.partial(launch_shoal, grpc=["--grpc-lane=false"]),
+        grpc_request, grpc_answer, shoal_version, "`shoal serve --grpc-lane=false`: grpcio's server in Python.",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What Shoal is to reach under a workload: at least, or at most, so much, or so many times what Triton does."""
+
+    workload: str
+    title: str
+    figure: Callable[[Sample], float]
+    bound: float
+    is_ratio: bool = True
+    is_most: bool = False
+    unit: float = 1.0  # of the figure as it is shown
+
+    def is_met(self, figure: float) -> bool:
+        """Whether this will do."""
+        return figure <= self.bound if self.is_most else figure >= self.bound
+
+
+TARGETS = (
+    Target("grpc-c16", "requests/s", lambda sample: sample.requests_per_s, 3),
+    Target("grpc-c16", "CPU µs/request", lambda sample: sample.cpu_us, 70, is_ratio=False, is_most=True),
+    Target("grpc-c1", "p50 ms", lambda sample: sample.p50_us, 0.7, is_most=True, unit=1000),
+    Target("grpc-large", "requests/s", lambda sample: sample.requests_per_s, 1.5),
+    Target("grpc-streams", "failed requests", lambda sample: sample.errors, 0, is_ratio=False, is_most=True),
+)
+
+
+def is_measured(peer: Peer, workload: Workload) -> bool:
+    """The crowd of streams is a test of our own HTTP/2."""
+    return workload.streams == 1 or peer.name == OURS
+
+
+def markdown(rows: Sequence[Row], where: Conditions) -> str:
+    """The chapter."""
+    ours = by_process({row.workload.title: row for row in rows if row.peer.name == OURS})
+    return TEXT.format(
+        rounds=where.rounds,
+        seconds=where.seconds,
+        targets=targets(rows),
+        summary=summary(rows),
+        streams=streams(rows),
+        by_process=ours and "\nShoal, by process:\n\n" + ours,
+        machine="\n".join(f"- {each}" for each in where.machine),
+        generator=where.generator,
+        others=others(rows),
+        peers=described(where.peers),
+        details=details(rows),
+    )
+
+
+def targets(rows: Sequence[Row]) -> str:
+    """A line per target."""
+    found = {(row.workload.name, row.peer.name): row for row in rows}
+    lines = head(["workload", "", "Shoal", "Triton", "×", "wanted", "met"])
+    for each in TARGETS:
+        ours, theirs = found.get((each.workload, OURS)), found.get((each.workload, "triton"))
+        if ours is None:
+            continue
+        wanted = f"{'≤' if each.is_most else '≥'} {each.bound:g}{' ×' if each.is_ratio else ''}"
+        reached = _reached(each, ours, theirs)
+        ratio = "–" if theirs is None else _times(each, ours, theirs)
+        cells = [ours.workload.title, each.title, _shown(each, ours), _shown(each, theirs), ratio, wanted]
+        is_met = {each.is_met(figure) for figure in reached}
+        verdict = "not measured" if not is_met else "yes" if is_met == {True} else "**no**"
+        lines.append(line([*cells, verdict if len(is_met) < 2 else "in some rounds"]))
+    return "\n".join(lines) + "\n"
+
+
+def _reached(target: Target, ours: Row, theirs: Row | None) -> list[float]:
+    """Per round."""
+    if not target.is_ratio:
+        return [target.figure(sample) for sample in ours.samples]
+    pairs = zip(ours.samples, theirs.samples if theirs is not None else (), strict=False)
+    return [target.figure(first) / target.figure(second) for first, second in pairs]
+
+
+def _times(target: Target, ours: Row, theirs: Row) -> str:
+    if is_missing(ours) or is_missing(theirs) or not target.figure(theirs.median):
+        return "–"
+    return f"{target.figure(ours.median) / target.figure(theirs.median):.2f}"
+
+
+def _shown(target: Target, row: Row | None) -> str:
+    if row is None or is_missing(row):
+        return "–"
+    figure = target.figure(row.median) / target.unit
+    return count(figure) if figure >= 10 or target.unit == 1.0 else f"{figure:.2f}"
+
+
+def streams(rows: Sequence[Row]) -> str:
+    """Whether a connection or a call starves where there are many."""
+    crowded = [row for row in rows if row.workload.streams > 1 and not is_missing(row)]
+    if not crowded:
+        return ""
+    columns = [
+        "",
+        "requests/s",
+        "of the slowest connection",
+        "of the fastest",
+        "p50 ms",
+        "slowest request ms",
+        "errors",
+    ]
+    lines = head(columns)
+    for row in crowded:
+        median = row.median
+        times = [f"{each / 1000:.1f}" for each in (median.p50_us, median.slowest_us)]
+        rates = [f"{each:.1f}" for each in (median.least_per_s, median.most_per_s)]
+        lines.append(line([row.workload.title, count(median.requests_per_s), *rates, *times, count(median.errors)]))
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,172 @@
+"""The figures of isolation: what an answer came to, a situation's bar, and rows of a Markdown table. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from bench.goodput import percentile
+from bench.table import count, head, line
+
+OK, REFUSED = 200, 503
+#: Of an answer that never came, or is no answer.
+FAILED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request of a paced client: when it was due and when it was answered, in seconds of one clock."""
+
+    due_s: float
+    end_s: float
+    status: int
+
+    @property
+    def time_s(self) -> float:
+        """Since it was due: a client that could not ask in time hides nothing."""
+        return self.end_s - self.due_s
+
+
+class Unit(Enum):
+    """What a situation's figures count."""
+
+    MS = "ms"
+    CPU_US = "µs of CPU"
+    CONNECTIONS = "connections"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a loaded figure may be at most: so many times the quiet one, or so much.
+
+    With `is_least` the figure must be at least that. Neither requests refused (503) nor failed ones meet any bar.
+    """
+
+    times: float = 3.0
+    limit: float | None = None
+    is_least: bool = False
+
+    def __str__(self) -> str:
+        sign = "≥" if self.is_least else "≤"
+        return f"{sign} {self.times:g} ×" if self.limit is None else f"{sign} {self.limit:g}"
+
+    def is_met(self, measure: "Measure") -> bool:
+        """Whether it is."""
+        bound = self.times * measure.quiet if self.limit is None else self.limit
+        is_within = measure.loaded >= bound if self.is_least else measure.loaded <= bound
+        return is_within and not (measure.num_refused or measure.num_failed or measure.is_cut)
+
+
+RATIO = Bar()
+#: A takeover of the batcher, whatever users' code does.
+TAKEOVER = Bar(limit=100)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What one round found out: a figure in quiet, the same one under load, and what the paced client lost."""
+
+    quiet: float
+    loaded: float
+    num_refused: int = 0
+    num_failed: int = 0
+    note: str = ""
+    is_cut: bool = False  # the loaded figure is at least that: the measurement ended then
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One line: what an idle model lies beside, and how that is measured on a server with these models and flags."""
+
+    name: str
+    title: str
+    figure: str
+    measure: Callable[[Any], Measure]
+    models: Mapping[str, str] = field(hash=False)  # name → its config.pbtxt's first words; see models.py
+    flags: tuple[str, ...] = ()
+    bar: Bar = RATIO
+    unit: Unit = Unit.MS
+
+
+@dataclass(slots=True)
+class Row:
+    """A situation on one checkout: a measure per round, or why there is none."""
+
+    situation: Situation
+    server: str
+    # Changed by the run.
+    measures: list[Measure]
+    fault: str = ""
+
+    @property
+    def median(self) -> Measure:
+        """Each figure's median over the rounds; requests lost are added up, and every note is kept once."""
+        return Measure(
+            median(each.quiet for each in self.measures),
+            median(each.loaded for each in self.measures),
+            sum(each.num_refused for each in self.measures),
+            sum(each.num_failed for each in self.measures),
+            "; ".join(dict.fromkeys(each.note for each in self.measures if each.note)),
+            2 * sum(each.is_cut for each in self.measures) > len(self.measures),
+        )
+
+
+def p99_ms(answers: Sequence[Answer]) -> float:
+    """Of the times of all, answered or not."""
+    return percentile([each.time_s for each in answers], 99)
+
+
+def compared(quiet: Sequence[Answer], loaded: Sequence[Answer], patience_s: float, note: str = "") -> Measure:
+    """The p99 of a paced client in quiet and under load; what it lost in quiet counts as well."""
+    figure, most = p99_ms(loaded), 1000 * patience_s
+    return Measure(p99_ms(quiet), min(figure, most), *lost([*quiet, *loaded]), note, figure >= most)
+
+
+def lost(answers: Sequence[Answer]) -> tuple[int, int]:
+    """How many were refused, and how many failed."""
+    num_refused = sum(each.status == REFUSED for each in answers)
+    return num_refused, sum(each.status != OK for each in answers) - num_refused
+
+
+def longest_silence_s(answers: Sequence[Answer], since_s: float) -> float:
+    """From `since_s` on, the longest time in which no right answer came; until the last of all answers."""
+    ends = sorted(each.end_s for each in answers if each.status == OK and each.end_s > since_s)
+    last = max((each.end_s for each in answers), default=since_s)
+    moments = [since_s, *ends, max(since_s, last)]
+    return max(after - before for before, after in pairwise(moments))
+
+
+def verdict(row: Row) -> str:
+    """Whether the bar is met."""
+    if row.fault or not row.measures:
+        return "not measured"
+    return "yes" if row.situation.bar.is_met(row.median) else "**no**"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line per situation and checkout, then what could not be measured and what else was seen."""
+    lines = head(["beside", "checkout", "figure", "quiet", "loaded", "×", "refused", "failed", "bar", "met"])
+    remarks = []
+    for row in rows:
+        situation = row.situation
+        start = [situation.title, row.server, f"{situation.figure}, {situation.unit.value}"]
+        end = [str(situation.bar), verdict(row)]
+        if row.fault or not row.measures:
+            lines.append(line([*start, *["–"] * 5, *end]))
+            remarks.append(f"- {situation.name}, {row.server}: not measured: {row.fault or 'it was not run'}.")
+            continue
+        found = row.median
+        loaded = ("> " if found.is_cut else "") + number(found.loaded)
+        times = f"{found.loaded / found.quiet:.1f}" if found.quiet else "–"
+        lost_cells = [count(found.num_refused), count(found.num_failed)]
+        lines.append(line([*start, number(found.quiet), loaded, times, *lost_cells, *end]))
+        if found.note:
+            remarks.append(f"- {situation.name}, {row.server}: {found.note}.")
+    return "\n".join(lines) + "\n" + ("\n" + "\n".join(remarks) + "\n" if remarks else "")
+
+
+def number(value: float) -> str:
+    """Three digits, or the whole number."""
+    return count(value) if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,325 @@
+"""The situations of isolation: what an idle model lies beside, each measured in quiet and then under its load.
+
+A situation gets a server of its own (`site.py`) and returns a `Measure`. Each wait in it has a deadline.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from bench.company import raw
+from bench.errors import BenchmarkError
+from bench.isolation.beside import beside
+from bench.isolation.crowd import Crowd, Guests
+from bench.isolation.figures import (
+    OK,
+    TAKEOVER,
+    Answer,
+    Bar,
+    Measure,
+    Situation,
+    Unit,
+    compared,
+    longest_silence_s,
+    lost,
+)
+from bench.isolation.models import identity, python
+from bench.isolation.probe import (
+    EVENT_AT,
+    LONG_PATIENCE_S,
+    PATIENCE_S,
+    HttpProbe,
+    LiveProbe,
+    Probe,
+    infer,
+    paced,
+)
+from bench.isolation.readers import SITUATIONS as READERS
+from bench.isolation.site import Site, cpu_us, wait_until, warm
+from bench.workloads import Request
+
+#: Of an execution that others must not wait for.
+EXECUTION_S = 5.0
+UNEVEN_S = 10.0
+#: After an event: until everything runs again, or what waits for an execution has been seen to.
+AFTER_S = 1.5
+BACKLOG = 600
+CALLS = 1400
+NUM_LANES, NUM_CONNECTIONS, CONNECT_S = 4, 200, 0.01
+LARGE_REQUEST_FLOATS = 4 * 1024 * 1024
+ZIPPERS, UNFINISHED = 300, 70
+BUSY, CLIENTS, LONE, SLICES = 64, 32, 1500, 10
+GRPC = ("--grpc-process-count=1",)
+QUICK = identity()
+
+
+def http_backlog(site: Site) -> Measure:
+    """Two slow models, each with many requests waiting, but fewer than its queue may hold."""
+    load = site.guests(("slow_a", [1]), ("slow_b", [1]), count=2 * BACKLOG)
+    return beside(site.http("quick", num_connections=8), load)
+
+
+def grpc_backlog(site: Site) -> Measure:
+    """More calls of a slow model than a lane has in flight at once."""
+    return beside(site.grpc("quick"), site.callers("slow_a", [1], CALLS, channels=14))
+
+
+def _away(probe: Probe, event: Callable[[], float], after_s: float = AFTER_S) -> tuple[float, list[Answer]]:
+    """How long nothing is answered after the event, in ms, and everything that was asked."""
+    moments: list[float] = []
+    answers = paced(probe, after_s, event=lambda: moments.append(event()), patience_s=LONG_PATIENCE_S)
+    if not moments:
+        raise BenchmarkError("too few requests were answered before the event")
+    return 1000 * longest_silence_s(answers, moments[0]), answers
+
+
+def _kill_beside(site: Site, probe: Probe, title: str, model: str) -> Measure:
+    """A process is killed while nothing executes, and again while a worker of `model` does."""
+    with warm(probe):
+        quiet_ms, _ = _away(probe, lambda: site.kill(title))
+        site.wait_for_standby()
+        paced(probe, 0.3)  # a process that has just come has been answered, or has answered
+        with site.executing(model, EXECUTION_S):
+            loaded_ms, loaded = _away(probe, lambda: site.kill(title))
+    return _of_event(quiet_ms, loaded_ms, loaded)
+
+
+def _of_event(quiet_ms: float, loaded_ms: float, loaded: Sequence[Answer], note: str = "") -> Measure:
+    most_ms = 1000 * LONG_PATIENCE_S
+    has_recovered = loaded[-1].status == OK or any(each.status == OK for each in loaded[EVENT_AT + 1 :])
+    is_cut = loaded_ms >= most_ms or not has_recovered
+    return Measure(quiet_ms, min(loaded_ms, most_ms), *lost(loaded), note, is_cut)
+
+
+def takeover_executing(site: Site) -> Measure:
+    """The batcher is killed while a worker executes."""
+    return _kill_beside(site, site.http("quick"), "shoal batcher", "task")
+
+
+def takeover_gil(site: Site) -> Measure:
+    """The batcher is killed while a worker that calls other models executes and keeps its GIL."""
+    return _kill_beside(site, site.http("quick"), "shoal batcher", "holder")
+
+
+def front_end_restart(site: Site) -> Measure:
+    """The lane of gRPC is killed while a worker executes."""
+    measure = _kill_beside(site, LiveProbe(site.grpc_port), "shoal grpc", "task")
+    # Connections of a lane that dies fail: only for how long counts.
+    return Measure(measure.quiet, measure.loaded, 0, 0, measure.note, measure.is_cut)
+
+
+def worker_restart(site: Site) -> Measure:
+    """A worker is killed and started again while another keeps its GIL."""
+    return _kill_beside(site, site.http("quick"), "shoal worker quick_0_0", "holder")
+
+
+def stopped_lane(site: Site) -> Measure:
+    """The batcher is killed while a lane is stopped, as a debugger or a swapped-out process is."""
+    probe = site.http("quick")
+    with warm(probe):
+        quiet_ms, _ = _away(probe, lambda: site.kill("shoal batcher"))
+        site.wait_for_standby()
+        (mine,) = probe.ports
+        lanes = site.connections("shoal http", site.http_port)
+        others = [pid for pid, ports in lanes.items() if mine not in ports]
+        if len(others) == len(lanes):
+            raise BenchmarkError("no lane has the client's connection")
+        try:
+            os.kill(others[0], signal.SIGSTOP)
+            loaded_ms, loaded = _away(probe, lambda: site.kill("shoal batcher"))
+        finally:
+            with suppress(ProcessLookupError):  # it may have been replaced
+                os.kill(others[0], signal.SIGCONT)
+    return _of_event(quiet_ms, loaded_ms, loaded)
+
+
+def _spread(site: Site, title: str, port: int) -> tuple[list[int], HttpProbe]:
+    """Connections made one after the other; how many each lane has."""
+    probe = HttpProbe(port, infer("quick", [1.0]), NUM_CONNECTIONS)
+    begin_s = time.monotonic()
+    for number in range(NUM_CONNECTIONS):
+        time.sleep(max(0.0, begin_s + number * CONNECT_S - time.monotonic()))
+        probe.connect(number)
+    wait_until(
+        lambda: sum(map(len, site.connections(title, port).values())) >= NUM_CONNECTIONS, "connections to be accepted"
+    )
+    return sorted(map(len, site.connections(title, port).values()), reverse=True), probe
+
+
+def lanes_shared(site: Site) -> Measure:
+    """How many connections the lane with the fewest has."""
+    counts, probe = _spread(site, "shoal http", site.http_port)
+    probe.close()
+    return Measure(NUM_CONNECTIONS / NUM_LANES, min(counts), note="connections of each lane: " + _by_lane(counts))
+
+
+def lanes_busy(site: Site) -> Measure:
+    """Clients beside these connections that ask every 20 ms, with 20,000 floats in JSON each time."""
+    counts, probe = _spread(site, "shoal http", site.http_port)
+    measure = beside(probe, site.guests(("quick", [0.123456] * 20_000), count=4, every_s=0.02))
+    return Measure(
+        measure.quiet, measure.loaded, measure.num_refused, measure.num_failed,
+        f"{measure.note}; connections of each lane: {_by_lane(counts)}", measure.is_cut,
+    )  # fmt: skip
+
+
+def _by_lane(counts: Sequence[int]) -> str:
+    return " : ".join(map(str, counts))
+
+
+def large_request(site: Site) -> Measure:
+    """16 MiB for a model with two instances, one of which executes. Apart by more than a segment is kept."""
+    head = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[%d],"parameters":{"binary_data_size":%d}}]}'
+    start = head % (LARGE_REQUEST_FLOATS, 4 * LARGE_REQUEST_FLOATS)
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(start))}
+    request = Request("/v2/models/task/infer", headers, start + bytes(4 * LARGE_REQUEST_FLOATS))
+    probe = HttpProbe(site.http_port, raw(request))
+    with warm(probe, 0.001):
+        quiet = paced(probe, 2.5, 1.25, patience_s=LONG_PATIENCE_S)
+        with site.executing("task", EXECUTION_S):
+            loaded = paced(probe, 2.5, 1.25, patience_s=LONG_PATIENCE_S)
+    quiet_ms, loaded_ms = (1000 * max(each.time_s for each in answers) for answers in (quiet, loaded))
+    return _of_event(quiet_ms, loaded_ms, loaded)
+
+
+def uneven(site: Site) -> Measure:
+    """One client whose requests take 0.3 s beside fast ones, four of whose clients ask without a pause.
+
+    Long enough for what is only learnt from the first slow request to be less than a hundredth.
+    """
+    with site.guests(("task", [0.0]), count=4):
+        return beside(site.http("task", [0.0]), site.guests(("task", [0.3]), count=1), UNEVEN_S)
+
+
+def _metrics(site: Site, load: Crowd) -> Measure:
+    """GET /metrics, which those who watch a server need most when it is loaded."""
+    probe = HttpProbe(site.metrics_port, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    fresh = _Fresh(probe)
+    with warm(fresh, 0.2):
+        quiet = paced(fresh, 1.0, 0.1)
+        with load:
+            loaded = paced(fresh, 1.0, 0.1, patience_s=LONG_PATIENCE_S)
+    return compared(quiet, loaded, LONG_PATIENCE_S, f"the crowd had {load.words}")
+
+
+class _Fresh:
+    """A probe that makes its connection anew for every request."""
+
+    def __init__(self, probe: HttpProbe) -> None:
+        self._probe = probe
+
+    def ask(self, timeout_s: float) -> int:
+        """And hangs up."""
+        try:
+            return self._probe.ask(timeout_s)
+        finally:
+            self._probe.close()
+
+    def close(self) -> None:
+        """It is."""
+
+
+def metrics_gzip(site: Site) -> Measure:
+    """/metrics beside clients that would take gzip, of a model that takes its time."""
+    request = infer("slow_a", [1.0])
+    zipped = Request(request.path, {**request.headers, "Accept-Encoding": "gzip"}, request.body)
+    return _metrics(site, Crowd(Guests(site.http_port, [raw(zipped).decode("latin-1")], ZIPPERS)))
+
+
+def metrics_chunked(site: Site) -> Measure:
+    """/metrics beside bodies in chunks that do not end."""
+    head = 'POST /v2/models/quick/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"inp\r\n'
+    return _metrics(site, Crowd(Guests(site.http_port, [head], UNFINISHED, bytes_per_s=0)))
+
+
+def batcher_cpu(site: Site) -> Measure:
+    """What a lone request costs the batcher, with every instance of another model at work and clients that are idle.
+
+    The least of several slices: whatever else runs on the machine only adds to it.
+    """
+    probe = site.http("quick")
+
+    def cost_us() -> tuple[float, list[Answer]]:
+        (batcher,) = site.pids("shoal batcher")
+        figures, answers = [], []
+        for _ in range(SLICES):
+            before_us = cpu_us(batcher)
+            some = [Answer(0.0, 0.0, probe.ask(PATIENCE_S)) for _ in range(LONE // SLICES)]
+            figures.append((cpu_us(batcher) - before_us) / len(some))
+            answers += some
+        return min(figures), answers
+
+    with warm(probe):
+        quiet_us, _ = cost_us()
+        with site.guests(("busy", [1.0]), count=BUSY), site.clients(CLIENTS):
+            paced(probe, 0.3)
+            loaded_us, loaded = cost_us()
+    return Measure(quiet_us, loaded_us, *lost(loaded))
+
+
+_TAKEOVER = {"quick": QUICK, "task": python("task"), "holder": python("holder")}
+_SLOW = {"quick": QUICK, "slow_a": identity(200), "slow_b": identity(200)}
+_LANES = (f"--http-process-count={NUM_LANES}",)
+
+SITUATIONS = (
+    Situation(
+        "http-backlog", f"two slow models with {BACKLOG} requests waiting each, HTTP, one lane", "p99",
+        http_backlog, _SLOW, ("--http-process-count=1",),
+    ),
+    Situation(
+        "grpc-backlog", f"{CALLS:,} calls of a slow model, gRPC", "p99", grpc_backlog,
+        {"quick": QUICK, "slow_a": identity(20)}, GRPC,
+    ),
+    *READERS,
+    Situation(
+        "takeover", f"a batcher killed while a worker executes {EXECUTION_S:g} s", "until the next answer",
+        takeover_executing, _TAKEOVER, bar=TAKEOVER,
+    ),
+    Situation(
+        "takeover-gil", f"a batcher killed while a BLS model in native code keeps its GIL for {EXECUTION_S:g} s",
+        "until the next answer", takeover_gil, _TAKEOVER, bar=TAKEOVER,
+    ),
+    Situation(
+        "takeover-stopped", "a batcher killed while a lane is stopped", "until the next answer", stopped_lane,
+        {"quick": QUICK}, bar=TAKEOVER,
+    ),
+    Situation(
+        "front-end", f"gRPC's lane killed while a worker executes {EXECUTION_S:g} s", "until ServerLive answers",
+        front_end_restart, _TAKEOVER, GRPC,
+    ),
+    Situation(
+        "worker-gil", f"a worker killed while a BLS model in native code keeps its GIL for {EXECUTION_S:g} s",
+        "until its model answers", worker_restart, _TAKEOVER,
+    ),
+    Situation(
+        "lanes", f"{NUM_LANES} lanes and {NUM_CONNECTIONS} connections opened {1000 * CONNECT_S:g} ms apart",
+        "of the lane with the fewest", lanes_shared, {"quick": QUICK}, _LANES,
+        Bar(0.5, is_least=True), Unit.CONNECTIONS,
+    ),
+    Situation(
+        "lanes-busy", f"{NUM_LANES} lanes, {NUM_CONNECTIONS} connections, and 4 clients with 180 KB of JSON", "p99",
+        lanes_busy, {"quick": QUICK}, _LANES,
+    ),
+    Situation(
+        "large-request", f"16 MiB for two instances of which one executes {EXECUTION_S:g} s", "slowest",
+        large_request, {"task": python("task", 2)},
+    ),
+    Situation(
+        "uneven", "4 instances, one client with requests of 0.3 s beside fast ones", "p99 of the fast ones", uneven,
+        {"task": python("task", 4)},
+    ),
+    Situation(
+        "metrics-gzip", f"{ZIPPERS} clients with Accept-Encoding: gzip on a model of 100 ms", "p99 of /metrics",
+        metrics_gzip, {"slow_a": identity(100)},
+    ),
+    Situation(
+        "metrics-chunked", f"{UNFINISHED} chunked bodies that do not end", "p99 of /metrics", metrics_chunked,
+        {"quick": QUICK},
+    ),
+    Situation(
+        "batcher-cpu", f"{BUSY} instances at work and {CLIENTS} idle clients", "of the batcher for a lone request",
+        batcher_cpu, {"quick": QUICK, "busy": identity(6000, BUSY)}, bar=Bar(1.5), unit=Unit.CPU_US,
+    ),
+)  # fmt: skip

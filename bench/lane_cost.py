@@ -1,0 +1,313 @@
+"""What a small inference costs a lane alone, in instructions: python -m bench.lane_cost [CASE...]
+
+The lane runs its own loop, over real sockets and real shared memory, in this one process. Between two passes of the
+loop the program plays everybody else: clients, batcher and worker. Only what the lane does is counted, so two seconds
+tell what a change to it did, on a machine however busy. Half of the clients are a pass ahead of the others, so that
+a pass takes requests and delivers replies, as it does under load.
+
+  python -m bench.lane_cost                       all cases
+  python -m bench.lane_cost --opcodes grpc-c16    where its bytecode runs, by function
+"""
+
+import argparse
+import os
+import socket
+import sys
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hpack import Encoder
+
+from bench.company import raw
+from bench.errors import BenchmarkError
+from bench.grpc_words import METHOD, frame, grpc_request
+from bench.own_instructions import OwnInstructions
+from bench.workloads import IDENTITY_16, Model, v2_request
+from shoal.control import Channel
+from shoal.datatypes import FP32
+from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.grpc.grpc_lane import GrpcLane
+from shoal.frontend.http.http_lane import HttpLane
+from shoal.frontend.lane_loop import Host, Lane
+from shoal.request import InferResponse, TensorRef, pack_response
+from shoal.shm import layout
+from shoal.shm.doorbell import Doorbell
+from shoal.star.place import Place
+from tests.frontend.lane_star import Star
+
+#: The star's own model of that form, with little and with much in it.
+SMALL = replace(IDENTITY_16, name="same", dims=(1, 16), input_names=("A",), output_names=("OUT_A",))
+LARGE = replace(SMALL, dims=(1, 3 * 224 * 224))
+#: Each output ends with it, and no input has it, so it is counted in what a client receives: each is an answer.
+MARK = array("f", range(100, 116)).tobytes()
+SLAB_BYTES = 64 << 20
+WARM_UP_CALLS = 500
+GRACE_S = 5.0  # for the lane, when its clients have hung up
+
+
+class World(Star):
+    """The star with a bell of the lane's own, in which every request has the same answer."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(SLAB_BYTES)
+        self.lane_bell = Doorbell.create()
+        nbytes = 4 * prod(model.dims)
+        block = self.worker_slab.allocate(nbytes + 4096)
+        assert block is not None
+        header = pack_response(InferResponse((TensorRef("OUT_A", FP32.wire, model.dims, 0, nbytes),), {}))
+        block.memory[nbytes - len(MARK) : nbytes] = MARK
+        block.memory[nbytes : nbytes + len(header)] = header
+        self._answer = block.ref, layout.pack_span(nbytes, len(header))
+
+    def reply_to_all(self) -> None:
+        """What batcher and workers do; the block may be given back as often as it likes."""
+        asked = [each[1] for each in self._requests.drain() if each[0] == layout.REQUEST]
+        for number in asked:
+            words = layout.record(layout.REPLY, number)
+            self._replies.push((*words[:3], *self._answer, *words[5:]))
+        if asked:
+            self._replies.publish()
+            self.lane_bell.ring()
+
+
+class Client:
+    """One connection that asks so many things at once, and again as soon as all are answered."""
+
+    def __init__(self, port: int, model: Model, num_at_once: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setblocking(False)
+        self._model = model
+        self._num_at_once = num_at_once
+        # Changed by ask and hear.
+        self._num_waiting = 0
+        self._unsent = memoryview(b"")
+        self._end = b""  # of what was received: a mark may come in two pieces
+
+    def ask(self) -> None:
+        """All at once, in one write where the socket takes it."""
+        self._num_waiting = self._num_at_once
+        self._unsent = memoryview(b"".join([self.request() for _ in range(self._num_at_once)]))
+        self._send()
+
+    def hear(self) -> int:
+        """How many answers have come since; asks again after the last."""
+        self._send()
+        try:
+            data = self._end + self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return 0
+        num_answers = data.count(MARK)
+        self._end = data[1 - len(MARK) :]
+        self._num_waiting -= num_answers
+        if num_answers and not self._num_waiting:
+            self.ask()
+        return num_answers
+
+    def _send(self) -> None:
+        with suppress(BlockingIOError):
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+
+    def close(self) -> None:
+        """Hang up, whatever is to come."""
+        self._socket.close()
+
+    def request(self) -> bytes:
+        """The bytes of the next one."""
+        raise NotImplementedError
+
+
+class HttpClient(Client):
+    """The same bytes each time."""
+
+    def __init__(self, port: int, model: Model, num_at_once: int) -> None:
+        super().__init__(port, model, num_at_once)
+        self._bytes = raw(v2_request(model, "binary"))
+
+    def request(self) -> bytes:
+        """As Client."""
+        return self._bytes
+
+
+class GrpcClient(Client):
+    """A stream each time: HEADERS with nothing but references into the table, as soon as that is filled, and DATA in
+    frames as large as most clients make them. Like h2load, and unlike others, it says how long the body is."""
+
+    HEAD = (
+        (":method", "POST"), (":scheme", "http"), (":path", METHOD), (":authority", "localhost:8001"),
+        ("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", "lane-cost"),
+    )  # fmt: skip
+    FRAME_BYTES = 16 * 1024
+
+    def __init__(self, port: int, model: Model, num_at_once: int) -> None:
+        super().__init__(port, model, num_at_once)
+        body = grpc_request(model).body
+        starts = range(0, len(body), self.FRAME_BYTES)
+        self._pieces = [(body[start : start + self.FRAME_BYTES], int(start == starts[-1])) for start in starts]
+        self._head = (*self.HEAD, ("content-length", str(len(body))))
+        self._encoder = Encoder()
+        self._stream_id = -1
+        # Windows for all that will ever come.
+        settings = frame(4, 0, 0, b"\0\4\x7f\xff\xff\xff") + frame(8, 0, 0, b"\x7f\0\0\0")
+        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+
+    def request(self) -> bytes:
+        """As Client."""
+        self._stream_id += 2
+        frames = [frame(1, 4, self._stream_id, self._encoder.encode(self._head))]
+        frames += [frame(0, is_last, self._stream_id, piece) for piece, is_last in self._pieces]
+        return b"".join(frames)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A lane under a load."""
+
+    name: str
+    lane: type[Lane[Any]]
+    client: type[Client]
+    num_clients: int
+    num_at_once: int = 1
+    model: Model = SMALL
+
+
+CASES = (
+    Case("http-c1", HttpLane, HttpClient, 1),
+    Case("http-c16", HttpLane, HttpClient, 16),
+    Case("http-large", HttpLane, HttpClient, 8, model=LARGE),
+    Case("grpc-c1", GrpcLane, GrpcClient, 1),
+    Case("grpc-c16", GrpcLane, GrpcClient, 16),
+    Case("grpc-s16", GrpcLane, GrpcClient, 1, 16),  # streams of one connection
+    Case("grpc-large", GrpcLane, GrpcClient, 8, model=LARGE),
+)
+
+
+class Opcodes:
+    """Counts bytecodes by function while it is switched on; a hundred times slower."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> "Opcodes | None":
+        if not self.is_on:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            code = frame.f_code
+            self.counts[Path(code.co_filename).name, code.co_name] += 1
+        return self
+
+
+class Run:
+    """A case, from the first connection on. The lane asks between two passes whether it is to go on."""
+
+    def __init__(self, case: Case, num_calls: int, opcodes: Opcodes | None) -> None:
+        self._case = case
+        self._num_calls = num_calls
+        self._opcodes = opcodes
+        self._counter = OwnInstructions()
+        self._world = World(case.model)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        # Changed by `is_alive`.
+        self._clients: list[Client] = []
+        self._silent: deque[Client] = deque()  # who has not asked anything yet
+        self._num_warm_up = WARM_UP_CALLS if case.model is SMALL else WARM_UP_CALLS // 10
+        self._mark, self._mark_s = 0, 0.0
+        #: Of the lane, since it was warm.
+        self.instructions, self.cpu_s, self.num_answers, self.num_passes = 0, 0.0, 0, 0
+
+    def run(self) -> None:
+        """All of it."""
+        case, world = self._case, self._world
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        road, road_end = socket.socketpair()
+        os.environ["SHOAL_SEND_FD"] = str(road.detach())
+        place = Place(world.port, world.lane_bell, Channel(ours), world.state.models, 300.0, 630.0)
+        front_end = FrontEnd(world.state, place)
+        host = Host([self._listener], theirs.fileno(), self.is_alive, lambda: None)
+        lane = case.lane(front_end, host)
+        port: int = self._listener.getsockname()[1]
+        self._clients = [case.client(port, case.model, case.num_at_once) for _ in range(case.num_clients)]
+        self._silent.extend(self._clients)
+        if self._opcodes is not None:
+            sys.settrace(self._opcodes)
+        lane.run(GRACE_S)
+        sys.settrace(None)
+        for each in (ours, theirs, road_end, self._listener, self._counter):
+            each.close()
+
+    def is_alive(self) -> bool:
+        """A pass of the lane has ended, another one is to begin; not for ever."""
+        if self.num_answers >= self._num_calls:
+            self._world.reply_to_all()
+            return False
+        instructions, cpu_s = self._counter.read(), time.thread_time()
+        if self._opcodes is not None:
+            self._opcodes.is_on = False
+        if not self._num_warm_up:
+            self.instructions += instructions - self._mark - self._counter.own
+            self.cpu_s += cpu_s - self._mark_s
+            self.num_passes += 1
+        self._world.reply_to_all()
+        num_answers = sum([each.hear() for each in self._clients])
+        if self._num_warm_up:
+            self._num_warm_up = max(0, self._num_warm_up - num_answers)
+        else:
+            self.num_answers += num_answers
+        for _ in range(min(len(self._silent), max(1, self._case.num_clients // 2))):
+            self._silent.popleft().ask()
+        if self.num_answers >= self._num_calls:
+            for client in self._clients:
+                client.close()
+            return self.is_alive()
+        if self._opcodes is not None:
+            self._opcodes.is_on = not self._num_warm_up
+        self._mark_s, self._mark = time.thread_time(), self._counter.read()
+        return True
+
+
+def report(case: Case, num_calls: int, with_opcodes: bool, say: Callable[[str], object] = print) -> None:
+    """Run and print."""
+    opcodes = Opcodes() if with_opcodes else None
+    run = Run(case, num_calls, opcodes)
+    run.run()
+    num = run.num_answers
+    if opcodes is None:
+        say(
+            f"{case.name:10} {run.instructions / num / 1000:8.1f}k instructions {run.cpu_s / num * 1e6:8.1f} µs CPU "
+            f"per call, {num / run.num_passes:.2f} calls per pass"
+        )
+        return
+    say(f"{case.name:10} {opcodes.counts.total() / num:.0f} opcodes per call")
+    for (file, function), count in opcodes.counts.most_common(60):
+        say(f"{count / num:8.1f}  {file:20} {function}")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(case.name for case in CASES))
+    parser.add_argument("--calls", type=int, default=5000, help="per case (default: 5000)")
+    parser.add_argument("--opcodes", action="store_true", help="count bytecodes by function instead")
+    options = parser.parse_args()
+    for case in CASES:
+        if not options.cases or case.name in options.cases:
+            num_calls = options.calls if case.model is SMALL else options.calls // 10
+            report(case, min(num_calls, 200) if options.opcodes else num_calls, options.opcodes)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BenchmarkError as error:
+        sys.exit(f"bench.lane_cost: {error}")

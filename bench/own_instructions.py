@@ -1,0 +1,40 @@
+"""User instructions of this thread, read whenever wanted: perf_event_open(2), which perf uses for others."""
+
+import ctypes
+import os
+import platform
+import struct
+
+from bench.errors import BenchmarkError
+
+_NUMBERS = {"x86_64": 298, "aarch64": 241}  # of the system call
+_HARDWARE, _INSTRUCTIONS = 0, 1
+_PINNED, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 2, 1 << 5, 1 << 6  # pinned: always or not at all
+
+
+class OwnInstructions:
+    """A counter that runs from now on. Raises BenchmarkError where the kernel or a hypervisor does not count."""
+
+    def __init__(self) -> None:
+        # struct perf_event_attr, as long as it was at first: type, size, config; no samples, no format; flags.
+        flags = _PINNED | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
+        fields = _HARDWARE, 64, _INSTRUCTIONS, 0, 0, 0, flags, 0, 0, 0
+        attributes = ctypes.create_string_buffer(struct.pack("=IIQQQQQIIQ", *fields), 64)
+        libc = ctypes.CDLL(None, use_errno=True)
+        number = _NUMBERS.get(platform.machine(), -1)
+        self._fd = libc.syscall(number, ctypes.byref(attributes), 0, -1, -1, 0)
+        if self._fd < 0:
+            raise BenchmarkError(f"instructions cannot be counted here: {os.strerror(ctypes.get_errno())}")
+        #: What two readings differ by where nothing happens between them.
+        self.own = min(-self.read() + self.read() for _ in range(100))
+
+    def read(self) -> int:
+        """How many since it was made. Raises BenchmarkError where too many others count on this core."""
+        count = os.read(self._fd, 8)
+        if not count:
+            raise BenchmarkError("instructions cannot be counted here: the core's counters are taken")
+        return int.from_bytes(count, "little")
+
+    def close(self) -> None:
+        """Count no more: a core has few counters."""
+        os.close(self._fd)

@@ -1,0 +1,173 @@
+"""The servers: how each is started with one model, and in which words it is asked.
+
+Every server has one instance of the model and otherwise its own defaults; what differs from that is said in `notes`,
+which the document prints.
+"""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+from bench import repository
+from bench.errors import BenchmarkError
+from bench.server import Server, free_ports
+from bench.workloads import Model, Request, plain_answer, plain_request, v2_answer, v2_request
+
+ROOT = Path(__file__).parents[1]
+SHOAL_PYTHON = ROOT / ".venv" / "bin" / "python"
+NUM_CPUS = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One server to compare."""
+
+    name: str
+    title: str
+    short: str  # in the head of a column
+    launch: Callable[[Path, Model, str], Server]  # (folder for its files, model, encoding) → not started yet
+    request: Callable[[Model, str], Request]
+    answer: Callable[[Mapping[str, str], bytes], "array[float]"]
+    version: Callable[[int], str]  # port of the running server → what was measured
+    notes: str
+    company: Callable[[int], AbstractContextManager[object]] = nullcontext  # port → what else it has to bear
+    runs_python: bool = False  # a model.py as it is
+
+    def can_serve(self, model: Model) -> bool:
+        """Whether there is anything to measure."""
+        return self.runs_python or not model.is_python
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """For peers: their own environment's packages, and this folder's modules."""
+    site_packages = sysconfig.get_path("purelib")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT}:{site_packages}", **more}
+
+
+def _packages(*names: str) -> str:
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+def launch_shoal(
+    folder: Path,
+    model: Model,
+    _encoding: str,
+    others: Sequence[Model] = (),
+    num_instances: int = 1,
+    grpc: Sequence[str] | None = None,
+) -> Server:
+    """`shoal serve`, not started yet, with other models beside the one that is asked.
+
+    It is asked over HTTP, or over gRPC where there are flags for that, though there be none.
+    """
+    http_port, metrics_port, grpc_port = free_ports(3)
+    models = repository.write_for_shoal(folder, model, others, num_instances)
+    command = [f"{SHOAL_PYTHON.with_name('shoal')}", "serve", f"--model-repository={models}"]
+    command += [f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
+    command += ["--allow-grpc=false"] if grpc is None else [f"--grpc-port={grpc_port}", *grpc]
+    return Server(command, os.environ, http_port if grpc is None else grpc_port, folder / "shoal.log")
+
+
+def shoal_version(_port: int) -> str:
+    """Asked in its own environment."""
+    program = (
+        "from importlib.metadata import version as v\n"
+        "print(', '.join(f'{name} {v(name)}' for name in ('shoal', 'gunicorn', 'numpy', 'onnxruntime')))"
+    )
+    return subprocess.run([SHOAL_PYTHON, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def launch_triton(folder: Path, model: Model, _encoding: str, *, is_grpc: bool = False) -> Server:
+    """The real `tritonserver`, not started yet, asked over HTTP or gRPC."""
+    return serve_with_triton(folder, repository.write_for_triton(folder, model), is_grpc=is_grpc)
+
+
+def serve_with_triton(folder: Path, models: Path, *, is_grpc: bool = False) -> Server:
+    """The same, with a repository."""
+    spec = util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise BenchmarkError("nvidia-pytriton is not installed")
+    triton = Path(spec.origin).parent / "tritonserver"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = triton / "python_backend_stubs" / python / "triton_python_backend_stub"
+    if not stub.exists():
+        raise BenchmarkError(f"nvidia-pytriton has no Python backend for Python {python}")
+    # The server looks for the stub beside the backend; the wheel has one per version of Python elsewhere.
+    backend = folder / "backends" / "python"
+    backend.mkdir(parents=True, exist_ok=True)
+    for file in (*(triton / "backends" / "python").iterdir(), stub):
+        if not (backend / file.name).exists():
+            (backend / file.name).symlink_to(file)
+    http_port, metrics_port, grpc_port = free_ports(3)
+    command = [f"{triton / 'bin' / 'tritonserver'}", f"--model-repository={models}"]
+    command += [f"--backend-directory={backend.parent}"]
+    command += ["--grpc-address=127.0.0.1", f"--grpc-port={grpc_port}"] if is_grpc else ["--allow-grpc=false"]
+    command += ["--http-address=127.0.0.1", f"--http-port={http_port}", f"--metrics-port={metrics_port}"]
+    memory_prefix = f"benchmark_{secrets.token_hex(8)}_"
+    command += [f"--backend-config=python,shm-region-prefix-name={memory_prefix}"]
+    libpython = sysconfig.get_config_var("LIBDIR")
+    libraries = ":".join(filter(None, (os.environ.get("LD_LIBRARY_PATH"), libpython)))
+    environment = _environment(LD_LIBRARY_PATH=libraries)
+    port = grpc_port if is_grpc else http_port
+    return Server(command, environment, port, folder / "triton.log", memory_prefix)
+
+
+def _triton_version(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2", timeout=10) as answer:
+        return triton_title(json.load(answer)["version"])
+
+
+def triton_title(version: str) -> str:
+    """What its version means."""
+    return f"tritonserver {version} ({_packages('nvidia-pytriton', 'numpy', 'onnxruntime')})"
+
+
+def _launch_mosec(folder: Path, model: Model, encoding: str) -> Server:
+    (port,) = free_ports(1)
+    command = [sys.executable, f"{Path(__file__).parent / 'served' / 'mosec_server.py'}"]
+    command += ["--address=127.0.0.1", f"--port={port}", f"--path={folder / 'mosec'}", "--log-level=warning"]
+    return Server(command, _environment(MODEL=model.name, ENCODING=encoding), port, folder / "mosec.log")
+
+
+def _launch_flask(folder: Path, model: Model, _encoding: str) -> Server:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "gunicorn", f"--bind=127.0.0.1:{port}", f"--workers={NUM_CPUS}", "--threads=8"]
+    command += ["--keep-alive=60", "bench.served.flask_app:create_app()"]
+    return Server(command, _environment(MODEL=model.name), port, folder / "flask.log")
+
+
+PEERS = (
+    Peer(
+        "shoal", "Shoal", "Shoal", launch_shoal, v2_request, v2_answer, shoal_version,
+        "`shoal serve` with its defaults, without gRPC.", runs_python=True,
+    ),
+    Peer(
+        "triton", "Triton (Python backend)", "Triton", launch_triton, v2_request, v2_answer, _triton_version,
+        "The real `tritonserver` that the wheel of nvidia-pytriton carries, without gRPC. The wheel has only the "
+        "Python backend, so the models are Python files there; a Triton built with its ONNX Runtime and identity "
+        "backends would spend less per request.", runs_python=True,
+    ),
+    Peer(
+        "mosec", "mosec", "mosec", _launch_mosec, plain_request, plain_answer,
+        lambda _port: _packages("mosec", "numpy", "onnxruntime", "orjson"),
+        "One worker, orjson instead of its json. It has no protocol of its own: it is sent a JSON list of floats, or "
+        "just their bytes, and validates nothing. A batch waits up to 1 ms, the least that mosec takes.",
+    ),
+    Peer(
+        "flask", "Flask", "Flask", _launch_flask, plain_request, plain_answer,
+        lambda _port: _packages("flask", "gunicorn", "numpy", "onnxruntime"),
+        "The model inside a Flask application: gunicorn with a process per core and 8 threads each, the same plain "
+        "bodies as for mosec, no batches.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,138 @@
+"""A server under test: one process tree, from exec to the last process's end.
+
+Starts it in a session of its own, waits for the first right answer, and leaves nothing running.
+"""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from bench.errors import BenchmarkError
+from bench.measure import process_tree, processes
+from bench.workloads import Request
+
+START_DEADLINE_S = 120.0  # a hundred models take 12 s on two quiet cores
+STOP_DEADLINE_S = 10.0
+POLL_S = 0.005
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def ask(port: int, request: Request) -> tuple[int, dict[str, str], bytes]:
+    """One request on a connection of its own: status, headers with lower-case names, body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("POST", request.path, request.body, dict(request.headers))
+        response = connection.getresponse()
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+    finally:
+        connection.close()
+
+
+Ask: TypeAlias = Callable[[int, Request], tuple[int, Mapping[str, str], bytes]]
+
+
+class Server:
+    """A running server; `port` is the one that it was told to listen on.
+
+    `memory_prefix` is how names in /dev/shm begin that nobody else has, and that a killed server would leave there.
+    It runs in `folder`, or where we run.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        port: int,
+        log: Path,
+        memory_prefix: str = "",
+        folder: Path | None = None,
+    ) -> None:
+        self.port = port
+        self._folder = folder
+        self._memory_prefix = memory_prefix
+        self._command = command
+        self._env = env
+        self._log = log
+        # Changed by start.
+        self._started_s = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The root of the process tree."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Exec."""
+        with self._log.open("wb") as log:
+            self._started_s = time.perf_counter()
+            self._process = subprocess.Popen(
+                self._command,
+                env=dict(self._env),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self._folder,
+            )
+
+    def wait_for_answer(
+        self, request: Request, check: Callable[[Mapping[str, str], bytes], None], ask: Ask = ask
+    ) -> float:
+        """Ask until the answer is right; seconds since exec. Raises BenchmarkError where that does not happen."""
+        assert self._process is not None
+        fault = "it does not listen"
+        while time.perf_counter() - self._started_s < START_DEADLINE_S:
+            if self._process.poll() is not None:
+                raise BenchmarkError(f"it ended with exit code {self._process.returncode}: {self._last_words()}")
+            try:
+                status, headers, body = ask(self.port, request)
+                if status == http.HTTPStatus.OK:
+                    check(headers, body)
+                    return time.perf_counter() - self._started_s
+                fault = f"status {status}: {body[:200].decode(errors='replace')}"
+            except (OSError, http.client.HTTPException) as error:
+                fault = str(error)
+            time.sleep(POLL_S)
+        raise BenchmarkError(f"no answer within {START_DEADLINE_S:.0f} s ({fault}): {self._last_words()}")
+
+    def stop(self) -> None:
+        """SIGTERM to the root, and SIGKILL to whatever of the tree outlives it by ten seconds; no memory stays."""
+        if self._process is None:
+            return
+        tree = {(stat.pid, stat.started) for stat in process_tree(self.pid)}
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for stat in processes():
+            if (stat.pid, stat.started) in tree or stat.session == self.pid:
+                try:
+                    os.kill(stat.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue  # ended since the listing
+        if self._memory_prefix:
+            for left in SHARED_MEMORY.glob(f"{self._memory_prefix}*"):
+                left.unlink()
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1].strip().replace(str(Path.cwd()), ".") if lines else "its log is empty"

@@ -1,0 +1,50 @@
+"""The real Triton for a benchmark that runs in Shoal's own environment: a process of the peers' environment keeps it.
+
+    .venv-bench/bin/python -m bench.triton_beside FOLDER REPOSITORY
+
+prints the port when it is asked to listen, and stops it when its standard input ends.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.errors import BenchmarkError
+from bench.peers import ROOT, serve_with_triton
+
+PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
+
+
+@contextmanager
+def triton_beside(folder: Path, repository: Path) -> Iterator[int]:
+    """The HTTP port of a Triton that is about to listen. Raises BenchmarkError where there is none."""
+    if not PEERS_PYTHON.exists():
+        raise BenchmarkError("Triton is not installed; scripts/bench --quick does that")
+    command = [str(PEERS_PYTHON), "-m", __name__, str(folder), str(repository)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        try:
+            port = keeper.stdout.readline()
+            if not port:
+                raise BenchmarkError("Triton cannot be started")
+            yield int(port)
+        finally:
+            keeper.stdin.close()
+
+
+def main(folder: Path, repository: Path) -> None:
+    """Keep one."""
+    server = serve_with_triton(folder, repository)
+    server.start()
+    try:
+        print(server.port, flush=True)
+        sys.stdin.read()
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

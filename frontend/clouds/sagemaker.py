@@ -1,0 +1,155 @@
+"""SageMaker's endpoint: /ping and /invocations, and /models for endpoints of many models. Runs on the road.
+
+A model of such an endpoint bears the name that SageMaker gave it, a hash, whatever its archive calls it. The supervisor
+knows which there are; an inference asks no more than the table of models. Refusals are 400, as SageMaker wants them:
+404, 409 and 507 (upon which it unloads other models) mean something to it.
+"""
+
+import logging
+import os.path
+import re
+
+from shoal.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ShoalError
+from shoal.frontend import read_json as door
+from shoal.frontend.call import Call, Handler, Route, administrative
+from shoal.frontend.clouds.binary_content import told_by_content_type
+from shoal.frontend.read_json import read_json
+from shoal.frontend.response import JSON_CONTENT, Response, error_json, json_response
+from shoal.frontend.road.inference import generate, generate_stream, infer
+from shoal.frontend.router import Router
+from shoal.frontend.state import ServerState
+from shoal.frontend.v2.health import live, ready
+from shoal.repository.identifier import is_model_name
+from shoal.star.questions import NoAnswerError
+
+_log = logging.getLogger("shoal")
+
+BINARY_CONTENT = "application/vnd.sagemaker-triton.binary+json;json-header-size="
+#: Triton's: SageMaker itself waits 360 s for a model to be unloaded.
+UNLOAD_TIMEOUT_S = 350.0
+#: By the sentence, what failed for want of memory: Triton's list, and our words for shared memory.
+_OUT_OF_MEMORY = re.compile(
+    "[Oo]ut [Oo]f [Mm]emory|OUT_OF_MEMORY|OutOfMemory|OOM|MemoryError|(?:Dst|Src) tensor is not initialized"
+    "|CUDNN_STATUS_NOT_INITIALIZED|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|[Ff]ailed to allocate memory"
+    "|No space left on device|no shared memory"
+)
+_OUT_OF_MEMORY_STATUS = 507
+#: Triton's: where no request may make the server look.
+_FORBIDDEN = re.compile("/*(?:dev|proc|sys)(?:/.*)?")
+#: Nothing of SageMaker's is compressed, whatever a header says; Triton's.
+_ENCODINGS = frozenset({"content-encoding", "accept-encoding"})
+_INFERENCE = {
+    "infer": told_by_content_type(infer, BINARY_CONTENT),
+    "generate": generate,
+    "generate_stream": generate_stream,
+}
+_DONE = Response(200, JSON_CONTENT)
+_NOT_FOUND = Response(404)
+
+
+def _refusing(handler: Handler) -> Handler:
+    """`handler` with SageMaker's statuses for what it raises."""
+
+    def handle(call: Call) -> Response:
+        try:
+            return handler(call)
+        except ShoalError as error:
+            return error_json(_status(error), str(error))
+
+    return handle
+
+
+def _status(error: ShoalError) -> int:
+    if isinstance(error, AlreadyExistsError):
+        return 409
+    return _OUT_OF_MEMORY_STATUS if _OUT_OF_MEMORY.search(str(error)) else 400
+
+
+def _ping(call: Call) -> Response:
+    return live(call.state) if call.state.sagemaker_ping_mode == "live" else ready(call.state)
+
+
+def _invocations(call: Call) -> Response:
+    return _infer(call, call.state.sagemaker_default_model, call.state.sagemaker_inference_type)
+
+
+def _invoke(call: Call) -> Response:
+    try:
+        call.state.models.lookup(call.name, None)
+    except (NotFoundError, InvalidArgumentError):  # the second where models have namespaces
+        return _NOT_FOUND
+    return _infer(call, call.name, "infer")
+
+
+def _infer(call: Call, model: str, inference_type: str) -> Response:
+    headers = {name: value for name, value in call.headers.items() if name not in _ENCODINGS}
+    return _INFERENCE[inference_type](call._replace(name=model, headers=headers))
+
+
+def _load(call: Call) -> Response:
+    """Load the model, or the ensemble with its models, that lies in the directory `url`."""
+    request = read_json(call.body, call.state.http_max_input_size)
+    name = door.as_string(door.member(request, "model_name"), "model_name")
+    url = door.as_string(door.member(request, "url"), "url")
+    if not is_model_name(name):
+        raise InvalidArgumentError(f"invalid model name '{name}'")
+    call.state.require_ready()
+    target = call.headers.get("x-amzn-sagemaker-target-model", name)
+    _log.info("Loading SageMaker TargetModel: %s", target)  # Triton's line
+    call.ask("register", {"model": name, "repository": _directory(url)})
+    return _DONE
+
+
+def _directory(url: str) -> str:
+    path = os.path.normpath(url)
+    if not (path.startswith("/") and path.isprintable()):
+        raise InvalidArgumentError(f'"url" must be the absolute path of a directory, got: {url[:255]}')
+    if _FORBIDDEN.fullmatch(path):
+        raise InvalidArgumentError('"url" property value cannot start with /dev/, /proc/, or /sys/.')
+    return path
+
+
+def _unload(call: Call) -> Response:
+    """Unload a model; answers when nothing is left of it."""
+    try:
+        call.ask("unregister", {"model": call.name}, UNLOAD_TIMEOUT_S)
+    except NotFoundError:
+        return _NOT_FOUND
+    except NoAnswerError:
+        # Triton's words, and it says yes then, too: the model takes no more requests.
+        _log.error("UNLOAD did not complete within expected %d seconds.", UNLOAD_TIMEOUT_S)
+    return _DONE
+
+
+def _models(call: Call) -> Response:
+    """Those that answer, as SageMaker loaded them."""
+    loaded = call.ask("registered", {}).items()
+    return json_response(200, {"models": [_row(name, url) for name, url in loaded if _is_ready(call.state, name)]})
+
+
+def _model(call: Call) -> Response:
+    loaded = call.ask("registered", {})
+    return json_response(200, _row(call.name, loaded[call.name])) if call.name in loaded else _NOT_FOUND
+
+
+def _row(name: str, url: str) -> dict[str, str]:
+    return {"modelName": name, "modelUrl": url}
+
+
+def _is_ready(state: ServerState, name: str) -> bool:
+    return any(entry.ready for entry in state.models.ready_entries(name))
+
+
+_MODELS = {"GET": _refusing(_models), "POST": administrative(_refusing(_load))}
+_MODEL = {"GET": _refusing(_model), "DELETE": administrative(_refusing(_unload))}
+
+SAGEMAKER = Router(
+    (
+        Route("/ping", {"GET": _ping}, "health"),
+        Route("/invocations", {"POST": _refusing(_invocations)}, "inference"),
+        Route("/models/?", _MODELS, "model-repository"),
+        Route("/models/(?P<name>[^/]+)", _MODEL, "model-repository"),
+        Route("/models/(?P<name>[^/]+)/invoke", {"POST": _refusing(_invoke)}, "inference"),
+    ),
+    unmatched=Response(400),
+)

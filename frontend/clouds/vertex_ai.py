@@ -1,0 +1,65 @@
+"""Vertex AI's endpoint: a health route, and a predict route that asks the default model, or leads into Triton's API.
+
+Which routes is told by the environment. The header X-Vertex-Ai-Triton-Redirect of a prediction names what is meant
+instead, like `v2/models/M/infer`; everything there is POST. Binary responses are those of Triton's API, requests have
+their length in the Content-Type. Pure; runs on the road.
+"""
+
+import re
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from shoal.frontend.clouds.binary_content import asked_by_content_type
+from shoal.frontend.response import Response, error_json
+from shoal.frontend.road.inference import infer
+from shoal.frontend.router import HTTP, Admit, Found, path_of
+from shoal.frontend.state import ServerState
+
+REDIRECT_HEADER = "x-vertex-ai-triton-redirect"
+BINARY_CONTENT = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
+
+_UNMATCHED = Response(400)
+_ALLOW = (("Allow", "POST"),)
+_MODEL = "/v2/models/[^/]+(?:/versions/[0-9]+)?"
+_REPOSITORY = "/v2/repository(?:/[^/]+)?"
+_REGION = "/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
+#: Where a redirect may lead, and by which method; nowhere else.
+_REDIRECTS = (
+    (re.compile(f"/v2|/v2/health/(?:live|ready)|/v2/models/stats|{_MODEL}(?:/(?:ready|config|stats))?"), "GET"),
+    (re.compile(f"{_REGION}/status"), "GET"),
+    (re.compile(f"{_MODEL}/infer|{_REPOSITORY}/index"), "POST"),
+)
+#: What would change the server: whoever may predict may not do that.
+_FORBIDDEN = re.compile(f"{_REPOSITORY}/models/[^/]+/(?:un)?load|{_REGION}/(?:un)?register")
+
+_infer = asked_by_content_type(infer, BINARY_CONTENT)
+
+
+def admit_vertex_ai(
+    state: ServerState, method: str, target: str, headers: Mapping[str, str], *, metrics: Admit
+) -> Found | Response:
+    """The handler for a request, or its refusal. `metrics` admits what is meant for the metrics endpoint."""
+    path = path_of(target)
+    if path == state.vertex_ai_health_route:
+        return HTTP.admit(state, method, "/v2/health/ready", headers)
+    if path != state.vertex_ai_predict_route:
+        return _UNMATCHED
+    if method != "POST":
+        return error_json(405, "Method Not Allowed", _ALLOW)
+    default = f"v2/models/{quote(state.vertex_ai_default_model, safe='')}/infer"
+    redirect = headers.get(REDIRECT_HEADER, default)
+    if redirect == "metrics":
+        return metrics(state, "GET", "/metrics", headers)
+    return _redirected(state, f"/{redirect}", headers)
+
+
+def _redirected(state: ServerState, path: str, headers: Mapping[str, str]) -> Found | Response:
+    if _FORBIDDEN.fullmatch(path):
+        return error_json(403, f"'{path[1:]}' is not for redirects of Vertex AI; ask Triton's HTTP API for it")
+    for pattern, method in _REDIRECTS:
+        if pattern.fullmatch(path):
+            found = HTTP.admit(state, method, path, headers)
+            if isinstance(found, Found) and found.is_inference:
+                return found._replace(handler=_infer)
+            return found
+    return _UNMATCHED

@@ -1,0 +1,322 @@
+"""HTTP on a lane: what it answers by itself, and what it hands over to the road.
+
+It answers whatever cannot block: health, metadata, configuration, statistics, and `infer` with a Content-Length and
+JSON of at most 256 KiB. A body goes straight into shared memory, a response goes out of the worker's block. What it is
+not sure of, or what may take long, takes the road: the connection is handed over with the bytes already read, and comes
+back when it is idle again.
+"""
+
+import logging
+import select
+import socket
+
+from shoal.errors import ShoalError
+from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.http.connection import READ_BYTES, READING, RECEIVING, SENDING, WAITING, Connection
+from shoal.frontend.http.http_head import MAX_HEAD_BYTES, Head, parse_head
+from shoal.frontend.http.incoming import Incoming
+from shoal.frontend.http.outgoing import Outgoing
+from shoal.frontend.http.submission import Asked, Known, Submission, response_head
+from shoal.frontend.lane_loop import HEAD_S, LINGER_S, Host, Lane
+from shoal.frontend.prepared import PreparedRequest, RoadOnlyError
+from shoal.frontend.response import CONTINUE, Response, body_cut_short, error_response, no_answer
+from shoal.frontend.router import HTTP, answer
+from shoal.frontend.tracing import Tracing
+from shoal.options import SLAB_PARTS
+from shoal.shm.port import Reply
+from shoal.shm.slab import Block
+
+_log = logging.getLogger("shoal")
+
+#: JSON longer than this takes milliseconds to parse, during which the lane would answer nobody (10 ms a MB, measured).
+MAX_JSON_BYTES = 256 * 1024
+#: A body up to this comes with its head in one read; it is copied into its block. A larger one is received there.
+SMALL_BODY_BYTES = 48 * 1024
+_IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+
+
+class HttpLane(Lane[Connection]):
+    """Every HTTP connection of one process."""
+
+    def __init__(self, front_end: FrontEnd, host: Host) -> None:
+        super().__init__(front_end, host)
+        self._largest_body_nbytes = self._port.slab.largest_nbytes // SLAB_PARTS
+        self._submission = Submission(self._state, self._port)
+        self._incoming = Incoming(self._port)
+        self._outgoing = outgoing = Outgoing(self._port, self._poller, self._close)
+        self._port.on_recall = lambda segments, is_urgent: outgoing.recall(segments, self.now_s, is_urgent=is_urgent)
+        # Changed as requests go in and replies come.
+        self._pending: dict[int, tuple[Connection, Asked] | None] = {}
+
+    def _begin_to_stop(self) -> None:
+        self._outgoing.idle_s = LINGER_S
+        for connection in self._connections.values():
+            if connection.stage is READING:
+                connection.deadline_s = min(connection.deadline_s, self.now_s + LINGER_S)
+
+    # --- connections come and go ---
+
+    def _add(self, accepted: socket.socket, data: bytes, *, is_new: bool) -> None:
+        # What the road gives back is between two requests, what comes from outside is about to ask.
+        patience_s = HEAD_S if is_new and not self._stops_at_s else self._outgoing.idle_s
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(accepted, self.now_s, self.now_s + patience_s)
+        self._connections[connection.fd] = connection
+        self._poller.register(connection.fd, select.EPOLLIN)
+        if data:
+            self._process(connection, data)
+
+    def _forget(self, connection: Connection) -> None:
+        """The connection is no longer ours; what it holds in shared memory is given back."""
+        del self._connections[connection.fd]
+        self._poller.unregister(connection.fd)
+        if connection.stage is WAITING:
+            self._pending[connection.number] = None
+            self._port.cancel(connection.number)
+        if connection.trace is not None:
+            connection.trace.end()
+        self._incoming.release(connection)
+        self._outgoing.release(connection)
+
+    def _close(self, connection: Connection) -> None:
+        self._forget(connection)
+        connection.socket.close()
+
+    def _hand_over(self, connection: Connection, data: bytes) -> None:
+        """Whatever it is, the road copes with it."""
+        self._forget(connection)
+        self._doors.leave(connection.socket, data)
+
+    # --- bytes come in ---
+
+    def _give_up(self, connection: Connection) -> None:
+        _log.exception("a connection is closed, since serving it failed")
+        if self._connections.get(connection.fd) is connection:
+            self._close(connection)
+
+    def _serve(self, connection: Connection, event: int) -> None:
+        if event & _GONE:
+            self._close(connection)
+        elif connection.stage is READING:
+            data = connection.read()
+            if data and connection.buffer:
+                self._process(connection, connection.buffer + data)
+            elif data:
+                connection.begun_s = self.now_s  # the first bytes of a request
+                connection.deadline_s = self.now_s + HEAD_S
+                self._process(connection, data)
+            elif data is not None and connection.buffer:
+                self._hand_over(connection, connection.buffer)  # cut short: the road says so
+            elif data is not None:
+                self._close(connection)
+        elif connection.stage is RECEIVING:
+            self._receive(connection)
+        elif event & _OUT:
+            if self._outgoing.send_rest(connection, self.now_s):
+                self._resume(connection)
+        elif event & _IN:
+            self._read_ahead(connection)
+
+    def _read_ahead(self, connection: Connection) -> None:
+        """The client sends while it is owed an answer: one read of it is kept, the rest waits in the kernel.
+
+        Its end may mean that it has gone, or that it has closed its side only: a model that is at work is told, as
+        Triton tells it. Whoever still reads passes over an interim answer (RFC 9110, section 15.2) and gets the final
+        one; from whoever is gone comes a reset, and what it has queued is dropped.
+        """
+        if len(connection.buffer) < READ_BYTES:
+            data = connection.read()
+            connection.buffer += data or b""
+            if data == b"" and connection.stage is WAITING:
+                self._port.cancel(connection.number, is_sure=False)
+                connection.send([CONTINUE], len(CONTINUE))
+        self._set_quiet(connection, True)
+
+    def _set_quiet(self, connection: Connection, quiet: bool) -> None:
+        if quiet != connection.is_quiet:
+            connection.is_quiet = quiet
+            wanted = _OUT if connection.stage is SENDING else 0
+            self._poller.modify(connection.fd, wanted if quiet else wanted | _IN)
+
+    def _process(self, connection: Connection, data: bytes) -> None:
+        """Use up what has come: whole requests are answered, the beginning of one is kept."""
+        while True:
+            connection.buffer = b""
+            known = self._submission.find(data[: connection.prefix_nbytes], len(data))
+            if known is not None:
+                self._submit_known(connection, known, data)
+                return
+            end = data.find(b"\r\n\r\n") + 4
+            if end == 3:
+                self._keep(connection, data, MAX_HEAD_BYTES)
+                return
+            raw = data[:end]
+            head = parse_head(raw)
+            if head is None or self._is_for_road(head):
+                self._hand_over(connection, data)
+                return
+            connection.keep_alive = head.keep_alive and self._stops_at_s == 0.0
+            connection.prefix_nbytes = end + (head.json_length or 0)
+            needed = end + head.content_length
+            if len(data) < needed:
+                self._begin_body(connection, head, data, end)
+                return
+            connection.buffer = data[needed:]
+            run = self._submit if head.is_infer else self._answer
+            if not run(connection, head, memoryview(data)[end:needed], raw) or not connection.buffer:
+                return
+            data = connection.buffer
+
+    def _is_for_road(self, head: Head) -> bool:
+        if HTTP.restricted(self._state, head.path, head.headers):
+            return True  # it says so; what is let through here may be Known, and is by all of its head
+        if isinstance(head.found, Response) and head.content_length:
+            return True  # refused unread: closing without losing the answer is the road's
+        if not head.is_infer:
+            waits = not isinstance(head.found, Response) and head.found.asks_model(self._state)
+            return waits or head.content_length > SMALL_BODY_BYTES
+        if head.accepts_compression and self._submission.has_large_responses(head):
+            return True  # compressing takes milliseconds
+        json_length = head.content_length if head.json_length is None else head.json_length
+        return json_length > MAX_JSON_BYTES or head.content_length > self._largest_body_nbytes
+
+    def _keep(self, connection: Connection, data: bytes, limit: int) -> None:
+        if len(data) > limit:
+            self._hand_over(connection, data)
+            return
+        connection.buffer = data
+
+    def _begin_body(self, connection: Connection, head: Head, data: bytes, end: int) -> None:
+        """A body is still on its way: a small one is collected, a large one goes straight into shared memory."""
+        if not head.is_infer or head.content_length <= SMALL_BODY_BYTES:
+            self._keep(connection, data, MAX_HEAD_BYTES + SMALL_BODY_BYTES)
+            return
+        # Without room it waits for memory, or is refused; either takes reading the body. While there is ample room it
+        # does not matter for which model it is.
+        model = 0 if self._port.is_ample else self._submission.model_of(head)
+        if self._incoming.begin(connection, head, memoryview(data)[end:], self.now_s, model):
+            self._receive(connection)
+        else:
+            self._hand_over(connection, data)
+
+    def _receive(self, connection: Connection) -> None:
+        received = self._incoming.receive(connection)
+        if received is None:
+            return
+        head, block, body = received
+        if received.is_complete:
+            self._submit(connection, head, body, b"", block)
+            return
+        self._port.slab.free(block.ref)
+        connection.keep_alive = False
+        error = body_cut_short(len(body), head.content_length)
+        self._outgoing.respond(connection, error_response(error), self.now_s)
+
+    # --- requests go in, responses out ---
+
+    def _submit(
+        self, connection: Connection, head: Head, body: memoryview, raw: bytes, block: Block | None = None
+    ) -> bool:
+        """Queue a request. True where it was refused and the connection can go on at once."""
+        try:
+            number, asked = self._submission.submit(head, body, block, raw)
+        except RoadOnlyError:  # the body's block is free by now, and as it was
+            self._hand_over(connection, head.raw + bytes(body) + connection.buffer)
+            return False
+        except ShoalError as error:
+            return self._outgoing.respond(connection, error_response(error), self.now_s)
+        self._wait(connection, head, number, asked)
+        return False
+
+    def _submit_known(self, connection: Connection, known: Known, data: bytes) -> None:
+        """Queue a request that is all of `data`."""
+        connection.keep_alive = known.keep_alive and self._stops_at_s == 0.0
+        try:
+            number, asked = self._submission.submit_known(known, data)
+        except RoadOnlyError:
+            self._hand_over(connection, data)
+        except ShoalError as error:
+            self._outgoing.respond(connection, error_response(error), self.now_s)
+        else:
+            self._wait(connection, known.head, number, asked)
+
+    def _wait(self, connection: Connection, head: Head, number: int, asked: Asked) -> None:
+        connection.stage = WAITING
+        connection.number = number
+        connection.deadline_s = self.now_s + self._place.request_timeout_s
+        self._pending[number] = (connection, asked)
+        if self._state.tracing is not None:
+            self._trace(self._state.tracing, connection, head, asked)
+
+    def _trace(self, tracing: Tracing, connection: Connection, head: Head, asked: Asked) -> None:
+        """Begin a request's trace, where it is to be traced."""
+        prepared = asked if isinstance(asked, PreparedRequest) else asked.prepared
+        trace = connection.trace = tracing.sample(prepared, head.headers)
+        if trace is not None:
+            block, span, start_ns = self._port.submitted(connection.number)
+            trace.received(int(connection.begun_s * 1e9), start_ns)
+            trace.submitted(block, span)
+            trace.children = self._port.trace(connection.number)
+
+    def _answer(self, connection: Connection, head: Head, body: memoryview, _raw: bytes) -> bool:
+        """Run a handler that cannot block. True where the connection can go on at once."""
+        found = head.found
+        if not isinstance(found, Response):
+            found = answer(found, self._state, None, head.headers, body)
+        if head.is_head:
+            return self._outgoing.send(connection, [response_head(found)], self.now_s)
+        return self._outgoing.respond(connection, found, self.now_s)
+
+    def _deliver(self) -> None:
+        for reply in self._port.poll():
+            if not reply.is_final:  # a model that answers here does so once: by its last reply
+                self._port.release(reply.number, reply.part)
+                continue
+            waiting = self._pending.pop(reply.number, None)
+            release = reply.number if reply.block is not None else 0
+            if waiting is None:
+                if release:
+                    self._port.release(release)
+                continue
+            connection, asked = waiting
+            try:
+                self._reply(connection, asked, reply, release)
+            except Exception:  # noqa: BLE001  the rim: a fault of ours costs one connection, not all of them
+                self._give_up(connection)
+
+    def _reply(self, connection: Connection, asked: Asked, reply: Reply, release: int) -> None:
+        connection.stage = READING
+        connection.release = release  # until it is sent: whatever fails, it is given back
+        if connection.trace is not None:
+            connection.trace.replied(reply)
+        chunks = self._submission.known_response(asked, reply) or self._submission.response(asked, reply)
+        if self._outgoing.send(connection, chunks, self.now_s) and (connection.buffer or connection.is_quiet):
+            self._resume(connection)
+
+    def _resume(self, connection: Connection) -> None:
+        """Ready for the next request, which may have come already."""
+        self._set_quiet(connection, False)
+        connection.begun_s = self.now_s
+        data, connection.buffer = connection.buffer, b""
+        if data:
+            self._process(connection, data)
+
+    # --- time passes ---
+
+    def _tick(self) -> None:
+        now_s = self.now_s
+        self._outgoing.given_up.log(now_s)
+        for connection in [each for each in self._connections.values() if each.deadline_s <= now_s]:
+            if connection.stage is WAITING:
+                self._time_out(connection)
+            elif not (connection.stage is SENDING and self._outgoing.hold_no_longer(connection, now_s)):
+                self._close(connection)
+
+    def _time_out(self, connection: Connection) -> None:
+        self._pending[connection.number] = None
+        self._port.cancel(connection.number)
+        connection.stage = READING
+        error = no_answer(self._place.request_timeout_s)
+        if self._outgoing.respond(connection, error_response(error), self.now_s):
+            self._resume(connection)

@@ -1,0 +1,93 @@
+"""The lane's way in for large bodies: received straight into a block of shared memory, as fast as their clients send.
+
+A client may stop half-way and hold its block for as long as a body may take. So the blocks of all unfinished bodies
+together take at most half of the slab: the other half serves those who are done sending. One thread, the lane's.
+"""
+
+from typing import NamedTuple
+
+from shoal.errors import UnavailableError
+from shoal.frontend.http.connection import READING, RECEIVING, Connection
+from shoal.frontend.http.http_head import Head
+from shoal.frontend.http.submission import HEADER_BYTES, body_offset
+from shoal.frontend.lane_loop import HEAD_S
+from shoal.shm.port import Port
+from shoal.shm.slab import Block
+
+#: How long a body may take per MiB, beside the time for its head.
+BODY_S_PER_MIB = 1.0
+
+
+class Received(NamedTuple):
+    """What has come of a body and its block, which is the caller's now."""
+
+    head: Head
+    block: Block
+    body: memoryview
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the client sent all it had announced."""
+        return len(self.body) == self.head.content_length
+
+
+class Incoming:
+    """Unfinished bodies of all connections of a lane."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._max_nbytes = port.slab.largest_nbytes // 2
+        # Changed by every method.
+        self._nbytes = 0
+
+    def begin(self, connection: Connection, head: Head, begun: memoryview, now_s: float, model: int) -> bool:
+        """Go on receiving a body for a model, of which `begun` has come. False, and nothing happens, where there is no
+        room."""
+        offset, length = body_offset(head), head.content_length
+        nbytes = offset + length + HEADER_BYTES  # the request's header goes behind the body
+        if self._nbytes + nbytes > self._max_nbytes:
+            return False
+        try:
+            block = self._port.allocate(nbytes, model)
+        except UnavailableError:
+            return False
+        self._nbytes += len(block.memory)
+        received = len(begun)
+        block.memory[offset : offset + received] = begun
+        connection.stage = RECEIVING
+        connection.head, connection.block = head, block
+        connection.received = received
+        connection.target = block.memory[offset + received : offset + length]
+        connection.buffer = b""
+        connection.deadline_s = now_s + HEAD_S + BODY_S_PER_MIB * (length >> 20)
+        return True
+
+    def receive(self, connection: Connection) -> Received | None:
+        """Take what has come. The body once it is complete or its client has ended, None before."""
+        while True:
+            received = connection.receive()
+            if received < 0:
+                return None
+            assert connection.target is not None
+            connection.received += received
+            connection.target = connection.target[received:]
+            if received == 0 or not connection.target:
+                break
+        head, block = connection.head, connection.block
+        assert isinstance(head, Head)
+        assert isinstance(block, Block)
+        self._end(connection, block)
+        connection.stage = READING
+        offset = body_offset(head)
+        return Received(head, block, block.memory[offset : offset + connection.received])
+
+    def release(self, connection: Connection) -> None:
+        """The connection ends; a body that it was sending is not wanted any more."""
+        block = connection.block
+        if isinstance(block, Block):
+            self._end(connection, block)
+            self._port.slab.free(block.ref)
+
+    def _end(self, connection: Connection, block: Block) -> None:
+        self._nbytes -= len(block.memory)
+        connection.target = connection.block = connection.head = None

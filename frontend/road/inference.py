@@ -1,0 +1,84 @@
+"""Inference as the road does it: prepare, submit, wait, render. Lanes have a way of their own (submission.py).
+
+A request whose model is reloaded while it is being parsed is prepared again for the version that took its place.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from shoal.errors import UnsupportedError
+from shoal.frontend.call import Call, Handler, blocking
+from shoal.frontend.prepared import PreparedRequest
+from shoal.frontend.response import Response
+from shoal.frontend.v2 import generate as flat
+from shoal.frontend.v2.compression import compress, decompress
+from shoal.frontend.v2.infer import prepare, render
+from shoal.reasons import ModelGoneError
+from shoal.star.models import ModelEntry
+
+if TYPE_CHECKING:
+    from shoal.frontend.road.transport import Transport
+
+T = TypeVar("T")
+
+#: Reloads of a model that one request may meet while it is parsed; after one more it is refused.
+_MAX_RELOADS = 3
+
+
+def infer(call: Call) -> Response:
+    """POST …/infer."""
+
+    def look_up() -> ModelEntry:
+        entry = call.state.models.lookup(call.name, call.version)
+        if entry.is_decoupled:
+            raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
+        return entry
+
+    return with_model(look_up, lambda entry: _infer_with(entry, call))
+
+
+def _infer_with(entry: ModelEntry, call: Call) -> Response:
+    body = decompress(call.headers, call.body, call.state.http_max_input_size)
+    limit, regions = call.state.http_max_input_size, call.state.regions
+    prepared = prepare(entry, call.headers, body, limit, call.forwarded, regions)
+    reply = _transport(call).infer(prepared)
+    try:
+        response = render(prepared, reply.response, reply.block)
+        compressed = compress(response, call.headers.get("accept-encoding", ""))
+    except BaseException:
+        reply.release()
+        raise
+    return reply.send(compressed)
+
+
+def _generating(answer: "Callable[[PreparedRequest, Transport], Response]") -> Handler:
+    def attempt(entry: ModelEntry, call: Call) -> Response:
+        limit = call.state.http_max_input_size
+        return answer(flat.prepare(entry, call.headers, call.body, limit, call.forwarded), _transport(call))
+
+    def handle(call: Call) -> Response:
+        return with_model(lambda: call.state.models.lookup(call.name, call.version), lambda entry: attempt(entry, call))
+
+    return blocking(handle)
+
+
+#: POST …/generate and …/generate_stream.
+generate, generate_stream = _generating(flat.generate), _generating(flat.generate_stream)
+
+
+def with_model(look_up: Callable[[], ModelEntry], attempt: Callable[[ModelEntry], T]) -> T:
+    """`attempt` with the model as it was looked up, and again with what has taken its place since."""
+    entry = look_up()
+    for _ in range(_MAX_RELOADS):
+        try:
+            return attempt(entry)
+        except ModelGoneError:
+            gone, entry = entry, look_up()
+            if entry.model_id == gone.model_id:
+                raise
+    return attempt(entry)
+
+
+def _transport(call: Call) -> "Transport":
+    assert call.transport is not None, "a lane submits in its own way, or hands over"
+    return call.transport

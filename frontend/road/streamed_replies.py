@@ -1,0 +1,110 @@
+"""The replies to streamed requests on the road, until the thread that sends them takes them.
+
+That thread waits for its client in `send`. Replies that come meanwhile are copied, within the share of the road's kept
+memory that a connection has: so their blocks go back to the model, which does not wait for the client with them. Others
+are copied when their worker recalls its memory (held_answers.py) and there is room by then. Where there is none until
+the worker can have memory nowhere else, a reply that has had its time is dropped, and the client told in its place.
+"""
+
+import queue
+import time
+from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.frontend.road.held_answers import HeldAnswers
+from shoal.frontend.slow_readers import HOLD_S
+from shoal.reasons import Reason
+from shoal.shm.port import Reply
+
+#: In the queue, in the place of a reply that has a block.
+_REPLY = object()
+
+
+@dataclass(slots=True)
+class KeptReply(Reply):
+    """A reply whose block has been released: what lay in it is a copy, which counts until it is forgotten."""
+
+    kept_by: "StreamedReplies | None" = None
+
+    def forget(self) -> None:
+        """The copy is not needed any more. Under the lock of the port."""
+        assert self.kept_by is not None, "who made the copy"
+        assert self.block is not None, "it was copied"
+        self.kept_by.count(-len(self.block))
+
+
+class StreamedReplies(queue.SimpleQueue[Any]):
+    """Replies to the requests of one client. `put` them under the lock of the port, which guards the kept memory, too,
+    and take them without it.
+
+    A reply is copied while something else waits to be taken.
+    """
+
+    def __init__(self, held: HeldAnswers) -> None:
+        super().__init__()
+        self._held = held
+        # Changed under the lock of the port.
+        self._kept_bytes = 0
+        self._unread: deque[tuple[Reply, float]] = deque()  # the replies in the queue that have a block, since when
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """A reply has come, or news of the client, for which no lock is needed."""
+        if isinstance(item, Reply) and item.block is not None:
+            reply = item if self.empty() else self._copied(item) or item
+            self._unread.append((reply, time.monotonic()))
+            self._held.unread[self] = None
+            item = _REPLY
+        super().put(item, block, timeout)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """As the queue's."""
+        return self._taken(super().get(block, timeout))
+
+    def get_nowait(self) -> Any:
+        """As the queue's."""
+        return self._taken(super().get_nowait())
+
+    def _taken(self, item: Any) -> Any:
+        if item is not _REPLY:
+            return item
+        with self._held.lock:
+            reply, _ = self._unread.popleft()
+            if not self._unread:
+                self._held.unread.pop(self, None)
+        return reply
+
+    def _copied(self, reply: Reply) -> KeptReply | None:
+        """The reply, with its block released; None where there is no room for a copy."""
+        assert reply.block is not None, "what has none needs no copy"
+        if not self._held.kept.has_room(self._kept_bytes, len(reply.block)):
+            return None
+        copied = memoryview(bytes(reply.block))
+        self._held.port.release(reply.number, reply.part)
+        read = reply.number, reply.status, reply.reason, copied, reply.header, reply.detail, reply.record
+        self.count(len(copied))
+        return KeptReply(*read, kept_by=self)
+
+    def recall(self, segments: Container[int], now_s: float, *, is_urgent: bool) -> int:
+        """Copy what lies in these segments, and give its blocks back. Under the lock; returns how many were dropped."""
+        num_dropped = 0
+        for position, (reply, since_s) in enumerate(self._unread):
+            if isinstance(reply, KeptReply) or reply.block is None:
+                continue
+            if not self._held.port.lies_in(reply.number, reply.part, segments):
+                continue
+            other: Reply | None = self._copied(reply)
+            if other is None and is_urgent and now_s - since_s >= HOLD_S:
+                self._held.port.release(reply.number, reply.part)
+                other = Reply(reply.number, 0, int(Reason.NO_MEMORY), None, None, reply.detail, reply.record)
+                num_dropped += 1
+            if other is not None:
+                self._unread[position] = other, since_s
+        self._held.port.flush()
+        return num_dropped
+
+    def count(self, nbytes: int) -> None:
+        """So many bytes more are kept, or fewer. Under the lock of the port."""
+        self._kept_bytes += nbytes
+        self._held.kept.nbytes += nbytes

@@ -1,0 +1,298 @@
+"""The road's way into shared memory: many request threads, one port, one thread that listens.
+
+A request thread takes a block, fills it, submits it and sleeps until its reply is put into its own queue, by the thread
+that listens (shoal/star/shared_port.py).
+"""
+
+import queue
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from shoal.errors import CancelledError, ShoalError
+from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.kept_memory import KeptMemory
+from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
+from shoal.frontend.response import Response, no_answer
+from shoal.frontend.road.hang_ups import Caller, HangUps
+from shoal.frontend.road.held_answers import HeldAnswers
+from shoal.frontend.road.streamed_replies import KeptReply, StreamedReplies
+from shoal.frontend.tracing import TracedRequest
+from shoal.request import InferResponse
+from shoal.shm.layout import NO_DIGEST
+from shoal.shm.port import Reply
+from shoal.star.refusal import answered
+from shoal.star.request_digest import request_digest
+from shoal.star.shared_port import SharedPort
+
+
+class Answer(NamedTuple):
+    """A model's response and the worker's block its tensors lie in.
+
+    Either `release` the block once, or let `send` make the response that is sent of one whose chunks are views of it.
+    """
+
+    response: InferResponse
+    block: memoryview
+    release: Callable[[], None]
+    send: Callable[[Response], Response]
+
+
+class Part(NamedTuple):
+    """One of a model's answers to a request: a response, an error, or, where it is final, neither."""
+
+    answer: Answer | None
+    error: ShoalError | None
+    is_final: bool
+
+
+class Replies(Protocol):
+    """Where the replies to a request come in, or to several: they are told apart by their numbers."""
+
+    def put(self, item: Reply, /) -> None:
+        """Called by the listening thread, which must not wait."""
+        ...
+
+
+class Transport(Protocol):
+    """What the router needs of shared memory."""
+
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
+        """Run a prepared request; blocks until it is answered. Raises ShoalError."""
+        ...
+
+    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+        """Run a prepared request that may be answered several times; blocks for each. `close` it: that cancels what
+        has not had its end. Raises ShoalError where there is no answer, before the first one or later."""
+        ...
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """Ask the supervisor; blocks until it answers. Raises ShoalError."""
+        ...
+
+
+#: The replies to one request. A None that anybody puts there cancels it, its caller says that this may have hung up.
+Waiter: TypeAlias = queue.SimpleQueue["Reply | Caller | None"]
+
+
+class PortTransport:
+    """A Transport over this process's port."""
+
+    def __init__(self, front_end: FrontEnd) -> None:
+        self._port = front_end.place.port
+        self.request_timeout_s = front_end.place.request_timeout_s
+        #: Its thread must be started.
+        self.shared = SharedPort(front_end.place, self._take, front_end.apply)
+        self._lock = self.shared.lock
+        # Changed under the lock: who waits for which reply; what is kept of replies that wait for their clients.
+        self._waiting: dict[int, Replies] = {}
+        self._kept = KeptMemory()
+        self._held = HeldAnswers(self._port, self._lock, self._kept)
+        self._port.on_recall = lambda segments, is_urgent: self._held.recall(
+            segments, time.monotonic(), is_urgent=is_urgent
+        )
+
+    # --- request threads ---
+
+    def infer(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
+    ) -> Answer:
+        """Run a prepared request. Raises ShoalError: no memory, a deadline, or what the batcher or the model said."""
+        waiter = queue.SimpleQueue() if waiter is None else waiter
+        number = self.submit(prepared, waiter, trace)
+        reply = self._wait(number, waiter)
+        while not reply.is_final:  # of one that answers once only the last is one
+            self.drop(reply)
+            reply = self._wait(number, waiter)
+        if trace is not None:
+            trace.replied(reply)
+        return self._answer(prepared, reply)
+
+    def stream(
+        self, prepared: PreparedRequest, trace: TracedRequest | None = None, waiter: Waiter | None = None
+    ) -> Generator[Part, None, None]:
+        """As the Transport. The deadline of a request is that of each of its answers."""
+        waiter = self.streamed_replies() if waiter is None else waiter
+        number = self.submit(prepared, waiter, trace)
+        is_final = False
+        try:
+            while not is_final:
+                reply = self._wait(number, waiter)
+                is_final = reply.is_final
+                if is_final and trace is not None:
+                    trace.replied(reply)
+                yield self.part(prepared, reply)
+        finally:
+            if not is_final:
+                self._abandon(number, waiter)
+
+    def streamed_replies(self) -> StreamedReplies:
+        """Where the replies to streamed requests of one client come in."""
+        return StreamedReplies(self._held)
+
+    def submit(self, prepared: PreparedRequest, replies: Replies, trace: TracedRequest | None = None) -> int:
+        """Hand a request to the batcher. Returns its number; whoever asks for it makes its replies a `part` each."""
+        start_ns = time.monotonic_ns()
+        block = self.shared.allocate(block_nbytes(prepared), prepared.entry.model_id)
+        try:
+            header = write_block(prepared, block.memory)
+        except BaseException:
+            self.shared.free(block.ref)
+            raise
+        digest = request_digest(block.memory, header) if prepared.entry.is_cached else NO_DIGEST
+        if trace is not None:
+            trace.submitted(block.memory, header)
+        with self._lock:
+            number = self._port.submit(
+                prepared.entry.model_id,
+                block,
+                header,
+                prepared.rows,
+                prepared.shape_key,
+                start_ns,
+                prepared.priority,
+                prepared.timeout_us,
+                digest,
+                prepared.deadline_ns,
+                prepared.correlation_id,
+                prepared.flags,
+            )
+            self._waiting[number] = replies
+            if trace is not None:
+                trace.children = self._port.trace(number)
+            self._port.flush()
+        return number
+
+    def _wait(self, number: int, waiter: Waiter) -> Reply:
+        try:
+            while isinstance(reply := waiter.get(timeout=self.request_timeout_s), Caller):
+                self._doubt(number)
+                reply.ask()
+        except queue.Empty:
+            return self._give_up(number, waiter)
+        if reply is None:
+            self._abandon(number, waiter)
+            raise CancelledError("Request was cancelled")
+        return reply
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """As the shared port."""
+        return self.shared.ask(verb, arguments, timeout_s)
+
+    def _give_up(self, number: int, waiter: Waiter) -> Reply:
+        """The deadline has passed: take the reply if it has just come, else it is dropped when it comes."""
+        reply = _left(waiter)
+        if reply is None:
+            self._abandon(number, waiter)
+            raise no_answer(self.request_timeout_s)
+        return reply
+
+    def _abandon(self, number: int, waiter: Waiter) -> None:
+        self.cancel(number)
+        while (reply := _left(waiter)) is not None:
+            self.drop(reply)
+
+    def cancel(self, number: int) -> None:
+        """Nobody takes any more of its replies; those that came are the caller's to `drop`."""
+        with self._lock:
+            self._cancel(number)
+
+    def _doubt(self, number: int) -> None:
+        """Its client may be gone: whoever is at work on it is told."""
+        with self._lock:
+            self._port.cancel(number, is_sure=False)
+            self._port.flush()
+
+    def drop(self, reply: Reply | None) -> None:
+        """Give back a reply that nobody looks at."""
+        if isinstance(reply, KeptReply):
+            with self._lock:
+                reply.forget()
+        elif reply is not None and reply.block is not None:
+            self._release_number(reply.number, reply.part)
+
+    def _cancel(self, number: int) -> None:
+        """Under the lock: what comes from now on is dropped."""
+        if self._waiting.pop(number, None) is not None:
+            self._port.cancel(number)
+            self._port.flush()
+
+    def part(self, prepared: PreparedRequest, reply: Reply) -> Part:
+        """What a reply to this request says."""
+        if reply.is_final and reply.is_empty:
+            self.drop(reply)
+            return Part(None, None, is_final=True)
+        try:
+            return Part(self._answer(prepared, reply), None, reply.is_final)
+        except ShoalError as error:
+            # Without its traceback, which has the reply in it, and so the worker's memory.
+            return Part(None, error.with_traceback(None), reply.is_final)
+
+    def _answer(self, prepared: PreparedRequest, reply: Reply) -> Answer:
+        try:
+            _, response, block = answered(prepared.entry, prepared.id, reply, prepared.correlation_id)
+        except ShoalError:
+            self.drop(reply)
+            raise
+        if isinstance(reply, KeptReply):
+            return Answer(response, block, partial(self.drop, reply), partial(self._send_kept, reply))
+        # By number: whoever keeps the function for a while after the response must not keep the memory.
+        number, part = reply.number, reply.part
+        release = partial(self._release_number, number, part)
+        return Answer(response, block, release, lambda made: self._held.send(made, number, part))
+
+    def _send_kept(self, reply: KeptReply, made: Response) -> Response:
+        """As HeldAnswers.send, of chunks that lie in our own memory already."""
+        self.drop(reply)
+        return made
+
+    def _release_number(self, number: int, part: int) -> None:
+        with self._lock:
+            self._port.release(number, part)
+            self._port.flush()
+
+    # --- the listening thread ---
+
+    def _take(self, reply: Reply) -> None:
+        """Put a reply into its waiter's queue; one that nobody waits for any more is released."""
+        waiter = self._waiting.get(reply.number)
+        if reply.is_final:
+            self._waiting.pop(reply.number, None)
+        if waiter is not None:
+            waiter.put(reply)
+        elif reply.block is not None:
+            self._port.release(reply.number, reply.part)
+
+
+class WatchedTransport:
+    """The road's transport for the requests of one caller."""
+
+    def __init__(self, transport: PortTransport, hang_ups: HangUps, caller: Caller) -> None:
+        self._transport = transport
+        self._hang_ups = hang_ups
+        self._caller = caller
+
+    def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
+        """As the transport's own."""
+        waiter: Waiter = queue.SimpleQueue()
+        with self._hang_ups.watch(self._caller, waiter.put):
+            return self._transport.infer(prepared, trace, waiter)
+
+    def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
+        """As the transport's own."""
+        waiter = self._transport.streamed_replies()
+        with self._hang_ups.watch(self._caller, waiter.put):
+            yield from self._transport.stream(prepared, trace, waiter)
+
+    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
+        """As the transport's own."""
+        return self._transport.ask(verb, arguments, timeout_s)
+
+
+def _left(waiter: Waiter) -> Reply | None:
+    """A reply that has come, if there is one."""
+    while not waiter.empty():
+        if isinstance(reply := waiter.get_nowait(), Reply):
+            return reply
+    return None

@@ -1,0 +1,214 @@
+"""The look into the repositories: which models there are, what their configurations say, when what was modified.
+
+Reads directories, configurations and label files, and changes nothing. Runs in the repository process
+(`repository/main.py`): a network file system may take its time without anybody waiting for it.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.model_config.ensemble import steps
+from shoal.model_config.load import (
+    CONFIG_FILENAME,
+    CONFIGS_DIRECTORY,
+    parse_override,
+    prepare_config,
+    read_config,
+)
+from shoal.model_config.messages import Config
+from shoal.repository import misplaced
+from shoal.repository.cloud import CloudRepository
+from shoal.repository.cloud_listing import CloudModel
+from shoal.repository.found import FoundModel, FoundVersion
+from shoal.repository.identifier import ModelIdentifier, meant_by
+from shoal.repository.labels import read_labels
+from shoal.repository.scan import (
+    CloudPlace,
+    RepositoryScan,
+    is_version_name,
+    scan,
+    version_directories,
+    wanted_versions,
+)
+
+
+class Override(NamedTuple):
+    """What a load request brings along."""
+
+    config: str | None = None  # ModelConfig as JSON, in place of the file
+    directory: Path | None = None  # a model directory made for this request, in place of the repository's
+    repository: Path | None = None  # a repository with the model, under any name, in place of the server's
+
+
+NO_OVERRIDE = Override()
+
+
+@dataclass(frozen=True, slots=True)
+class Repositories:
+    """The repositories and how their configurations are read."""
+
+    sources: Sequence[Path | CloudRepository]
+    strict: bool = False  # --disable-auto-complete-config
+    config_name: str = ""  # --model-config-name
+    namespacing: bool = False  # --model-namespacing
+    backend_directory: Path | None = None  # --backend-directory
+
+    def scan(self) -> RepositoryScan:
+        """Which models there are. Raises InvalidArgumentError for a repository that cannot be read."""
+        return scan(self.sources, namespacing=self.namespacing)
+
+    def look_all(self, name: str, override: Override = NO_OVERRIDE) -> list[FoundModel]:
+        """What is found of all models of a name: with namespacing there may be several.
+
+        Raises InvalidArgumentError as `look` where the request brings a model directory along, which is for one.
+        """
+        if override.repository is not None or override.directory is not None:
+            found = self.look(name, override)
+            return [] if found is None else [found]
+        places = {identifier: place for identifier, place in self.scan().models.items() if identifier.name == name}
+        given = override.config is not None
+        return [replace(found, is_given=given) for found in self.look_at_each(places, override.config)]
+
+    def look(self, name: str, override: Override = NO_OVERRIDE, *, preferred: str = "") -> FoundModel | None:
+        """What is found of one model by its name; None where there is none.
+
+        Raises InvalidArgumentError where the name means several, none of them in the `preferred` namespace.
+        """
+        if override.repository is not None:
+            return self._look_in(override.repository, name)
+        # A directory of the request's own needs no repository, but for the namespace of the model it stands in for.
+        is_known = override.directory is not None and not self.namespacing
+        models = {} if is_known else self._models_of(preferred)
+        bearers = [identifier for identifier in models if identifier.name == name]
+        own = ModelIdentifier(name, preferred)
+        identifier = own if own in models else meant_by(name, bearers) or ModelIdentifier(name)
+        place = override.directory or models.get(identifier)
+        if place is None:
+            return None
+        found = next(self.look_at_each({identifier: place}, override.config))
+        return replace(found, is_given=override.config is not None and override.directory is None)
+
+    def _look_in(self, repository: Path, name: str) -> FoundModel:
+        """The model of a repository that came with a request, under the name that the request gives it: the only model
+        there, or the ensemble that the other models are the steps of. Those have the repository as their namespace."""
+        if os.path.lexists(repository / CONFIG_FILENAME):
+            return self.look_at(ModelIdentifier(name), repository, mapped=True)
+        directories = [each for each in scan([repository]).models.values() if isinstance(each, Path)]
+        if len(directories) == 1:
+            return self.look_at(ModelIdentifier(name), directories[0], mapped=True)
+        configs = {each: self.look_at(ModelIdentifier(each.name), each).config for each in directories}
+        composing = {step["model_name"] for config in configs.values() for step in steps(config)}
+        graphs = [each for each, config in configs.items() if steps(config) and each.name not in composing]
+        if len(graphs) != 1:
+            raise InvalidArgumentError(
+                f"expected one model in '{repository}', found {len(directories)}, of which {len(graphs)} are ensembles "
+                f"of the others; put {CONFIG_FILENAME} there, a single directory that is a model, or an ensemble and "
+                "its models"
+            )
+        return self.look_at(ModelIdentifier(name, str(repository)), graphs[0], mapped=True)
+
+    def _models_of(self, namespace: str) -> dict[ModelIdentifier, Path | CloudPlace]:
+        """The models of all repositories and, where the namespace is a repository that a client has registered, of that
+        one."""
+        models = self.scan().models
+        own = {str(each if isinstance(each, Path) else each.url) for each in self.sources} if self.namespacing else ()
+        if namespace and namespace not in own:
+            models = {**models, **scan([Path(namespace)], namespacing=True).models}
+        return models
+
+    def look_at_each(
+        self, places: Mapping[ModelIdentifier, Path | CloudPlace], override: str | None = None
+    ) -> Iterator[FoundModel]:
+        """What is found of several models; those in cloud storage as soon as there are copies of them."""
+        clouds: dict[tuple[CloudRepository, str], list[CloudModel]] = {}
+        for identifier, place in places.items():
+            if isinstance(place, Path):
+                yield self.look_at(identifier, place, override)
+            else:
+                clouds.setdefault((place.repository, identifier.namespace), []).append(place.model)
+        for (repository, namespace), models in clouds.items():
+            for name, copy in repository.fetch_all(models):
+                if isinstance(copy, Path):
+                    found = self.look_at(ModelIdentifier(name, namespace), copy, override)
+                    yield replace(found, origin=f"{repository.url}/{name}")
+                else:
+                    yield FoundModel(name, Path(), {}, {}, {}, 0, copy, namespace=namespace)
+
+    def forget(self, keep: Collection[Path]) -> None:
+        """Remove the copies from cloud storage that have none of `keep` in them."""
+        for source in self.sources:
+            if isinstance(source, CloudRepository):
+                source.forget(keep)
+
+    def look_at(
+        self, identifier: ModelIdentifier, directory: Path, override: str | None = None, *, mapped: bool = False
+    ) -> FoundModel:
+        """What is found in a model's directory; what is wrong with it becomes its error.
+
+        A `mapped` model is called `name` whatever its configuration says.
+        """
+        name, namespace = identifier
+        how: dict[str, Any] = {"strict": self.strict, "backend_directory": self.backend_directory}
+        versions: dict[int, FoundVersion] = {}
+        config: Config = {}
+        labels: dict[str, tuple[str, ...]] = {}
+        error: ShoalError | None = None
+        times, changed_ns = _times(directory)
+        try:
+            if override is None:
+                config = read_config(directory, name=name, mapped=mapped, config_name=self.config_name, **how)
+            else:
+                config = prepare_config(parse_override(override, name), directory, **how)
+            available = version_directories(directory)
+            for number in wanted_versions(available, config["version_policy"], name):
+                versions[number] = FoundVersion(available[number], times.get(available[number].name, 0))
+            labels = read_labels(directory, config)
+        except ShoalError as refusal:
+            error = misplaced.explained(refusal, directory) if isinstance(refusal, InvalidArgumentError) else refusal
+        others_ns = max([time_ns for entry, time_ns in times.items() if _is_other(entry)], default=0)
+        seen = _fingerprint(times), changed_ns
+        return FoundModel(name, directory, config, labels, versions, others_ns, error, "", namespace, *seen)
+
+
+def newest_ns(path: Path) -> tuple[int, int]:
+    """The newest times of modification and of change (st_ctime: rights, too) of a file, or of a directory and all that
+    is in it; 0 where there is nothing."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    modified_ns, changed_ns = status.st_mtime_ns, status.st_ctime_ns
+    for directory, _, files in os.walk(path):
+        for entry in (directory, *[os.path.join(directory, file) for file in files]):
+            try:
+                status = os.stat(entry)
+            except OSError:
+                continue  # a link that points nowhere, or gone meanwhile
+            modified_ns, changed_ns = max(modified_ns, status.st_mtime_ns), max(changed_ns, status.st_ctime_ns)
+    return modified_ns, changed_ns
+
+
+def _times(directory: Path) -> tuple[dict[str, int], int]:
+    """By entry of a model's directory that is not hidden, the newest modification time in it; and the newest change."""
+    try:
+        newest = {entry.name: newest_ns(entry) for entry in directory.iterdir() if entry.name[0] != "."}
+    except OSError:
+        return {}, 0  # reading the configuration fails next, and says why
+    modified = {name: modified_ns for name, (modified_ns, _) in newest.items()}
+    return modified, max((changed_ns for _, changed_ns in newest.values()), default=0)
+
+
+def _fingerprint(times: Mapping[str, int]) -> str:
+    """A digest of `_times`, for the supervisor to compare: messages to it have no room for many names, nor for names
+    that are no UTF-8."""
+    return blake2b(repr(sorted(times.items())).encode(), digest_size=16).hexdigest() if times else ""
+
+
+def _is_other(entry: str) -> bool:
+    """Whether what bears this name in a model's directory is neither a configuration nor a version."""
+    return entry not in {CONFIG_FILENAME, CONFIGS_DIRECTORY} and not is_version_name(entry)

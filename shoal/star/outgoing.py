@@ -1,0 +1,130 @@
+"""A request on its way into shared memory: its tensors, copied into a block or named where they lie already. Pure.
+
+    0        tensors that are copied, each 64-byte aligned, then the packed InferRequest
+
+A tensor by reference lies in a block of somebody else's, which must stay until the request has been answered.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple, cast
+
+from shoal.datatypes import Datatype
+from shoal.errors import InvalidArgumentError
+from shoal.request import InferRequest, LentTensorRef, Parameters, TensorRef, pack_request
+from shoal.shm.layout import NO_BLOCK, pack_span
+from shoal.star.models import ModelEntry
+from shoal.star.validation import ParsedInput, log_prefix, validate
+
+#: Tensors start at multiples of a cache line.
+_ALIGNMENT = 64
+
+
+class Input(NamedTuple):
+    """A tensor to send. `ref` names the block it lies in at `offset`; where it is NO_BLOCK, `data` is copied."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    data: memoryview
+    ref: int = NO_BLOCK
+    offset: int = 0
+
+
+class Ask(NamedTuple):
+    """What is asked, before anybody has looked at the model. `outputs` is empty where all are wanted."""
+
+    id: str
+    inputs: Sequence[Input]
+    outputs: tuple[str, ...]
+    parameters: Parameters
+    priority: int = 0
+    timeout_us: int = 0
+    correlation_id: int | str = 0
+    flags: int = 0
+    answer_by_ns: int = 0  # monotonic; 0 = whenever
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A request that the model has been found to take. `shapes` are those that the backend sees, by position."""
+
+    entry: ModelEntry
+    ask: Ask
+    shapes: Sequence[tuple[int, ...]]
+    rows: int
+    shape_key: int
+
+    @property
+    def refs(self) -> frozenset[int]:
+        """The blocks that must stay until it has been answered."""
+        return frozenset([each.ref for each in self.ask.inputs if each.ref != NO_BLOCK])
+
+    @property
+    def nbytes(self) -> int:
+        """How large a block `write` needs; at most a few hundred bytes more than it will use."""
+        ask = self.ask
+        tensors = [
+            (each.name, len(shape), len(each.data) if each.ref == NO_BLOCK else 0)
+            for each, shape in zip(ask.inputs, self.shapes, strict=True)
+        ]
+        return block_nbytes(ask.id, ask.correlation_id, tensors, ask.outputs, ask.parameters)
+
+    def write(self, memory: memoryview) -> int:
+        """Fill a block; returns the word that says where the header is."""
+        ask, offset = self.ask, 0
+        refs: list[TensorRef | LentTensorRef] = []
+        for (name, datatype, _, data, ref, elsewhere), shape in zip(ask.inputs, self.shapes, strict=True):
+            nbytes = len(data)
+            if ref != NO_BLOCK:
+                refs.append(LentTensorRef(name, datatype.wire, shape, elsewhere, nbytes, ref))
+                continue
+            memory[offset : offset + nbytes] = data
+            refs.append(TensorRef(name, datatype.wire, shape, offset, nbytes))
+            offset += aligned(nbytes)
+        sequence = ask.correlation_id, ask.flags
+        inputs = cast("tuple[TensorRef, ...]", tuple(refs))
+        header = pack_request(InferRequest(ask.id, inputs, ask.outputs, ask.parameters, sequence))
+        memory[offset : offset + len(header)] = header
+        return pack_span(offset, len(header))
+
+
+def check(entry: ModelEntry, ask: Ask) -> Outgoing:
+    """The request for this version of a model. Raises InvalidArgumentError with Triton's sentences."""
+    names: set[str] = set()
+    parsed = []
+    for name, datatype, shape, data, _, _ in ask.inputs:
+        if name in names:
+            raise InvalidArgumentError(f"{log_prefix(ask.id)}input '{name}' already exists in request")
+        names.add(name)
+        # Strings were counted by who packed them.
+        parsed.append(ParsedInput(name, datatype, shape, data, prod(shape)))
+    valid, rows, shape_key = validate(entry.signature, ask.id, parsed, ask.outputs, ask.correlation_id)
+    return Outgoing(entry, ask, [each.shape for each in valid], rows, shape_key)
+
+
+def block_nbytes(
+    request_id: str,
+    correlation_id: int | str,
+    tensors: Iterable[tuple[str, int, int]],
+    outputs: Iterable[str],
+    parameters: Parameters,
+) -> int:
+    """How large a block a request needs. Of each tensor: its name, how many dimensions, how many bytes are copied."""
+    # msgpack: a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
+    nbytes = 96 + 4 * len(request_id)
+    if isinstance(correlation_id, str):
+        nbytes += 4 * len(correlation_id)
+    for name, num_dims, num_copied in tensors:
+        nbytes += 48 + 4 * len(name) + 9 * num_dims + aligned(num_copied)
+    for output in outputs:
+        nbytes += 5 + 4 * len(output)
+    for key, value in parameters.items():
+        nbytes += 14 + 4 * len(key) + (4 * len(value) if isinstance(value, str) else 0)
+    return nbytes
+
+
+def aligned(nbytes: int) -> int:
+    """Where the next tensor may begin."""
+    return (nbytes + _ALIGNMENT - 1) & -_ALIGNMENT

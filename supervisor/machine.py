@@ -1,0 +1,226 @@
+"""What the machine has for instances: cores, GPUs with the cores beside them, and the cores of host policies.
+
+Looked at once, when the server starts. NVIDIA's library tells of the GPUs (nvidia-ml-py, the extra gpu-metrics), else
+nvidia-smi, which comes with the driver; where no driver is loaded neither is asked. Neither makes a CUDA context. Runs
+in the supervisor.
+"""
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.errors import InvalidArgumentError
+from shoal.nvml import load_nvml
+from shoal.options import HostPolicy, ServerOptions
+from shoal.placement import Gpu, Machine, format_cores
+
+_log = logging.getLogger(__name__)
+
+#: One of these is there where NVIDIA's driver is loaded; the second one under WSL.
+_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
+_NVIDIA_SMI = ("--query-gpu=uuid,pci.bus_id,compute_cap", "--format=csv,noheader")
+#: nvidia-smi loads the driver's state anew where nothing else holds it, which takes seconds per GPU (ours).
+_NVIDIA_SMI_S = 60
+_COMPUTE_CAPABILITY = re.compile(r"[0-9]+\.[0-9]+")
+#: Where the package onnxruntime has what runs on CUDA.
+_ONNXRUNTIME_CUDA = "capi/libonnxruntime_providers_cuda.so"
+
+
+class Listed(NamedTuple):
+    """A GPU as the driver lists it."""
+
+    uuid: str
+    pci_bus_id: str
+    compute_capability: str  # "9.0"; of a GPU that cannot be used, what is told instead
+
+
+def find_machine(
+    options: ServerOptions, environ: Mapping[str, str], cores: Sequence[int], sys: Path = Path("/sys")
+) -> Machine:
+    """What there is, of `cores`. Raises InvalidArgumentError for a host policy that this machine cannot follow."""
+    policies = {name: policy_cores(name, policy, cores, sys) for name, policy in options.host_policy.items()}
+    gpus: list[Gpu] = []
+    visible = seen_by_cuda(_listed(), environ.get("CUDA_VISIBLE_DEVICES"))
+    for number, listed in enumerate(visible):
+        if not _COMPUTE_CAPABILITY.fullmatch(listed.compute_capability):
+            _log.warning(
+                "GPU %d (%s) does not tell its compute capability, but '%s': it is not used",
+                number, listed.uuid or "without UUID", listed.compute_capability,
+            )  # fmt: skip
+            continue
+        if float(listed.compute_capability) < options.min_supported_compute_capability:
+            _log.warning(
+                "GPU %d (%s) has compute capability %s, less than --min-supported-compute-capability=%g: it is not "
+                "used", number, listed.uuid, listed.compute_capability, options.min_supported_compute_capability,
+            )  # fmt: skip
+            continue
+        beside = cores_beside(listed.pci_bus_id, cores, sys)
+        gpus.append(Gpu(number, listed.uuid, listed.compute_capability, beside))
+        _log.info(
+            "GPU %d: %s, compute capability %s, beside cores %s",
+            number, listed.uuid, listed.compute_capability, format_cores(beside),
+        )  # fmt: skip
+    on_cpu = {backend: reason for backend, why in _WHY_ON_CPU.items() if (reason := why())} if gpus else {}
+    for backend, reason in on_cpu.items():
+        _log.info("KIND_AUTO means KIND_CPU for backend '%s': %s", backend, reason)
+    return Machine(tuple(cores), tuple(gpus), policies, options.min_supported_compute_capability, frozenset(on_cpu))
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def _listed() -> list[Listed]:
+    if not any(path.exists() for path in _DRIVERS):
+        return []
+    return list_by_nvml(load_nvml()) or _list_by_nvidia_smi()
+
+
+def list_by_nvml(nvml: Any) -> list[Listed]:
+    """The GPUs by their PCI addresses; none where there is no library. One that fails keeps its place in the list."""
+    if nvml is None:
+        return []
+    try:
+        return [_listed_by_nvml(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        _log.warning("NVIDIA's library does not list the GPUs: %s", error)
+        return []
+
+
+def _listed_by_nvml(nvml: Any, index: int) -> Listed:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return Listed(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId, f"{major}.{minor}")
+    except nvml.NVMLError as error:
+        return Listed("", "", str(error))
+
+
+def _list_by_nvidia_smi() -> list[Listed]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run(
+            [program, *_NVIDIA_SMI], capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning("NVIDIA's driver is loaded, but nvidia-smi fails, so no GPU is used: %s", error)
+        return []
+    return list(read_nvidia_smi(done.stdout))
+
+
+def read_nvidia_smi(text: str) -> Iterator[Listed]:
+    """The GPUs in what nvidia-smi prints; a line that names none is passed over."""
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3 and fields[0].startswith("GPU-"):
+            yield Listed(*fields)
+
+
+def seen_by_cuda(listed: Sequence[Listed], visible: str | None) -> list[Listed]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, in its order: numbers or beginnings of UUIDs, up to one that names none.
+
+    Numbers count by PCI address, as with CUDA_DEVICE_ORDER=PCI_BUS_ID. A GPU of which it names a part (MIG-…) is left
+    out: which one that is, only CUDA could say.
+    """
+    if visible is None:
+        return list(listed)
+    seen: list[Listed] = []
+    for entry in filter(None, map(str.strip, visible.split(","))):
+        if entry.isdecimal():
+            matching = list(listed[int(entry) : int(entry) + 1])
+        else:
+            matching = [gpu for gpu in listed if gpu.uuid.startswith(entry)]
+        if len(matching) != 1:
+            break  # CUDA's rule
+        seen += matching
+    return seen
+
+
+def _why_onnxruntime_is_on_cpu() -> str:
+    """Empty where it has CUDA, as for the other backend. A container's own build may have any distribution's name."""
+    if _version("onnxruntime-gpu"):
+        return ""
+    package = importlib.util.find_spec("onnxruntime")  # which does not import it
+    for directory in (package and package.submodule_search_locations) or ():
+        if Path(directory, _ONNXRUNTIME_CUDA).exists():
+            return ""
+    return f"the package onnxruntime-gpu is not installed, and no onnxruntime with {_ONNXRUNTIME_CUDA}"
+
+
+def _why_torch_is_on_cpu() -> str:
+    """That it requires packages of NVIDIA's does not count: builds in NVIDIA's containers bring CUDA otherwise."""
+    version = _version("torch")
+    if not version:
+        return "the package torch is not installed"
+    return f"torch {version} was built without CUDA" if version.endswith("+cpu") else ""
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+#: Of the backends whose packages come with CUDA and without it.
+_WHY_ON_CPU = {"onnxruntime": _why_onnxruntime_is_on_cpu, "pytorch": _why_torch_is_on_cpu}
+
+
+# -- cores ------------------------------------------------------------------------------------------------------------
+
+
+def cores_beside(pci_bus_id: str, cores: Sequence[int], sys: Path) -> tuple[int, ...]:
+    """Those of `cores` that are in the NUMA node of a PCI device; all where that is not known, or none of them is."""
+    # NVIDIA writes the domain with eight digits and in capitals, the kernel with four.
+    domain, _, rest = pci_bus_id.lower().partition(":")
+    try:
+        text = (sys / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "local_cpulist").read_text()
+    except OSError:
+        return tuple(cores)
+    return _among(read_cores(text), cores) or tuple(cores)
+
+
+def policy_cores(name: str, policy: HostPolicy, cores: Sequence[int], sys: Path) -> tuple[int, ...]:
+    """The cores that a host policy chooses of `cores`. Raises InvalidArgumentError where there are none."""
+    chosen = tuple(cores)
+    if policy.cpu_cores:
+        chosen = _among(policy.cpu_cores, chosen)
+    if policy.numa_node is not None:
+        try:
+            text = (sys / f"devices/system/node/node{policy.numa_node}/cpulist").read_text()
+        except OSError:
+            raise InvalidArgumentError(
+                f"--host-policy={name},numa-node={policy.numa_node}: this machine has no such NUMA node"
+            ) from None
+        chosen = _among(read_cores(text), chosen)
+    if not chosen:
+        raise InvalidArgumentError(
+            f"--host-policy {name} leaves no core: the server may use {format_cores(cores)}; choose some of them"
+        )
+    return chosen
+
+
+def read_cores(text: str) -> set[int]:
+    """The kernel's lists: `0-3,8` → {0, 1, 2, 3, 8}; nothing for an empty one."""
+    cores: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def _among(chosen: Collection[int], cores: Sequence[int]) -> tuple[int, ...]:
+    return tuple(core for core in cores if core in chosen)
+
+
+def server_cores() -> tuple[int, ...]:
+    """Those that this process may run on."""
+    return tuple(sorted(os.sched_getaffinity(0)))

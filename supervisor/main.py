@@ -1,0 +1,48 @@
+"""The process that becomes the supervisor: its log, its title, what it binds and finds; then it serves."""
+
+import faulthandler
+import logging
+import os
+from typing import Any
+
+from shoal import log
+from shoal.cloud_url import CloudUrl
+from shoal.errors import ShoalError
+from shoal.options import ServerOptions
+from shoal.process import set_title
+from shoal.repository.cloud_cache import take_slot
+from shoal.supervisor.descriptors import check_limit, raise_limit
+from shoal.supervisor.machine import find_machine, server_cores
+from shoal.supervisor.notify import Notifier
+from shoal.supervisor.processes.listeners import bind
+from shoal.supervisor.supervisor import EXIT_FAILED, Supervisor
+
+_log = logging.getLogger(__name__)
+
+
+def run(options: ServerOptions) -> int:
+    """Serve until a signal ends it; returns the exit code."""
+    logged = ("log_verbose", "log_info", "log_warning", "log_error", "log_format")
+    log_settings: dict[str, Any] = {name: getattr(options, name) for name in logged}
+    log.configure(**log_settings)
+    if options.log_file:
+        try:
+            log.to_file(options.log_file)
+        except OSError as error:
+            _log.error("cannot write the log to '%s': %s. Give another --log-file", options.log_file, error.strerror)
+            return EXIT_FAILED
+    set_title("supervisor")
+    raise_limit()
+    faulthandler.enable()  # systemd's watchdog ends a server with SIGABRT: its journal then says where it stood
+    notifier = Notifier.take(os.environ, os.getpid())
+    try:
+        check_limit()
+        machine = find_machine(options, os.environ, server_cores())
+        listeners = bind(options)
+        slots = {
+            place: take_slot(place, os.environ) for place in options.model_repository if isinstance(place, CloudUrl)
+        }
+    except (OSError, ShoalError) as error:
+        _log.error("%s", error)
+        return EXIT_FAILED
+    return Supervisor(options, log_settings, listeners, notifier, slots, machine).run()

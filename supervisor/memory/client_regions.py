@@ -1,0 +1,75 @@
+"""The verbs `register_region` and `unregister_region`: clients' shared memory, and who hears of it when.
+
+    register ─► the object is opened, once ─► every front end has its descriptor, and says so ─► answer
+
+So whoever has its answer finds the region, or finds it gone, at whichever front end it asks. A front end that joins
+later is handed all there are. Runs in the supervisor, which reads and writes none of them.
+"""
+
+import resource
+from typing import Any
+
+from shoal.control import Message
+from shoal.errors import AlreadyExistsError, UnavailableError
+from shoal.shm.client_regions import ClientRegion, open_region
+from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.questions.questions import Handler, Question
+
+#: Of the descriptors that a process may have, regions take at most one in so many: the rest is for connections (ours).
+_DESCRIPTORS_PER_REGION = 4
+
+
+class ClientRegions:
+    """All that are registered."""
+
+    def __init__(self, star: Star) -> None:
+        self._star = star
+        self._max_regions = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PER_REGION
+        # Changed by questions.
+        self._regions: dict[str, ClientRegion] = {}
+
+    @property
+    def verbs(self) -> dict[str, Handler]:
+        """What front ends ask."""
+        return {"register_region": self._register, "unregister_region": self._unregister}
+
+    def tell(self, client: Participant) -> None:
+        """A front end has joined."""
+        for region in self._regions.values():
+            client.member.send(_message(region), [region.fd])
+
+    def _register(self, question: Question) -> None:
+        name = question.arguments["name"]
+        if name in self._regions:
+            raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
+        if len(self._regions) >= self._max_regions:
+            raise UnavailableError(
+                f"{self._max_regions} shared memory regions are registered, as many as there may be; unregister some, "
+                "or raise the limit of open files (ulimit -n)"
+            )
+        self._regions[name] = opened = open_region(**question.arguments)
+        self._announce(_message(opened), [opened.fd], question)
+
+    def _unregister(self, question: Question) -> None:
+        """All of them where the name is ""."""
+        name = question.arguments["name"]
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
+        self._announce({"op": "region_gone", "name": name}, [], question)
+
+    def _announce(self, message: Message, fds: list[int], question: Question) -> None:
+        recipients = [(client.member, message, fds) for client in self._star.front_ends]
+        self._star.acknowledgements.announce(recipients, question.answer)
+
+
+def _message(region: ClientRegion) -> dict[str, Any]:
+    return {
+        "op": "region",
+        "name": region.name,
+        "key": region.key,
+        "offset": region.offset,
+        "byte_size": region.byte_size,
+    }

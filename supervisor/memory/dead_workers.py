@@ -1,0 +1,80 @@
+"""Dead workers whose last answers may still be read. Runs in the supervisor, part of the star (star.py).
+
+The batcher passes them on. One that dies before it has is followed by one that must know these workers, too: which
+requests they had begun, which may not be executed again, and which they had answered stands in their memory. So they
+are announced to a successor like living workers, and their death once clients have sent their open requests again.
+
+Then clients read them, some of which ask for a worker's segment only when they meet an answer that lies there
+(loans.py). So a dead worker's segment can be had until they all have acknowledged that it goes.
+"""
+
+from collections.abc import Callable
+
+from shoal.control import Message
+from shoal.reasons import Reason
+from shoal.supervisor.memory.participant import Participant, worker_message
+from shoal.supervisor.processes.members import Acknowledgements, Member
+
+#: A message and the descriptors that go with it.
+Introduction = tuple[Message, list[int]]
+
+
+class DeadWorkers:
+    """By owner id. `let_go` is called for each whose answers have been passed on; `close` it when they are read."""
+
+    def __init__(self, acknowledgements: Acknowledgements, let_go: Callable[[Participant], None]) -> None:
+        self._acknowledgements = acknowledgements
+        self._let_go = let_go
+        # Changed by add and report: the message for a batcher; the batcher that serves, None while its place is taken.
+        self._dead: dict[int, tuple[Participant, Message]] = {}
+        self._passed_on: dict[int, Participant] = {}  # and by close
+        self._batcher: Member | None = None
+
+    def __contains__(self, owner: int) -> bool:
+        return owner in self._dead or owner in self._passed_on
+
+    def find(self, owner: int) -> Participant | None:
+        """The dead worker that has this id; None where there is none."""
+        return self._dead[owner][0] if owner in self._dead else self._passed_on.get(owner)
+
+    def add(self, worker: Participant, reason: Reason, detail: int) -> None:
+        """Announce a worker's death to the batcher, or to the next one."""
+        gone = {"op": "worker_gone", "owner": worker.owner, "reason": int(reason), "detail": detail}
+        self._dead[worker.owner] = worker, gone
+        if self._batcher is not None:
+            self._report(worker.owner, self._batcher)
+
+    def report_to(self, batcher: Member | None) -> None:
+        """Announce all to the batcher that serves from now on; None: none does."""
+        self._batcher = batcher
+        if batcher is not None:
+            for owner in tuple(self._dead):
+                self._report(owner, batcher)
+
+    def introductions(self, results_of: Callable[[Participant], list[Introduction]]) -> list[Introduction]:
+        """What a successor is told before it serves, of workers that may have been given requests: that they get
+        nothing more. `results_of` is what it must know of a worker's segments for single payloads."""
+        told: list[Introduction] = []
+        for worker, _ in self._dead.values():
+            if worker.is_ready:
+                told.append(worker_message(worker))
+                told.append(({"op": "worker_ready", "owner": worker.owner}, []))
+                told.append(({"op": "worker_retire", "owner": worker.owner}, []))
+                told += results_of(worker)
+        return told
+
+    def close(self, worker: Participant) -> None:
+        """Free a dead worker's memory: all clients have read its answers."""
+        del self._passed_on[worker.owner]
+        worker.close()
+
+    def _report(self, owner: int, batcher: Member) -> None:
+        worker, gone = self._dead[owner]
+
+        def passed_on() -> None:
+            if self._batcher is batcher:  # else it has died before it had
+                del self._dead[owner]
+                self._passed_on[owner] = worker
+                self._let_go(worker)
+
+        self._acknowledgements.announce([(batcher, gone, ())], passed_on)

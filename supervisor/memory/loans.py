@@ -1,0 +1,65 @@
+"""Who has been told of which segments because a record named them: of callers, guests, workers, single payloads.
+
+What a model passes on to another by reference lies in memory that the other's workers may not know, and a guest knows
+no worker's before it has an answer of it. They ask when they meet it, and are told when its owner is gone. Runs in the
+supervisor.
+"""
+
+from collections.abc import Callable, Iterable
+
+from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.processes.members import Acknowledgements, Member
+
+#: How long the memory of a dead worker or batcher is kept for clients that run users' code, which may have an answer
+#: there that they have not read; such a process may hold its interpreter for minutes, and the next worker or batcher
+#: needs the memory.
+ASKING_S = 10.0
+
+
+class Loans:
+    """By owner id of the segment."""
+
+    def __init__(self) -> None:
+        # Changed by every method.
+        self._borrowers: dict[int, set[Member]] = {}
+
+    def lend(self, borrower: Member, owner: int, fd: int | None, guest: int = 0) -> None:
+        """Answer whoever asked for a segment; without a descriptor, that there is none. `guest` is whose it is."""
+        if fd is None:
+            borrower.send({"op": "segment_missing", "owner": owner})
+            return
+        self._borrowers.setdefault(owner, set()).add(borrower)
+        whose = {"guest": guest} if guest else {}
+        borrower.send({"op": "segment", "owner": owner, **whose}, [fd])
+
+    def end(self, owner: int) -> Iterable[Member]:
+        """The segment is gone; returns who must be told."""
+        return self._borrowers.pop(owner, ())
+
+    def tell_end(self, owner: int) -> None:
+        """The same; they are told of it, and nobody waits for their word."""
+        for borrower in self.end(owner):
+            borrower.send({"op": "segment_gone", "owner": owner})
+
+    def end_when_read(
+        self, owner: int, clients: Iterable[Participant], acknowledgements: Acknowledgements, then: Callable[[], None]
+    ) -> None:
+        """The segment is a dead process's: clients read what lies there, and unmap it; `then` it goes.
+
+        Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
+        """
+        gone = {"op": "segment_gone", "owner": owner}
+        asking = {client.member for client in clients if not client.is_front_end}
+        for member in {*self.end(owner), *(client.member for client in clients)} - asking:
+            member.send(gone)
+
+        def end() -> None:
+            self.tell_end(owner)  # who have asked meanwhile
+            then()
+
+        acknowledgements.announce([], end, briefly=[(each, gone, ()) for each in asking], patience_s=ASKING_S)
+
+    def forget(self, borrower: Member) -> None:
+        """It is dead."""
+        for borrowers in self._borrowers.values():
+            borrowers.discard(borrower)

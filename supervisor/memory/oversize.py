@@ -1,0 +1,192 @@
+"""Segments for single payloads that no slab takes: made when they are asked for, bounded together, gone after use.
+
+    asked ─► made ─► mapped by its writer ─► sealed, announced to its readers ─► used ─► gone ─► let go by all, closed
+
+Its writer may keep one that was used for its next payload (shm/whole_slabs.py): until then it counts.
+
+Runs in the supervisor. This is the table and the bound; who hears of a segment is the star's business.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.options import MAX_OVERSIZE_BYTES
+from shoal.shm import layout, segment
+from shoal.supervisor.descriptors import is_scarce
+from shoal.supervisor.memory.memory_plan import MAX_OVERSIZE_SEGMENTS, oversize_geometry
+
+#: In the place of a model, whose workers read a request: clients read it; whoever asks for it does (loans.py).
+RESULT, ASKED_FOR = 0, -1
+#: What writers keep for their next payloads is at most such a part of what all may take together: whoever was granted
+#: while there was more does not keep it (ours).
+KEPT_PART = 4
+
+
+@dataclass(slots=True, eq=False)
+class OversizeSegment:
+    """One payload's memory. References to its only block bear `owner`."""
+
+    owner: int
+    asker: int  # the owner id of the client or worker that writes it
+    model_id: int  # a front end's request: the model whose workers read it; else RESULT or ASKED_FOR
+    nbytes: int
+    segment_fd: int
+    read_only_fd: int
+    is_guests: bool = False  # its writer is no process of ours
+    may_be_kept: bool = False  # by its writer, for a while, once it is of no use to its readers
+    is_mapped: bool = False  # by its writer, so that others may hear of it
+
+
+class OversizeSegments:
+    """All of them. `available_nbytes` says how much memory there is."""
+
+    def __init__(self, limit_nbytes: int, available_nbytes: Callable[[], int]) -> None:
+        self._limit_nbytes = limit_nbytes
+        self._available_nbytes = available_nbytes
+        # Changed by create, remove and close.
+        self._segments: dict[int, OversizeSegment] = {}
+        self._leaving = Counter[int]()  # by asker, how many others still have mapped
+        self._num_made = 0
+        self._num_open = 0
+        self._nbytes = 0
+
+    def __contains__(self, owner: int) -> bool:
+        return owner in self._segments
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """For the ledger: how many there have been, and how many of them everybody has let go of."""
+        return {"oversize_acquired": self._num_made, "oversize_released": self._num_made - self._num_open}
+
+    def create(
+        self, owner: int, asker: int, model_id: int, payload_nbytes: int, *, is_guests: bool = False
+    ) -> OversizeSegment:
+        """A new segment; takes as long as clearing its memory does (30 ms for 100 MiB).
+
+        Raises InvalidArgumentError where there never is room for the payload, UnavailableError where there is none now.
+        """
+        geometry = oversize_geometry(min(payload_nbytes, MAX_OVERSIZE_BYTES))
+        nbytes = geometry.nbytes
+        self._check_room(payload_nbytes, nbytes)
+        if is_guests:
+            self._check_guests_share(payload_nbytes, nbytes)
+        elif model_id == RESULT:
+            self._check_workers_share(asker, payload_nbytes, nbytes)
+        may_be_kept = not is_guests and self._would_be_little(nbytes)
+        try:
+            with ExitStack() as undo:
+                segment_fd = segment.create(layout.OVERSIZE, owner, 1, geometry, sealed=True, for_guest=is_guests)
+                undo.callback(os.close, segment_fd)
+                read_only_fd = segment.read_only(segment_fd)
+                undo.pop_all()
+        except (OSError, segment.OutOfSharedMemoryError) as error:
+            raise UnavailableError(f"no shared memory for a payload of {payload_nbytes} bytes: {error}") from error
+        made = OversizeSegment(owner, asker, model_id, nbytes, segment_fd, read_only_fd, is_guests, may_be_kept)
+        self._segments[owner] = made
+        self._num_made += 1
+        self._num_open += 1
+        self._nbytes += nbytes
+        return made
+
+    def _would_be_little(self, nbytes: int) -> bool:
+        """Whether all that there is, with so much more, could be kept and be no more than a part of the room."""
+        num_most, most_nbytes = MAX_OVERSIZE_SEGMENTS // KEPT_PART, self._limit_nbytes // KEPT_PART
+        return self._num_open < num_most and self._nbytes + nbytes <= most_nbytes
+
+    def _check_room(self, payload_nbytes: int, nbytes: int) -> None:
+        what = f"a payload of {payload_nbytes} bytes, its tensors' padding and header included,"
+        if payload_nbytes > MAX_OVERSIZE_BYTES:
+            raise InvalidArgumentError(
+                f"{what} is larger than any block of shared memory, which has at most {MAX_OVERSIZE_BYTES} bytes. "
+                "Send smaller batches"
+            )
+        if nbytes > self._limit_nbytes:
+            raise InvalidArgumentError(
+                f"{what} is too large for a slab, and all such payloads together may take {self._limit_nbytes} bytes. "
+                "Send smaller batches, or raise --shm-oversize-mib"
+            )
+        if self._nbytes + nbytes > self._limit_nbytes:
+            raise UnavailableError(
+                f"{what} is too large for a slab, and others like it hold {self._nbytes} of the {self._limit_nbytes} "
+                "bytes that they may take together. Try again, send smaller batches, or raise --shm-oversize-mib"
+            )
+        if self._num_open >= MAX_OVERSIZE_SEGMENTS:
+            raise UnavailableError(
+                f"{what} is too large for a slab, and there are {self._num_open} like it already, no more are taken. "
+                "Try again, or send smaller batches"
+            )
+        if is_scarce():
+            raise UnavailableError(
+                f"{what} is too large for a slab, and the server has no file descriptor left for it. Try again, or "
+                "raise the limit of open files"
+            )
+        available = self._available_nbytes()
+        if nbytes > available:
+            raise UnavailableError(
+                f"{what} finds {available} bytes of memory available. Try again, send smaller batches, or give the "
+                "server more memory; --shm-oversize-mib allows more than there is"
+            )
+
+    def _check_workers_share(self, asker: int, payload_nbytes: int, nbytes: int) -> None:
+        """One worker's results take at most half of the limit, or one segment of any size: the rest is for others."""
+        own = [each.nbytes for each in self.written_by(asker)]
+        if own and (sum(own) + nbytes > self._limit_nbytes // 2 or len(own) >= MAX_OVERSIZE_SEGMENTS // 2):
+            raise UnavailableError(
+                f"a result of {payload_nbytes} bytes finds no room in the slab, and {len(own)} earlier ones hold "
+                f"{sum(own)} of the {self._limit_nbytes // 2} bytes that one instance's may take beside it. Try again, "
+                "send smaller batches, or raise --shm-oversize-mib"
+            )
+
+    def _check_guests_share(self, payload_nbytes: int, nbytes: int) -> None:
+        """Clients that keep what they were given leave half of it to everybody else."""
+        guests = [each.nbytes for each in self._segments.values() if each.is_guests]
+        what = f"a tensor of {payload_nbytes} bytes is too large for a client's slab, and"
+        if nbytes > self._limit_nbytes // 2:
+            raise InvalidArgumentError(
+                f"{what} those of all clients together may take {self._limit_nbytes // 2} bytes. Send smaller batches, "
+                "or raise --shm-oversize-mib"
+            )
+        if sum(guests) + nbytes > self._limit_nbytes // 2 or len(guests) >= MAX_OVERSIZE_SEGMENTS // 2:
+            raise UnavailableError(
+                f"{what} {len(guests)} like it hold {sum(guests)} of the {self._limit_nbytes // 2} bytes that those of "
+                "all clients may take together. Try again, let go of arrays, or raise --shm-oversize-mib"
+            )
+
+    def find(self, owner: int, asker: int) -> OversizeSegment | None:
+        """The asker's segment `owner`, unless it is gone."""
+        found = self._segments.get(owner)
+        return found if found is not None and found.asker == asker else None
+
+    def lendable(self, owner: int) -> OversizeSegment | None:
+        """The segment `owner`, for whoever asks; None where it is gone, or not there yet."""
+        found = self._segments.get(owner)
+        return found if found is not None and found.is_mapped else None
+
+    def written_by(self, asker: int) -> list[OversizeSegment]:
+        """All of one client or worker."""
+        return [each for each in self._segments.values() if each.asker == asker]
+
+    def read_by(self, model_id: int) -> list[OversizeSegment]:
+        """The requests to a model that its workers may hear of."""
+        return [each for each in self._segments.values() if each.model_id == model_id and each.is_mapped]
+
+    def remove(self, gone: OversizeSegment) -> None:
+        """Nobody is told of it any more; its memory still counts, since others have it mapped."""
+        del self._segments[gone.owner]
+        self._leaving[gone.asker] += 1
+
+    def has_leaving(self, asker: int) -> bool:
+        """Whether room will come back that one client or worker has given up."""
+        return self._leaving[asker] > 0
+
+    def close(self, gone: OversizeSegment) -> None:
+        """Everybody has let go."""
+        os.close(gone.segment_fd)
+        os.close(gone.read_only_fd)
+        self._num_open -= 1
+        self._leaving -= Counter((gone.asker,))
+        self._nbytes -= gone.nbytes

@@ -1,0 +1,142 @@
+"""A client or a worker in the star as the supervisor has it: its connection, its memory's descriptors, its progress.
+
+A value with little behaviour; `star.py` changes it.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.cache_settings import redis_settings
+from shoal.control import Message
+from shoal.model_config.rate_limiter import Demand
+from shoal.options import ServerOptions
+from shoal.shm import layout, segment
+from shoal.shm.doorbell import Doorbell, GuestBell
+from shoal.shm.layout import Geometry
+from shoal.shm.shares import MODELS_AT_ONCE
+from shoal.supervisor.processes.members import Member
+
+
+@dataclass(slots=True, eq=False)
+class Participant:
+    """A client or a worker in the star: its connection and the descriptors of its side."""
+
+    owner: int
+    member: Member
+    segment_fd: int  # writable where it is a client's, sealed where it is a worker's
+    read_only_fd: int
+    link_fd: int
+    bell: Doorbell | GuestBell  # a guest's: the batcher's end
+    batcher_bell: Doorbell | None = None  # its own, which wakes the batcher and says whose ring to look into
+    is_joined: bool = False  # others may be told of it, and it of others
+    is_caller: bool = False  # a client that is a worker, too: its model calls others
+    is_guest: bool = False  # a client that is no process of ours: nobody waits for it, and it is told little unasked
+    is_late: bool = False  # a client that has not told the batcher's successor yet what it waits for and holds
+    model_id: int = 0  # a worker's, once it may be announced
+    demand: Demand | None = None  # a worker's then, under --rate-limit
+    is_ready: bool = False  # batches may go to this worker
+    is_retiring: bool = False  # no more shall, and it ends when it has finished those it has
+
+    @property
+    def is_front_end(self) -> bool:
+        """A client that does nothing else: all workers know its memory, and it theirs."""
+        return not (self.is_caller or self.is_guest)
+
+    def close(self) -> None:
+        """Give all descriptors back; what others have mapped stays until they let go."""
+        for fd in (self.segment_fd, self.read_only_fd, self.link_fd):
+            os.close(fd)
+        self.bell.close()
+        if self.batcher_bell is not None:
+            self.batcher_bell.close()
+
+
+def batcher_welcome(options: ServerOptions, log_settings: dict[str, Any], *, is_successor: bool) -> Message:
+    """The first message to a batcher."""
+    return {
+        "op": "joined",
+        "log": log_settings,
+        "max_queue_size": options.default_max_queue_size,
+        "max_in_flight": MODELS_AT_ONCE * options.max_in_flight,
+        "cache_bytes": options.cache_bytes,
+        "redis": redis_settings(options.cache_config, os.environ),
+        "deadline_ns": options.request_deadline_ms * 1_000_000,
+        "counts_first_responses": options.metrics_config.histogram_latencies,
+        "is_successor": is_successor,
+        "rate_limits": options.rate_limits,
+        "latency_target_ms": options.latency_target,
+    }
+
+
+def client_message(client: Participant) -> tuple[Message, list[int]]:
+    """What the batcher hears of a client."""
+    fds = [client.read_only_fd, client.link_fd, client.bell.fd]
+    if client.batcher_bell is not None:
+        fds.append(client.batcher_bell.fd)
+    kind = {name: True for name in ("is_guest", "is_caller") if getattr(client, name)}
+    return {"op": "client", "owner": client.owner, **kind}, fds
+
+
+def worker_message(worker: Participant) -> tuple[Message, list[int]]:
+    """What the batcher hears of a worker."""
+    assert worker.batcher_bell is not None
+    fds = [worker.read_only_fd, worker.link_fd, worker.bell.fd, worker.batcher_bell.fd]
+    limited = {} if worker.demand is None else {"demand": worker.demand}
+    return {"op": "worker", "owner": worker.owner, "model": worker.model_id, **limited}, fds
+
+
+def make_participant(
+    owner: int, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool
+) -> Participant:
+    """One with fresh segments and a bell. Raises OutOfSharedMemoryError, or OSError where descriptors have run out."""
+    with ExitStack() as undo:
+        segment_fd = create_segment(kind, owner, own, sealed=sealed)
+        undo.callback(os.close, segment_fd)
+        link_fd = create_segment(layout.LINK, owner, link, sealed=False)
+        undo.callback(os.close, link_fd)
+        read_only_fd = segment.read_only(segment_fd)
+        undo.callback(os.close, read_only_fd)
+        bell = Doorbell.create()
+        undo.callback(bell.close)
+        made = Participant(owner, member, segment_fd, read_only_fd, link_fd, bell, Doorbell.create())
+        undo.pop_all()
+    return made
+
+
+def make_guest(owner: int, member: Member, own: Geometry, link: Geometry) -> tuple[Participant, GuestBell]:
+    """A guest, and its end of the bell. Raises like `make_participant`.
+
+    Nothing of this can be truncated under its readers. The pages of its segment come as it writes to them: a guest
+    connects in a tenth of the time, and takes what it uses.
+    """
+    with ExitStack() as undo:
+        segment_fd = segment.create(layout.CLIENT, owner, 1, own, sealed=True, for_guest=True, lazy=True)
+        undo.callback(os.close, segment_fd)
+        link_fd = segment.create(layout.LINK, owner, 1, link, sealed=True, for_guest=True)
+        undo.callback(os.close, link_fd)
+        read_only_fd = segment.read_only(segment_fd)
+        undo.callback(os.close, read_only_fd)
+        near_end, far_end = GuestBell.pair()
+        undo.pop_all()
+    return Participant(owner, member, segment_fd, read_only_fd, link_fd, near_end, is_guest=True), far_end
+
+
+@contextmanager
+def read_only(*fds: int) -> Iterator[list[int]]:
+    """Descriptors that only read these segments, closed at the end. Raises OSError where descriptors have run out."""
+    with ExitStack() as opened:
+        made = list[int]()
+        for fd in fds:
+            made.append(segment.read_only(fd))
+            opened.callback(os.close, made[-1])
+        yield made
+
+
+def create_segment(kind: int, owner: int, geometry: Geometry, *, sealed: bool, lazy: bool = False) -> int:
+    """A segment's descriptor. What does not fit into /dev/shm (Docker gives it 64 MB) comes from a memfd, which that
+    limit does not reach."""
+    sealed = sealed or not segment.fits_dev_shm(geometry.nbytes)
+    return segment.create(kind, owner, 1, geometry, sealed=sealed, lazy=lazy)

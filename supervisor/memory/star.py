@@ -1,0 +1,389 @@
+"""Who maps whose memory: makes segments and bells, hands them out, announces them, and lets go when a process dies.
+
+Runs in the supervisor and touches no segment's contents. The rules it keeps:
+
+- No record may name a segment to the batcher or to a front end that has not acknowledged it. So a client starts after
+  the batcher has its segment, and a worker gets batches after the batcher and all front ends have its. Likewise for a
+  segment that holds one payload: its writer may name it after those of its readers have it.
+- No process waits for one that runs users' code (a worker, a model that calls others, a guest): such a process may
+  hold its interpreter for minutes. It asks for a segment when a record names one that it does not know (loans.py), and
+  is sent front ends' without waiting, so that it rarely has to.
+"""
+
+import functools
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.control import Message
+from shoal.options import ServerOptions
+from shoal.placement import Placement
+from shoal.reasons import Reason
+from shoal.shm import layout, segment
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import Geometry
+from shoal.supervisor.memory.batcher_memory import BatcherMemory
+from shoal.supervisor.memory.counter_memory import CounterMemory
+from shoal.supervisor.memory.dead_workers import DeadWorkers
+from shoal.supervisor.memory.loans import Loans
+from shoal.supervisor.memory.memory_plan import (
+    batcher_geometry,
+    caller_geometry,
+    client_geometry,
+    client_link_geometry,
+    worker_geometry,
+    worker_link_geometry,
+)
+from shoal.supervisor.memory.oversize import RESULT
+from shoal.supervisor.memory.owner_ids import OwnerIds
+from shoal.supervisor.memory.participant import (
+    Participant,
+    batcher_welcome,
+    client_message,
+    make_participant,
+    read_only,
+    worker_message,
+)
+from shoal.supervisor.memory.payloads import Payloads
+from shoal.supervisor.processes.members import Acknowledgements, Member, Recipient
+
+
+@dataclass(slots=True)
+class Star:
+    """The batcher in the middle, clients and workers around it."""
+
+    options: ServerOptions
+    log_settings: dict[str, Any]
+    acknowledgements: Acknowledgements = field(default_factory=Acknowledgements)
+    # Changed by the join_ and leave_ methods.
+    batcher: Member | None = None
+    clients: dict[int, Participant] = field(default_factory=dict)
+    workers: dict[int, Participant] = field(default_factory=dict)
+    nbytes: int = 0
+    owner_ids: OwnerIds = field(default_factory=OwnerIds)
+    batcher_memory: BatcherMemory = field(default_factory=BatcherMemory)
+    _batcher_bell: Doorbell = field(default_factory=Doorbell.create)
+    #: Of strings that name sequences: all clients make the same number of one (shoal/sequences.py).
+    correlation_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    counter_memory: CounterMemory = field(default_factory=CounterMemory)
+    payloads: Payloads = field(init=False)
+    loans: Loans = field(default_factory=Loans)
+    dead_workers: DeadWorkers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.payloads = Payloads(self)
+        self.dead_workers = DeadWorkers(self.acknowledgements, self._let_go_of_worker)
+
+    # --- the batcher ---
+
+    @property
+    def has_had_batcher(self) -> bool:
+        """Whether one that joins now takes another's place."""
+        return self.counter_memory.owner > 0
+
+    def join_batcher(self, member: Member) -> None:
+        """The batcher is there: it gets its bell and the table of counters."""
+        self.batcher = member
+        is_successor = self.has_had_batcher
+        if not is_successor:
+            has_windows = self.options.metrics_config.summary_latencies
+            self.nbytes += self.counter_memory.make(self.take_owner(), has_windows=has_windows)
+            self.dead_workers.report_to(member)
+        welcome = batcher_welcome(self.options, self.log_settings, is_successor=is_successor)
+        member.send(welcome, [self._batcher_bell.fd, self.counter_memory.fd])
+        if self.batcher_memory.owner:
+            self._renew_batcher_memory(member)
+        elif self.options.cache_bytes or self.payloads.ensembles:  # the first may have come while there was no batcher
+            self.give_batcher_memory()
+
+    def give_batcher_memory(self) -> None:
+        """Make memory of the batcher's own; it is announced to front ends before the ensemble that needs it is."""
+        if not self.batcher_memory.owner and self.batcher is not None:
+            geometry = batcher_geometry(self.options)
+            self.batcher_memory.make(self.batcher, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
+            self.nbytes += geometry.nbytes
+            message, fds = self.batcher_memory.message
+            for front_end in self.front_ends:
+                front_end.member.send(message, fds)
+
+    def _renew_batcher_memory(self, successor: Member) -> None:
+        ended, geometry = self.batcher_memory.owner, batcher_geometry(self.options)
+        self.batcher_memory.make(successor, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
+        close = functools.partial(self.batcher_memory.close, ended)
+        self.loans.end_when_read(ended, self.joined, self.acknowledgements, close)
+
+    def leave_batcher(self, member: Member) -> None:
+        """The batcher is dead. What it was asked to acknowledge is void: a successor is sent all anew."""
+        self.dead_workers.report_to(None)
+        self.batcher = None
+        self.acknowledgements.gone(member)
+
+    def introduce(self, then: Callable[[], None] = lambda: None) -> None:
+        """Announce all clients and workers to a successor, which knows the models; then it to them. It serves at once.
+
+        It passes over the records in clients' rings as it maps them, so no client may send its open requests again
+        before that. It waits for no client: a client's requests are put off until the client has sent them again
+        (`client_told`). `then` is called when it serves.
+        """
+        successor = self.batcher
+        assert successor is not None
+        late = self.joined
+        told = []
+        for client in self.clients.values():
+            message, fds = client_message(client)
+            told.append(({**message, "is_late": True} if client.is_joined else message, fds))
+        for worker in self.workers.values():
+            if worker.is_joined:
+                told.append(worker_message(worker))
+            if worker.is_ready:
+                told.append(({"op": "worker_ready", "owner": worker.owner}, []))
+            if worker.is_retiring:
+                told.append(({"op": "worker_retire", "owner": worker.owner}, []))
+            told += self.payloads.results_of(worker)
+        told += self.dead_workers.introductions(self.payloads.results_of)
+        told += self.payloads.requests_to_ensembles()
+        recipients = [(successor, message, fds) for message, fds in told]
+        self.acknowledgements.announce(recipients, lambda: self._reopen(successor, late, then))
+
+    def _reopen(self, successor: Member, late: Sequence[Participant], then: Callable[[], None]) -> None:
+        if self.batcher is not successor:
+            return  # dead already; the next one is introduced by itself
+        successor.send({"op": "resume"})
+        self.dead_workers.report_to(successor)
+        for client in late:
+            client.is_late = True
+            news: list[Recipient] = [(client.member, {"op": "batcher"}, ())]
+            if self.batcher_memory.owner and client.is_front_end:
+                news.insert(0, (client.member, *self.batcher_memory.message))
+            self.acknowledgements.announce(news, functools.partial(self._end_wait, client, successor))
+        for worker in self.workers.values():
+            # The successor does not look into the ring of a worker without a batch: so this message.
+            told = {"op": "worker_told", "owner": worker.owner}
+            news = [(worker.member, {"op": "batcher"}, ())]
+            self.acknowledgements.announce(news, functools.partial(successor.send, told))
+        then()
+
+    def _end_wait(self, client: Participant, successor: Member) -> None:
+        """A client has sent a successor what it waits for and what it holds."""
+        if self.batcher is successor:  # else the client is late until it has told the next one
+            client.is_late = False
+            successor.send({"op": "client_told", "owner": client.owner})
+
+    # --- clients ---
+
+    def join_client(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
+        """A front end wants to submit requests; `then` when the batcher has its segment and it has everything."""
+        client = self._client(member, client_geometry(self.options), sealed=False)
+        self.announce_client(client, lambda: self._welcome_client(client, welcome, then))
+        return client
+
+    def join_caller(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
+        """A worker wants to submit requests of its model's; `then` when it has everything. It asks for segments."""
+        caller = self._client(member, caller_geometry(self.options), sealed=True)
+        caller.is_caller = True
+
+        def mapped(_caller: Participant) -> None:
+            segment.seal_writes(caller.segment_fd)
+            then(caller)
+
+        self.announce_client(caller, lambda: self._welcome_client(caller, welcome, mapped))
+        return caller
+
+    def _client(self, member: Member, own: Geometry, *, sealed: bool) -> Participant:
+        return self._participant(member, layout.CLIENT, own, client_link_geometry(self.options), sealed=sealed)
+
+    def announce_client(self, client: Participant, then: Callable[[], None]) -> None:
+        """`then` when the batcher has its segment, or at once if there is none; if that raises, the client has left."""
+        self.clients[client.owner] = client
+        try:
+            self.acknowledgements.announce(self.to_batcher(*client_message(client)), then)
+        except BaseException:
+            self.leave_client(client)
+            raise
+
+    def _welcome_client(self, client: Participant, welcome: Message, then: Callable[[Participant], None]) -> None:
+        assert client.batcher_bell is not None
+        message = {"op": "joined", "correlation_key": self.correlation_key, **welcome}
+        with read_only(client.link_fd, self.counter_memory.fd) as (link_fd, counters_fd):
+            fds = [client.segment_fd, link_fd, client.bell.fd, client.batcher_bell.fd, counters_fd]
+            self.acknowledgements.announce([(client.member, message, fds)], lambda: then(client))
+        client.is_joined = True
+        if not client.is_front_end:
+            return
+        if self.batcher_memory.owner:
+            client.member.send(*self.batcher_memory.message)
+        for worker in self.workers.values():
+            if worker.is_joined:
+                client.member.send({"op": "segment", "owner": worker.owner}, [worker.read_only_fd])
+                self.loans.lend(worker.member, client.owner, client.read_only_fd)
+        for result in self.payloads.segments.read_by(RESULT):  # kept by its worker, it may hold an answer to this one
+            client.member.send({"op": "segment", "owner": result.owner}, [result.read_only_fd])
+
+    def leave_client(self, client: Participant) -> None:
+        """A client is dead. Workers unmap its segments once the batcher has forgotten its requests."""
+        self.clients.pop(client.owner, None)
+        self.loans.forget(client.member)
+
+        def forgotten() -> None:
+            self.loans.tell_end(client.owner)
+            self.payloads.release_all(client)
+            client.close()
+
+        self.acknowledgements.announce(self.to_batcher({"op": "client_gone", "owner": client.owner}), forgotten)
+
+    # --- workers ---
+
+    def join_worker(self, member: Member, config: dict[str, Any]) -> Participant:
+        """A worker has loaded its model: it gets its memory, and the segments of all clients."""
+        worker = self._participant(
+            member,
+            layout.WORKER,
+            worker_geometry(config, self.options),
+            worker_link_geometry(config, self.options),
+            sealed=True,
+        )
+        try:
+            link_fd = segment.read_only(worker.link_fd)
+        except OSError:
+            worker.close()
+            raise
+        self.workers[worker.owner] = worker
+        assert worker.batcher_bell is not None
+        fds = [worker.segment_fd, link_fd, worker.bell.fd, worker.batcher_bell.fd]
+        # The log's settings again: they may have changed while it loaded, when it heard nothing.
+        member.send({"op": "memory", "owner": worker.owner, "epoch": 1, "log": self.log_settings}, fds)
+        os.close(link_fd)
+        return worker
+
+    def announce_worker(
+        self, worker: Participant, model_id: int, then: Callable[[], None], placement: Placement
+    ) -> None:
+        """A worker has mapped its memory, which cannot be mapped writable again: the batcher and all front ends map it.
+        `then` batches may go to it."""
+        segment.seal_writes(worker.segment_fd)
+        worker.is_joined = True
+        worker.model_id = model_id
+        worker.demand = placement.demand if self.options.rate_limits is not None else None
+        recipients = self.to_batcher(*worker_message(worker))
+        for front_end in self.front_ends:
+            recipients.append((front_end.member, {"op": "segment", "owner": worker.owner}, [worker.read_only_fd]))
+            self.loans.lend(worker.member, front_end.owner, front_end.read_only_fd)
+        self.acknowledgements.announce(recipients, then)
+
+    def admit_worker(self, worker: Participant) -> None:
+        """The batcher and all front ends map its memory: batches may go to it."""
+        worker.is_ready = True
+        self.tell_batcher({"op": "worker_ready", "owner": worker.owner})
+
+    def retire_worker(self, worker: Participant) -> None:
+        """No more batches to it; the batcher says when it has finished those it has."""
+        worker.is_retiring = True
+        self.tell_batcher({"op": "worker_retire", "owner": worker.owner})
+
+    def leave_worker(self, worker: Participant, reason: Reason, detail: int) -> None:
+        """A worker is dead; `reason` and `detail` are for the replies to what it was executing."""
+        self.workers.pop(worker.owner, None)
+        self.loans.forget(worker.member)
+        self.dead_workers.add(worker, reason, detail)
+
+    def _let_go_of_worker(self, worker: Participant) -> None:
+        """The batcher has passed on a dead worker's last answers."""
+
+        def close() -> None:
+            self.payloads.release_all(worker)
+            self.dead_workers.close(worker)
+
+        self.loans.end_when_read(worker.owner, self.joined, self.acknowledgements, close)
+
+    # --- segments that somebody asks for ---
+
+    def lend(self, worker: Participant, owner: int) -> None:
+        """A request in that worker's hands names a segment of which it was not told."""
+        lender = self.clients.get(owner) or self._worker(owner)
+        if lender is not None and lender.is_joined:
+            self.loans.lend(worker.member, owner, lender.read_only_fd, owner if lender.is_guest else 0)
+        elif (fd := self.batcher_memory.find(owner)) is not None:
+            self.loans.lend(worker.member, owner, fd)
+        else:
+            payload = self.payloads.segments.lendable(owner)
+            fd = None if payload is None else payload.read_only_fd
+            guest = payload.asker if payload is not None and payload.is_guests else 0
+            self.loans.lend(worker.member, owner, fd, guest)
+
+    def lend_to_client(self, client: Participant, owner: int) -> None:
+        """Send a client that runs users' code a segment that an answer names and that was not announced to it: a
+        worker's, the batcher's, or a single result's."""
+        worker, payload = self._worker(owner), self.payloads.segments.lendable(owner)
+        fd = self.batcher_memory.find(owner)
+        if worker is not None and worker.is_joined:
+            fd = worker.read_only_fd
+        elif payload is not None and payload.model_id == RESULT:
+            fd = payload.read_only_fd
+        self.loans.lend(client.member, owner, fd)
+
+    def _worker(self, owner: int) -> Participant | None:
+        """A worker that lives, or whose last answers may still be read."""
+        return self.workers.get(owner) or self.dead_workers.find(owner)
+
+    # --- both ---
+
+    def members(self) -> Iterator[list[Member]]:
+        """Everybody who has joined, in the order in which memory goes back: front ends, the batcher, workers."""
+        yield [client.member for client in self.joined if not client.is_guest]
+        yield [] if self.batcher is None else [self.batcher]
+        yield [worker.member for worker in self.workers.values() if worker.is_joined]
+
+    @property
+    def joined(self) -> list[Participant]:
+        """Clients that have everything."""
+        return [client for client in self.clients.values() if client.is_joined]
+
+    @property
+    def front_ends(self) -> list[Participant]:
+        """Those that have joined."""
+        return [client for client in self.joined if client.is_front_end]
+
+    def tell_clients(self, message: Message) -> None:
+        """Send a message to every client that has joined."""
+        for client in self.joined:
+            client.member.send(message)
+
+    def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
+        """Send messages to every client that has joined; `then` is called when front ends have applied them, and the
+        batcher what was sent to it before: it might read a request that follows sooner than those messages.
+
+        Models that call others are waited for briefly, guests not at all. Such a client may still ask for what is gone:
+        it is refused, and asks again when it has applied them.
+        """
+        recipients = self.to_batcher({"op": "ping"})
+        briefly: list[Recipient] = []
+        for client in self.joined:
+            if client.is_guest:
+                for each in messages:
+                    client.member.send(each)
+            else:
+                told = recipients if client.is_front_end else briefly
+                told += [(client.member, each, ()) for each in messages]
+        self.acknowledgements.announce(recipients, then, briefly=briefly)
+
+    def tell_batcher(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """The batcher, if there is one, hears of something that need not be acknowledged."""
+        if self.batcher is not None:
+            self.batcher.send(message, fds)
+
+    def to_batcher(self, message: Message, fds: Sequence[int] = ()) -> list[Recipient]:
+        """The batcher, if there is one, as who is told something."""
+        return [] if self.batcher is None else [(self.batcher, message, fds)]
+
+    def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
+        made = make_participant(self.take_owner(), member, kind, own, link, sealed=sealed)
+        self.nbytes += own.nbytes + link.nbytes
+        return made
+
+    def take_owner(self) -> int:
+        """An owner id that no segment has."""
+        taken = {self.counter_memory.owner, *self.clients, *self.workers}
+        others = self.batcher_memory, self.dead_workers, self.payloads.segments
+        return self.owner_ids.take(lambda owner: owner in taken or any(owner in each for each in others))

@@ -1,0 +1,105 @@
+"""Recycling: an instance that has taken `max_requests`, or grown beyond `max_rss`, makes way for a fresh one.
+
+The fresh one is up before the old one goes, and who goes finishes what it has: no request fails or waits. One instance
+of a version at a time, so that memory is needed once more and not twice. Runs in the supervisor.
+"""
+
+import logging
+from collections.abc import Callable
+
+from shoal.errors import ShoalError
+from shoal.model_config.recycling import RecyclingLimits, recycling_limits
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.served import Served
+from shoal.supervisor.processes.progress import Progress, rss_bytes
+
+_log = logging.getLogger(__name__)
+
+#: Between two looks (ours).
+LOOK_S = 1.0
+#: Where the fresh instance did not come up, the old one is left alone for so long (ours).
+RETRY_S = 30.0
+_MIB = 1 << 20
+
+
+class Recycling:
+    """Who has served enough."""
+
+    def __init__(self, loop: EventLoop, models: Models, draw: Callable[[int], int]) -> None:
+        """`draw(n)` is a random whole number from 0 to n."""
+        self._loop = loop
+        self._models = models
+        self._draw = draw
+        # Changed by each look, by the instance's number: the jitter it got, when it may be tried again, and whom there
+        # is no use in recycling.
+        self._jitters: dict[int, int] = {}
+        self._retry_s: dict[int, float] = {}
+        self._too_large: set[int] = set()
+
+    def watch(self) -> None:
+        """Look, and look again later."""
+        self._loop.call_after(LOOK_S, self.watch)
+        self.look()
+
+    def look(self) -> None:
+        """Have everybody replaced who is over a limit of its model."""
+        numbers = set[int]()
+        for model in self._models.models.values():
+            for served in model.serving.values():
+                limits = recycling_limits(served.version.config)
+                if limits.max_requests or limits.max_rss_bytes:
+                    numbers |= {instance.number for instance in served.instances}
+                    run_in(served, self._judge, served, limits)
+        self._jitters = {number: jitter for number, jitter in self._jitters.items() if number in numbers}
+        self._retry_s = {number: retry_s for number, retry_s in self._retry_s.items() if number in numbers}
+        self._too_large &= numbers
+
+    def _judge(self, served: Served, limits: RecyclingLimits) -> None:
+        for instance in tuple(served.instances):
+            progress = instance.progress
+            if progress is None or self._retry_s.get(instance.number, 0.0) > self._loop.now_s():
+                continue
+            if why := self._why(instance, progress, limits):
+                self._retry_s[instance.number] = self._loop.now_s() + RETRY_S
+                self._replace(served, instance, why)
+
+    def _why(self, instance: Instance, progress: Progress, limits: RecyclingLimits) -> str:
+        """Which limit it is over, in words; empty where it is over none."""
+        if limits.max_requests:
+            jitter = self._jitters.setdefault(instance.number, self._draw(limits.max_requests_jitter))
+            if progress.num_requests >= limits.max_requests + jitter:
+                return (
+                    f"it has taken {progress.num_requests} requests, the model's 'max_requests' is "
+                    f"{limits.max_requests}"
+                )
+        if limits.max_rss_bytes and rss_bytes(instance.pid) > limits.max_rss_bytes:
+            if instance.rss_when_up_bytes <= limits.max_rss_bytes:
+                return _memory(rss_bytes(instance.pid), limits)
+            if instance.number not in self._too_large:
+                self._too_large.add(instance.number)
+                _log.warning(
+                    "instance '%s' of model '%s' is not recycled: when it came up, before any request, %s",
+                    instance.name, instance.version.name, _memory(instance.rss_when_up_bytes, limits),
+                )  # fmt: skip
+        return ""
+
+    def _replace(self, served: Served, instance: Instance, why: str) -> None:
+        try:
+            is_replaced = served.replace(instance)
+        except ShoalError as error:
+            _log.error("instance '%s' of model '%s' cannot be recycled: %s", instance.name, served.version.name, error)
+            return
+        if is_replaced:
+            _log.info(
+                "instance '%s' (pid %d) of model '%s' is recycled: %s",
+                instance.name, instance.pid, served.version.name, why,
+            )  # fmt: skip
+        else:
+            del self._retry_s[instance.number]  # it will be its turn
+
+
+def _memory(rss_bytes: int, limits: RecyclingLimits) -> str:
+    return f"it has {rss_bytes // _MIB} MiB of memory, the model's 'max_rss' is {limits.max_rss_bytes // _MIB} MiB"

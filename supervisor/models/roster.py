@@ -1,0 +1,114 @@
+"""Every instance of the server: who is who when a process connects, and whether they all move.
+
+Runs in the supervisor. What an instance belongs to, and why it is there, is its version's business (served.py).
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from shoal.model_config.python_backends import python_backend_file
+from shoal.placement import Placement
+from shoal.repository.lifecycle import ModelVersion
+from shoal.repository.scan import model_file
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.host import Host
+from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.models.instance_state import InstanceState, Listener
+from shoal.supervisor.processes.hangs import Hangs
+from shoal.supervisor.processes.members import Member, Recipient
+
+_log = logging.getLogger(__name__)
+
+#: How long a scrape waits for what models' own metrics are by then: a front end waits for 2 s, GAUGES_TIMEOUT_S (ours).
+METRICS_PATIENCE_S = 1.5
+
+
+class Roster:
+    """Instances by their number, which is never used again."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._numbers = itertools.count(1)
+        self._hangs = Hangs()
+        # Changed by enrol and dismiss.
+        self._instances: dict[int, Instance] = {}
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(tuple(self._instances.values()))
+
+    @property
+    def num_coming_up(self) -> int:
+        """Instances that are not up, and may come up."""
+        done = (InstanceState.UP, InstanceState.STOPPED)
+        return sum(each.state not in done for each in self._instances.values())
+
+    def enrol(
+        self, version: ModelVersion, placements: Sequence[Placement], host: Host, listener: Listener
+    ) -> list[Instance]:
+        """New instances, not started. Raises ShoalError, and there are none, where there are not enough descriptors for
+        all, or no model file for one."""
+        host.descriptors.admit_instances(version.name, len(placements), self.num_coming_up)
+        files = [_file_of(version, placement, host) for placement in placements]
+        made = [
+            Instance(next(self._numbers), version, placement, file, host, listener)
+            for placement, file in zip(placements, files, strict=True)
+        ]
+        self._instances.update({instance.number: instance for instance in made})
+        return made
+
+    def dismiss(self, instance: Instance) -> None:
+        """It has ended for good."""
+        self._instances.pop(instance.number, None)
+
+    def join(self, number: int, member: Member) -> None:
+        """A worker has connected. One that nobody expects is hung up on."""
+        instance = self._instances.get(number)
+        if instance is None or instance.state is not InstanceState.STARTING:
+            member.hang_up()
+            return
+        instance.join(member)
+
+    def await_metrics(self, host: Host, then: Callable[[], None]) -> None:
+        """Have workers whose models have metrics of their own report what has changed by now; `then` is called when
+        they have, or when one takes too long, as a model that holds its interpreter does: the scrapes that follow do
+        not wait for that one until it has answered."""
+        acknowledgements = host.star.acknowledgements
+        reporters: list[Recipient] = []
+        for instance in self:
+            worker = instance.participant
+            if worker is not None:
+                run_in(instance, worker.member.drain)  # there may be the first that it says of any
+                if host.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
+                    reporters.append((worker.member, {"op": "metrics"}, ()))
+        acknowledgements.announce((), then, briefly=reporters, patience_s=METRICS_PATIENCE_S)
+
+    def by_owner(self, owner: int) -> Instance | None:
+        """The instance whose memory has this owner id."""
+        return next((each for each in self._instances.values() if each.owner == owner), None)
+
+    def watch(self) -> None:
+        """End who is over the execution limit; look again soon while anybody executes anything."""
+        next_s = 1.0  # where anything fails
+        try:
+            next_s = self._look()
+        finally:
+            self._loop.call_after(next_s, self.watch)
+
+    def _look(self) -> float:
+        executions = [execution for each in self if (execution := each.execution())]
+        look = self._hangs.look(time.monotonic_ns(), executions)
+        if look.gap_ns:
+            _log.warning("the server stood still for %.1f s; execution limits are extended by it", look.gap_ns / 1e9)
+        for number, signal_number in look.endings:
+            run_in(self._instances[number], self._instances[number].end_for_limit, signal_number)
+        return look.next_ns / 1e9
+
+
+def _file_of(version: ModelVersion, placement: Placement, host: Host) -> Path | None:
+    path = python_backend_file(version.config["backend"], Path(host.options.backend_directory))
+    capability = placement.gpu.compute_capability if placement.gpu else ""
+    return path or model_file(version.version_dir, version.config, placement.instance_name, capability)

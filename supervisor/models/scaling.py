@@ -1,0 +1,195 @@
+"""Scaling: how many instances a version has while it serves, as somebody wants or, with `autoscale`, as the load does.
+
+Runs in the supervisor. Who goes finishes what it has; who comes is up before anybody hears of it: no request is dropped
+or waits for either.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config import scaling
+from shoal.model_config.messages import Config
+from shoal.shm.counters import RowView
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.models.autoscale import Autoscaler, Load
+from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.models.model import Model
+from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.served import Served
+from shoal.supervisor.processes.progress import BusyShare, rss_bytes
+from shoal.supervisor.questions.questions import Handler, Question
+
+_log = logging.getLogger(__name__)
+
+#: Between two looks at how busy instances are (ours): the policy decides by what holds for a second or more.
+LOOK_S = 0.5
+
+
+class Scaling:
+    """All versions' instances, and how busy they are."""
+
+    def __init__(
+        self, loop: EventLoop, models: Models, read_counters: Callable[[int], RowView], clock_ns: Callable[[], int]
+    ) -> None:
+        self._loop = loop
+        self._models = models
+        self._read_counters = read_counters
+        self._clock_ns = clock_ns
+        # Changed by each look; both by what cannot come again.
+        self._busy: dict[int, BusyShare] = {}
+        self._autoscalers: dict[int, Autoscaler] = {}
+
+    @property
+    def verbs(self) -> dict[str, Handler]:
+        """What front ends may ask."""
+        return {"instances": self._instances, "scale": self._scale}
+
+    # --- what clients ask ---
+
+    def _instances(self, question: Question) -> None:
+        model = self._models.get(question.arguments["model"])
+        question.answer(self._describe(model, question.arguments["version"]))
+
+    def _scale(self, question: Question) -> None:
+        """Answered when the wanted number is up and everybody knows, or at once where nobody waits."""
+        model, number = self._models.get(question.arguments["model"]), question.arguments["version"]
+        served = _serving(model, number)
+
+        def scaled(error: ShoalError | None) -> None:
+            if not question.arguments["wait"]:
+                return
+            if error is None:
+                self._models.settle(lambda: question.answer(self._describe(model, number)))
+            else:
+                question.refuse(error)
+
+        model.refuse_while_loading()
+        self._resize(served, question.arguments["count"], scaled)
+        if autoscaler := self._autoscalers.get(served.version.model_id):
+            autoscaler.wanted = question.arguments["count"]
+        if not question.arguments["wait"]:
+            question.answer(self._describe(model, number))
+
+    def _describe(self, model: Model, number: int | None) -> dict[str, Any]:
+        wanted = [each for each in model.versions if number in (None, each)]
+        return {
+            "model": model.identifier.name,
+            "versions": [self._version(model.versions[each]) for each in sorted(wanted)],
+        }
+
+    def _version(self, served: Served) -> dict[str, Any]:
+        version = served.version
+        least, most = scaling.bounds(version.config)
+        return {
+            "version": str(version.version),
+            "state": version.state.value,
+            "min_instances": least,
+            "max_instances": most,
+            "autoscale": scaling.autoscale(version.config),
+            "instances": [self._instance(instance) for instance in served.instances],
+        }
+
+    def _instance(self, instance: Instance) -> dict[str, Any]:
+        busy, progress, placement = self._busy.get(instance.number), instance.progress, instance.placement
+        return {
+            "name": instance.name,
+            "state": instance.state.value,
+            "pid": instance.pid,
+            "device": f"GPU {placement.device_id}" if placement.kind == "KIND_GPU" else "CPU",
+            "cores": list(placement.cores),
+            "busy_share": 0.0 if busy is None else round(busy.share, 3),
+            "batches": 0 if progress is None else progress.num_completed,
+            "restarts": max(0, instance.num_starts - 1),
+            "rss_bytes": rss_bytes(instance.pid),
+        }
+
+    def _resize(self, served: Served, count: int, outcome: Callable[[ShoalError | None], None]) -> None:
+        version = served.version
+        least, most = scaling.bounds(version.config)
+        if not least <= count <= most:
+            raise InvalidArgumentError(
+                f"model '{version.name}' can have {least} to {most} instances, got count {count}; its parameters "
+                "'min_instances' and 'max_instances' say so"
+            )
+        served.resize(with_count(version.config, count), outcome)
+
+    # --- what the load asks for ---
+
+    def watch(self) -> None:
+        """See how busy instances are, and let the versions that want it follow."""
+        self._loop.call_after(LOOK_S, self.watch)
+        now_ns = self._clock_ns()
+        served = [each for model in self._models.models.values() for each in model.serving.values()]
+        instances = [instance for each in served for instance in each.instances]
+        busy = {instance.number: self._busy.get(instance.number) or BusyShare() for instance in instances}
+        for instance in instances:
+            busy[instance.number].look(now_ns, instance.progress)
+        self._busy = busy
+        wanted = {each.version.model_id: each for each in served if scaling.autoscale(each.version.config)}
+        self._autoscalers = {model_id: self._autoscaler(each) for model_id, each in wanted.items()}
+        for each in wanted.values():
+            run_in(each, self._follow, each, now_ns)
+
+    def _autoscaler(self, served: Served) -> Autoscaler:
+        version = served.version
+        return self._autoscalers.get(version.model_id) or Autoscaler(
+            scaling.bounds(version.config), scaling.queue_age_ns(version.config), version.num_instances
+        )
+
+    def _follow(self, served: Served, now_ns: int) -> None:
+        version = served.version
+        oldest_ns = self._read_counters(version.row).cells["oldest_queued_ns"]
+        up = [self._busy[instance.number] for instance in served.instances if instance.progress is not None]
+        load = Load(
+            len(up),
+            sum(busy.share for busy in up) / max(1, len(up)),
+            max(0, now_ns - oldest_ns) if oldest_ns else 0,
+        )
+        autoscaler = self._autoscalers[version.model_id]
+        wanted = autoscaler.observe(now_ns, load)
+        if wanted == version.num_instances or self._models.models[version.identifier].is_loading:
+            return
+        waited_ms = load.queue_age_ns / 1e6
+        _log.info(
+            "model '%s' version %d goes from %d to %d instances: they are busy for %.0f %% of the time, the oldest "
+            "request has waited for %.0f ms",
+            version.name, version.version, version.num_instances, wanted, 100 * load.busy_share, waited_ms,
+        )  # fmt: skip
+
+        def followed(error: ShoalError | None) -> None:
+            if error is not None:
+                _log.error("model '%s' cannot be scaled: %s", version.name, error)
+                autoscaler.wanted = version.num_instances  # what is still wanted then is decided anew
+
+        try:
+            self._resize(served, wanted, followed)
+        except ShoalError as error:
+            followed(error)
+
+
+def with_count(config: Config, count: int) -> list[Config]:
+    """The instance groups of a model, for `count` instances in all: the first group gives or takes.
+
+    Raises InvalidArgumentError where the others alone are as many, or a group cannot be divided by its GPUs.
+    """
+    first, *others = config["instance_group"]
+    rest = sum(group["count"] * max(1, len(group["gpus"])) for group in others)
+    own, left = divmod(count - rest, max(1, len(first["gpus"])))
+    if own < 1 or left:
+        raise InvalidArgumentError(
+            f"model '{config['name']}' cannot have {count} instances: its first instance group, on "
+            f"{max(1, len(first['gpus']))} devices, would have to have {count - rest} of them"
+        )
+    return [{**first, "count": own}, *others]
+
+
+def _serving(model: Model, number: int | None) -> Served:
+    serving = model.serving
+    served = serving.get(max(serving, default=0) if number is None else number)
+    if served is None:
+        which = "" if number is None else f" version {number}"
+        raise UnavailableError(f"Request for unknown model: '{model.identifier.name}'{which} is not at ready state")
+    return served

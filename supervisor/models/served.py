@@ -1,0 +1,396 @@
+"""One version of a model as it is served: its instances, from the first that starts to the last that ends.
+
+    load ─► LOADING ─all up─► ready, for its model to publish ─► READY ─retire─► drained ─► instances end ─► over
+                │                                                  └─resize─► instances come and go, READY all the while
+                └─one fails─► UNAVAILABLE, over
+
+A version that is loaded beside the one that serves is not public: clients do not hear of it until it is published.
+Runs in the supervisor.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from shoal import errors
+from shoal.control import Message
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
+from shoal.model_config.finish import finish_config
+from shoal.model_config.idempotence import may_run_again
+from shoal.model_config.messages import Config
+from shoal.model_config.normalise import place as place_groups
+from shoal.model_config.response_cache import enables_response_cache
+from shoal.placement import Placement, place
+from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
+from shoal.repository.plan import Source, revision
+from shoal.supervisor.failure_domains import bound, own_error
+from shoal.supervisor.host import Host
+from shoal.supervisor.models.config_warnings import check_kinds, warn_of_cache
+from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.models.instance_state import InstanceState
+from shoal.supervisor.models.version_owner import Outcome, Owner
+
+_log = logging.getLogger(__name__)
+
+
+class Served:
+    """A version and its instances. `listener` of each instance is this object."""
+
+    def __init__(self, version: ModelVersion, source: Source, host: Host, owner: Owner) -> None:
+        self.version = version
+        self.source = source
+        self._host = host
+        self._owner = owner
+        # Changed as instances come and go.
+        self.instances: list[Instance] = []
+        self._leaving: list[Instance] = []
+        self._fresh: dict[Instance, Instance] = {}  # one that is to come up → the one whose place it takes
+        self._started_s = 0.0
+        self._has_come_up = self._is_retiring = self._is_over = False
+        self.is_ending = False  # its last request has been answered, and its instances end
+        self._resizes: list[Outcome] = []
+        self._previous_groups: list[Config] = []
+
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return f"model '{self.version.identifier}' version {self.version.version}"
+
+    def contain(self, error: Exception) -> None:
+        """As a failure domain: what is under way fails, a load or a resize; what serves goes on."""
+        self.fail(own_error(error))
+        self._give_up_resize(own_error(error))
+
+    # --- loading ---
+
+    def load(self) -> None:
+        """Start the instances; the owner hears whether all of them come up."""
+        version = self.version
+        self._begin_load()
+        look_into_file = needs_autocomplete(version.config) and not self._host.options.disable_auto_complete_config
+        try:
+            check_kinds(version.config, cpu_fallback=self._host.options.cpu_fallback)
+            if look_into_file:
+                version.config = place_groups(version.config, self._gpu_ids)
+                version.name_groups()
+            else:
+                self._finish(None)
+            _, self.instances = self._enrol(version.config)
+        except ShoalError as error:
+            self.fail(error)
+            return
+        version.num_instances = len(self.instances)
+        self._owner.on_changed(self)
+        # Where the file must be looked into, the first instance does it and the others wait for what it finds.
+        for instance in self.instances[: 1 if look_into_file else None]:
+            instance.start()
+
+    def _begin_load(self) -> None:
+        version = self.version
+        _log.info("loading: %s:%d", version.identifier, version.version)
+        if enables_response_cache(version.config):
+            version.is_cached = self._host.options.cache_bytes > 0
+            if not version.is_cached:
+                warn_of_cache(version.config)
+        self._started_s = self._host.loop.now_s()
+
+    @property
+    def _gpu_ids(self) -> tuple[int, ...]:
+        return self._host.machine.gpu_ids(self.version.config["backend"])
+
+    def _enrol(self, config: Config) -> tuple[Sequence[Placement], list[Instance]]:
+        """A configuration's placements, and the instances of those that are new. Raises ShoalError: nothing changes."""
+        host, placements = self._host, place(config, self._host.machine)
+        known = {each.placement.identity for each in self.instances}
+        new = [placement for placement in placements if placement.identity not in known]
+        started = host.roster.enrol(self.version, new, host, self)
+        try:
+            host.rate_limits.admit(self.version.model_id, placements)
+        except BaseException:
+            for instance in started:
+                host.roster.dismiss(instance)
+            raise
+        return placements, started
+
+    def _finish(self, model_io: ModelIO | None) -> None:
+        version = self.version
+        settings = self._host.options.backend_settings(version.config["backend"])
+        text = settings.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
+        if not text.isdecimal():
+            raise InvalidArgumentError(f"--backend-config default-max-batch-size must be a number, got '{text}'")
+        version.config = finish_config(version.config, model_io, gpus=self._gpu_ids, default_max_batch_size=int(text))
+        version.is_config_final = True
+        version.name_groups()
+        self._host.star.tell_batcher(self._batcher_message())
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it serves, or would if its instances did not die."""
+        return self.version.state is VersionState.READY or self.version.is_failed
+
+    def publish(self) -> None:
+        """It serves from now on, once clients hear of it."""
+        if self.version.state is VersionState.LOADING:
+            self.version.move(VersionState.READY)
+
+    def fail(self, error: ShoalError) -> None:
+        """What is loading cannot, or must not, come up: it is UNAVAILABLE, and ends."""
+        version = self.version
+        if version.state is not VersionState.LOADING:
+            return
+        version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        _log.error("failed to load '%s' version %d: %s", version.identifier, version.version, error)
+        self._owner.on_load_failed(self, error)
+        self._end()
+
+    def refuse(self, error: ShoalError) -> None:
+        """It cannot even be tried."""
+        self.version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        self._end()
+
+    def discard(self) -> None:
+        """It could serve, but must not."""
+        self.version.move(VersionState.UNAVAILABLE, UNLOADED)
+        self._end()
+
+    # --- what happens to instances ---
+
+    def on_model_io(self, instance: Instance, model_io: ModelIO) -> None:
+        """Complete the configuration, let the first instance go on and the others begin."""
+        try:
+            self._finish(model_io)
+        except ShoalError as error:
+            self.fail(error)
+            return
+        instance.finish_config()
+        for other in [each for each in self.instances if each is not instance]:
+            other.start()
+
+    def on_up(self, instance: Instance) -> None:
+        """A version is ready when all its instances have come up once."""
+        version = self.version
+        if instance in self._fresh:
+            self._hand_over(instance)
+        self._count()
+        if not self._has_come_up:
+            if version.num_instances_up == version.num_instances:
+                self._has_come_up = True
+                version.load_seconds = self._host.loop.now_s() - self._started_s
+                self._owner.on_ready(self)
+                return
+        elif version.is_failed:
+            version.move(VersionState.READY)
+        if self._has_come_up:
+            again = " again" if instance.num_starts > 1 else ""
+            _log.info("instance '%s' of model '%s' is up%s", instance.name, version.name, again)
+        self._owner.on_changed(self)
+        self._check_resized()
+
+    def on_load_failed(self, instance: Instance, error: ShoalError) -> None:
+        """An instance that cannot load fails its version, or the resize it came with."""
+        is_fresh = instance in self._fresh
+        self._forget(instance)
+        if is_fresh:
+            _log.error("instance '%s' of model '%s' keeps its worker: %s", instance.name, self.version.name, error)
+        elif self._has_come_up:
+            self._give_up_resize(error)
+        else:
+            self.fail(error)
+        self._check_over()
+
+    def on_down(self, instance: Instance) -> None:
+        """Clients are told at once when nobody serves a version any more."""
+        self._count()
+        self._owner.on_changed(self)
+
+    def on_failed(self, instance: Instance, sentence: str) -> None:
+        """A version all of whose instances are FAILED is UNAVAILABLE, and says so, until one of them is up again."""
+        version = self.version
+        if version.state is not VersionState.READY or not all(each.is_failed for each in self.instances):
+            return
+        error = UnavailableError(f"all instances died again and again; the last: {sentence}")
+        version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+        version.is_failed = True
+        _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
+        self._owner.on_changed(self)  # clients first: what they refuse, nobody has to queue
+        self._host.star.tell_batcher(self._message("model_failed"))
+
+    def on_stopped(self, instance: Instance) -> None:
+        """It has ended for good."""
+        self._forget(instance)
+        self._check_over()
+
+    def _forget(self, instance: Instance) -> None:
+        for instances in (self.instances, self._leaving):
+            if instance in instances:
+                instances.remove(instance)
+        self._fresh.pop(instance, None)
+        self._host.roster.dismiss(instance)
+
+    def _count(self) -> None:
+        self.version.num_instances_up = sum(each.state is InstanceState.UP for each in self.instances)
+
+    # --- more instances, or fewer ---
+
+    def resize(self, groups: list[Config], outcome: Outcome) -> None:
+        """Serve with other instance groups: those that are in both go on, `outcome` when the new ones are up.
+
+        Raises ShoalError, and nothing changes, where the groups ask for what cannot be, or no model file is left.
+        """
+        version = self.version
+        config = place_groups({**version.config, "instance_group": groups}, self._gpu_ids)
+        placements, started = self._enrol(config)
+        wanted = {placement.identity: placement for placement in placements}
+        self._previous_groups = version.config["instance_group"]
+        version.config = config
+        version.name_groups()  # before an instance of a new one can die
+        self._host.star.tell_batcher({**self._message("model_groups"), "groups": version.groups})
+        for instance in [each for each in self.instances if each.placement.identity not in wanted]:
+            self.instances.remove(instance)
+            self._dismiss(instance)
+        for instance in self.instances:
+            instance.pin(wanted[instance.placement.identity])
+        self.instances += started
+        version.num_instances = len(self.instances)
+        self._resizes.append(bound(outcome))
+        self._count()
+        self._owner.on_changed(self)
+        for instance in started:
+            instance.start()
+        self._check_resized()
+
+    def _dismiss(self, instance: Instance) -> None:
+        self._leaving.append(instance)
+        instance.retire()
+
+    def _check_resized(self) -> None:
+        if self._resizes and all(each.has_been_up for each in self.instances):
+            outcomes, self._resizes = self._resizes, []
+            for outcome in outcomes:
+                outcome(None)
+
+    def _give_up_resize(self, error: ShoalError) -> None:
+        """Back to the groups before it; what has come up of the new ones goes."""
+        outcomes, self._resizes = self._resizes, []
+        if not outcomes:
+            return
+        _log.error("model '%s' keeps its instances: %s", self.version.name, error)
+        others = set(self.instances)
+        try:
+            self.resize(self._previous_groups, lambda _error: None)
+            for instance in set(self.instances) - others:
+                instance.has_been_up = True  # what comes back is tried again as after a death
+            self._check_resized()
+        except ShoalError as refusal:
+            _log.error("model '%s' cannot have its instances back: %s", self.version.name, refusal)
+        finally:
+            for outcome in outcomes:
+                outcome(error)
+
+    # --- a fresh instance for one that has served enough ---
+
+    def replace(self, instance: Instance) -> bool:
+        """Start a fresh instance in its place; it goes when that is up. False where this is not the time for it.
+
+        Raises ShoalError where there is no model file or no descriptor for it.
+        """
+        if self._fresh or self._resizes or self._is_retiring or self.is_ending or not self._has_come_up:
+            return False
+        (fresh,) = self._host.roster.enrol(self.version, [instance.placement], self._host, self)
+        fresh.take_place_of(instance)
+        self._fresh[fresh] = instance
+        fresh.start()
+        return True
+
+    def _hand_over(self, fresh: Instance) -> None:
+        old = self._fresh.pop(fresh)
+        if old in self.instances:
+            fresh.pin(old.placement)
+            self.instances[self.instances.index(old)] = fresh
+            self._dismiss(old)
+        else:  # scaled down meanwhile
+            self._dismiss(fresh)
+
+    # --- the end ---
+
+    def retire(self) -> None:
+        """Serve what has been accepted, then end. Clients have been told already that nothing more shall come.
+
+        What is not answered within --request-timeout-secs, nobody waits for, unless it is a stream.
+        """
+        if self.is_there:
+            self.version.move(VersionState.UNLOADING)
+        self._is_retiring = True
+        self._host.star.tell_batcher(self._message("model_retire"))
+        self._host.loop.call_after(self._host.options.request_timeout_secs, self._check_drained)
+
+    def _check_drained(self) -> None:
+        if self._is_retiring and not (self.is_ending or self._is_over):
+            version, limit_s = self.version, self._host.options.request_timeout_secs
+            _log.error(
+                "'%s' version %d keeps requests open, %g s after the last was accepted; it is ended",
+                version.identifier, version.version, limit_s,
+            )  # fmt: skip
+            self._end()
+
+    def on_drained(self) -> None:
+        """The batcher has nothing more for it."""
+        if self._is_retiring:
+            self._end()
+
+    def stop(self) -> None:
+        """The server ends: nothing is in flight any more."""
+        self._end()
+
+    def _end(self) -> None:
+        self.is_ending = True
+        self.version.num_instances_up = 0
+        outcomes, self._resizes = self._resizes, []
+        for outcome in outcomes:
+            outcome(UnavailableError(f"{self.title} is unloaded"))
+        for instance in [*self.instances, *self._leaving, *self._fresh]:
+            if instance.state is not InstanceState.STOPPED:
+                instance.stop()
+        self._check_over()
+
+    def _check_over(self) -> None:
+        if self.is_ending and not (self.instances or self._leaving or self._fresh):
+            self.is_ending, self._is_over = False, True
+            self._host.rate_limits.dismiss(self.version.model_id)
+            if self.version.is_config_final:
+                self._host.star.tell_batcher(self._message("model_gone"))
+            self._owner.on_over(self)
+
+    # --- what the batcher hears ---
+
+    def tell_batcher(self) -> None:
+        """A successor hears of its queue, before it hears of the workers."""
+        if self.version.is_config_final:
+            self._host.star.tell_batcher(self._batcher_message())
+        if self.version.is_failed:
+            self._host.star.tell_batcher(self._message("model_failed"))
+
+    def tell_batcher_again(self) -> None:
+        """What a successor must hear after it has heard of the workers."""
+        if self._is_retiring:
+            self._host.star.tell_batcher(self._message("model_retire"))
+
+    def _message(self, op: str) -> Message:
+        return {"op": op, "model": self.version.model_id}
+
+    def _batcher_message(self) -> dict[str, Any]:
+        return {
+            **self._message("model"),
+            "row": self.version.row,
+            "config": self.version.config,
+            "groups": self.version.groups,
+            "version": self.version.version,
+            "may_run_again": may_run_again(self.version.config),
+            "revision": self.revision,
+        }
+
+    @property
+    def revision(self) -> str:
+        """What it is called wherever it is served."""
+        return revision(self.version.name, self.version.version, self.source)

@@ -1,0 +1,243 @@
+"""One version of an ensemble as it is served: no instances, but models that must be there and agree.
+
+    load ─► LOADING ─its models are there─► ready, as any version ─► READY ⇄ UNAVAILABLE as they go and come
+
+It is asked to look whenever a model has changed. Runs in the supervisor.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal import errors
+from shoal.control import Message
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.model_config.ensemble import LATEST, decoupled_steps, mismatches, steps
+from shoal.model_config.finish import finish_config
+from shoal.model_config.idempotence import may_run_again
+from shoal.model_config.messages import Config
+from shoal.repository.identifier import ModelIdentifier
+from shoal.repository.lifecycle import ModelVersion, VersionState
+from shoal.repository.plan import Source, revision
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.host import Host
+from shoal.supervisor.models.model import Model
+from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.version_owner import Outcome, Owner
+
+#: The model that is meant by a name in the ensemble's own repository; None where there is none, or it could be several.
+Find = Callable[[ModelIdentifier], Model | None]
+
+
+class ServedEnsemble(Served):
+    """To everybody else it has one instance, which is up while an instance of each model is."""
+
+    def __init__(self, version: ModelVersion, source: Source, host: Host, owner: Owner, find: Find) -> None:
+        super().__init__(version, source, host, owner)
+        self._find = find
+        self._own_labels = version.labels
+        # Changed by look: the versions of the steps, in order; whether `look` has been called.
+        self._composing: list[Served] = []
+        self._has_begun = False
+
+    def load(self) -> None:
+        """Check what can be checked; it is ready when its models are there."""
+        version = self.version
+        self._begin_load()
+        try:
+            version.config = finish_config(version.config)
+        except ShoalError as error:
+            self.fail(error)
+            return
+        version.num_instances = 1
+        version.is_config_final = True
+        self._owner.on_changed(self)
+        self._host.loop.call_after(0, self._begin_to_look)  # its models may be about to be loaded with it
+
+    def _begin_to_look(self) -> None:
+        self._has_begun = True
+        self.look()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it serves, or would if its models were there."""
+        return super().is_there or self._is_broken
+
+    @property
+    def _is_broken(self) -> bool:
+        """Whether it has come up and one of its models has gone since."""
+        has_gone = self._is_retiring or self.is_ending or self._is_over
+        return self._has_come_up and self.version.is_failure and not has_gone
+
+    @property
+    def names(self) -> list[str]:
+        """The models it is made of, as its steps call them."""
+        return [step["model_name"] for step in steps(self.version.config)]
+
+    def resize(self, groups: list[Config], outcome: Outcome) -> None:
+        """Raises InvalidArgumentError: it has no instances."""
+        raise InvalidArgumentError(
+            f"model '{self.version.name}' is an ensemble and has no instances; scale the models that it is made of"
+        )
+
+    # --- its models ---
+
+    def look(self) -> None:
+        """See what has become of its models."""
+        version = self.version
+        if version.state is VersionState.LOADING and self._has_begun and not self._has_come_up:
+            self._look_whether_ready()
+        elif version.state is VersionState.READY or self._is_broken:
+            self._look_again()
+
+    def _look_whether_ready(self) -> None:
+        try:
+            self._refuse_cycles((self.version.identifier,))
+            composing = self._resolve(waits=True)
+            if composing is not None:
+                self._host.star.give_batcher_memory()
+        except ShoalError as error:
+            self.fail(error)
+            return
+        except (OutOfSharedMemoryError, OSError) as error:
+            self.fail(UnavailableError(str(error)))
+            return
+        if composing is not None:
+            self._has_come_up = True
+            self._compose(composing)
+            self._host.star.payloads.ensembles.add(self.version.model_id)
+            star = self._host.star
+            star.acknowledgements.announce(star.to_batcher(self._batcher_message()), self._come_up)
+
+    def _come_up(self) -> None:
+        """Requests may come: the batcher knows of it."""
+        if self.version.state is VersionState.LOADING and not self.is_ending:
+            self.version.load_seconds = self._host.loop.now_s() - self._started_s
+            self._owner.on_ready(self)
+
+    def _look_again(self) -> None:
+        version = self.version
+        try:
+            composing = self._resolve(waits=False)
+            assert composing is not None
+        except ShoalError as error:
+            if not self._is_broken:
+                version.num_instances_up = 0
+                version.move(VersionState.UNAVAILABLE, errors.index_reason(error))
+                self._owner.on_changed(self)
+            return
+        were_up, has_changed = version.num_instances_up, composing != self._composing
+        if has_changed:
+            self._compose(composing)
+            self._host.star.tell_batcher({**self._message("ensemble_models"), **self._composition})
+        else:
+            self._count()
+        if self._is_broken:
+            version.move(VersionState.READY)
+        elif not has_changed and version.num_instances_up == were_up:
+            return
+        self._owner.on_changed(self)
+
+    def _resolve(self, *, waits: bool) -> list[Served] | None:
+        """The versions that its steps mean now; None, with `waits`, where one of them is still being loaded.
+
+        Raises InvalidArgumentError where one is missing, or they do not agree.
+        """
+        name, listed = self.version.name, steps(self.version.config)
+        models = [self._find(ModelIdentifier(step["model_name"], self.version.namespace)) for step in listed]
+        unknown = [step["model_name"] for step, model in zip(listed, models, strict=True) if model is None]
+        if unknown:
+            raise InvalidArgumentError(
+                f"ensemble {name} contains models that are not available or ambiguous: {', '.join(unknown)}"
+            )
+        composing = []
+        for step, model in zip(listed, models, strict=True):
+            assert model is not None
+            wanted = int(step["model_version"])
+            number = max(model.serving, default=None) if wanted == LATEST else wanted
+            served = None if number is None else model.serving.get(number)
+            if served is None:
+                if waits and model.is_loading:
+                    return None
+                raise InvalidArgumentError(_missing(name, model, wanted))
+            composing.append(served)
+        for sentence in mismatches(self.version.config, [served.version.config for served in composing]):
+            raise InvalidArgumentError(sentence)
+        return composing
+
+    def _refuse_cycles(self, path: tuple[ModelIdentifier, ...]) -> None:
+        """Raises InvalidArgumentError where an ensemble waits for itself. `path` leads from this one to the last."""
+        last = self._find(path[-1])
+        found = [] if last is None else [each for each in last.versions.values() if isinstance(each, ServedEnsemble)]
+        meant = [self._find(ModelIdentifier(name, each.version.namespace)) for each in found for name in each.names]
+        for identifier in dict.fromkeys([model.identifier for model in meant if model is not None]):
+            if identifier == path[0]:
+                names = " -> ".join([each.name for each in (*path, identifier)])
+                raise InvalidArgumentError(
+                    f"circular dependency between ensembles: {names}. Remove one of these steps from the "
+                    "'ensemble_scheduling' of its ensemble"
+                )
+            if identifier not in path:
+                self._refuse_cycles((*path, identifier))
+
+    def _compose(self, composing: list[Served]) -> None:
+        self._composing = composing
+        config = self.version.config
+        outputs = {tensor["name"] for tensor in config["output"]}
+        labels = {}
+        for step, served in zip(steps(config), composing, strict=True):
+            for output, tensor in step["output_map"].items():
+                if tensor in outputs and output in served.version.labels:
+                    labels[tensor] = served.version.labels[output]
+        self.version.labels = {**labels, **self._own_labels}
+        # Triton's rule: an ensemble is decoupled where a step is.
+        policy = {"decoupled": bool(decoupled_steps([served.version.config for served in composing]))}
+        if policy != config.get("model_transaction_policy"):
+            self.version.config = {**config, "model_transaction_policy": policy}
+        self._count()
+
+    def _count(self) -> None:
+        self.version.num_instances_up = int(all(each.version.num_instances_up > 0 for each in self._composing))
+
+    # --- what the batcher hears ---
+
+    @property
+    def _ids(self) -> Sequence[int]:
+        return [each.version.model_id for each in self._composing] or [0] * len(self.names)
+
+    @property
+    def _composition(self) -> Message:
+        configs = [each.version.config for each in self._composing]
+        return {
+            "models": self._ids,
+            "decoupled": decoupled_steps(configs),
+            "may_run_again": all(map(may_run_again, configs)),
+            "revision": self.revision,
+        }
+
+    @property
+    def revision(self) -> str:
+        """What it is called wherever it goes through equal models."""
+        steps = [each.revision for each in self._composing]
+        return revision(self.version.name, self.version.version, self.source, steps)
+
+    def _batcher_message(self) -> dict[str, Any]:
+        version = self.version
+        return {
+            **self._message("ensemble"),
+            "row": version.row,
+            "config": version.config,
+            "version": version.version,
+            **self._composition,
+        }
+
+
+def _missing(ensemble: str, model: Model, wanted: int) -> str:
+    """Triton's sentence for a step whose version is not there, and why it is not."""
+    depends = f"ensemble '{ensemble}' depends on '{model.identifier}'"
+    if wanted != LATEST and model.serving:
+        return f"{depends} whose required version {wanted} is not loaded."
+    reasons = [each.reason for each in model.rows if each.is_failure]
+    because = f" Model '{model.identifier}' loading failed with error: {reasons[-1]}" if reasons else ""
+    if wanted != LATEST:
+        return f"{depends} whose required version {wanted} is not loaded.{because}"
+    return f"{depends} which has no loaded version.{because}"

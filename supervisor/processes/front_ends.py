@@ -1,0 +1,264 @@
+"""The front ends as the supervisor sees them: the processes that answer clients, and the sockets between them.
+
+HTTP ─► lanes "http" ─┬─► the road ─► connections that are idle again: back to the lanes
+gRPC ─► lanes "grpc" ─┘
+gRPC with TLS ─► grpcio's server, the "grpc road": it answers everything itself
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.errors import InvalidArgumentError
+from shoal.grpc_settings import GrpcSettings
+from shoal.options import ServerOptions
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.processes.arbiter import Arbiter
+from shoal.supervisor.processes.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
+from shoal.supervisor.processes.listeners import SERVICES, Listeners
+
+_log = logging.getLogger(__name__)
+
+#: A road thread is busy with one request where one of Triton's HTTP threads juggles many (ours).
+THREADS_PER_HTTP_THREAD = 8
+#: Loading a model takes longest of what a front end may ask for; the answer comes this much later at most (ours).
+ANSWER_SLACK_S = 30
+
+
+class FrontEnds:
+    """Lanes and road. `on_started` is called once, when every front end answers, `on_ended` when all have ended after
+    `stop`."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        options: ServerOptions,
+        log_settings: dict[str, Any],
+        control_address: str,
+        listeners: Listeners,
+        on_started: Callable[[], None],
+        on_ended: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._options = options
+        self._log_settings = log_settings
+        self._listeners = listeners
+        self._on_started = on_started
+        self._on_ended = on_ended
+        # Front ends join for as long as the arbiters live, which is longer than the sockets are open here. The road
+        # believes what it is told at its endpoint for gRPC, so that one has no address: only lanes reach it.
+        self._endpoints = {
+            "{}:{}".format(*each.getsockname()): name for name, each in listeners.items() if name != "grpc"
+        }
+        self._environment = {
+            ADDRESS_VARIABLE: control_address,
+            "SHOAL_ROAD_THREADS": str(options.http_thread_count * THREADS_PER_HTTP_THREAD),
+            "SHOAL_GRACEFUL_TIMEOUT_S": str(max(1, options.exit_timeout_secs)),
+            # glibc gives each thread an arena that keeps what its largest request took: with bodies of 2 MB of JSON
+            # 16 threads came to 340 MiB, and to 110 with two arenas. One runs at a time anyway.
+            "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
+        }
+        self._handovers = [*_datagram_pair(), *_datagram_pair()]
+        # In the order they stop: what lanes hand over, the road must still answer.
+        self._lanes = list(self._make_lanes())
+        self._road = self._make_road()
+        # Changed as models settle, as front ends join, and by stop.
+        self._vertex_ai_model = ""
+        self._has_repositories = True
+        self._num_started = 0
+        self._num_lanes_ended = 0
+        self._is_stopping = False
+
+    # --- the processes ---
+
+    def _make_lanes(self) -> Iterator[Arbiter]:
+        options = self._options
+        _, to_road, returns, _ = self._handovers
+        if "http" in self._listeners:
+            passed = {"SHOAL_SEND_FD": to_road, "SHOAL_RECEIVE_FD": returns}
+            num_lanes = options.http_process_count or num_http_lanes(num_usable_cores())
+            yield self._gunicorn("http", num_lanes, ["http"], passed, self._on_lane_ended)
+        if "grpc" in self._listeners and options.has_grpc_lanes:
+            passed = {"SHOAL_SEND_FD": to_road}  # what they hand over is not a client's connection, and never returns
+            num_lanes = options.grpc_process_count or num_grpc_lanes(num_usable_cores())
+            yield self._gunicorn("grpc", num_lanes, ["grpc"], passed, self._on_lane_ended)
+        elif "grpc" in self._listeners:
+            yield self._grpcio(self._listeners["grpc"])
+
+    def _make_road(self) -> Arbiter | None:
+        """For the other endpoints and for what lanes hand over; None where there is nothing of either."""
+        road_in, _, returns, to_lanes = self._handovers
+        lanes = {"http", "grpc"} & {lane.role for lane in self._lanes}
+        accepting = self._listeners.keys() - {"http", "grpc"}
+        if not accepting and not lanes:
+            return None
+        passed = {
+            "SHOAL_SEND_FD": to_lanes,
+            "SHOAL_RECEIVE_FD": road_in,
+            "SHOAL_RETURNED_FD": returns,  # what no lane has taken when the last has ended
+        }
+        # Where there is nothing to accept, too, gunicorn insists on a socket.
+        return self._gunicorn("road", 1, accepting or lanes, passed, self._on_ended, accepts=bool(accepting))
+
+    def _gunicorn(
+        self,
+        role: str,
+        num_processes: int,
+        endpoints: Collection[str],
+        passed: Mapping[str, socket.socket],
+        on_ended: Callable[[], None],
+        *,
+        accepts: bool = True,
+    ) -> Arbiter:
+        """One of its arbiters. `passed` are sockets by the variables that tell their numbers."""
+        accepting = [self._listeners[name].fileno() for name in endpoints]
+        environment = {
+            **self._environment,
+            "SHOAL_LISTENER_FDS": ",".join(map(str, accepting)),
+            "SHOAL_ACCEPTS": str(int(accepts)),
+            **{variable: str(each.fileno()) for variable, each in passed.items()},
+        }
+        fds = [*accepting, *(each.fileno() for each in passed.values())]
+        return Arbiter(self._loop, role, num_processes, environment, fds, on_ended)
+
+    def _grpcio(self, held: socket.socket) -> Arbiter:
+        """grpcio's server. It binds a socket of its own, and this one keeps the port for it."""
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # not before it was bound: nobody else is here
+        address, port = held.getsockname()[:2]
+        named = f"[{address}]" if ":" in address else address
+        environment = {**self._environment, "SHOAL_GRPC_ADDRESS": f"{named}:{port}"}
+        module = ["shoal.frontend.grpc.road"]
+        return Arbiter(self._loop, "grpc road", 1, environment, [], self._on_lane_ended, module)
+
+    # --- their life ---
+
+    @property
+    def _arbiters(self) -> list[Arbiter]:
+        return self._lanes if self._road is None else [*self._lanes, self._road]
+
+    def start(self) -> None:
+        """Exec the arbiters; they import what they need and wait for `open`."""
+        for arbiter in self._arbiters:
+            arbiter.start()
+
+    def open(self, models: Collection[str], *, has_repositories: bool = True) -> None:
+        """All models are known, by their names those that serve: listen, and let the arbiters fork their workers.
+
+        Raises InvalidArgumentError where Vertex AI has no model to ask.
+        """
+        self._has_repositories = has_repositories
+        if self._options.allow_vertex_ai:
+            self._vertex_ai_model = _default_model(self._options.vertex_ai_default_model, models)
+        for name, listener in self._listeners.items():
+            if name != "grpc" or self._options.has_grpc_lanes:
+                listener.listen(self._options.listen_backlog)
+        for arbiter in self._arbiters:
+            arbiter.open()
+        if not self.num_front_ends:
+            self._on_started()
+
+    @property
+    def port(self) -> int:
+        """Where HTTP is, or would be."""
+        http = self._listeners.get("http")
+        return self._options.http_port if http is None else int(http.getsockname()[1])
+
+    @property
+    def num_front_ends(self) -> int:
+        """Processes that answer clients when all are well: lanes and road."""
+        return sum(arbiter.num_processes for arbiter in self._arbiters)
+
+    def welcome(self) -> Message:
+        """What a front end is told when it joins, beside its memory."""
+        options = self._options
+        return {
+            "log": self._log_settings,
+            "state": {
+                "server_id": options.id,
+                "strict_readiness": options.strict_readiness,
+                "http_max_input_size": options.http_max_input_size,
+                "max_request_bytes": options.max_request_bytes,
+                "endpoints": self._endpoints,
+                "log_file": options.log_file,
+                "header_forward_pattern": options.http_header_forward_pattern,
+                "restrictions": options.http_restricted_api,
+                "grpc": asdict(GrpcSettings.of(options)),
+                "model_control_mode": options.model_control_mode,
+                "allow_remote_admin": options.allow_remote_admin,
+                "allow_client_shm": options.allow_client_shm,
+                "allow_gpu_metrics": options.allow_gpu_metrics,
+                "allow_cpu_metrics": options.allow_cpu_metrics,
+                "metrics_interval_ms": options.metrics_interval_ms,
+                "metrics_config": asdict(options.metrics_config),
+                "sagemaker_ping_mode": options.sagemaker_ping_mode,
+                "sagemaker_default_model": options.sagemaker_default_model,
+                "sagemaker_inference_type": options.sagemaker_inference_type,
+                "vertex_ai_default_model": self._vertex_ai_model,
+                "vertex_ai_predict_route": options.vertex_ai_predict_route,
+                "vertex_ai_health_route": options.vertex_ai_health_route,
+                "has_repositories": self._has_repositories,
+            },
+            "model_namespacing": options.model_namespacing,
+            "max_in_flight": options.max_in_flight,
+            "request_timeout_s": options.request_timeout_secs,
+            "answer_timeout_s": options.model_load_timeout_secs + ANSWER_SLACK_S,
+        }
+
+    def on_client_started(self) -> None:
+        """A front end answers now; when all do for the first time, say so in the words that scripts wait for."""
+        self._num_started += 1
+        if self._is_stopping or self._num_started != self.num_front_ends:
+            return
+        for name, listener in self._listeners.items():
+            address, port = listener.getsockname()[:2]
+            _log.info("Started %s at %s:%d", SERVICES[name], address, port)
+        self._on_started()
+
+    def stop(self) -> None:
+        """Accept no more; `on_ended` when what was accepted has been answered."""
+        self._is_stopping = True
+        for listener in self._listeners.values():
+            listener.close()
+        if not self._lanes:
+            self._stop_road()
+        for lane in self._lanes:
+            lane.stop()
+
+    def _on_lane_ended(self) -> None:
+        self._num_lanes_ended += 1
+        if self._num_lanes_ended == len(self._lanes):
+            self._stop_road()
+
+    def _stop_road(self) -> None:
+        if self._road is None:
+            self._on_ended()
+        else:
+            self._road.stop()
+
+    def close(self) -> None:
+        """No front end is left, nor will there be another."""
+        for each in self._handovers:
+            each.close()
+
+
+def _default_model(wanted: str, models: Collection[str]) -> str:
+    """The model that Vertex AI's predictions ask. Raises InvalidArgumentError, Triton's sentences."""
+    if not wanted and len(models) != 1:
+        raise InvalidArgumentError(
+            "Expect the model repository contains only a single model if default model is not specified"
+        )
+    if wanted and wanted not in models:
+        raise InvalidArgumentError(f"Expect the default model '{wanted}' is loaded")
+    return wanted or next(iter(models))
+
+
+def _datagram_pair() -> tuple[socket.socket, socket.socket]:
+    """A reading and a writing end for connections that change hands."""
+    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    reading.setblocking(False)
+    writing.setblocking(False)
+    return reading, writing

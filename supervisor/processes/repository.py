@@ -1,0 +1,212 @@
+"""The model repositories as the supervisor sees them: what it asks the process that reads them, and what comes back.
+
+Nothing here blocks. The process is exec'd when it is first asked; where it dies, or is silent for as long as a model
+may take to load, whatever was asked fails, and the next question starts another.
+"""
+
+import itertools
+import logging
+import signal
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal import errors
+from shoal.cloud_url import CloudUrl
+from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.errors import InternalError, ShoalError
+from shoal.options import ServerOptions
+from shoal.reasons import describe_exit
+from shoal.repository.cloud_cache import Slot
+from shoal.repository.found import FoundModel, Poll
+from shoal.repository.identifier import ModelIdentifier
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.failure_domains import bound
+from shoal.supervisor.processes.children import Child, spawn
+from shoal.supervisor.processes.members import Member
+
+_log = logging.getLogger(__name__)
+
+Failed = Callable[[ShoalError], None]
+
+
+class Order:
+    """Something asked, until it is answered."""
+
+    def __init__(
+        self, message: Message, on_done: Callable[[Message, list[FoundModel]], None], on_failed: Failed
+    ) -> None:
+        self.message = message
+        # In the failure domain of the code that asks.
+        self.on_done = bound(on_done)
+        self.on_failed = bound(on_failed)
+        self.found: list[FoundModel] = []
+
+
+class Repository:
+    """All repositories of the server together."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        options: ServerOptions,
+        control_address: str,
+        log_settings: dict[str, Any],
+        slots: Mapping[CloudUrl, Slot],
+    ) -> None:
+        self._slots = slots  # held for as long as we live, whatever happens to the process
+        self._loop = loop
+        self._options = options
+        self._control_address = control_address
+        self._log_settings = log_settings
+        self._numbers = itertools.count(1)
+        # Changed by orders, answers and the process's end.
+        self._child: Child | None = None
+        self._member: Member | None = None
+        self._orders: dict[int, Order] = {}
+        self._heard_s = 0.0
+
+    def start(self) -> None:
+        """Have the process begin its imports."""
+        if self._child is None:
+            environment = {ADDRESS_VARIABLE: self._control_address}
+            self._child = spawn(self._loop, "repository poller", ["shoal.repository.main"], environment)
+            self._child.watch(self._exited)
+
+    def join(self, member: Member) -> None:
+        """The process has connected: it gets what has been asked meanwhile."""
+        self._member = member
+        self._heard_s = self._loop.now_s()
+        member.on_message = lambda message, _fds: self._on_answer(message)
+        options = self._options
+        member.send(
+            {
+                "op": "joined",
+                "log": self._log_settings,
+                "repositories": [
+                    [str(place), None if isinstance(place, Path) else str(self._slots[place].directory)]
+                    for place in options.model_repository
+                ],
+                "strict": options.disable_auto_complete_config,
+                "config_name": options.model_config_name,
+                "namespacing": options.model_namespacing,
+                "backend_directory": options.backend_directory,
+            }
+        )
+        for order in self._orders.values():
+            member.send(order.message)
+
+    def forget(self, keep: Collection[Path]) -> None:
+        """Have the copies from cloud storage removed that nobody needs any more."""
+        if self._slots and self._member is not None:
+            directories = [str(directory) for directory in keep]
+            self._member.send({"op": "forget", "order": next(self._numbers), "keep": directories})
+
+    def stop(self) -> None:
+        """End the process; nobody asks any more."""
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+
+    # --- questions ---
+
+    def poll(self, names: Collection[str] | None, then: Callable[[Poll], None], failed: Failed) -> None:
+        """Every model there is; only `names`, or all, are looked into."""
+
+        def polled(answer: Message, found: list[FoundModel]) -> None:
+            problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer["problems"]}
+            identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer["identifiers"])
+            then(Poll({model.identifier: model for model in found}, problems, identifiers))
+
+        self._order("poll", {"names": None if names is None else list(names)}, polled, failed)
+
+    def look_all(
+        self,
+        name: str,
+        then: Callable[[list[FoundModel]], None],
+        failed: Failed,
+        *,
+        config: str | None = None,
+        directory: str | None = None,
+        repository: str | None = None,
+    ) -> None:
+        """Find the models of a name, with what a load request brings along (poll.py's Override)."""
+        override = {"config": config, "directory": directory, "repository": repository}
+        self._order("look_all", {"name": name, **override}, lambda _answer, found: then(found), failed)
+
+    def look(
+        self, name: str, then: Callable[[FoundModel | None], None], failed: Failed, *, preferred: str = ""
+    ) -> None:
+        """Find a model by its name, of several the one of the `preferred` namespace; `then` gets None for none."""
+
+        def looked(answer: Message, _found: list[FoundModel]) -> None:
+            then(None if answer["model"] is None else FoundModel.from_message(answer["model"]))
+
+        self._order("look", {"name": name, "preferred": preferred}, looked, failed)
+
+    def discard(self, directory: Path) -> None:
+        """Have a directory removed that was made for one load."""
+        self._order("discard", {"directory": str(directory)}, lambda _answer, _found: None, _log_failure)
+
+    def configure_log(self) -> None:
+        """The settings of the log have changed."""
+        if self._member is not None:
+            self._member.send({"op": "log", "log": self._log_settings})
+
+    def _order(
+        self, op: str, facts: Message, on_done: Callable[[Message, list[FoundModel]], None], on_failed: Failed
+    ) -> None:
+        number = next(self._numbers)
+        order = Order({"op": op, "order": number, **facts}, on_done, on_failed)
+        self._orders[number] = order
+        try:
+            self.start()
+        except OSError as error:
+            del self._orders[number]
+            on_failed(InternalError(f"the process that reads model repositories cannot be started: {error}"))
+            return
+        if self._member is not None:
+            self._member.send(order.message)
+        self._check_answered(number, self._loop.now_s())
+
+    # --- answers ---
+
+    def _on_answer(self, answer: Message) -> None:
+        self._heard_s = self._loop.now_s()
+        order = self._orders.get(answer["order"])
+        if order is None:
+            return
+        if answer["op"] == "found":
+            order.found.append(FoundModel.from_message(answer["model"]))
+            return
+        del self._orders[answer["order"]]
+        if answer["op"] == "refused":
+            order.on_failed(errors.from_wire(answer["wire"], answer["sentence"]))
+        else:
+            order.on_done(answer, order.found)
+
+    def _check_answered(self, number: int, asked_s: float) -> None:
+        """Whoever is silent for too long is killed; each model that was found is a sign of life."""
+        if number not in self._orders or self._child is None:
+            return
+        patience_s = max(asked_s, self._heard_s) + self._options.model_load_timeout_secs - self._loop.now_s()
+        if patience_s > 0:
+            self._loop.call_after(patience_s, lambda: self._check_answered(number, asked_s))
+            return
+        _log.error(
+            "the reader of model repositories was silent for %d s (--model-load-timeout-secs); it is killed",
+            self._options.model_load_timeout_secs,
+        )
+        self._child.signal(signal.SIGKILL)
+
+    def _exited(self, child: Child, code: int) -> None:
+        if self._member is not None:
+            self._member.hang_up()
+        self._child = self._member = None
+        orders, self._orders = self._orders, {}
+        for order in orders.values():
+            sentence = f"the process that reads model repositories (pid {child.pid}) {describe_exit(code)}"
+            order.on_failed(InternalError(sentence))
+
+
+def _log_failure(error: ShoalError) -> None:
+    _log.error("%s", error)

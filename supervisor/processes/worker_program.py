@@ -1,0 +1,75 @@
+"""What the process of an instance runs: a worker, or what makes a Python environment and then becomes one.
+
+And what the worker is told to load. Runs in the supervisor.
+"""
+
+import os
+from pathlib import Path
+
+from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.environments import enter
+from shoal.environments.cache import cache_directory
+from shoal.environments.wanted import wanted
+from shoal.model_config.autocomplete import IOTensor, ModelIO
+from shoal.model_config.idempotence import may_run_again
+from shoal.model_config.python_backends import runs_on
+from shoal.placement import Placement, thread_environment
+from shoal.repository.lifecycle import ModelVersion
+from shoal.supervisor.host import Host
+from shoal.supervisor.processes.children import Program
+
+
+def worker_program(
+    number: int, version: ModelVersion, placement: Placement, host: Host, *, gives_way: bool
+) -> tuple[str, Program]:
+    """The kind of zygote that can fork the process, "" for none, and its program."""
+    options, name = host.options, placement.instance_name
+    variables = {
+        ADDRESS_VARIABLE: host.control_address,
+        "SHOAL_INSTANCE": str(number),
+        **thread_environment(len(placement.cores)),
+    }
+    if placement.gpu is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = placement.gpu.uuid  # in the process it is number 0, and there is no other
+    own = wanted(
+        version.version_dir,
+        version.config,
+        Path(options.backend_directory),
+        install_requirements=options.install_requirements,
+    )
+    if own is None:
+        program = Program(f"worker {name}", ["shoal.workers.worker"], variables, gives_way=gives_way)
+        return runs_on(version.config), program
+    directory = cache_directory(options.environment_cache_directory, os.environ)
+    module = enter.program(own, version.name, name, directory, host.log_settings)
+    return "", Program(f"worker {name}", module, variables, gives_way=gives_way)
+
+
+def load_message(version: ModelVersion, placement: Placement, model_file: Path | None, host: Host) -> Message:
+    """What its worker hears first."""
+    return {
+        "op": "load",
+        "name": version.name,
+        "version": version.version,
+        "version_dir": str(version.version_dir),
+        "model_file": str(model_file or ""),
+        "config": version.config,
+        "final": version.is_config_final,
+        "may_run_again": may_run_again(version.config),
+        "instance_name": placement.instance_name,
+        "kind": placement.kind,
+        "device_id": 0,
+        "gpu": placement.device_id,
+        "cores": list(placement.cores),
+        "backend_config": host.options.backend_settings(version.config["backend"]),
+        "log": host.log_settings,
+    }
+
+
+def reported_model_io(message: Message) -> ModelIO:
+    """What it answers where its model's file must be looked into first."""
+    inputs, outputs = (
+        tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in message[side])
+        for side in ("inputs", "outputs")
+    )
+    return ModelIO(inputs, outputs, message["completed"], message["fills_max_batch_size"])

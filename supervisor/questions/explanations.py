@@ -1,0 +1,71 @@
+"""Why a model's last batches had their size: the batcher is asked, and what was measured of each size is put beside it.
+
+Runs in the supervisor, for `GET /v2/repository/models/NAME/batches` and `shoal explain`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal.control import Message
+from shoal.errors import UnavailableError
+from shoal.shm.counters import RowView
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.served import Served
+from shoal.supervisor.questions.questions import Handler, Question
+
+#: An ensemble has no batches of its own.
+_ENSEMBLE = {"scheduler": "ensemble", "reasons": [], "last_batches": []}
+
+
+class Explanations:
+    """The verb of front ends. The batcher tells before it acknowledges that it was asked."""
+
+    def __init__(self, star: Star, models: Models, read_counters: Callable[[int], RowView]) -> None:
+        self._star = star
+        self._models = models
+        self._read_counters = read_counters
+        # Changed by hear, and by the answer to the question: by model id, what the batcher has told last.
+        self._told: dict[int, dict[str, Any]] = {}
+
+    @property
+    def verbs(self) -> dict[str, Handler]:
+        """What front ends may ask."""
+        return {"explain": self._explain}
+
+    def hear(self, message: Message) -> None:
+        """The batcher tells of one model version."""
+        self._told[message["model"]] = message["told"]
+
+    def _explain(self, question: Question) -> None:
+        model, number = self._models.get(question.arguments["model"]), question.arguments["version"]
+        versions = [model.serving[each] for each in sorted(model.serving) if number in (None, each)]
+        asked = [each for each in versions if "ensemble_scheduling" not in each.version.config]
+        messages = [{"op": "explain", "model": each.version.model_id} for each in asked]
+        recipients = [recipient for message in messages for recipient in self._star.to_batcher(message)]
+
+        def answer() -> None:
+            told = {each: self._told.pop(each.version.model_id, None) for each in asked}
+            if None in told.values():
+                question.refuse(UnavailableError("the batcher has been replaced meanwhile; ask again"))
+                return
+            explained = [{**self._measured(each), **(told.get(each) or _ENSEMBLE)} for each in versions]
+            question.answer({"model": model.identifier.name, "versions": explained})
+
+        self._star.acknowledgements.announce(recipients, answer)
+
+    def _measured(self, served: Served) -> dict[str, Any]:
+        version = served.version
+        return {
+            "version": str(version.version),
+            "max_batch_size": version.config["max_batch_size"],
+            "measured": [
+                {
+                    "rows": each.batch_size,
+                    "batches": each.num_executions,
+                    "ns": (each.compute_input_ns + each.compute_infer_ns + each.compute_output_ns)
+                    // max(1, each.num_executions),
+                }
+                for each in self._read_counters(version.row).batches
+            ],
+        }

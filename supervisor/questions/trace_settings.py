@@ -1,0 +1,83 @@
+"""The verb `trace_settings`: what is traced, as clients ask and set it, and in which order everybody hears of it.
+
+    change ─► front ends sample anew, and say so ─► the tracer writes what came under the old settings ─► answer
+
+So a client that has its answer finds the change in force in every process, and all there was before in the files. Runs
+in the supervisor.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from shoal.control import Message
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.processes.tracer import Tracer
+from shoal.supervisor.questions.questions import Question
+from shoal.tracer.command_line import TraceConfig
+from shoal.tracer.settings import GLOBAL, OFF, TraceSettings, describe
+
+_log = logging.getLogger(__name__)
+
+
+class Tracing:
+    """The settings, and the tracer that they call for."""
+
+    def __init__(
+        self, loop: EventLoop, control_address: str, log_settings: dict[str, Any], config: TraceConfig, star: Star
+    ) -> None:
+        self._config = config
+        self._star = star
+        self.tracer = Tracer(loop, control_address, log_settings, config, star.acknowledgements, self._on_collected)
+        # Changed by questions, and as traces are collected.
+        self._settings = TraceSettings(config.setting)
+
+    def start(self) -> None:
+        """Trace what the command line wants traced."""
+        setting = self._config.setting
+        if setting.level != OFF and setting.fault:
+            _log.warning("nothing is traced: %s", setting.fault)
+        self._tell_tracer(lambda: None)
+
+    def close(self, then: Callable[[], None]) -> None:
+        """No front end is left: have everything written; `then` go on."""
+        self.tracer.close(then)
+
+    def take(self, question: Question) -> None:
+        """Answer with a model's settings, or everybody's where none is named, after the changes it asks for."""
+        model, changes = question.arguments["model"] or GLOBAL, question.arguments["changes"]
+
+        def answer() -> None:
+            question.answer(describe(self._settings.of(model), self._config.options))
+
+        if changes is None:
+            answer()
+            return
+        self._settings.change(model, changes)
+        message, fds = self._message()
+        self._star.acknowledgements.announce(
+            [(client.member, message, fds) for client in self._star.front_ends], lambda: self._tell_tracer(answer)
+        )
+
+    def tell(self, client: Participant) -> None:
+        """A front end has joined."""
+        client.member.send(*self._message())
+
+    def _tell_tracer(self, then: Callable[[], None]) -> None:
+        self.tracer.set([setting for setting in self._settings.in_force.values() if setting.is_on], then)
+
+    def _message(self) -> tuple[Message, list[int]]:
+        """What front ends hear; they are given the way to the tracer where there is something to send."""
+        in_force = self._settings.in_force
+        settings = {model: dataclasses.asdict(setting) for model, setting in in_force.items()}
+        is_on = any(setting.is_on for setting in in_force.values())
+        return {"op": "trace_settings", "settings": settings}, [self.tracer.inlet()] if is_on else []
+
+    def _on_collected(self, revision: int, count: int) -> None:
+        """Nothing is left to be collected under a setting: tell those who sample."""
+        if self._settings.collected(revision, count):
+            for client in self._star.front_ends:
+                self.tell(client)

@@ -1,0 +1,400 @@
+"""The supervisor: the server's main process. Starts the others, answers their joins, stops them, outlives none.
+
+    bind sockets ─► batcher ─► models (workers) and gunicorn's arbiter in parallel ─► all settled ─► listen ─► serve
+    SIGTERM ─► front ends finish what they accepted ─► workers unload ─► exit 0;  a second signal: everything ends now
+
+It owns the listening sockets and nothing that a request needs. One thread: children die with the thread that made them.
+"""
+
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+from shoal import log
+from shoal import metric_families as families
+from shoal.cloud_url import CloudUrl
+from shoal.control import Listener, Message
+from shoal.errors import InvalidArgumentError, ShoalError, index_reason
+from shoal.nvml import load_nvml
+from shoal.options import ServerOptions
+from shoal.placement import Machine
+from shoal.process import adopt_orphans
+from shoal.repository.cloud_cache import Slot
+from shoal.shm.segment import OutOfSharedMemoryError
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop
+from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.host import Host
+from shoal.supervisor.ledger import Ledger
+from shoal.supervisor.memory.available_memory import available_nbytes
+from shoal.supervisor.memory.client_regions import ClientRegions
+from shoal.supervisor.memory.gpu_memory import GpuMemory
+from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.memory.star import Star
+from shoal.supervisor.models.model_control import ModelControl
+from shoal.supervisor.models.models import Models, no_models_error
+from shoal.supervisor.models.rate_limits import RateLimits
+from shoal.supervisor.models.readiness import Readiness
+from shoal.supervisor.models.recycling import Recycling
+from shoal.supervisor.models.roster import Roster
+from shoal.supervisor.models.scaling import Scaling
+from shoal.supervisor.notify import Notifier
+from shoal.supervisor.processes.batchers import Batchers
+from shoal.supervisor.processes.clients import Clients
+from shoal.supervisor.processes.front_ends import FrontEnds
+from shoal.supervisor.processes.guests import Guests
+from shoal.supervisor.processes.listeners import Listeners
+from shoal.supervisor.processes.members import Acknowledgements, Member
+from shoal.supervisor.processes.repository import Repository
+from shoal.supervisor.processes.silent_front_ends import SilentFrontEnds
+from shoal.supervisor.processes.zygotes import Zygotes
+from shoal.supervisor.questions.custom_metrics import CustomMetrics
+from shoal.supervisor.questions.explanations import Explanations
+from shoal.supervisor.questions.gauges import gauges
+from shoal.supervisor.questions.guest_questions import GuestQuestions
+from shoal.supervisor.questions.log_settings import LogSettings
+from shoal.supervisor.questions.questions import Question, Questions
+from shoal.supervisor.questions.trace_settings import Tracing
+from shoal.supervisor.service import Service
+from shoal.supervisor.signals import Signals
+from shoal.tracer.command_line import understand
+
+_log = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED = 0, 1
+#: So many errors of the server's own within so many seconds that no part of it could contain end it (ours).
+MAX_FAULTS, FAULTS_WITHIN_S = 20, 60.0
+
+
+class Supervisor:
+    """The process tree and its three phases: starting, serving, stopping."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        log_settings: dict[str, Any],
+        listeners: Listeners,
+        notifier: Notifier,
+        slots: Mapping[CloudUrl, Slot],
+        machine: Machine,
+    ) -> None:
+        self._options = options
+        self._loop = EventLoop()
+        self._control = Listener.create()
+        self._star = Star(options, log_settings, Acknowledgements(self._loop))
+        self._ledger = Ledger(self._loop, self._star)
+        address = self._control.address
+        self._zygotes = Zygotes(self._loop, address)
+        self._repository = Repository(self._loop, options, address, log_settings, slots)
+        self._roster = Roster(self._loop)
+        self._metrics = CustomMetrics({family.name for family in families.ALL})
+        readiness = Readiness(self._star.workers, self._loop.call_after)
+        self._gpu_memory = GpuMemory(load_nvml() if machine.gpus else None)
+        host = Host(
+            self._loop,
+            self._zygotes,
+            self._star,
+            options,
+            address,
+            log_settings,
+            machine,
+            self._roster,
+            self._metrics,
+            readiness,
+            gpu_memory=self._gpu_memory,
+            rate_limits=RateLimits(options.rate_limits),
+        )
+        self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
+        self._model_control = ModelControl(self._loop, options, self._repository, self._models)
+        self._front_ends = FrontEnds(
+            self._loop, options, log_settings, address, listeners, self._on_serving, self._on_drained
+        )
+        self._batchers = Batchers(
+            self._loop,
+            self._zygotes,
+            self._control.address,
+            self._star.acknowledgements,
+            on_active=self._join_batcher,
+            on_inactive=self._leave_batcher,
+            on_hopeless=self._give_up,
+        )
+        read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
+        self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
+        self._explanations = Explanations(self._star, self._models, read)
+        self._recycling = Recycling(self._loop, self._models, lambda most: random.randint(0, most))
+        self._tracing = Tracing(
+            self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
+        )
+        log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
+        log_verbs = {"log_settings": log_settings_of_all.change}
+        on_gauges = lambda question: self._roster.await_metrics(host, partial(self._on_gauges, question))  # noqa: E731
+        others = {"gauges": on_gauges, "trace_settings": self._tracing.take, "is_ready": readiness.take}
+        self._regions = ClientRegions(self._star)
+        verbs = {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **log_verbs, **others}
+        verbs |= self._explanations.verbs
+        self._clients = Clients(
+            self._loop,
+            self._star,
+            self._models,
+            Questions(verbs),
+            self._front_ends.welcome,
+            self._on_front_end_joined,
+            self._gives_up,
+        )
+        guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.take)
+        self._guests = Guests(
+            self._loop,
+            self._star,
+            options,
+            Questions(guest_questions.verbs),
+            self._clients.tell_models,
+            host.descriptors,
+        )
+        self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
+        self._signals = Signals(self._loop, self._on_signal, self._ledger.ask)
+        # Changed by signals, as phases end, and by contain.
+        self._members = WeakSet[Member]()  # all that have connected; the last words of some are not heard
+        self._is_serving = self._is_stopping = self._is_over = False
+        self._exit_code = EXIT_OK
+        self._faults_s: list[float] = []
+
+    def run(self) -> int:
+        """Start, serve, stop; returns the exit code."""
+        run_in(self, self._start)
+        while not self._is_over:
+            run_in(self, self._run_loop)
+        for member in tuple(self._members):
+            member.close()
+        for each in (self._signals, self._control, self._guests, self._front_ends, self._gpu_memory):
+            each.close()
+        return self._exit_code
+
+    def _start(self) -> None:
+        adopt_orphans()
+        self._signals.watch()
+        self._loop.on_readable(self._control.fileno(), self._accept)
+        self._repository.start()
+        self._batchers.start()
+        self._tracing.start()
+
+    def _run_loop(self) -> None:
+        self._loop.run()
+        self._is_over = True
+
+    # --- joining ---
+
+    def _accept(self) -> None:
+        try:
+            accepted = self._control.accept()
+        except OSError as error:
+            _log.error("no process can join: %s; it is tried again in %g s", error, ACCEPT_AGAIN_S)
+            self._loop.pause(self._control.fileno(), ACCEPT_AGAIN_S)
+            return
+        if accepted is None:
+            return
+        channel, pid = accepted
+        member = Member(self._loop, channel, pid)
+        self._members.add(member)
+        member.on_message = lambda message, _fds: self._on_join(member, message)
+        member.start()
+
+    def _on_join(self, member: Member, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "batcher":
+            self._batchers.join(member)
+        elif kind == "worker":
+            self._roster.join(message["instance"], member)
+        elif kind == "client":
+            self._clients.join_front_end(member)
+        elif kind == "caller":
+            self._clients.join_caller(member)
+        elif kind == "poller":
+            self._repository.join(member)
+        elif kind == "tracer":
+            self._tracing.tracer.join(member)
+        else:
+            member.hang_up()
+
+    def _join_batcher(self, member: Member) -> None:
+        """The first one has nobody to hear of yet; each later one takes a dead one's place."""
+        member.on_message = lambda message, _fds: self._on_batcher_message(member, message)
+        is_successor = self._star.has_had_batcher
+        try:
+            self._star.join_batcher(member)
+        except (OutOfSharedMemoryError, OSError) as error:
+            if is_successor or not self._gives_up(error):
+                raise
+            return
+        if is_successor:
+            self._models.tell_batcher()
+            self._star.introduce(self._guests.await_word)
+            self._models.tell_batcher_again()
+        else:
+            run_in(self, self._begin)
+
+    def _begin(self) -> None:
+        """The first batcher has its memory."""
+        self._roster.watch()
+        self._scaling.watch()
+        self._recycling.watch()
+        self._model_control.start(
+            partial(run_in, self, self._on_models_settled), partial(self._refuse_to_serve, "error: creating server")
+        )
+        if not self._is_stopping:
+            self._front_ends.start()  # not before: until here the reader of repositories needs the cores to import
+
+    def _gives_up(self, error: Exception) -> bool:
+        """What the server needs cannot be had: before it serves that is its end."""
+        if not self._is_serving:
+            _log.error("%s", error)
+            self._end(EXIT_FAILED)
+        return not self._is_serving
+
+    def _leave_batcher(self, member: Member) -> None:
+        self._star.leave_batcher(member)
+        if self._batchers.is_stopping:
+            self._loop.stop()
+
+    def _give_up(self) -> None:
+        _log.error("one batcher after the other has failed; the server ends, start it again")
+        self._end(EXIT_FAILED)
+
+    def _on_batcher_message(self, member: Member, message: Message) -> None:
+        if message["op"] == "ack":
+            self._star.acknowledgements.received(member, message["seq"])
+        elif message["op"] == "distrusted":
+            _log.error("process with segment %d wrote what cannot be read; that is its end here", message["owner"])
+            self._kill_owner(message["owner"])
+        elif message["op"] == "worker_retired":
+            retired = self._roster.by_owner(message["owner"])
+            if retired is not None:
+                retired.stop()
+        elif message["op"] == "explained":
+            self._explanations.hear(message)
+        elif message["op"] == "model_retired":
+            self._models.on_drained(message["model"])
+
+    def _kill_owner(self, owner: int) -> None:
+        instance, client = self._roster.by_owner(owner), self._star.clients.get(owner)
+        if instance is not None:
+            instance.kill()
+        elif client is not None and (client.is_guest or not client.member.kill()):
+            client.member.hang_up()
+
+    def _on_gauges(self, question: Question) -> None:
+        """What /metrics tells beside the batcher's figures."""
+        num_takeovers = max(0, self._batchers.num_active - 1)
+        told = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
+        question.answer({**told, "custom": self._metrics.told()})
+
+    def _on_front_end_joined(self, client: Participant) -> None:
+        self._tracing.tell(client)
+        self._regions.tell(client)
+        self._clients.tell_models(client, self._front_ends.on_client_started)
+
+    # --- phases ---
+
+    def _on_models_changed(self) -> None:
+        self._service.on_models_changed(self._models.versions)
+
+    def _refuse_to_serve(self, what: str, error: ShoalError) -> None:
+        _log.error("%s: %s", what, index_reason(error).replace(": ", " - ", 1))  # as Triton's start-up has it
+        self._end(EXIT_FAILED)
+
+    def _on_models_settled(self) -> None:
+        """Every model has loaded or failed: serve, or say why not."""
+        if self._is_stopping:
+            return
+        _log.info(log.table(("Model", "Version", "Status"), [version.status() for version in self._models.versions]))
+        failures = self._models.failures
+        if failures and self._options.exit_on_error:
+            self._refuse_to_serve("error: creating server", no_models_error())
+            return
+        _log.info(
+            "%d model versions, %d instances, %.0f MiB of shared memory; large payloads may take %d MiB more, "
+            "%.0f MiB of memory are available",
+            len(self._models.versions) - len(failures),
+            self._models.num_instances_up,
+            self._star.nbytes / 2**20,
+            self._options.shm_oversize_mib,
+            available_nbytes() / 2**20,
+        )
+        try:
+            names = [model.identifier.name for model in self._models.models.values() if model.serving]
+            self._front_ends.open(names, has_repositories=self._model_control.has_repositories)
+        except InvalidArgumentError as error:
+            self._refuse_to_serve("failed to start Vertex AI service", error)
+            return
+        self._zygotes.give_way()
+        self._batchers.start()  # one to stand by
+        self._batchers.watch()
+        SilentFrontEnds(self._loop, self._star).watch()
+        self._guests.start(self._front_ends.port)
+
+    def _on_serving(self) -> None:
+        self._is_serving = True
+        self._service.ready(self._models.versions, self._front_ends.num_front_ends)
+
+    def _stop(self) -> None:
+        """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
+        self._is_stopping = True
+        self._loop.call_after(self._options.exit_timeout_secs, self._on_exit_timeout)
+        self._service.stopping(self._models.versions)
+        self._guests.close()
+        self._star.tell_clients({"op": "exiting"})
+        self._front_ends.stop()
+
+    def _on_drained(self) -> None:
+        """No front end is left, so nothing is in flight."""
+        if self._is_stopping:
+            self._guests.see_off(self._stop_models)
+
+    def _stop_models(self) -> None:
+        _log.info("All models are stopped, unloading models")
+        self._models.stop(lambda: self._tracing.close(self._stop_batcher))
+
+    def _stop_batcher(self) -> None:
+        """Everybody else has ended; the batcher takes its supervisor's hanging up as the end."""
+        self._exit_code = EXIT_OK
+        self._zygotes.stop()
+        self._repository.stop()
+        self._batchers.stop()
+        if self._batchers.active is None:
+            self._loop.stop()
+
+    def _on_exit_timeout(self) -> None:
+        _log.error("Exit timeout expired. Exiting immediately.")
+        self._end(EXIT_FAILED)
+
+    def _end(self, exit_code: int) -> None:
+        """Leave the loop; children that still live die with this process (PR_SET_PDEATHSIG)."""
+        self._is_stopping = self._is_over = True
+        self._exit_code = exit_code
+        self._loop.stop()
+
+    def _on_signal(self, number: int) -> None:
+        log.say(f"Signal ({number}) received.")  # Triton's line, no log line there either
+        if self._is_stopping:
+            _log.warning("second signal: exiting immediately")
+            self._end(EXIT_FAILED)
+        else:
+            self._stop()
+
+    # --- errors of our own that belong to nothing else ---
+
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return "the server"
+
+    def contain(self, error: Exception) -> None:
+        """As a failure domain, the outermost: the loop goes on, unless it does so again and again."""
+        now_s = self._loop.now_s()
+        self._faults_s = [fault_s for fault_s in self._faults_s if now_s - fault_s <= FAULTS_WITHIN_S] + [now_s]
+        if not self._is_serving or len(self._faults_s) > MAX_FAULTS:
+            _log.error("the server ends: %s", "it cannot start" if not self._is_serving else f"again, {error!r}")
+            self._end(EXIT_FAILED)

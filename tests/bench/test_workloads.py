@@ -1,0 +1,32 @@
+"""bench/workloads.py: what is asked of a model of several tensors, and when an answer is right."""
+
+import json
+from array import array
+
+import pytest
+
+from bench.errors import BenchmarkError
+from bench.workloads import ADD_SUB, expected, v2_answer, v2_request, verify
+
+
+def test_every_input_is_sent_and_every_output_asked() -> None:
+    request = v2_request(ADD_SUB, "binary")
+    length = int(request.headers["Inference-Header-Content-Length"])
+    head = json.loads(request.body[:length])
+    assert [tensor["name"] for tensor in head["inputs"]] == ["INPUT0", "INPUT1"]
+    assert [output["name"] for output in head["outputs"]] == ["OUTPUT0", "OUTPUT1"]
+    assert len(request.body) == length + 2 * 64
+
+
+@pytest.mark.parametrize("encoding", ["json", "binary"])
+def test_all_outputs_are_compared(encoding: str) -> None:
+    sums, differences = [2 * value for value in ADD_SUB.values], [0.0] * 16
+    if encoding == "json":
+        body = json.dumps({"outputs": [{"data": sums}, {"data": differences}]}).encode()
+        answer = v2_answer({}, body)
+    else:
+        answer = v2_answer({"inference-header-content-length": "2"}, b"{}" + array("f", sums + differences).tobytes())
+    verify(ADD_SUB, answer, expected(ADD_SUB))
+    answer[-1] = 1.0
+    with pytest.raises(BenchmarkError, match="wrong answer"):
+        verify(ADD_SUB, answer, expected(ADD_SUB))

@@ -1,0 +1,103 @@
+"""frontend/http/submission.py where tensors lie in clients' regions: read each time, and remembered of no request."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.datatypes import FP32, UINT8
+from shoal.errors import InvalidArgumentError, NotFoundError
+from shoal.frontend.prepared import RoadOnlyError
+from shoal.frontend.regions import Regions
+from shoal.request import InferResponse, TensorRef
+from tests.frontend.lane_star import ONE, TWO, Star, binary, inputs
+
+REGION_NBYTES = 100_000
+
+
+class Client(Star):
+    """A star whose client has registered a region `r`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fd = os.memfd_create("client")
+        os.truncate(self.fd, REGION_NBYTES)
+        self.state.regions = Regions(are_allowed=True)
+        self.register()
+
+    def register(self) -> None:
+        message = {"op": "region", "name": "r", "key": "k", "offset": 0, "byte_size": REGION_NBYTES}
+        self.state.regions.add(message, os.dup(self.fd))
+
+    def finish(self) -> None:
+        self.refuse(self.records[-1][1])
+        assert (self.port.slab.num_taken, self.port.num_in_flight) == (0, 0)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    made = Client()
+    yield made
+    made.bell.close()
+    os.close(made.fd)
+
+
+def in_region(name: str, datatype: str, shape: list[int], offset: int, nbytes: int) -> bytes:
+    old = b'"binary_data_size":%d' % nbytes
+    new = b'"shared_memory_region":"r","shared_memory_byte_size":%d,"shared_memory_offset":%d' % (nbytes, offset)
+    return binary(name, datatype, shape, nbytes).replace(old, new)
+
+
+GRID = inputs(in_region("A", "FP32", [1, 2], 16, 8))
+RESULT = b',"outputs":[{"name":"OUT_A","parameters":{"shared_memory_region":"r","shared_memory_byte_size":8}}]'
+
+
+def test_what_lies_there_now_is_what_is_sent(client: Client) -> None:
+    for data in (ONE, TWO):
+        os.pwrite(client.fd, data, 16)
+        client.submit("grid", GRID)
+        assert client.seen().inputs == (("A", FP32.wire, (1, 2), data),)
+        client.finish()
+    client.state.regions.remove("r")
+    with pytest.raises(NotFoundError, match=r"^Unable to find shared memory region: 'r'$"):
+        client.submit("grid", GRID)
+
+
+@pytest.mark.parametrize("received", [False, True], ids=["private", "in-a-block"])
+def test_an_input_in_a_region_beside_one_in_the_body(client: Client, received: bool) -> None:
+    json = inputs(binary("A", "UINT8", [3], 3), in_region("B", "FP32", [2], 0, 8))
+    for data in (ONE, TWO):
+        os.pwrite(client.fd, data, 0)
+        client.submit("odd", json, b"abc", received=received)
+        assert client.seen().inputs == (("A", UINT8.wire, (3,), b"abc"), ("B", FP32.wire, (2,), data))
+        client.finish()
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_result_in_a_region(client: Client, is_json: bool) -> None:
+    """Inputs that could be known: what is remembered would keep the region, and write into it when it is gone."""
+    given = b'{"name":"A","datatype":"FP32","shape":[1,2],"data":[1,2]}' if is_json else binary("A", "FP32", [1, 2], 8)
+    for data in (ONE, TWO):
+        pending = client.submit("grid", inputs(given, more=RESULT), None if is_json else ONE)
+        client.seen()
+        response = InferResponse((TensorRef("OUT_A", FP32.wire, (1, 2), 0, 8),), {})
+        reply = client.reply(pending.number, response, data)
+        (sent,) = client.submission.response(pending.asked, reply)[1:]
+        assert bytes(sent).endswith(b'"outputs":[{"name":"OUT_A","datatype":"FP32","shape":[1,2]}]}')
+        assert os.pread(client.fd, 8, 0) == data
+        client.port.release(pending.number)
+        assert client.num_waiting() == 1  # no request: the release
+    client.state.regions.remove("r")
+    with pytest.raises(NotFoundError):
+        client.submit("grid", inputs(given, more=RESULT), None if is_json else ONE)
+
+
+@pytest.mark.parametrize("received", [False, True], ids=["private", "in-a-block"])
+def test_a_large_tensor_is_for_the_road_and_a_missing_one_is_refused(client: Client, received: bool) -> None:
+    large = inputs(in_region("A", "FP32", [1, 20_000], 0, 80_000))
+    with pytest.raises(RoadOnlyError):
+        client.submit("grid", large, b"", received=received)
+    os.truncate(client.fd, 20)
+    with pytest.raises(InvalidArgumentError, match=r"^Invalid offset \+ byte size for shared memory region: 'r'$"):
+        client.submit("grid", GRID, b"", received=received)
+    assert (client.port.slab.num_taken, client.num_waiting()) == (0, 0)

@@ -1,0 +1,128 @@
+"""frontend/road/hang_ups.py over real connections: who is told what, and when."""
+
+import queue
+import socket
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shoal.errors import CancelledError
+from shoal.frontend.road.hang_ups import Caller, HangUps
+from shoal.frontend.road.transport import Waiter, WatchedTransport
+from tests.frontend.surroundings import Surroundings, rung, surroundings
+
+__all__ = ["surroundings"]
+
+#: Until what one end of a connection does has reached the other.
+DEADLINE_S = 10
+
+
+class Line:
+    """A connection and who waits for its answer."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.client = socket.create_connection(listener.getsockname())
+        self.client.settimeout(DEADLINE_S)
+        self.server, _ = listener.accept()
+        self.has_begun = False
+        self.caller = Caller(self.server, lambda: not self.has_begun)
+        self.waiter: Waiter = queue.SimpleQueue()
+
+    def reset(self) -> None:
+        self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.client.close()
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        line = Line(listener)
+        with line.client, line.server:
+            yield line
+
+
+def test_a_closed_side_is_a_doubt_and_a_reset_the_end(line: Line) -> None:
+    hang_ups = HangUps()
+    with hang_ups.watch(line.caller, line.waiter.put):
+        line.client.shutdown(socket.SHUT_WR)
+        hang_ups.step(DEADLINE_S)
+        assert line.waiter.get_nowait() is line.caller
+        line.caller.ask()
+        assert line.client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        hang_ups.step(0)
+        assert line.waiter.empty()
+        line.reset()
+        hang_ups.step(DEADLINE_S)
+        assert line.waiter.get_nowait() is None
+
+
+def test_who_is_gone_resets_when_it_is_asked(line: Line) -> None:
+    hang_ups = HangUps()
+    with hang_ups.watch(line.caller, line.waiter.put):
+        line.client.close()
+        hang_ups.step(DEADLINE_S)
+        assert line.waiter.get_nowait() is line.caller
+        line.caller.ask()
+        hang_ups.step(DEADLINE_S)
+        assert line.waiter.get_nowait() is None
+        line.caller.ask()  # it is gone: nothing happens
+
+
+def test_whose_answer_has_begun_is_not_asked(line: Line) -> None:
+    line.has_begun = True
+    line.caller.ask()
+    line.server.close()
+    assert line.client.recv(100) == b""
+
+
+def test_who_hung_up_before_it_was_watched_is_seen(line: Line) -> None:
+    hang_ups = HangUps()
+    line.client.shutdown(socket.SHUT_WR)
+    with hang_ups.watch(line.caller, line.waiter.put):
+        hang_ups.step(DEADLINE_S)
+    assert line.waiter.get_nowait() is line.caller
+
+
+def test_what_a_client_sends_and_who_is_not_watched_any_more_wake_nobody(line: Line) -> None:
+    hang_ups = HangUps()
+    with hang_ups.watch(line.caller, line.waiter.put):
+        line.client.sendall(b"GET / HTTP/1.1\r\n")
+        assert line.server.recv(1, socket.MSG_PEEK) == b"G"
+        hang_ups.step(0)
+    line.client.close()
+    hang_ups.step(0)
+    assert line.waiter.empty()
+
+
+def test_a_request_is_doubted_and_then_cancelled(line: Line, surroundings: Surroundings) -> None:
+    hang_ups = HangUps()
+    transport = WatchedTransport(surroundings.transport, hang_ups, line.caller)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(transport.infer, surroundings.prepared(10))
+        rung(surroundings)
+        number, _ = surroundings.submitted()
+        line.client.close()
+        hang_ups.step(DEADLINE_S)
+        hang_ups.step(DEADLINE_S)  # it was asked by the thread that waits
+        with pytest.raises(CancelledError):
+            answer.result(DEADLINE_S)
+    assert [record[:2] for record in surroundings.records()] == [(2, number)] * 2
+
+
+def test_a_stream_is_watched_until_its_end(line: Line, surroundings: Surroundings) -> None:
+    hang_ups = HangUps()
+    parts = WatchedTransport(surroundings.transport, hang_ups, line.caller).stream(surroundings.prepared(10))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, parts)
+        rung(surroundings)
+        number, _ = surroundings.submitted()
+        surroundings.say(number, b"oh", more=True, status=2)
+        assert str(first.result(DEADLINE_S).error) == "oh"
+        line.reset()
+        hang_ups.step(DEADLINE_S)
+        with pytest.raises(CancelledError):
+            next(parts)
+    assert [record[:2] for record in surroundings.records() if record[0] == 2] == [(2, number)]
+    line.server.close()

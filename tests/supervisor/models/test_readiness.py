@@ -1,0 +1,174 @@
+"""readiness.py: who is asked when, and what becomes of the questions; workers at real connections, timers by hand."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shoal.control import Message
+from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.models.readiness import Readiness
+from shoal.supervisor.questions.questions import Question
+from tests.supervisor.sky import Process, Sky
+
+MODEL = 3
+
+
+class Probes:
+    """Front end a, which asks for model 3, its workers, and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.sky = Sky()
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        workers = self.sky.star.workers
+        self.readiness = Readiness(workers, lambda delay_s, callback: self.timers.append((delay_s, callback)))
+        self.first, self.worker = self.sky.third, self.sky.worker_of_3
+        self._number = 0
+
+    def ask(self, model_id: int = MODEL) -> int:
+        self._number += 1
+        self.readiness.take(Question(self.sky.a.member, self._number, {"model": model_id}))
+        return self._number
+
+    def answers(self) -> dict[int, bool]:
+        """By the number of the question, those since the last time."""
+        told = [message for message in self.sky.a.heard() if message["op"] == "answer"]
+        assert not any(message["wire"] for message in told)
+        return {message["question"]: message["result"] for message in told}
+
+    def second(self) -> tuple[Process, Participant]:
+        joined = self.sky.join_worker(MODEL)
+        self.sky.settle()
+        return joined
+
+    def expire(self) -> None:
+        """Five seconds have passed since the round began that has been waiting for longest."""
+        delay_s, callback = self.timers.pop(0)
+        assert delay_s == 5.0
+        callback()
+
+    def say(self, worker: Participant, is_ready: bool) -> None:
+        self.readiness.hear(worker.owner, is_ready=is_ready)
+
+
+@pytest.fixture
+def probes() -> Iterator[Probes]:
+    made = Probes()
+    yield made
+    made.sky.close()
+
+
+QUESTION: Message = {"op": "is_ready"}
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_the_only_instance_decides(probes: Probes, is_ready: bool) -> None:
+    number = probes.ask()
+    assert probes.first.heard() == [QUESTION]
+    assert probes.sky.fourth.heard() == []  # another model's
+    assert probes.answers() == {}
+    probes.say(probes.worker, is_ready)
+    assert probes.answers() == {number: is_ready}
+    probes.expire()
+    assert probes.answers() == {}
+
+
+def test_all_instances_must_say_yes(probes: Probes) -> None:
+    process, other = probes.second()
+    number = probes.ask()
+    assert (probes.first.heard(), process.heard()) == ([QUESTION], [QUESTION])
+    probes.say(other, True)
+    assert probes.answers() == {}
+    probes.say(probes.worker, True)
+    assert probes.answers() == {number: True}
+
+
+def test_the_first_no_is_the_answer_and_later_words_change_nothing(probes: Probes) -> None:
+    _, other = probes.second()
+    number = probes.ask()
+    probes.say(other, False)
+    assert probes.answers() == {number: False}
+    probes.say(probes.worker, True)
+    assert probes.answers() == {}
+
+
+def test_probes_at_a_time_share_a_round(probes: Probes) -> None:
+    numbers = [probes.ask() for _ in range(3)]
+    assert probes.first.heard() == [QUESTION]
+    probes.say(probes.worker, True)
+    assert probes.answers() == dict.fromkeys(numbers, True)
+    number = probes.ask()
+    assert probes.first.heard() == [QUESTION]
+    probes.say(probes.worker, False)
+    assert probes.answers() == {number: False}
+
+
+def test_who_does_not_answer_in_time_is_not_ready_and_is_not_asked_twice(probes: Probes) -> None:
+    late = probes.ask()
+    probes.expire()
+    assert probes.answers() == {late: False}
+    number = probes.ask()
+    assert probes.first.heard() == [QUESTION]  # the first time
+    probes.say(probes.worker, True)  # how things are now
+    assert probes.answers() == {number: True}
+    probes.expire()
+    assert probes.answers() == {}
+    probes.ask()
+    assert probes.first.heard() == [QUESTION]
+
+
+def test_the_end_of_a_round_is_not_that_of_the_next(probes: Probes) -> None:
+    probes.ask()
+    probes.say(probes.worker, True)
+    probes.answers()
+    number = probes.ask()
+    probes.expire()  # the first round, which is over
+    assert probes.answers() == {}
+    probes.expire()
+    assert probes.answers() == {number: False}
+
+
+def test_an_instance_that_dies_is_not_ready_and_its_successor_is_asked(probes: Probes) -> None:
+    _, other = probes.second()
+    number = probes.ask()
+    probes.say(other, True)
+    probes.say(probes.worker, False)  # as the supervisor has it of a dead one
+    assert probes.answers() == {number: False}
+    probes.sky.star.workers.pop(probes.worker.owner).close()
+    process, fresh = probes.second()
+    number = probes.ask()
+    assert process.heard() == [QUESTION]
+    probes.say(other, True)
+    probes.say(fresh, True)
+    assert probes.answers() == {number: True}
+
+
+def test_only_instances_that_batches_go_to_are_asked(probes: Probes) -> None:
+    _, retiring = probes.second()
+    probes.sky.star.retire_worker(retiring)
+    _, mapping = probes.second()
+    mapping.is_ready = False
+    number = probes.ask()
+    probes.say(probes.worker, True)
+    assert probes.answers() == {number: True}
+
+
+def test_a_version_without_instances_is_not_ready(probes: Probes) -> None:
+    assert probes.answers() == {}
+    number = probes.ask(model_id=99)
+    assert probes.answers() == {number: False}
+    assert probes.timers == []
+
+
+def test_versions_are_asked_by_themselves(probes: Probes) -> None:
+    third, fourth = probes.ask(), probes.ask(model_id=4)
+    probes.say(probes.sky.worker_of_4, False)
+    assert probes.answers() == {fourth: False}
+    probes.say(probes.worker, True)
+    assert probes.answers() == {third: True}
+
+
+def test_what_nobody_asked_for_is_ignored(probes: Probes) -> None:
+    probes.say(probes.worker, False)
+    number = probes.ask()
+    probes.say(probes.worker, True)
+    assert probes.answers() == {number: True}

@@ -1,0 +1,42 @@
+"""The verb `scale`: who must have heard before it is answered."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.repository.identifier import ModelIdentifier
+from shoal.shm.counters import ZERO_ROW
+from shoal.supervisor.models.model import Model
+from shoal.supervisor.models.models import Models
+from shoal.supervisor.models.scaling import Scaling
+from shoal.supervisor.questions.questions import Question
+from tests.supervisor.served_version import Version, version
+
+
+@pytest.fixture
+def pair() -> Iterator[Version]:
+    """Two instances of one model."""
+    with version("parameters { key: 'max_instances' value { string_value: '4' } }") as made:
+        yield made
+
+
+def scaling(served: Version) -> Scaling:
+    """Of a server that has this version alone."""
+    models = Models(served.host, lambda: None, lambda _path: None, lambda _paths: None)
+    identifier = ModelIdentifier("m", "")
+    models.models[identifier] = model = Model(identifier, models)
+    model.versions[1] = served.served
+    return Scaling(served.sky.loop, models, lambda _row: ZERO_ROW, lambda: 0)
+
+
+def test_it_is_answered_once_front_ends_and_the_batcher_act_upon_it(pair: Version) -> None:
+    sky, asker = pair.sky, pair.sky.start()
+    ask = scaling(pair).verbs["scale"]
+    pair.sky.settle()
+    ask(Question(asker.member, 7, {"model": "m", "version": None, "count": 1, "wait": True}))
+    for process in (sky.a, sky.b, sky.batcher):
+        assert asker.heard() == []
+        sky.acknowledge(process)
+    (answer,) = asker.heard()
+    assert [each["name"] for each in answer["result"]["versions"][0]["instances"]] == ["m_0_0"]
+    assert [message["op"] for message in sky.batcher.all_heard[-2:]] == ["worker_retire", "ping"]

@@ -1,0 +1,372 @@
+"""served.py: fresh instances in the place of old ones, with everything that may come in between."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from shoal.errors import ShoalError
+from shoal.reasons import DeathDetail
+from shoal.repository.lifecycle import VersionState
+from shoal.supervisor.descriptors import Descriptors
+from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.models.instance_state import InstanceState
+from shoal.supervisor.models.served import Served
+from shoal.supervisor.processes import restarts
+from shoal.supervisor.processes.death import Death
+from shoal.supervisor.questions.questions import Question
+from tests.scarcity import no_descriptors_left
+from tests.supervisor.served_version import Version, version
+from tests.supervisor.sky import OPTIONS
+
+
+@pytest.fixture
+def pair() -> Iterator[Version]:
+    """Two instances of one model."""
+    with version() as made:
+        yield made
+
+
+def replace_first(pair: Version) -> tuple[Instance, Instance]:
+    """(the old one, the fresh one, which starts)."""
+    served = pair.served
+    old = served.instances[0]
+    assert served.replace(old)
+    (fresh,) = (each for each in pair.roster if each not in served.instances)
+    assert (fresh.name, fresh.state) == (old.name, InstanceState.STARTING)
+    return old, fresh
+
+
+def retired(pair: Version, instance: Instance) -> bool:
+    return {"op": "worker_retire", "owner": instance.owner} in pair.told_batcher()
+
+
+def test_the_old_one_serves_until_the_fresh_one_does_and_then_ends(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    second = pair.served.instances[1]
+    assert pair.served.instances == [old, second]
+    assert not retired(pair, old)
+    pair.bring_up(fresh)
+    assert pair.served.instances == [fresh, second]
+    assert (pair.served.version.num_instances_up, pair.served.version.num_instances) == (2, 2)
+    assert retired(pair, old)
+    assert {"op": "stop"} not in pair.told(old)
+    old.stop()  # the batcher has nothing more for it
+    assert {"op": "stop"} in pair.told(old)
+    pair.end(old)
+    assert list(pair.roster) == [second, fresh]
+    assert old.state is InstanceState.STOPPED
+
+
+def test_the_fresh_one_goes_on_with_the_counts_of_the_name(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    assert (old.num_starts, old.num_recycles, fresh.num_starts, fresh.num_recycles) == (1, 0, 2, 1)
+
+
+def test_one_at_a_time_and_only_while_nothing_else_changes(pair: Version) -> None:
+    _, fresh = replace_first(pair)
+    second = pair.served.instances[1]
+    assert not pair.served.replace(second)
+    pair.bring_up(fresh)
+    assert pair.served.replace(second)
+    (another,) = (each for each in pair.roster if each.state is InstanceState.STARTING)
+    pair.bring_up(another)
+    outcomes = list[ShoalError | None]()
+    groups = [{**pair.served.version.config["instance_group"][0], "count": 3}]
+    pair.served.resize(groups, outcomes.append)
+    assert not pair.served.replace(fresh)
+    pair.bring_up(pair.served.instances[2])
+    assert outcomes == [None]
+    pair.served.retire()
+    assert not pair.served.replace(fresh)
+
+
+def test_clients_hear_of_a_death_before_those_who_asked_it_do(pair: Version, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[str]] = []
+    pair.told_batcher()
+
+    def on_changed(_served: Served) -> None:
+        told.append([message["op"] for message in pair.sky.batcher.heard()])
+
+    monkeypatch.setattr(pair.owner, "on_changed", on_changed)
+    pair.end(pair.served.instances[0])
+    assert told == [[]]
+    assert "worker_gone" in [message["op"] for message in pair.told_batcher()]
+
+
+def test_where_the_fresh_one_cannot_load_the_old_one_stays(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    pair.refuse(fresh)
+    assert fresh.state is InstanceState.STOPPED
+    assert pair.served.instances[0] is old
+    assert (old.state, pair.owner.errors, retired(pair, old)) == (InstanceState.UP, [], False)
+    assert pair.served.replace(old)
+
+
+def test_the_old_one_may_die_before_the_fresh_one_is_up(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    pair.end(old)
+    assert pair.served.version.num_instances_up == 1
+    pair.bring_up(fresh)
+    assert pair.served.instances[0] is fresh
+    assert pair.served.version.num_instances_up == 2
+    pair.until(lambda: old not in pair.roster)
+
+
+def test_scaling_down_meanwhile_wins(pair: Version) -> None:
+    served = pair.served
+    first, second = served.instances
+    assert served.replace(second)
+    fresh = next(each for each in pair.roster if each.state is InstanceState.STARTING)
+    served.resize([{**served.version.config["instance_group"][0], "count": 1}], lambda _error: None)
+    pair.bring_up(fresh)
+    assert served.instances == [first]
+    assert retired(pair, second)
+    assert retired(pair, fresh)
+    assert served.version.num_instances_up == 1
+
+
+def test_the_end_takes_a_fresh_one_along(pair: Version) -> None:
+    old, fresh = replace_first(pair)
+    pair.served.stop()
+    pair.until(lambda: fresh not in pair.roster)
+    assert not pair.owner.is_over
+    for instance in (old, pair.served.instances[1]):
+        pair.end(instance)
+    assert pair.owner.is_over
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_instance_of_a_group_that_is_gone_dies_under_its_name(pair: Version, number: int) -> None:
+    served, old = pair.served, pair.served.instances[number]
+    (group,) = served.version.config["instance_group"]
+    served.resize(
+        [{**group, "name": "first", "count": 1}, {**group, "name": "second", "count": 1}], lambda _error: None
+    )
+    owner = old.owner
+    pair.end(old)
+    (detail,) = (
+        told["detail"] for told in pair.told_batcher() if told["op"] == "worker_gone" and told["owner"] == owner
+    )
+    told = [each["groups"] for each in pair.told_batcher() if each["op"] in ("model", "model_groups")]
+    assert told[-1] == served.version.message()["groups"] == ["m_0", "first", "second"]
+    assert DeathDetail.unpack(detail).instance_name(told[-1]) == f"m_0_{number}"
+    for instance in served.instances:
+        pair.bring_up(instance)
+
+
+# --- errors of our own: what they cost ---
+
+
+def test_a_worker_that_says_what_no_worker_says_costs_its_instance(
+    pair: Version, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = pair.served.instances
+    process, pid = pair._processes[first.number], first.pid
+    process.member.start()
+    process.channel.send({"op": "segment_wanted"})  # without what belongs to it
+    process.channel.send({})
+    pair.until(lambda: first.pid not in (0, pid))
+    assert "instance 'm_0_0' of model 'm' has met an error of the server's own" in caplog.text
+    assert "KeyError: 'owner'" in caplog.text
+    pair._forget(first.number)
+    pair.bring_up(first)
+    assert (first.state, second.state) == (InstanceState.UP, InstanceState.UP)
+    assert pair.served.version.num_instances_up == 2
+
+
+@pytest.mark.parametrize("where", ["describe", "detail"])
+def test_an_error_in_handling_a_workers_end_costs_no_more_than_the_end(
+    pair: Version, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    first, second = pair.served.instances
+    owner, member = first.owner, pair._processes[first.number].member
+    with monkeypatch.context() as broken:
+        broken.setattr(Death, where, lambda *_arguments: 1 / 0)
+        pair.end(first)
+        pair.until(lambda: first.state is InstanceState.STARTING)
+    assert not member.is_open
+    assert owner not in pair.sky.star.workers
+    pair.bring_up(first)
+    assert [told["owner"] for told in pair.told_batcher() if told["op"] == "worker_gone"] == [owner]
+    assert [instance.state for instance in (first, second)] == [InstanceState.UP] * 2
+    assert pair.served.version.num_instances_up == 2
+
+
+def test_a_last_message_that_cannot_be_read_leaves_nobody_waiting(
+    pair: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked of a worker is answered at its end, and its gauges go."""
+    first, _ = pair.served.instances
+    ask(pair, 5)
+    left = list[int]()
+    monkeypatch.setattr(pair.host.metrics, "leave", left.append)
+    pair._processes[first.number].channel.send({})
+    pair.end(first)
+    pair.until(lambda: first.state is InstanceState.STARTING)
+    assert answers(pair) == {5: False}
+    assert left == [first.number]
+    pair.bring_up(first)
+
+
+def test_what_an_error_leaves_of_an_instance_goes_even_if_that_fails(
+    pair: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = pair.served.instances
+    process = pair._processes[first.number]
+    process.channel.send({})
+    with monkeypatch.context() as broken:
+        broken.setattr(type(pair.sky.star), "leave_worker", lambda *_arguments: 1 / 0)
+        pair.end(first)
+        pair.until(lambda: first.state is InstanceState.STARTING)
+    assert not process.member.is_open
+    assert pair.served.version.num_instances_up == 1
+    pair.bring_up(first)
+
+
+def test_an_instance_that_cannot_be_started_is_started_again_later(
+    pair: Version, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = pair.served.instances[0]
+    monkeypatch.setattr(restarts, "BACKOFF_S", (0.01,))
+    monkeypatch.setattr(restarts, "HALF_OPEN_AFTER_S", 0.01)
+    with no_descriptors_left():
+        pair.end(first)
+        pair.until(lambda: "cannot be started: [Errno 24] Too many open files" in caplog.text)
+        assert first.pid == 0
+    pair.until(lambda: first.pid != 0)
+    pair.bring_up(first)
+    assert pair.served.version.num_instances_up == 2
+
+
+def test_an_instance_that_cannot_be_started_at_all_fails_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Descriptors, "admit_instances", lambda *_arguments: None)  # they run out afterwards
+    made = Version("", OPTIONS)
+    try:
+        with no_descriptors_left():
+            made.served.load()
+            made.until(lambda: made.owner.is_over)
+        (error,) = made.owner.errors
+        assert str(error).startswith("the worker of instance 'm_0_0' cannot be started: [Errno 24] Too many open files")
+        assert made.served.version.state is VersionState.UNAVAILABLE
+    finally:
+        made.close()
+
+
+def test_an_error_in_a_load_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Version("", OPTIONS)
+    try:
+        monkeypatch.setattr(made.host.rate_limits, "admit", lambda *_arguments: 1 / 0, raising=False)
+    except AttributeError:  # slots
+        monkeypatch.setattr(type(made.host.rate_limits), "admit", lambda *_arguments: 1 / 0)
+    try:
+        run_in(made.served, made.served.load)
+        assert [str(error) for error in made.owner.errors] == [
+            "an error of the server's own, ZeroDivisionError: division by zero"
+        ]
+        assert made.owner.is_over
+    finally:
+        made.close()
+
+
+# --- whether it says that it is ready ---
+
+
+def ask(pair: Version, number: int) -> None:
+    pair.readiness.take(Question(pair.sky.a.member, number, {"model": pair.served.version.model_id}))
+
+
+def answers(pair: Version) -> dict[int, bool]:
+    pair.sky.settle()
+    return {told["question"]: told["result"] for told in pair.sky.a.all_heard if told["op"] == "answer"}
+
+
+def test_instances_are_asked_and_one_that_dies_is_not_ready(pair: Version) -> None:
+    first, second = pair.served.instances
+    ask(pair, 1)
+    for instance in (first, second):
+        assert {"op": "is_ready"} in pair.told(instance)
+        assert answers(pair) == {}
+        pair.say(instance, {"op": "is_ready", "is_ready": True})
+    assert answers(pair) == {1: True}
+    ask(pair, 2)
+    pair.say(first, {"op": "is_ready", "is_ready": True})
+    pair.end(second)
+    assert answers(pair) == {1: True, 2: False}
+    ask(pair, 3)
+    pair.say(first, {"op": "is_ready", "is_ready": True})
+    assert answers(pair) == {1: True, 2: False, 3: True}
+
+
+@pytest.mark.parametrize("has_ready_check", [False, True])
+def test_clients_hear_whether_there_is_anything_to_ask(has_ready_check: bool) -> None:
+    made = Version("", OPTIONS)
+    made.has_ready_check = has_ready_check
+    try:
+        made.load()
+        assert made.served.version.message()["has_ready_check"] is has_ready_check
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("cache", [{}, {"local": {"size": "4096"}}], ids=["without a cache", "with one"])
+def test_front_ends_hear_whose_answers_are_cached(
+    cache: dict[str, dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Version("response_cache { enable: true }", replace(OPTIONS, cache_config=cache))
+    try:
+        made.load()
+        assert made.served.version.message()["is_cached"] is bool(cache)
+        assert ("give --cache-config" in caplog.text) is not bool(cache)
+    finally:
+        made.close()
+
+
+# -- who keeps requests open for ever: the workers only wait, and do not end when they are told to ------------------
+
+
+@pytest.fixture
+def hasty() -> Iterator[Version]:
+    """The pair, where nothing may take long."""
+    with version(options=replace(OPTIONS, request_timeout_secs=0, exit_timeout_secs=0)) as made:
+        yield made
+
+
+def test_a_recycled_instance_has_so_long_to_answer_and_to_end(hasty: Version) -> None:
+    old, fresh = replace_first(hasty)
+    hasty.bring_up(fresh)
+    hasty.until(lambda: {"op": "stop"} in hasty.told(old))  # without a word of the batcher's
+    assert old.pid
+    hasty.until(lambda: old not in hasty.roster)
+    assert (old.state, fresh.state) == (InstanceState.STOPPED, InstanceState.UP)
+    hasty._forget(old.number)
+
+
+def test_a_version_has_so_long_to_drain_and_to_end(hasty: Version) -> None:
+    pair = list(hasty.served.instances)
+    hasty.served.retire()
+    assert not any({"op": "stop"} in hasty.told(each) for each in pair)
+    hasty.until(lambda: all({"op": "stop"} in hasty.told(each) for each in pair))
+    assert not hasty.owner.is_over
+    hasty.until(lambda: hasty.owner.is_over)
+    hasty.served._check_drained()  # too late: it is over
+    for each in pair:
+        hasty._forget(each.number)
+
+
+def test_who_ends_in_time_is_left_alone(hasty: Version, caplog: pytest.LogCaptureFixture) -> None:
+    old = hasty.served.instances[0]
+    old.stop()
+    hasty.end(old)
+    served = hasty.served
+    served.stop()
+    for each in tuple(served.instances):
+        hasty.end(each)
+    served.retire()
+    assert hasty.owner.is_over
+    passed: list[bool] = []
+    hasty.sky.loop.call_after(1.1, lambda: passed.append(True))
+    hasty.until(lambda: bool(passed))
+    assert "is killed" not in caplog.text
+    assert "keeps requests open" not in caplog.text

@@ -1,0 +1,80 @@
+"""served.py: instances that come and go with other groups, and resizes that fail."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.supervisor.descriptors import Descriptors
+from shoal.supervisor.models import roster
+from tests.supervisor.served_version import Version, version
+
+
+@pytest.fixture
+def pair() -> Iterator[Version]:
+    """Two instances of one model."""
+    with version() as made:
+        yield made
+
+
+@pytest.mark.parametrize("error", [UnavailableError("no descriptors"), KeyError("count")])
+def test_a_resize_that_fails_is_answered_even_where_there_is_no_way_back(
+    pair: Version, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise error
+
+    outcomes = list[ShoalError | None]()
+    groups = [{**pair.served.version.config["instance_group"][0], "name": "other", "count": 1}]
+    pair.served.resize(groups, outcomes.append)
+    with monkeypatch.context() as scarce:
+        scarce.setattr(Descriptors, "admit_instances", refuse)
+        pair.refuse(pair.served.instances[0])
+    assert [str(outcome) for outcome in outcomes] == ["no such file"]
+
+
+def test_a_resize_for_which_there_is_no_model_file_changes_nothing(
+    pair: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may have gone since the version was loaded. What serves goes on, though it is not in the new groups."""
+
+    def find(_directory: Path, _config: object, name: str, _capability: str) -> Path | None:
+        if name == "other_1":
+            raise InvalidArgumentError("no model file")
+        return None
+
+    monkeypatch.setattr(roster, "model_file", find)
+    served, before = pair.served, list(pair.served.instances)
+    config = served.version.config
+    with pytest.raises(InvalidArgumentError, match="no model file"):
+        served.resize([{**config["instance_group"][0], "name": "other", "count": 2}], lambda _error: None)
+    assert served.instances == list(pair.roster) == before
+    assert served.version.config is config
+    assert not any(told["op"] == "worker_retire" for told in pair.told_batcher())
+
+
+def test_instances_that_cannot_come_back_are_tried_again_in_a_while(
+    pair: Version, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the groups that were asked for nor those before them can be loaded by now."""
+    served, outcomes = pair.served, list[ShoalError | None]()
+    before = served.version.config["instance_group"]
+    served.resize([{**before[0], "name": "other", "count": 1}], outcomes.append)
+    pair.refuse(served.instances[0])
+    assert [str(outcome) for outcome in outcomes] == ["no such file"]
+    first, second = served.instances
+    pair.refuse(first)
+    assert served.instances == [first, second]
+    assert served.version.config["instance_group"] == before
+    assert "no such file; it is started again in" in caplog.text
+    pair.bring_up(second)
+    assert served.version.num_instances_up == 1
+
+
+def test_a_resize_is_answered_where_the_version_ends_first(pair: Version) -> None:
+    outcomes = list[ShoalError | None]()
+    pair.served.resize([{**pair.served.version.config["instance_group"][0], "count": 3}], outcomes.append)
+    pair.served.retire()
+    pair.served.on_drained()
+    assert [str(outcome) for outcome in outcomes] == ["model 'm' version 1 is unloaded"]

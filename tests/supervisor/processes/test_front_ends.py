@@ -1,0 +1,138 @@
+"""The front ends as the supervisor counts them; no arbiter runs."""
+
+import dataclasses
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.processes.front_ends import FrontEnds
+from shoal.supervisor.processes.listeners import bind
+from tests.supervisor.sky import OPTIONS
+
+
+class Running:
+    """Front ends on ports of their own, two lanes for HTTP where there are any; `said` is what the server was told."""
+
+    def __init__(self, **changes: Any) -> None:
+        ports: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "http_process_count": 2}
+        options = dataclasses.replace(OPTIONS, **ports, **changes)
+        self.said: list[str] = []
+        self.listeners = bind(dataclasses.replace(options, grpc_use_ssl=False, grpc_use_ssl_mutual=False))
+        self.front_ends = FrontEnds(
+            EventLoop(), options, {}, "@nobody", self.listeners,
+            lambda: self.said.append("started"), lambda: self.said.append("ended"),
+        )  # fmt: skip
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """What an arbiter is called → how many processes it has, in the order in which they stop."""
+        return {arbiter.role: arbiter.num_processes for arbiter in self.front_ends._arbiters}
+
+    def environment(self, role: str) -> dict[str, str]:
+        """What its process is told."""
+        (arbiter,) = [each for each in self.front_ends._arbiters if each.role == role]
+        return dict(arbiter._environment)
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def start(**changes: object) -> Running:
+        running.append(Running(**changes))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.front_ends.stop()
+        each.front_ends.close()
+
+
+def test_it_has_started_when_the_last_front_end_answers(run: Callable[..., Running]) -> None:
+    running = run()
+    for num_started in range(1, 6):  # the fifth takes a dead one's place
+        running.front_ends.on_client_started()
+        assert running.said == ["started"] * (num_started >= 4)
+    running.front_ends.stop()
+    assert running.said == ["started", "ended"]
+
+
+def test_who_begins_to_answer_while_it_stops_is_too_late(run: Callable[..., Running]) -> None:
+    running = run(allow_grpc=False)
+    running.front_ends.on_client_started()
+    running.front_ends.on_client_started()
+    running.front_ends.stop()
+    running.front_ends.on_client_started()
+    assert running.said == ["ended"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes"),
+    [
+        ({}, {"http": 2, "grpc": 1, "road": 1}),
+        ({"grpc_process_count": 3}, {"http": 2, "grpc": 3, "road": 1}),
+        ({"allow_grpc": False}, {"http": 2, "road": 1}),
+        ({"allow_http": False}, {"grpc": 1, "road": 1}),
+        ({"allow_http": False, "allow_metrics": False}, {"grpc": 1, "road": 1}),
+        ({"allow_grpc": False, "allow_http": False}, {"road": 1}),
+        ({"allow_grpc": False, "allow_http": False, "allow_metrics": False}, {}),
+        ({"grpc_lane": False, "grpc_process_count": 3}, {"http": 2, "grpc road": 1, "road": 1}),
+        ({"grpc_use_ssl": True}, {"http": 2, "grpc road": 1, "road": 1}),
+        ({"grpc_use_ssl_mutual": True}, {"http": 2, "grpc road": 1, "road": 1}),
+        ({"grpc_lane": False, "allow_http": False}, {"grpc road": 1, "road": 1}),
+        ({"grpc_lane": False, "allow_http": False, "allow_metrics": False}, {"grpc road": 1}),
+    ],
+    ids=str,
+)
+def test_what_runs_for_which_endpoints(
+    run: Callable[..., Running], changes: dict[str, Any], processes: dict[str, int]
+) -> None:
+    running = run(**changes)
+    assert list(running.processes.items()) == list(processes.items())
+    assert running.front_ends.num_front_ends == sum(processes.values())
+    running.front_ends.stop()
+    assert running.said == ["ended"]
+
+
+def test_lanes_hand_over_to_the_road_and_only_those_of_http_take_back(run: Callable[..., Running]) -> None:
+    running = run()
+    http, grpc, road = map(running.environment, ("http", "grpc", "road"))
+    assert http["SHOAL_SEND_FD"] == grpc["SHOAL_SEND_FD"]
+    assert len({http["SHOAL_SEND_FD"], http["SHOAL_RECEIVE_FD"], road["SHOAL_SEND_FD"], road["SHOAL_RECEIVE_FD"]}) == 4
+    assert http["SHOAL_RECEIVE_FD"] == road["SHOAL_RETURNED_FD"]
+    assert "SHOAL_RECEIVE_FD" not in grpc
+    fds = {name: str(listener.fileno()) for name, listener in running.listeners.items()}
+    assert [each["SHOAL_LISTENER_FDS"] for each in (http, grpc, road)] == [fds["http"], fds["grpc"], fds["metrics"]]
+    assert road["SHOAL_ACCEPTS"] == "1"
+
+
+def test_a_road_without_endpoints_accepts_nothing(run: Callable[..., Running]) -> None:
+    assert run(allow_http=False, allow_metrics=False).environment("road")["SHOAL_ACCEPTS"] == "0"
+
+
+def test_no_address_leads_to_the_road_s_endpoint_for_grpc(run: Callable[..., Running]) -> None:
+    running = run()
+    state = running.front_ends.welcome()["state"]
+    assert sorted(state["endpoints"].values()) == ["http", "metrics"]
+    assert state["grpc"]["keepalive_time"] == 7_200_000
+
+
+def test_grpcio_s_server_is_told_a_port_that_nobody_else_can_take(run: Callable[..., Running]) -> None:
+    running = run(grpc_lane=False)
+    address, _, port = running.environment("grpc road")["SHOAL_GRPC_ADDRESS"].rpartition(":")
+    assert (address, int(port)) == running.listeners["grpc"].getsockname()
+    with socket.socket() as its_own, socket.socket() as another:
+        another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        its_own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        its_own.bind((address, int(port)))
+        its_own.listen()
+        with pytest.raises(OSError, match="Address already in use"):
+            another.bind((address, int(port)))
+
+
+def test_an_ipv6_address_stands_in_brackets(run: Callable[..., Running]) -> None:
+    environment = run(grpc_lane=False, grpc_address="::1").environment("grpc road")
+    assert environment["SHOAL_GRPC_ADDRESS"].startswith("[::1]:")

@@ -1,0 +1,94 @@
+"""Sockets that are bound, not listening, and what is said where that does not work."""
+
+import dataclasses
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.options import ServerOptions
+from shoal.supervisor.processes.listeners import bind
+from tests.certificates import Certificates, make_certificates
+from tests.supervisor.sky import OPTIONS
+
+FREE = dataclasses.replace(OPTIONS, http_port=0, grpc_port=0, metrics_port=0)
+NONE = dataclasses.replace(FREE, allow_http=False, allow_grpc=False, allow_metrics=False)
+
+
+def only(service: str, **flags: int) -> ServerOptions:
+    """Options for one endpoint; `flags` have its name where theirs have `SERVICE`."""
+    changes: dict[str, Any] = {name.replace("SERVICE", service): value for name, value in flags.items()}
+    return dataclasses.replace(NONE, **{f"allow_{service}": True, **changes})
+
+
+def test_each_endpoint_has_a_socket_that_refuses_connections() -> None:
+    listeners = bind(FREE)
+    assert list(listeners) == ["http", "grpc", "metrics"]
+    for listener in listeners.values():
+        with listener, pytest.raises(ConnectionRefusedError):
+            socket.create_connection(listener.getsockname())
+
+
+@pytest.mark.parametrize("service", ["http", "grpc"])
+def test_a_port_in_use_is_named_with_its_flag(service: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            OSError, match=f"^cannot listen on 127.0.0.1:{port}: .* Choose another --{service}-port or "
+        ):
+            bind(only(service, SERVICE_port=port))
+
+
+@pytest.mark.parametrize("service", ["http", "grpc"])
+def test_two_servers_share_a_port_where_both_are_told_to(service: str) -> None:
+    with bind(only(service, reuse_SERVICE_port=True))[service] as one:
+        one.listen()
+        port = one.getsockname()[1]
+        with bind(only(service, reuse_SERVICE_port=True, SERVICE_port=port))[service] as other:
+            other.listen()
+        with pytest.raises(OSError, match="Address already in use"):
+            bind(only(service, SERVICE_port=port))
+
+
+def with_tls(certificates: Certificates, **files: Path) -> ServerOptions:
+    """Options for gRPC with mutual TLS and these files, but for `files`."""
+    server_cert, server_key, root = (
+        str(files.get(name, getattr(certificates, name))) for name in ("server_cert", "server_key", "root")
+    )
+    return dataclasses.replace(
+        only("grpc", grpc_use_ssl_mutual=True),
+        grpc_server_cert=server_cert,
+        grpc_server_key=server_key,
+        grpc_root_cert=root,
+    )
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def test_files_for_tls_are_tried_before_anything_is_started(certificates: Certificates, tmp_path: Path) -> None:
+    bind(with_tls(certificates))["grpc"].close()
+    bind(dataclasses.replace(with_tls(certificates, root=Path()), grpc_root_cert="", grpc_use_ssl=True))["grpc"].close()
+    missing = with_tls(certificates, server_key=tmp_path / "key.pem")
+    with pytest.raises(OSError, match=f"^cannot read '{tmp_path}/key.pem' for --grpc-server-key: No such file"):
+        bind(missing)
+    bind(dataclasses.replace(missing, grpc_use_ssl_mutual=False))["grpc"].close()  # nobody reads them
+    assert bind(dataclasses.replace(missing, allow_grpc=False)) == {}
+
+
+@pytest.mark.parametrize(
+    ("file", "wrong", "sentence"),
+    [
+        ("server_key", "client_key", "no TLS with --grpc-server-cert=.* and --grpc-server-key=.*key values mismatch"),
+        ("server_cert", "server_key", "no TLS with --grpc-server-cert=.* and --grpc-server-key=.*: "),
+        ("root", "server_key", "no TLS with --grpc-root-cert=.*: .*no certificate or crl found"),
+    ],
+)  # fmt: skip
+def test_files_for_tls_that_are_no_use_are_named(
+    certificates: Certificates, file: str, wrong: str, sentence: str
+) -> None:
+    with pytest.raises(OSError, match=f"^{sentence}.* Files are in PEM format and without a password$"):
+        bind(with_tls(certificates, **{file: getattr(certificates, wrong)}))

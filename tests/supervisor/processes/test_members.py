@@ -1,0 +1,222 @@
+"""Messages to processes that read late, and announcements that wait for everybody who lives."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shoal.control import Channel, Message
+from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.processes.members import MAX_OUTBOX, Acknowledgements, Member
+from tests.scarcity import no_descriptors_left
+
+
+class Process:
+    """The other end of a member: what a process would read and say."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.channel = Channel(theirs)
+        self.member = Member(loop, Channel(ours), pid=1)
+        self.said: list[Message] = []
+        self.is_gone = False
+        self.member.on_message = lambda message, _fds: self.said.append(message)
+        self.member.on_gone = self._gone
+        self.member.start()
+
+    def _gone(self) -> None:
+        self.is_gone = True
+
+
+@pytest.fixture
+def loop() -> EventLoop:
+    return EventLoop()
+
+
+@pytest.fixture
+def start(loop: EventLoop) -> Iterator[Callable[[], Process]]:
+    """Starts processes, and hangs up on all of them after the test."""
+    started: list[Process] = []
+
+    def start_one() -> Process:
+        started.append(Process(loop))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.channel.close()
+        process.member.hang_up()
+
+
+def run_until(loop: EventLoop, seconds: float = 0.0) -> None:
+    """Dispatch what is ready, then return."""
+    loop.call_after(seconds, loop.stop)
+    loop.run()
+
+
+def test_what_a_process_had_said_before_its_end_is_heard(start: Callable[[], Process]) -> None:
+    process = start()
+    for number in range(3):
+        process.channel.send({"op": "say", "number": number})
+    process.member.drain()
+    assert process.said == [{"op": "say", "number": number} for number in range(3)]
+    assert process.member.is_open
+    process.channel.send({"op": "last"})
+    process.channel.close()
+    process.member.drain()
+    assert process.said[3:] == [{"op": "last"}]
+    assert process.is_gone
+    process.member.drain()
+    assert len(process.said) == 4
+
+
+def test_process_that_reads_late_gets_everything_in_order(loop: EventLoop, start: Callable[[], Process]) -> None:
+    process = start()
+    count = 2000  # more than a socket's buffer holds
+    fd = os.open("/dev/null", os.O_RDONLY)
+    for number in range(count):
+        process.member.send({"op": "x", "number": number, "padding": "p" * 500}, [fd] if number % 100 == 0 else [])
+    os.close(fd)
+    numbers = []
+    for _ in range(count):
+        run_until(loop)
+        message, fds = process.channel.receive()
+        assert len(fds) == (message["number"] % 100 == 0)
+        for each in fds:
+            os.close(each)
+        numbers.append(message["number"])
+    assert numbers == list(range(count))
+
+
+def test_process_that_never_reads_is_hung_up_on(start: Callable[[], Process]) -> None:
+    process = start()
+    for _ in range(MAX_OUTBOX * 2):
+        process.member.send({"op": "x", "padding": "p" * 500})
+    assert process.is_gone
+    assert not process.member.is_open
+
+
+def test_what_a_process_counts_is_kept_beside_what_it_says(loop: EventLoop, start: Callable[[], Process]) -> None:
+    process = start()
+    assert process.member.counts is None
+    process.channel.send({"op": "ledger", "counts": {"descriptors": 9}})
+    process.channel.send({"op": "ack", "seq": 4})
+    for _ in range(2):
+        run_until(loop)
+    assert process.member.counts == {"descriptors": 9}
+    assert process.said == [{"op": "ack", "seq": 4}]
+
+
+def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> None:
+    process = start()
+    process.channel.close()
+    run_until(loop, 0.001)
+    assert process.is_gone
+    process.is_gone = False
+    process.member.hang_up()
+    assert not process.is_gone
+
+
+def test_announcement_waits_for_everybody(start: Callable[[], Process]) -> None:
+    acknowledgements, done = Acknowledgements(), list[str]()
+    first, second = start(), start()
+    acknowledgements.announce(
+        [(first.member, {"op": "x"}, ()), (second.member, {"op": "x"}, ())], lambda: done.append("done")
+    )
+    seq = first.channel.receive()[0]["seq"]
+    acknowledgements.received(first.member, seq)
+    acknowledgements.received(first.member, seq)
+    assert done == []
+    acknowledgements.received(second.member, seq)
+    acknowledgements.received(second.member, seq)
+    assert done == ["done"]
+
+
+def test_announcement_of_several_messages_waits_for_each(start: Callable[[], Process]) -> None:
+    acknowledgements, done = Acknowledgements(), list[str]()
+    first, second = start(), start()
+    acknowledgements.announce(
+        [(process.member, {"op": "x"}, ()) for process in (first, second, first)], lambda: done.append("done")
+    )
+    seq = second.channel.receive()[0]["seq"]
+    acknowledgements.received(first.member, seq)
+    acknowledgements.received(second.member, seq)
+    assert done == []
+    acknowledgements.received(first.member, seq)
+    assert done == ["done"]
+
+
+def test_announcement_does_not_wait_for_the_dead(start: Callable[[], Process]) -> None:
+    acknowledgements, done = Acknowledgements(), list[str]()
+    living, dying, dead = start(), start(), start()
+    dead.member.hang_up()
+    acknowledgements.announce(
+        [(process.member, {"op": "x"}, ()) for process in (living, dying, dead)], lambda: done.append("done")
+    )
+    acknowledgements.received(living.member, living.channel.receive()[0]["seq"])
+    assert done == []
+    acknowledgements.gone(dying.member)
+    assert done == ["done"]
+
+
+def test_a_member_is_late_until_it_has_acknowledged_something(loop: EventLoop, start: Callable[[], Process]) -> None:
+    acknowledgements = Acknowledgements(loop)
+    prompt, late, dead = processes = start(), start(), start()
+    brief = [(process.member, {"op": "x"}, ()) for process in processes]
+    acknowledgements.announce((), loop.stop, briefly=brief, patience_s=0.0)
+    acknowledgements.received(prompt.member, prompt.channel.receive()[0]["seq"])
+    acknowledgements.gone(dead.member)
+    assert not any(acknowledgements.is_late(process.member) for process in processes)
+    loop.run()
+    assert [acknowledgements.is_late(process.member) for process in processes] == [False, True, False]
+    acknowledgements.received(late.member, late.channel.receive()[0]["seq"])
+    assert not acknowledgements.is_late(late.member)
+    acknowledgements.announce((), loop.stop, briefly=brief[1:2], patience_s=0.0)
+    loop.run()
+    assert acknowledgements.is_late(late.member)
+    acknowledgements.gone(late.member)
+    assert not acknowledgements.is_late(late.member)
+
+
+@pytest.mark.parametrize("num_dead", [0, 1])
+def test_announcement_to_nobody_is_in_force_at_once(start: Callable[[], Process], num_dead: int) -> None:
+    done = list[str]()
+    processes = [start() for _ in range(num_dead)]
+    for process in processes:
+        process.member.hang_up()
+    Acknowledgements().announce([(process.member, {"op": "x"}, ()) for process in processes], lambda: done.append("x"))
+    assert done == ["x"]
+
+
+def test_a_process_is_killed_only_while_the_pid_is_its_own(start: Callable[[], Process]) -> None:
+    """The pid of one that has hung up may be another's by now: here it is that of a process which must live."""
+    living, dead = start(), start()
+    program = [sys.executable, "-c", "print(input())"]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(program, stdin=pipe) as first,
+        subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as second,
+    ):
+        living.member.pid, dead.member.pid = first.pid, second.pid
+        dead.channel.close()
+        dead.member.kill()
+        living.member.kill()
+        assert first.wait() == -signal.SIGKILL
+        living.member.kill()  # there is no such process any more
+        assert second.communicate("it lives\n")[0] == "it lives\n"  # which no process does that has been sent SIGKILL
+
+
+def test_without_a_descriptor_left_nobody_is_killed_and_that_is_said(start: Callable[[], Process]) -> None:
+    process = start()
+    program = [sys.executable, "-c", "import signal; signal.pause()"]
+    with subprocess.Popen(program) as living:
+        process.member.pid = living.pid
+        with no_descriptors_left():
+            assert not process.member.kill()
+        assert process.member.kill()
+        assert living.wait() == -signal.SIGKILL

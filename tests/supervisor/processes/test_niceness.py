@@ -1,0 +1,78 @@
+"""niceness.py: all of a process step back and return; nobody steps back where there is no return."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.supervisor.processes import niceness
+
+#: A process with a thread and a child; they end with their input.
+THREE = """
+import subprocess, sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+subprocess.Popen(["cat"])
+print(flush=True)
+sys.stdin.read()
+"""
+#: What becomes of a process that may not come back.
+NO_RETURN = """
+import os, resource
+from shoal.supervisor.processes.niceness import give_way, join_in
+resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
+if os.geteuid() == 0:
+    os.setuid(65534)
+before = os.getpriority(os.PRIO_PROCESS, 0)
+give_way(os.getpid())
+assert os.getpriority(os.PRIO_PROCESS, 0) == before
+join_in(os.getpid())
+"""
+
+
+@pytest.fixture
+def process() -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-c", THREE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+
+
+def of_all(pid: int) -> list[int]:
+    """The niceness of its threads and its child."""
+    threads = os.listdir(f"/proc/{pid}/task")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [os.getpriority(os.PRIO_PROCESS, int(each)) for each in (*threads, *children)]
+
+
+def test_all_give_way_and_join_in(process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(niceness, "_may_come_back", lambda: True)  # that way, anybody may
+        niceness.give_way(process.pid)
+    nicer = min(ours + 15, 19)
+    assert of_all(process.pid) == [nicer] * 3
+    niceness.join_in(process.pid)
+    assert of_all(process.pid) == [ours if niceness._may_come_back() else nicer] * 3
+
+
+def test_one_that_has_ended_does_not_mind() -> None:
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    niceness.give_way(ended.pid)
+    ended.wait()
+    niceness.give_way(ended.pid)
+
+
+def test_trying_it_changes_nothing(process: "subprocess.Popen[bytes]") -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    niceness._may_come_back.cache_clear()
+    niceness.join_in(process.pid)
+    assert [os.getpriority(os.PRIO_PROCESS, 0), *of_all(process.pid)] == [before] * 4
+
+
+def test_nobody_gives_way_where_there_is_no_return() -> None:
+    subprocess.run([sys.executable, "-c", NO_RETURN], check=True)

@@ -1,0 +1,146 @@
+"""The tracer: collects the traces of all front ends and writes or exports them. `python -m shoal.tracer.main`.
+
+    front ends ── traces, as they end ──► tracer ── files, OTLP
+    supervisor ── settings ──► tracer ── how many were counted ──► supervisor
+
+It is there while something is traced. Nobody waits for it: what it is too slow for is dropped by the front ends, which
+say so with the next trace that gets through.
+"""
+
+import faulthandler
+import logging
+import select
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from shoal import control, log
+from shoal.control import GONE, Channel, Message
+from shoal.process import die_with_parent, ignore_group_signals, set_title
+from shoal.tracer.collector import Collector
+from shoal.tracer.settings import TraceSetting
+from shoal.tracer.trace import Tensor, Trace, children
+
+if TYPE_CHECKING:
+    from shoal.tracer.spans import SpanExport
+
+# Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
+_log = logging.getLogger("shoal.tracer.main")
+
+#: So much is taken before it is written: one write for many traces, but not all of them in memory.
+MAX_TRACES, MAX_LARGE_BYTES = 256, 1 << 20
+#: What the trace of a child takes as text (ours: seven time points, and a head with names).
+CHILD_NBYTES = 600
+#: In so many passes the socket is empty: Linux's usual buffer holds 550 small messages, and one with large tensors.
+MAX_PASSES = 4
+#: Seconds between two lines about dropped traces.
+DROPPED_S = 1.0
+
+
+class Tracer:
+    """The loop. `supervisor` is the control connection, `traces` what front ends send to."""
+
+    def __init__(self, supervisor: Channel, traces: Channel, collector: Collector) -> None:
+        self._supervisor = supervisor
+        self._traces = traces
+        self._collector = collector
+        # Changed as traces come.
+        self._num_dropped = 0
+        self._next_line_s = 0.0
+
+    def run(self) -> None:
+        """Collect until the supervisor hangs up."""
+        poller = select.epoll()
+        poller.register(self._supervisor.fileno(), select.EPOLLIN)
+        poller.register(self._traces.fileno(), select.EPOLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll())
+                self._collect()
+                if self._supervisor.fileno() in ready:
+                    # What came before the settings is not theirs.
+                    for _ in range(MAX_PASSES):
+                        self._collect()
+                    self._apply(self._supervisor.receive()[0])
+        except GONE:
+            self._tell_dropped()
+            self._collector.close()
+
+    def _apply(self, message: Message) -> None:
+        if message["op"] == "log":
+            log.configure(**message["log"])
+            return
+        if message["op"] != "settings":
+            raise ValueError(f"a tracer does not know the message '{message['op']}'")
+        self._collector.set([TraceSetting(**setting) for setting in message["settings"]])
+        self._supervisor.acknowledge(message)
+
+    def _collect(self) -> None:
+        """Take what has come, up to a bound, and write it."""
+        wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        num_traces = num_large_bytes = 0
+        while num_traces < MAX_TRACES and num_large_bytes < MAX_LARGE_BYTES:
+            try:
+                message, _ = self._traces.receive()
+            except (BlockingIOError, EOFError):
+                break
+            trace = _trace(message)
+            self._collector.add(trace, wall_offset_ns)
+            self._num_dropped += message["dropped"]
+            num_traces += 1
+            num_large_bytes += CHILD_NBYTES * len(message["children"]) + sum([len(each.data) for each in trace.tensors])
+        counts = self._collector.write()
+        if counts:
+            self._supervisor.send({"op": "collected", "counts": list(counts.items())})
+        if time.monotonic() >= self._next_line_s:
+            self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
+        if self._num_dropped:
+            _log.warning("%d traces were dropped, which came faster than they are written", self._num_dropped)
+            self._num_dropped = 0
+            self._next_line_s = time.monotonic() + DROPPED_S
+
+
+def _trace(message: Message) -> Trace:
+    """A trace as a front end sends it, with those of the steps and calls that belong to it."""
+    revision, is_counted, model, version, request_id, stamps, tensors, context, _ = message["trace"]
+    found = [Tensor(*tensor) for tensor in tensors]
+    trace = Trace(revision, is_counted, model, version, request_id, stamps, found, context)
+    return trace._replace(children=children(trace, message["children"], dict(message["names"])))
+
+
+def _make_export(options: Mapping[str, str], resource: Mapping[str, str]) -> "SpanExport | None":
+    """The exporter, where there is something to export; its complaints go to our log."""
+    if not options:
+        return None
+    from shoal.tracer.spans import SpanExport
+
+    logging.getLogger("opentelemetry").handlers = log.logger.handlers
+    return SpanExport(options, resource)
+
+
+def main() -> int:
+    """The process's whole life; returns its exit status."""
+    die_with_parent()
+    faulthandler.enable()
+    set_title("tracer")
+    ignore_group_signals()
+    try:
+        supervisor = control.join("tracer")
+        message, (traces,) = supervisor.receive()
+    except GONE:
+        return 0  # the supervisor is gone, or wants none any more
+    log.configure(**message["log"])
+    channel = Channel(socket.socket(fileno=traces))
+    channel.setblocking(False)
+    export = _make_export(message["options"], message["resource"])
+    with supervisor, channel:
+        Tracer(supervisor, channel, Collector(message["first_number"], message["since_s"], export)).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
