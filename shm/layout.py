@@ -174,11 +174,6 @@ def pack_ref(owner: int, unit: int, generation: int) -> int:
     return owner << (UNIT_BITS + GENERATION_BITS) | unit << GENERATION_BITS | generation & GENERATION_MASK
 
 
-def unpack_ref(ref: int) -> tuple[int, int, int]:
-    """(owner id, first unit, generation) of a block reference."""
-    return ref >> (UNIT_BITS + GENERATION_BITS), ref >> GENERATION_BITS & (MAX_UNITS - 1), ref & GENERATION_MASK
-
-
 def ref_owner(ref: int) -> int:
     """The owner id in a block reference."""
     return ref >> OWNER_SHIFT

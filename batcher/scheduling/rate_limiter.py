@@ -80,10 +80,6 @@ class RateLimiter:
         known = self._instances.get(instance)
         return known is not None and bool(known.demand.resources)
 
-    def is_waiting(self, instance: int) -> bool:
-        """Whether the instance has a batch to execute and may not."""
-        return instance in self._waiting
-
     def stage(self, instance: int) -> None:
         """It has a batch to execute, after those it has been staged with before."""
         known = self._instances[instance]

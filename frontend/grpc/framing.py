@@ -19,8 +19,6 @@ PREFIX_BYTES = _PREFIX.size
 
 #: The encoding of what is not compressed.
 IDENTITY = "identity"
-#: What a request may be encoded in.
-ACCEPTED_ENCODINGS = "identity, deflate, gzip"
 _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 #: A longer message is cut: gRPC clients refuse metadata of more than 8 KiB, and with them the status.
 _MAX_MESSAGE_BYTES = 6 * 1024
@@ -35,12 +33,6 @@ _NOT_PLAIN = re.compile(rb"[^ -$&-~]")
 def prefix(nbytes: int, *, is_compressed: bool = False) -> bytes:
     """What stands before a message of so many bytes."""
     return _PREFIX.pack(is_compressed, nbytes)
-
-
-def parse_prefix(data: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
-    """The flags of a message (1: compressed; more are nonsense) and its length."""
-    flags, nbytes = _PREFIX.unpack_from(data, offset)
-    return flags, nbytes
 
 
 # --- header blocks ---
@@ -85,10 +77,9 @@ def _trailers(status: int, message: str) -> bytes:
     return block + _literal(b"grpc-message", percent_encode(message)) if message else block
 
 
-def only_trailers(status: int, message: str, *fields: tuple[str, str]) -> bytes:
+def only_trailers(status: int, message: str) -> bytes:
     """A response without messages, in one block."""
-    block = HEADERS + trailers(status, message)
-    return block + b"".join(_literal(name.encode(), value.encode()) for name, value in fields)
+    return HEADERS + trailers(status, message)
 
 
 def percent_encode(message: str) -> bytes:
@@ -128,8 +119,8 @@ def parse_timeout(value: str) -> float:
 def decompress(encoding: str, message: bytes | memoryview, limit: int) -> bytes | memoryview:
     """A compressed message as it was before.
 
-    Raises UnsupportedError for an encoding that is not of ACCEPTED_ENCODINGS, which the response then has to list as
-    `grpc-accept-encoding`; InvalidArgumentError for more than `limit` bytes or a damaged stream.
+    Raises UnsupportedError for an encoding other than identity, deflate and gzip; InvalidArgumentError for more than
+    `limit` bytes or a damaged stream.
     """
     if encoding == IDENTITY:
         return message

@@ -15,7 +15,6 @@ IDLE_MICROSECONDS = 1_000_000
 #: Ours: each is a slot of each instance.
 MAX_CANDIDATE_SEQUENCES = 65536
 
-BOOLEAN_KINDS = ("CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_READY")
 CORRELATION_KIND = "CONTROL_SEQUENCE_CORRID"
 #: Where the two values of a boolean control stand, and their datatype.
 VALUES = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_FP32", "bool_false_true": "TYPE_BOOL"}

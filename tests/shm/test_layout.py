@@ -94,7 +94,6 @@ def test_arbitrary_bytes_are_never_a_header(noise: bytes) -> None:
 def test_a_block_reference_is_owner_unit_and_generation() -> None:
     assert layout.pack_ref(1, 2, 3) == 0x0000_01_00002_00003
     assert layout.pack_ref(0xABCDEF, 0xFFFFF, 0x12345) == 0xABCDEF_FFFFF_12345
-    assert layout.unpack_ref(0xABCDEF_FFFFF_12345) == (0xABCDEF, 0xFFFFF, 0x12345)
     assert layout.ref_owner(0xABCDEF_FFFFF_12345) == 0xABCDEF
 
 
@@ -106,7 +105,7 @@ def test_only_the_low_20_bits_of_a_generation_are_in_a_reference() -> None:
 def test_a_reference_fits_a_word_is_not_zero_and_is_read_back(owner: int, unit: int, generation: int) -> None:
     ref = layout.pack_ref(owner, unit, generation)
     assert 0 < ref < 2**64
-    assert layout.unpack_ref(ref) == (owner, unit, generation)
+    assert (ref >> 40, ref >> 20 & 0xFFFFF, ref & 0xFFFFF) == (owner, unit, generation)
 
 
 def test_a_span_is_offset_and_size() -> None:

@@ -102,11 +102,6 @@ class Http2Connection(Sending):
         self.drop_all()
 
     @property
-    def num_open_streams(self) -> int:
-        """Streams that wait for the end of their response."""
-        return len(self.streams.open)
-
-    @property
     def is_drained(self) -> bool:
         """Gone away, and every response lies in the output to its end."""
         return self._receiving.is_going_away and not self.streams.open

@@ -200,7 +200,7 @@ class Schedule:
                 expiries_ns = [each.arrival_ns + timeout_ns for each in waiting.values() if each.key not in self.again]
                 due_ns = model.next_deadline_ns()
                 assert not expiries_ns or (due_ns is not None and self.now_ns < due_ns <= min(expiries_ns))
-        staged = [each for each in self.demands if self.limiter.is_waiting(each)]
+        staged = [each for each in self.demands if each in self.limiter._waiting]
         if not staged:
             return
         self.told["waited"] += 1

@@ -79,7 +79,7 @@ def test_the_next_call_differs_in_stream_id_and_tensors(star: Star, id_: str) ->
     assert known.read(following, 0) == (3, other.encode(), (b"abcdefgh", b"ABCDEFGH"))
     assert connection.open_whole(3, known.block, known.headers, known.num_data)
     connection.respond(3, HEADERS, [b"x"], trailers(0))
-    assert connection.num_open_streams == 1  # the first one
+    assert len(connection.streams.open) == 1  # the first one
 
 
 def test_what_is_learnt_from_many_at_once_is_the_first_one(star: Star) -> None:

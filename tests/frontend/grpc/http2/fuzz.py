@@ -86,7 +86,7 @@ class Server:
                     self.resets.append(event.error_code)
                     self.open.pop(event.stream_id, None)
             if self.connection.is_failed:
-                assert self.connection.num_open_streams == 0
+                assert len(self.connection.streams.open) == 0
                 return
             self.check()
 
@@ -121,7 +121,7 @@ class Server:
         """Nothing grows beyond its bound."""
         connection = self.connection
         receiving = connection._receiving
-        assert connection.num_open_streams <= LIMITS.max_streams
+        assert len(connection.streams.open) <= LIMITS.max_streams
         assert len(connection.streams.left) <= 4096
         assert len(receiving._partial) <= LIMITS.max_header_bytes + 300
         assert len(receiving._block) <= LIMITS.max_header_bytes + 300
@@ -232,7 +232,7 @@ def _violate(dice: random.Random, server: Server) -> str:
         detour()
     connection.respond(5, STATUS_200, [], TRAILERS)
     connection.receive(frame(SETTINGS, 0, 0, setting(4, 1 << 20)) + frame(WINDOW_UPDATE, 0, 0, number(1 << 20)), 0.0)
-    while connection.num_open_streams > 2:
+    while len(connection.streams.open) > 2:
         server.flush()
     while connection._pieces or connection._small or connection._tokens:
         server.flush()

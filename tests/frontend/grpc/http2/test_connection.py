@@ -49,7 +49,7 @@ def test_a_call_and_its_response() -> None:
     ]
     assert client.body(stream_id) == b"pong"
     assert client.tokens == ["block"]
-    assert client.connection.num_open_streams == 0
+    assert len(client.connection.streams.open) == 0
 
 
 def test_the_same_head_again_is_the_same_mapping() -> None:
@@ -119,7 +119,7 @@ def test_a_stream_of_messages() -> None:
     client.exchange()
     assert client.body(stream_id) == b"ab"
     assert client.tokens == [b"a", b"", b"b"]
-    assert client.connection.num_open_streams == 0
+    assert len(client.connection.streams.open) == 0
 
 
 def test_trailers_of_a_client_end_its_side() -> None:
@@ -221,7 +221,7 @@ def test_a_broken_socket_gives_every_token_back() -> None:
     connection.respond(1, STATUS_200, [b"x"], TRAILERS, token="a")
     connection.close()
     assert taken(connection)[1] == ["a"]
-    assert connection.num_open_streams == 0
+    assert len(connection.streams.open) == 0
 
 
 def test_a_client_whose_table_is_small_is_told_that_we_use_none() -> None:

@@ -64,7 +64,7 @@ def test_a_broken_rule_of_the_connection_ends_it(violation: Violation) -> None:
     assert connection.receive(violation.said, 0.0) == []
     assert fault_of(connection) == violation.told
     assert connection.is_failed
-    assert connection.num_open_streams == 0
+    assert len(connection.streams.open) == 0
 
 
 @pytest.mark.parametrize("violation", OF_A_STREAM, ids=lambda violation: violation.name)

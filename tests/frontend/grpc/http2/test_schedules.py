@@ -166,7 +166,7 @@ def test_any_schedule_brings_every_byte_over_in_order(steps: list[tuple[str, int
         schedule.step(*step)
     schedule.finish()
     assert schedule.tokens == set()
-    assert schedule.client.connection.num_open_streams == 0
+    assert len(schedule.client.connection.streams.open) == 0
     for stream_id, said in schedule.said.items():
         if stream_id not in schedule.gone:
             assert schedule.client.body(stream_id) == said

@@ -131,7 +131,7 @@ def test_no_stream_waits_for_ever_for_the_connections_window() -> None:
     assert min(sent.values()) > 0.9 * 6000
     connection.receive(frame(WINDOW_UPDATE, 0, 0, number(1 << 20)), 0.0)
     taken(connection)
-    assert connection.num_open_streams == 0
+    assert len(connection.streams.open) == 0
 
 
 def test_a_stream_without_window_holds_nobody_up() -> None:
@@ -141,7 +141,7 @@ def test_a_stream_without_window_holds_nobody_up() -> None:
     connection.respond(1, STATUS_200, [b"x" * 100_000], TRAILERS)
     taken(connection)
     connection.respond(3, STATUS_200, [b"y"], TRAILERS)
-    assert connection.num_open_streams == 1
+    assert len(connection.streams.open) == 1
     assert connection.unsent_nbytes(1) == 100_000 - 65_535
 
 
