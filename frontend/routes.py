@@ -6,8 +6,7 @@ from shoal.frontend.road.inference import generate, generate_stream, infer
 from shoal.frontend.torchserve.management import scale_workers
 from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.frontend.v2.log_settings import change_log_settings, log_settings
-from shoal.frontend.v2.metadata import model_metadata, server_metadata
-from shoal.frontend.v2.model_configuration import model_config
+from shoal.frontend.v2.metadata import model_config, model_metadata, server_metadata
 from shoal.frontend.v2.model_instances import batches, instances, scale
 from shoal.frontend.v2.model_repository import index, load, refuse_repository_name, unload
 from shoal.frontend.v2.shared_memory import regions, register, register_cuda, unregister

@@ -19,7 +19,7 @@ from shoal.errors import ShoalError, UnavailableError
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import KEEP_S, WholeSlabs
-from shoal.workers.listening import listen_until
+from shoal.workers.segments import listen_until
 
 #: How long the supervisor and all front ends may take to make and map a segment (ours; then the result fails with 503).
 SEGMENT_WAIT_S = 10.0

@@ -6,13 +6,31 @@ that of a worker whose model lends tensors to others. Runs in a worker; opened b
 announced by whichever listens.
 """
 
+import select
+import time
 from collections.abc import Callable
 
 from shoal.control import Channel
 from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import SlabView
-from shoal.workers.listening import listen_until
+
+#: Another thread may take the message that one waits for: look after so long whether it has (ours).
+_LOOK_MS = 10
+
+
+def listen_until(is_done: Callable[[], bool], channel: Channel, listen: Callable[[], None], wait_s: float) -> None:
+    """Have `listen` obey the next message of the channel, again and again, until `is_done` or for `wait_s`.
+
+    The thread that runs the worker's loop and those of response senders may wait here at once.
+    """
+    deadline_s = time.monotonic() + wait_s
+    poller = select.poll()
+    poller.register(channel.fileno(), select.POLLIN)
+    while not is_done() and (left_s := deadline_s - time.monotonic()) > 0:
+        if poller.poll(min(left_s * 1000, _LOOK_MS)):
+            listen()
+
 
 #: How long the supervisor may take to lend a segment (ours; usual is a millisecond).
 BORROW_WAIT_S = 10.0

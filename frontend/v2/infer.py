@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from shoal.datatypes import BY_NAME
+from shoal.datatypes import BY_NAME, BYTES, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend import read_json as door
 from shoal.frontend.header_forwarding import NOTHING, Forwarded
@@ -32,10 +32,10 @@ from shoal.frontend.regions import NO_REGIONS, Regions
 from shoal.frontend.response import JSON_CONTENT, Response
 from shoal.frontend.v2.binary_data import HEADER, parse_header_length, take
 from shoal.frontend.v2.json_tensors import checked_num_elements, decode_data, encode_data
-from shoal.frontend.v2.raw_request import parse_raw_request
+from shoal.model_config.signature import Signature, TensorSpec
 from shoal.request import InferResponse, Parameters
 from shoal.star.models import ModelEntry
-from shoal.star.validation import ParsedInput
+from shoal.star.validation import ParsedInput, log_prefix
 
 _NO_SETTINGS = Settings({})
 #: Where an input's data may be.
@@ -252,3 +252,42 @@ def _head(prepared: PreparedRequest, parameters: Parameters) -> bytes:
 @lru_cache(maxsize=1024)
 def _model_members(name: str, version: int) -> bytes:
     return orjson.dumps({"model_name": name, "model_version": str(version)})[1:-1] + b","
+
+
+def parse_raw_request(signature: Signature, body: memoryview, max_input_size: int) -> ParsedInput:
+    """The model's only input, from a body that is its data alone (`Inference-Header-Content-Length: 0`).
+
+    Name, datatype and shape follow from the model's configuration. The input is still to be validated, which finds a
+    body that is no whole number of elements.
+    """
+    if len(body) > max_input_size:
+        raise InvalidArgumentError(
+            f"Raw input has a byte_size ({len(body)} bytes) that exceeds the maximum allowed value of "
+            f"{max_input_size} bytes. Use --http-max-input-size to increase the limit."
+        )
+    prefix = log_prefix("")  # a raw request has no id
+    if len(signature.inputs) != 1:
+        raise InvalidArgumentError(
+            f"{prefix}Raw request must only have 1 input (found 1) to be deduced but got {len(signature.inputs)} "
+            f"inputs in '{signature.name}' model configuration"
+        )
+    (spec,) = signature.inputs.values()
+    if spec.dims.count(-1) > 1:
+        raise InvalidArgumentError(
+            f"{prefix}The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
+            "variable-sized dimension"
+        )
+    batch = (1,) if signature.max_batch_size > 0 else ()
+    if spec.datatype is not BYTES:
+        return ParsedInput(spec.name, spec.datatype, batch + _solved(spec, len(body)), body, -1)
+    if prod(spec.dims) != 1 or -1 in spec.dims:
+        raise InvalidArgumentError(
+            f"{prefix}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]"
+        )
+    return ParsedInput(spec.name, spec.datatype, batch + spec.dims, memoryview(encode_bytes_tensor([bytes(body)])), 1)
+
+
+def _solved(spec: TensorSpec, nbytes: int) -> tuple[int, ...]:
+    """The dims with -1 replaced by what the body's size leaves for it."""
+    fixed = prod(dim for dim in spec.dims if dim != -1) * spec.datatype.itemsize
+    return tuple(dim if dim != -1 else nbytes // fixed for dim in spec.dims)

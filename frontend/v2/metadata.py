@@ -1,4 +1,4 @@
-"""Metadata of the server and of a model, in the words of the protocol. Pure handlers, run in front-end processes."""
+"""Metadata of the server and of a model, and a model's configuration. Pure handlers, run in front-end processes."""
 
 from typing import Any
 
@@ -31,6 +31,11 @@ def server_metadata(state: ServerState) -> Response:
 def model_metadata(state: ServerState, name: str, version: str | None) -> Response:
     """A model's tensors."""
     return json_response(200, describe_model(state, name, version))
+
+
+def model_config(state: ServerState, name: str, version: str | None) -> Response:
+    """The configuration after normalisation and auto-complete; 64-bit integers are JSON numbers, as in Triton."""
+    return json_response(200, state.models.lookup(name, version).config)
 
 
 def describe_server(state: ServerState) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.batcher.due_models import DueModels
+from shoal.batcher.dispatch import DueModels
 
 
 @given(st.lists(st.tuples(st.sampled_from(["set", "set", "forget", "take"]), st.integers(0, 4), st.integers(1, 50))))

@@ -1,4 +1,4 @@
-"""listening.py: what was waited for is there, or somebody else has heard it, or time is up."""
+"""segments.listen_until: what was waited for is there, or somebody else has heard it, or time is up."""
 
 import socket
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.control import Channel
-from shoal.workers.listening import listen_until
+from shoal.workers.segments import listen_until
 
 
 @pytest.fixture

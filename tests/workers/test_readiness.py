@@ -11,8 +11,7 @@ from shoal import log
 from shoal.control import Channel
 from shoal.errors import InternalError
 from shoal.model_config.signature import Signature
-from shoal.workers.loop import Loop
-from shoal.workers.readiness import ReadyCheck
+from shoal.workers.loop import Loop, ReadyCheck
 from tests.workers.surroundings import CONFIG, Batcher, Returning, rows
 
 QUESTION, STOP = {"op": "is_ready"}, {"op": "stop"}

@@ -1,4 +1,4 @@
-"""frontend/v2/model_configuration.py: the configuration as clients read it."""
+"""frontend/v2/metadata.py: the configuration as clients read it."""
 
 import orjson
 import pytest
@@ -6,7 +6,7 @@ from google.protobuf.json_format import ParseDict
 
 from shoal.errors import NotFoundError
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2.model_configuration import model_config
+from shoal.frontend.v2.metadata import model_config
 from shoal.model_config import pbtxt
 
 

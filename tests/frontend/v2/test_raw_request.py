@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.frontend.v2.raw_request import parse_raw_request
+from shoal.frontend.v2.infer import parse_raw_request
 from shoal.star.models import ModelEntry
 
 Make = Callable[..., ModelEntry]
