@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.batcher.child_traces import TraceParent, TraceRoot
-from shoal.batcher.passed_on import Asked, EnsembleResponses, Kept, Passed, StepRequests, StepResponses
+from shoal.batcher.passed_on import MAX_KEPT, Asked, EnsembleResponses, Passed, StepRequests, StepResponses
 from shoal.batcher.peers import Client, Model, Sharing
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.ensemble import Graph, Stage
@@ -19,6 +19,7 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.batcher.statistics import OTHER, Compute
 from shoal.batcher.step_headers import StepHeaders
 from shoal.batcher.step_results import Result
+from shoal.memo import Memo
 from shoal.model_config import ensemble as configured
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature
@@ -327,7 +328,7 @@ class Ensemble(Model):
         """Whenever another version becomes that of a step."""
         self.models: Sequence[int] = tuple(models)
         self.graph = Graph(self.steps, decoupled)
-        self.ways = Kept[Way]()
+        self.ways = Memo[tuple[str, ...], Way]("ensemble_way", MAX_KEPT)
 
     def way(self, requested: tuple[str, ...]) -> Way:
         """That of requests for these outputs, or, where there are none, for all."""

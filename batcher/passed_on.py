@@ -8,7 +8,7 @@ that were read or the forms of what was to be written: to look it up takes a ten
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 from shoal import sequences
 from shoal.batcher.templates import (
@@ -21,6 +21,7 @@ from shoal.batcher.templates import (
 )
 from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError
+from shoal.memo import Memo
 from shoal.model_config.ensemble import fits
 from shoal.model_config.signature import Signature, client_dims
 from shoal.request import NO_SEQUENCE, InferRequest, Parameters, unpack_lent_request, unpack_response
@@ -34,22 +35,11 @@ Passed = tuple[Form, int, int, int]
 
 #: Larger ones are read each time (ours).
 MAX_KEPT_HEADER_BYTES = 4096
+#: What a memo holds at most (ours).
+MAX_KEPT = 256
 
 #: Parameters of a response that belong together.
 _SEQUENCE = {"sequence_id", "sequence_start", "sequence_end"}
-_Value = TypeVar("_Value")
-
-
-class Kept(dict[Hashable, _Value]):
-    """What was found before. When it is full it begins anew."""
-
-    MAX_KEPT = 256  # ours
-
-    def keep(self, key: Hashable, value: _Value) -> None:
-        """Find it again."""
-        if len(self) >= self.MAX_KEPT:
-            self.clear()
-        self[key] = value
 
 
 # --- what clients ask ---
@@ -73,7 +63,7 @@ class EnsembleRequests:
 
     def __init__(self) -> None:
         # Changed by read.
-        self._kept = Kept[tuple[Asked, Sequence[tuple[str, Passed]]]]()
+        self._kept = Memo[tuple[bytes, int], tuple[Asked, Sequence[tuple[str, Passed]]]]("ensemble_request", MAX_KEPT)
 
     def read(
         self, header: bytes, ref: int, nbytes: int, nbytes_of: Callable[[int], int]
@@ -133,7 +123,7 @@ class StepRequests:
         self._inputs = inputs
         self._outputs = outputs
         # Changed by write.
-        self._kept = Kept[Checked]()
+        self._kept = Memo[Hashable, Checked]("step_request", MAX_KEPT)
 
     def write(
         self, model_id: int, signature: Signature, asked: Asked, tensors: Mapping[str, Passed]
@@ -228,7 +218,7 @@ class StepResponses:
         """The model's outputs, and the ensemble's tensors they are mapped to."""
         self._tensors = tensors
         # Changed by read.
-        self._kept = Kept[Answered]()
+        self._kept = Memo[tuple[int, bytes, int], Answered]("step_response", MAX_KEPT)
 
     def read(self, model_id: int, signature: Signature, header: bytes, nbytes: int) -> Answered:
         """A header that speaks of so many bytes; shapes are those that clients see. Raises InternalError."""
@@ -259,7 +249,7 @@ class EnsembleResponses:
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         # Changed by write.
-        self._kept = Kept[Template]()
+        self._kept = Memo[Hashable, Template]("ensemble_response", MAX_KEPT)
 
     def write(
         self, outputs: Sequence[str], tensors: Sequence[Passed], parameters: Parameters

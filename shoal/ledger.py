@@ -8,6 +8,8 @@ import re
 from contextlib import suppress
 from typing import Any
 
+from shoal import memo
+
 #: Our memory in /proc/self/maps: a segment is a memfd or a file in /dev/shm without a name.
 _OURS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/#)", re.MULTILINE)
 #: A state in /proc/net/tcp, include/net/tcp_states.h.
@@ -15,8 +17,9 @@ _LISTEN = "0A"
 
 
 def ledger_message(**counts: int) -> dict[str, Any]:
-    """What this process answers when the supervisor asks for its ledger: `counts` beside what the kernel says."""
-    return {"op": "ledger", "counts": {"descriptors": descriptors(), "mapped_bytes": mapped_bytes(), **counts}}
+    """What this process answers when the supervisor asks for its ledger: `counts` beside the kernel's and memos'."""
+    kernel = {"descriptors": descriptors(), "mapped_bytes": mapped_bytes()}
+    return {"op": "ledger", "counts": {**kernel, **counts, **memo.figures()}}
 
 
 def descriptors() -> int:

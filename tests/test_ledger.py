@@ -8,7 +8,9 @@ import struct
 
 import pytest
 
+from shoal import memo
 from shoal.ledger import connections, descriptors, ledger_message, mapped_bytes
+from shoal.memo import Memo
 from shoal.shm import segment
 from shoal.shm.layout import LINK, Geometry
 from shoal.shm.segment import SegmentView
@@ -69,9 +71,18 @@ def test_segments_count_for_as_long_as_somebody_looks_at_them() -> None:
     assert mapped_bytes() == before
 
 
-def test_a_process_tells_its_counts_beside_the_kernels() -> None:
+def test_a_process_tells_its_counts_beside_the_kernels_and_its_memos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo, "_figures", {})
+    monkeypatch.setattr(memo, "_functions", {})
+    Memo[str, int]("ledger", 1).keep("a", 1)
     message = ledger_message(requests_open=3)
     assert message == {
         "op": "ledger",
-        "counts": {"descriptors": descriptors(), "mapped_bytes": mapped_bytes(), "requests_open": 3},
+        "counts": {
+            "descriptors": descriptors(),
+            "mapped_bytes": mapped_bytes(),
+            "requests_open": 3,
+            "memo_ledger_kept": 1,
+            "memo_ledger_dropped": 0,
+        },
     }

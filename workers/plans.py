@@ -12,6 +12,7 @@ import msgpack
 
 from shoal.datatypes import BYTES
 from shoal.errors import InternalError
+from shoal.memo import Memo
 from shoal.model_config.signature import Signature
 from shoal.request import Parameters
 from shoal.shm.layout import pack_span
@@ -58,7 +59,7 @@ class Plans:
         # A TensorRef and the form of shoal.request.pack_response, made without its tuples and with one packer.
         self._pack: Pack = msgpack.Packer(use_bin_type=True).pack
         # Changed by plan.
-        self._plans: dict[tuple[int, tuple[Share, ...], tuple[Column, ...]], Plan] = {}
+        self._plans = Memo[tuple[int, tuple[Share, ...], tuple[Column, ...]], Plan]("batch_plan", MAX_PLANS)
 
     def of_another_thread(self) -> "Plans":
         """Plans for the same model."""
@@ -88,9 +89,7 @@ class Plans:
         if plan is None:
             plan = make_plan(start, shares, columns, _NO_PARAMETERS, self._pack)
             if len(plan.headers) <= MAX_PLAN_BYTES:
-                if len(self._plans) >= MAX_PLANS:
-                    self._plans.clear()
-                self._plans[key] = plan
+                self._plans.keep(key, plan)
         return plan
 
 

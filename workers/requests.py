@@ -13,6 +13,7 @@ import numpy as np
 
 from shoal.datatypes import BYTES, format_shape
 from shoal.errors import InternalError
+from shoal.memo import Memo
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.request import NO_SEQUENCE, Parameters, check_parameters, check_sequence
 from shoal.shm.layout import B
@@ -222,8 +223,8 @@ class RequestReader:
         self._hears_cancel = hears_cancel
         self._open_block = open_block
         # Changed by open.
-        self._forms: dict[bytes, Form] = {}
-        self._lent_forms: dict[bytes, Form] = {}
+        self._forms = Memo[bytes, Form]("request_form", MAX_FORMS)
+        self._lent_forms = Memo[bytes, Form]("lent_request_form", MAX_LENT_FORMS)
 
     def open(self, position: int, block: memoryview, header: bytes, record: Sequence[int] = _NO_RECORD) -> Request:
         """The request with this header, its tensors in `block`. Raises InternalError where it is damaged or not for
@@ -236,13 +237,9 @@ class RequestReader:
             return Request(position, form, block, form.open_lent(block, open_lent), record, self._hears_cancel)
         form, tensors = read_form(header, block, self._signature, open_lent)
         if form.may_repeat and len(header) <= MAX_FORM_BYTES:
-            if len(self._lent_forms) >= MAX_LENT_FORMS:
-                self._lent_forms.clear()
-            self._lent_forms[header] = form
+            self._lent_forms.keep(header, form)
         if form.is_plain and len(header) <= MAX_FORM_BYTES:
-            if len(self._forms) >= MAX_FORMS:
-                self._forms.clear()
-            self._forms[header] = form
+            self._forms.keep(header, form)
         return Request(position, form, block, tensors, record, self._hears_cancel)
 
 

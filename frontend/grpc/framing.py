@@ -8,10 +8,10 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from shoal.errors import UnsupportedError
 from shoal.frontend.v2.compression import inflate
+from shoal.memo import memoized
 
 #: One byte: compressed or not; four: the message's length.
 _PREFIX = struct.Struct(">BI")
@@ -71,7 +71,7 @@ def trailers(status: int, message: str = "") -> bytes:
     return _trailers(status, message)
 
 
-@lru_cache(maxsize=64)
+@memoized("grpc_trailers", 64)
 def _trailers(status: int, message: str) -> bytes:
     block = _literal(b"grpc-status", str(status).encode())
     return block + _literal(b"grpc-message", percent_encode(message)) if message else block

@@ -23,6 +23,7 @@ from shoal.frontend.header_forwarding import NOTHING, Forwarded, forwarded_metad
 from shoal.frontend.http.submission import HEADER_BYTES, JOIN_BYTES
 from shoal.frontend.prepared import PreparedRequest, checked_id, submit_block, submit_copy
 from shoal.frontend.state import ServerState
+from shoal.memo import Memo
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
@@ -68,7 +69,7 @@ class Form:
     refs: tuple[TensorRef, ...]  # in a block that it is copied into
     header_offset: int
     header: tuple[bytes, bytes]  # the packed InferRequest, in front of the id and behind it
-    in_block: dict[int, InBlock]  # by the id's length
+    in_block: Memo[int, InBlock]  # by the id's length
     #: By the worker's packed InferResponse, whether it is streamed, and the last one.
     responses: dict[tuple[bytes, bool, bool], KnownResponse]
 
@@ -84,10 +85,8 @@ class Form:
             fields += f"{offset - end}x{nbytes}s"
             end = offset + nbytes
         layout = Struct(f"{fields}{id_nbytes}s{len(tail)}s")
-        if len(self.in_block) >= _MAX_ID_LENGTHS:
-            self.in_block.clear()
         placed = InBlock(layout, head, tail, pack_span(self.header_offset, layout.size - self.header_offset))
-        self.in_block[id_nbytes] = placed
+        self.in_block.keep(id_nbytes, placed)
         return placed
 
 
@@ -112,8 +111,8 @@ class GrpcSubmission:
         self._port = port
         self._header_forward_pattern = header_forward_pattern
         # Changed by submit: forms by what is known of a message and its tensors' sizes; the last one by its model.
-        self._forms: dict[tuple[bytes, tuple[int, ...]], Form] = {}
-        self._latest: dict[bytes, Form] = {}
+        self._forms = Memo[tuple[bytes, tuple[int, ...]], Form]("grpc_form", _MAX_FORMS)
+        self._latest = Memo[bytes, Form]("grpc_latest", _MAX_FORMS)
 
     def submit(
         self,
@@ -191,9 +190,7 @@ class GrpcSubmission:
 
     def _remember(self, message: bytes | memoryview, form: Form) -> None:
         if form.template is not None:
-            if len(self._latest) >= _MAX_FORMS:
-                self._latest.clear()
-            self._latest[_model_field(message)] = form
+            self._latest.keep(_model_field(message), form)
 
     def submit_known(
         self, form: Form, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
@@ -246,8 +243,6 @@ class GrpcSubmission:
             inputs.append(each._replace(data=_NO_DATA))  # it is a view of this one request's message
         kept = replace(prepared, id="", inputs=tuple(inputs))
         header = kept.pack_header(refs)
-        if len(self._forms) >= _MAX_FORMS:
-            self._forms.clear()
         # One byte says how many members the header has, the next that the id, its first, is empty.
         form = Form(
             kept,
@@ -257,10 +252,10 @@ class GrpcSubmission:
             tuple(refs),
             place,
             (header[:1], header[2:]),
-            {},
+            Memo("grpc_id_length", _MAX_ID_LENGTHS),
             {},
         )
-        self._forms[split.form, split.lengths] = form
+        self._forms.keep((split.form, split.lengths), form)
         self._remember(message, form)
         return form
 

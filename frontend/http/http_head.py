@@ -6,12 +6,12 @@ no Transfer-Encoding, no upgrade, no expectation, CRLF everywhere, printable ASC
 """
 
 import re
-from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.frontend.response import Response
 from shoal.frontend.router import HTTP, Found, path_of
 from shoal.frontend.v2.compression import preferred_encoding
+from shoal.memo import memoized
 
 #: What gunicorn allows a single line, and as many lines: anything longer is for the road to judge.
 MAX_HEAD_BYTES = 8190
@@ -51,7 +51,7 @@ def parse_head(raw: bytes) -> Head | None:
     return _parse(raw) if len(raw) <= MAX_HEAD_BYTES else None
 
 
-@lru_cache(maxsize=512)  # clients send the same head again and again; at most 4 MiB of them
+@memoized("http_head", 512)  # clients send the same head again and again; at most 4 MiB of them
 def _parse(raw: bytes) -> Head | None:
     match = _HEAD.fullmatch(raw)
     if match is None:

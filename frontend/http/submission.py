@@ -25,6 +25,7 @@ from shoal.frontend.router import Found
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import LEAST_COMPRESSED_BYTES
 from shoal.frontend.v2.infer import prepare, render
+from shoal.memo import Memo
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
@@ -94,9 +95,9 @@ class Submission:
         self._state = state
         self._port = port
         # Changed by submit: forms by model, JSON and number of bytes behind it; requests by prefix.
-        self._forms: dict[tuple[int, bytes, int], Form] = {}
-        self._json_forms: dict[tuple[int, json_form.Skeleton], JsonForm] = {}
-        self._known: dict[bytes, Known] = {}
+        self._forms = Memo[tuple[int, bytes, int], Form]("http_form", _MAX_FORMS)
+        self._json_forms = Memo[tuple[int, json_form.Skeleton], JsonForm]("http_json_form", _MAX_FORMS)
+        self._known = Memo[bytes, Known]("http_prefix", _MAX_FORMS)
         # Changed by response: models, by their ids, of which there was one that is worth compressing.
         self._large: set[int] = set()
 
@@ -123,11 +124,9 @@ class Submission:
     def _remember(self, raw: bytes, head: Head, entry: ModelEntry, form: Form | None) -> None:
         if not raw or len(raw) > _MAX_PREFIX:
             return
-        if len(self._known) >= _MAX_FORMS:
-            self._known.clear()
         nbytes = len(raw) + head.content_length - (head.json_length or 0)
         num_changes = self._state.models.num_changes
-        self._known[raw] = Known(head, head.keep_alive, entry, form, len(raw), nbytes, num_changes)
+        self._known.keep(raw, Known(head, head.keep_alive, entry, form, len(raw), nbytes, num_changes))
 
     def submit(self, head: Head, body: memoryview, block: Block | None, raw: bytes = b"") -> tuple[int, Asked]:
         """Put a request into shared memory; visible to the batcher at the port's next flush.
@@ -185,9 +184,7 @@ class Submission:
             prepared = prepare(entry, head.headers, memoryview(body), limit, regions=self._state.regions)
             made = json_form.make_form(prepared, skeleton, arrays) if form is None else None
             if made is not None:
-                if len(self._json_forms) >= _MAX_FORMS:
-                    self._json_forms.clear()
-                self._json_forms[key] = made
+                self._json_forms.keep(key, made)
             return submit_copy(self._port, prepared, start_ns), prepared
         block = self._port.allocate(form.header_offset + len(form.header), entry.model_id)
         memory = block.memory
@@ -238,12 +235,10 @@ class Submission:
         if len(header) > HEADER_BYTES - _ALIGNMENT:
             return  # it would not fit behind a body that was received in place
         header_offset = aligned(offset)
-        if len(self._forms) >= _MAX_FORMS:
-            self._forms.clear()
         kept = replace(prepared, inputs=())  # they are views of this one request's body
         span = pack_span(header_offset, len(header))
         form = Form(kept, tail_offset, offset, header_offset, header, header_offset + len(header), span, {})
-        self._forms[_key(entry, head, body)] = form
+        self._forms.keep(_key(entry, head, body), form)
 
     def known_response(self, asked: Asked, reply: Reply) -> Chunks | None:
         """The whole response as it goes out, where all but its tensors is known; the long way for others is `response`.

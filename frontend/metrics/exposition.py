@@ -7,12 +7,12 @@ not printed at all. Labels are sorted by name, `le` and `quantile` last, which i
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from shoal import metric_families as families
 from shoal.frontend.state import ServerState
+from shoal.memo import memoized
 from shoal.metric_families import Family, Figure, Latency
 from shoal.model_config.model_metrics import first_response_bounds
 from shoal.shm.counters import RowView
@@ -239,7 +239,7 @@ def _sample(name: str, labels: Labels, value: float, last: str = "") -> str:
     return f"{name}{{{text}}} {_number(value)}" if text else f"{name} {_number(value)}"
 
 
-@lru_cache(maxsize=1024)  # bounds come again and again
+@memoized("metric_number", 1024)  # bounds come again and again
 def _number(value: float) -> str:
     """Whole numbers without a point, as Triton prints them."""
     if not math.isfinite(value):
@@ -254,6 +254,6 @@ def _labels(entry: ModelEntry) -> Labels:
     return ("model", entry.name), ("version", str(entry.version)), *namespace, *tagged
 
 
-@lru_cache(maxsize=4096)  # and so do labels
+@memoized("metric_labels", 4096)  # and so do labels
 def _text(labels: Labels) -> str:
     return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(labels))

@@ -6,7 +6,6 @@ view of the worker's block on its way out. Front-end processes.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
 from math import isfinite, prod
 from typing import Any
 
@@ -32,6 +31,7 @@ from shoal.frontend.regions import NO_REGIONS, Regions
 from shoal.frontend.response import JSON_CONTENT, Response
 from shoal.frontend.v2.binary_data import HEADER, parse_header_length, take
 from shoal.frontend.v2.json_tensors import checked_num_elements, decode_data, encode_data
+from shoal.memo import memoized
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.request import InferResponse, Parameters
 from shoal.star.models import ModelEntry
@@ -249,7 +249,7 @@ def _head(prepared: PreparedRequest, parameters: Parameters) -> bytes:
     return b"{" + id_ + model + more + b'"outputs":'
 
 
-@lru_cache(maxsize=1024)
+@memoized("model_members", 1024)
 def _model_members(name: str, version: int) -> bytes:
     return orjson.dumps({"model_name": name, "model_version": str(version)})[1:-1] + b","
 

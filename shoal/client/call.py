@@ -16,6 +16,7 @@ from shoal.client.asked import Asked
 from shoal.client.connection import Connection, Waiter
 from shoal.client.result import Result
 from shoal.errors import TimedOutError
+from shoal.memo import Memo
 from shoal.reasons import Reason
 from shoal.shm.port import Reply
 from shoal.star.models import ModelEntry
@@ -32,7 +33,7 @@ class Responses:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         # Changed by open and forget; each entry is one object, and a thread that misses another's loses nothing.
-        self._opened: dict[tuple[int, bytes], Opened] = {}
+        self._opened = Memo[tuple[int, bytes], Opened]("client_response", MAX_FORMS)
 
     def open(self, entry: ModelEntry, reply: Reply, header: bytes, block_nbytes: int) -> Opened:
         """What a response's header says. Raises ShoalError: the failure that it tells of, or that it cannot be."""
@@ -43,9 +44,7 @@ class Responses:
         if opened is not None and all(offset + nbytes <= block_nbytes for *_, offset, nbytes in opened.tensors):
             return opened
         opened = open_response(entry, header, block_nbytes)
-        if len(self._opened) >= MAX_FORMS:
-            self._opened.clear()
-        self._opened[key] = opened
+        self._opened.keep(key, opened)
         return opened
 
     def forget(self) -> None:

@@ -16,6 +16,7 @@ from shoal.client.connection import Connection, Waiter
 from shoal.client.request_memory import LEND_NBYTES, RequestMemory
 from shoal.datatypes import BYTES, checked_nbytes
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.memo import Memo
 from shoal.options import MIB
 from shoal.shm.layout import unpack_span
 from shoal.shm.slab import Block
@@ -37,7 +38,7 @@ class Session:
         self._responses = Responses(connection)
         # Changed by submit; each entry is one object, and a thread that misses another's loses nothing.
         self._num_changes = -1
-        self._forms: dict[Any, Form] = {}
+        self._forms = Memo[Any, Form]("client_request", forms.MAX_FORMS)
 
     def empty(self, model: str, name: str, shape: tuple[int, ...], version: str = "") -> NDArray[Any]:
         """An array in memory that requests can name. May wait for the supervisor. Raises ShoalError."""
@@ -142,9 +143,7 @@ class Session:
             connection.shared.free(block.ref)
             raise InvalidArgumentError(f"names and parameters of a request may have at most {MAX_HEADER_BYTES} bytes")
         if key is not None and (form := forms.form_of(outgoing, arrays, block.memory, span)) is not None:
-            if len(self._forms) >= forms.MAX_FORMS:
-                self._forms.clear()
-            self._forms[key] = form
+            self._forms.keep(key, form)
         return self._hand_over(asked, outgoing, block, span, Waiter(notify, arrays if lent else None))
 
     def _hand_over(self, asked: Asked, checked: Form | Outgoing, block: Block, span: int, waiter: Waiter) -> Call:

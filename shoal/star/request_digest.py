@@ -8,12 +8,12 @@ make it, and the batcher for steps of ensembles: no process that runs users' cod
 
 import struct
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
 import msgpack
 
+from shoal.memo import memoized
 from shoal.request import NO_SEQUENCE, InferRequest, unpack_lent_request, unpack_request
 from shoal.shm.layout import NO_DIGEST, unpack_span
 
@@ -73,7 +73,7 @@ def _digest(words: bytes, tensors: Iterable[memoryview]) -> tuple[int, int]:
     return low, high
 
 
-@lru_cache(maxsize=_MAX_KEPT)
+@memoized("request_digest", _MAX_KEPT)
 def _describe(header: bytes, block_nbytes: int) -> _Described | None:
     request = unpack_request(memoryview(header), block_nbytes)
     if request.sequence != NO_SEQUENCE:

@@ -154,6 +154,24 @@ def test_all_is_given_back_whatever_was_asked(server: Server, warm: list[object]
     assert after["supervisor"]["oversize_acquired"] - before["supervisor"]["oversize_acquired"] in (2, 3, 4)
 
 
+def test_memos_show_where_they_do_not_help(server: Server) -> None:
+    def kept(word: str) -> int:
+        return sum(each.get(f"memo_http_json_form_{word}", 0) for each in server.ledger()["processes"])
+
+    def named(number: int) -> bytes:
+        tensor = {"name": "A", "datatype": "INT32", "shape": [1], "data": [number]}
+        return post("slow", json.dumps({"id": f"unlike-{number}", "inputs": [tensor]}).encode())
+
+    with Client(server) as client:
+        before = kept("kept")
+        assert {client.ask(numbers("slow", number)).status for number in range(10, 60)} == {200}
+        alike = kept("kept")
+        assert {client.ask(named(number)).status for number in range(600)} == {200}
+    assert alike - before <= 1  # 50 requests that differ in their numbers
+    assert kept("kept") - alike == 600  # and 600 of which each has an id of its own
+    assert kept("dropped") >= 1
+
+
 def test_all_is_given_back_when_clients_vanish(server: Server, warm: list[object]) -> None:
     abort_everywhere(server)
     rest(server, warm)

@@ -13,6 +13,7 @@ from hpack.exceptions import HPACKError, OversizedHeaderListError
 
 from shoal.frontend.grpc.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, BrokenError
 from shoal.frontend.grpc.http2.limits import Limits
+from shoal.memo import Memo
 
 #: A list larger than allowed, up to so many times, costs its stream alone; beyond that decoding stops, and the
 #: connection with it.
@@ -47,16 +48,14 @@ class HeaderBlocks:
         self._max_bytes = limits.max_header_bytes
         self._decoder = Decoder(max_header_list_size=limits.max_header_bytes * _TOLERANCE)
         #: Requests' blocks that mean the same whenever they come, until the table changes. Changed by `_decode`.
-        self.known: dict[bytes, Mapping[str, str]] = {}
+        self.known: Memo[bytes, Mapping[str, str]] = Memo("header_block", _MAX_KNOWN)
 
     def request(self, block: bytes) -> Mapping[str, str]:
         """The headers of a request; raises the errors above, and BrokenError for what cannot be undone."""
         fields, changes_table = self._decode(block)
         headers = _request_headers(fields)
         if not changes_table and len(block) <= _MAX_KNOWN_BYTES:
-            if len(self.known) >= _MAX_KNOWN:
-                self.known.clear()
-            self.known[block] = headers
+            self.known.keep(block, headers)
         return headers
 
     def trailers(self, block: bytes) -> None:
