@@ -12,9 +12,11 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import NoneType
 
-from shoal.batcher.redis_protocol import ProtocolError, Refusal, Reply, ReplyReader, command
+from hiredis import Reader, pack_command
+
 from shoal.batcher.shared_answers import MAX_VALUE_BYTES
 from shoal.cache_settings import RedisSettings
 
@@ -34,8 +36,55 @@ _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
 #: Nothing more can be read, or sent, for now.
 _NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
+#: Bytes that hiredis may hold beyond the largest value: its first line, and replies that were read a moment ago.
+_MOST_BESIDE_VALUE = 64 << 10
+_INCOMPLETE = object()
+
 #: Who asked, and the value; None: there is none, or nobody knows.
 Found = tuple[int, bytes | None]
+
+
+class ProtocolError(ConnectionError):
+    """What came is no reply, and nothing that follows can be understood."""
+
+
+class Refusal(Exception):
+    """What an error reply says."""
+
+
+#: A text, a value or a number; None for a value that is not there, or what is wrong.
+Reply = bytes | int | Refusal | None
+
+
+def command(*words: str | bytes | int) -> bytes:
+    """A command and its arguments as Redis takes them."""
+    packed: bytes = pack_command(words)  # type: ignore[arg-type]  # the package's hint is for a command without arguments
+    return packed
+
+
+class ReplyReader:
+    """Replies of Redis to a cache's commands, which are never arrays, out of what arrives."""
+
+    def __init__(self, max_nbytes: int) -> None:
+        """`max_nbytes`: the largest value that is expected."""
+        self._most = max_nbytes + _MOST_BESIDE_VALUE
+        self._reader = Reader(protocolError=ProtocolError, replyError=Refusal, notEnoughData=_INCOMPLETE)
+
+    def read(self, data: bytes) -> Iterator[Reply]:
+        """All replies that are complete with this. Raises ProtocolError."""
+        self._reader.feed(data)
+        while (reply := self._next()) is not _INCOMPLETE:
+            if not isinstance(reply, (bytes, int, Refusal, NoneType)):
+                raise ProtocolError(f"a reply is a {type(reply).__name__}")
+            yield reply
+        if self._reader.len() > self._most:
+            raise ProtocolError(f"a reply has more than {self._most} bytes")
+
+    def _next(self) -> object:
+        try:
+            return self._reader.gets()
+        except MemoryError:  # hiredis makes a list as long as an array's first line says, before its elements have come
+            raise ProtocolError("a reply is an array that does not fit into memory") from None
 
 
 class RedisConnection:
@@ -82,7 +131,7 @@ class RedisConnection:
         if 0 < deadline_ns < latest_ns:
             self._hasty[key] = deadline_ns
         # Not GET: whatever stands there, no more than this comes.
-        self._say(command(b"GETRANGE", name, b"0", b"%d" % (MAX_VALUE_BYTES - 1)), key, latest_ns)
+        self._say(command(b"GETRANGE", name, 0, MAX_VALUE_BYTES - 1), key, latest_ns)
         return True
 
     def forget(self, key: int) -> bool:
@@ -257,10 +306,10 @@ def _greet(connection: socket.socket, settings: RedisSettings) -> None:
     commands = []
     if settings.user or settings.password:
         names = (settings.user,) if settings.user else ()
-        commands.append(command(b"AUTH", *[each.encode() for each in (*names, settings.password)]))
+        commands.append(command("AUTH", *names, settings.password))
     if settings.db:
-        commands.append(command(b"SELECT", b"%d" % settings.db))
-    commands.append(command(b"PING"))
+        commands.append(command("SELECT", settings.db))
+    commands.append(command("PING"))
     connection.sendall(b"".join(commands))
     reader, replies = ReplyReader(0), list[Reply]()
     end_s = time.monotonic() + settings.connect_timeout_s

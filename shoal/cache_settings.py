@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from shoal.errors import InvalidArgumentError
@@ -60,6 +61,11 @@ def check_cache(config: CacheConfig, cache_directory: str) -> None:
             _check_local(settings)
         elif name == "redis":
             _check_redis(settings)
+            if find_spec("hiredis") is None:
+                raise InvalidArgumentError(
+                    "--cache-config redis needs hiredis, which is not installed; install it with: "
+                    "pip install 'shoal[redis]'"
+                )
         else:
             raise InvalidArgumentError(
                 f"unable to find 'libtritoncache_{name}.so' for cache. Searched: {cache_directory}"

@@ -1,5 +1,7 @@
 """The response cache's settings: what they come to, and what is refused."""
 
+import sys
+
 import pytest
 
 from shoal.cache_settings import cache_bytes, check_cache, redis_settings
@@ -27,6 +29,13 @@ def test_all_of_tritons_settings() -> None:
     check_cache(config, "")
     assert redis_settings(config, SECRETS) == ("h", 1, "u", "p", 2, 0.03, 0.04, True, "c", "k", "a", "d", "s")
     assert cache_bytes(config) == 5000
+
+
+def test_redis_is_refused_without_what_speaks_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hiredis", None)
+    with pytest.raises(InvalidArgumentError, match=r"needs hiredis, .*pip install 'shoal\[redis\]'"):
+        check_cache({"redis": {"host": "h"}}, "")
+    check_cache({"local": {"size": "5000"}}, "")
 
 
 @pytest.mark.parametrize("said", [{"connect_timeout": "0"}, {"socket_timeout": "0"}])

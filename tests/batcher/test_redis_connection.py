@@ -2,26 +2,82 @@
 
 import contextlib
 import logging
+import resource
 import select
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shoal.batcher.redis_connection import MAX_UNSENT_BYTES, RETRY_NS, Found, RedisConnection
+from shoal.batcher.redis_connection import (
+    MAX_UNSENT_BYTES,
+    RETRY_NS,
+    Found,
+    ProtocolError,
+    RedisConnection,
+    Refusal,
+    Reply,
+    ReplyReader,
+)
 from shoal.batcher.shared_answers import MAX_VALUE_BYTES
 from shoal.cache_settings import RedisSettings, redis_settings
 from shoal.shm.doorbell import Doorbell
 from tests.batcher.redis_server import DEADLINE_S, RedisServer
 from tests.certificates import make_certificates
+from tests.scarcity import limited
 
 LOGGER = "shoal.batcher.redis_connection"
 #: A machine that does much else may take a while for what takes none.
 PATIENCE_NS = 10_000_000_000
+
+MANY = b"+OK\r\n$3\r\na\r\n\r\n$-1\r\n:42\r\n-ERR no\r\n$0\r\n\r\n"
+
+
+@given(st.lists(st.integers(0, len(MANY)), max_size=6))
+def test_replies_come_whole_however_they_are_cut(cuts: list[int]) -> None:
+    reader, replies = ReplyReader(10), list[Reply]()
+    edges = [0, *sorted(cuts), len(MANY)]
+    for start, end in pairwise(edges):
+        replies += reader.read(MANY[start:end])
+    assert replies[:4] + replies[5:] == [b"OK", b"a\r\n", None, 42, b""]
+    assert isinstance(replies[4], Refusal)
+    assert str(replies[4]) == "ERR no"
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"*1\r\n+a\r\n", "a reply is a list"),
+        (b"%1\r\n+a\r\n+b\r\n", "a reply is a dict"),
+        (b"HTTP/1.1 400 Bad Request\r\n", 'got "H" as reply type byte'),
+        (b"$x\r\n", "Bad bulk string length"),
+        (b"$99999999999\r\n" + bytes(1 << 16), "a reply has more than 65546 bytes"),
+        (b"+" + bytes(1 << 17), "a reply has more than 65546 bytes"),
+    ],
+)
+def test_what_is_no_reply(data: bytes, sentence: str) -> None:
+    with pytest.raises(ProtocolError, match=sentence):
+        list(ReplyReader(10).read(data))
+
+
+def test_an_array_for_which_there_is_no_memory_is_no_reply() -> None:
+    with limited(resource.RLIMIT_AS, 16 << 30), pytest.raises(ProtocolError, match="does not fit into memory"):
+        list(ReplyReader(10).read(b"*4294967295\r\n"))  # 32 GiB of references
+
+
+@given(st.binary(max_size=40))
+def test_garbage_is_a_reply_or_an_error(data: bytes) -> None:
+    try:
+        list(ReplyReader(10).read(data))
+    except ProtocolError:
+        return
 
 
 def settings(port: int, **said: str) -> RedisSettings:
@@ -308,9 +364,12 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("replies", "sentence"),
     [
-        ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "a reply begins with b'H'"),
-        ([b"+PONG\r\n", b"*3\r\n:1\r\n:2\r\n:3\r\n"], "a reply begins with b'*'"),
-        ([b"+PONG\r\n", b"$99999999999\r\n"], "a value has 99999999999 bytes"),
+        ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], 'got "H" as reply type byte'),
+        ([b"+PONG\r\n", b"*3\r\n:1\r\n:2\r\n:3\r\n"], "a reply is a list"),
+        (
+            [b"+PONG\r\n", b"$99999999999\r\n" + bytes(MAX_VALUE_BYTES + (65 << 10))],
+            "a reply has more than 1114112 bytes",
+        ),
         ([b"+PONG\r\n", b"+a\r\n+b\r\n"], "it replies to what was not asked"),
         ([b"+PONG\r\n", b""], "it has closed the connection"),
         ([b""], "it has not let us in"),
