@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import TypeVar
 
+from shoal.batcher import statistics
 from shoal.batcher.arrivals import Arrivals
 from shoal.batcher.blocks import Blocks
 from shoal.batcher.cached_responses import CachedResponses
 from shoal.batcher.dispatch import Dispatch
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.ensembles import Ensembles
-from shoal.batcher.executions import Executions
 from shoal.batcher.guests import greedy
 from shoal.batcher.holders import Holders
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.open_requests import MAX_BACKLOG, OpenRequests
-from shoal.batcher.peers import Client, Model, Peer, Worker
+from shoal.batcher.peers import Client, Model, Peer, Running, Worker
 from shoal.batcher.retirement import Retirement
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.shared_answers import SharedAnswers
@@ -67,7 +67,6 @@ class Exchange:
         )
         self._awake, self.busy = self._dispatch.awake, self._dispatch.busy
         self._shortages = Shortages(self.clients, self.holders, self.blocks, self._written_clients)
-        self._executions = Executions(self._requests, self._awake, wall_offset_ns)
         self._arrivals = Arrivals(
             self.models, self.workers, self._requests, self._counted, self._awake,
             deadline_ns=deadline_ns, tell_cancelled=self._tell_cancelled,
@@ -350,7 +349,7 @@ class Exchange:
         if self._late.are_any:
             self._late.heard(records)
         named = []
-        owner, executions = worker.owner, self._executions
+        owner = worker.owner
         for record in records:
             kind, ref = record[0], record[_REF]
             if ref and (
@@ -358,14 +357,14 @@ class Exchange:
             ):
                 named.append(ref)
             if kind == DONE:
-                executions.finish(worker, record, now_ns)
+                self._finish(worker, record, now_ns)
             elif kind == RESPONSE:
-                if (model := executions.respond(worker, record, now_ns)) is not None:
+                if (model := self._respond(worker, record, now_ns)) is not None:
                     self._tell_cancelled(record[D.KEY], model)
             elif kind == layout.READY:
-                executions.ready(worker, record, now_ns)
+                self._ready(worker, record, now_ns)
             elif kind == layout.RESCHEDULE:
-                executions.reschedule(worker, record, now_ns)
+                self._reschedule(worker, record, now_ns)
             elif kind == layout.WANT:
                 self._look_at_clients(now_ns)
                 worker.must_ring = True
@@ -373,6 +372,80 @@ class Exchange:
                 if starver := self._shortages.ask_back(worker, record[W.URGENCY], now_ns):
                     self.distrust(starver)
         return named
+
+    # --- what a worker says of its batches: answers, whole or in parts, and when the instance is free again ---
+
+    def _finish(self, worker: Worker, record: Record, now_ns: int) -> None:
+        """One DONE: the request's only answer, or its last."""
+        _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
+        running = worker.missing.pop(key, None)
+        if running is None:
+            return
+        if end != running.end_ns:  # once for all requests of a batch that were executed as one
+            running.end_ns = end
+            running.compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
+        compute = running.compute
+        self._requests.answer(key, status, ref, header, compute, now_ns)
+        running.num_missing = num_missing = running.num_missing - 1
+        if num_missing:
+            worker.partly_answered = running
+        else:
+            if worker.is_hungry:
+                worker.end_shortage(ref)
+            self._finish_batch(worker, running, compute, now_ns)
+
+    def _respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
+        """One RESPONSE: the request stays with its worker.
+
+        Returns its model where it has failed none the less: the worker is at work for nobody.
+        """
+        _, key, _, status, ref, header, *_ = record
+        if key not in worker.missing:
+            return None
+        worker.note_overlap()
+        if worker.is_hungry:
+            worker.end_shortage(ref)
+        return self._requests.respond(key, status, ref, header, now_ns)
+
+    def _ready(self, worker: Worker, record: Record, now_ns: int) -> None:
+        """One READY: the instance is free again, though answers of the batch are missing."""
+        running = next((each for each in reversed(worker.missing.values()) if each.number == record[D.BATCH]), None)
+        if running is None or running.is_executed:
+            return
+        sequences = worker.model.sequences
+        if sequences is not None and sequences.waits_for_answers:
+            return
+        worker.note_overlap()
+        running.is_executed = True
+        start, input_end, output_start, end = record[D.COMPUTE_START_NS : D.COMPUTE_END_NS + 1]
+        compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
+        self._end_execution(worker, running, compute, now_ns)
+
+    def _reschedule(self, worker: Worker, record: Record, now_ns: int) -> None:
+        """One RESCHEDULE: the request is not this worker's any more, and is not answered either."""
+        key = record[D.KEY]
+        running = worker.missing.get(key)
+        # A dead batcher may have read this, too, and have given the request to the worker a second time.
+        if running is None or running.number != record[D.BATCH]:
+            return
+        del worker.missing[key]
+        worker.note_returned(running, key)
+        self._requests.reschedule(key, now_ns)
+        self._awake[worker.model.id] = worker.model
+        running.num_missing -= 1
+        if not running.num_missing:
+            self._finish_batch(worker, running, (now_ns, 0, 0, 0), now_ns)
+
+    def _finish_batch(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
+        worker.num_finished = running.number
+        if not running.is_executed:
+            self._end_execution(worker, running, compute, now_ns)
+
+    def _end_execution(self, worker: Worker, running: Running, compute: statistics.Compute, now_ns: int) -> None:
+        model = worker.model
+        statistics.count_execution(model.row, running.rows, compute, now_ns + self._wall_offset_ns)
+        model.scheduler.complete(worker.owner, now_ns, compute[1] + compute[2] + compute[3])
+        self._awake[model.id] = model
 
     # --- both ways ---
 

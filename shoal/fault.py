@@ -41,7 +41,7 @@ STEPS = {
         "dispatched": "shoal.batcher.dispatch:Dispatch._dispatch",
         "published": "shoal.shm.ring:RingWriter.publish",
         "rung": "shoal.shm.doorbell:Doorbell.ring",
-        "answered": "shoal.batcher.executions:Executions.finish",
+        "answered": "shoal.batcher.exchange:Exchange._finish",
         "counted": "shoal.shm.counters:Row.publish",
         "acknowledged": "shoal.shm.ring:RingReader.acknowledge",
         "introduced": "shoal.batcher.peers:Worker.take_over",
