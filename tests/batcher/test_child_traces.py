@@ -1,13 +1,11 @@
 """Requests that are made for a traced one: what its front end is sent of them, and when nothing is."""
 
 import gc
-import select
 import weakref
 from typing import Any
 
 import pytest
 
-from shoal.batcher.child_traces import TraceRoot
 from shoal.batcher.peers import Client
 from shoal.reasons import Reason
 from shoal.shm.layout import (
@@ -30,9 +28,6 @@ from tests.batcher.star import GEOMETRY, HEADER, INPUT_BLOCK, MODEL, SINGLE, WOR
 
 FRONT_END, CALLER, OTHER, SECOND, THIRD = 21, 22, 6, 32, 33
 NUMBER_BITS = 40
-#: Of the batcher's ring to a front end: how many children may be unread, how many of these only where others are below
-#: them, and all of it, with room for replies.
-NUM_UNREAD, NUM_KEPT, WIDE = 512, 100, Geometry(512 + 8, 0)
 ORDERED = {"name": "m", "max_batch_size": 1, "dynamic_batching": {"preserve_ordering": True}}
 
 
@@ -205,69 +200,6 @@ def test_of_a_front_end_that_dies_nothing_is_kept_while_calls_for_it_run() -> No
     assert star.is_traced  # the call
     star.answer(star.second, star.second.heard()[0])
     assert not star.is_traced
-
-
-def test_children_leave_room_for_replies_and_wake_their_reader_when_there_is_little() -> None:
-    star = Calls(link_geometry=WIDE)
-    item = star.ask()
-    star.call(item[B.KEY])
-    (outer,) = star.second.heard()
-    for number in range(2, NUM_UNREAD):
-        star.call(outer[B.KEY], number)
-        star.caller.say(CANCEL, number)
-        star.exchange.step(500)
-        star.caller.heard()
-        is_woken = bool(select.select([star.front_end.bell], [], [], 0)[0])
-        assert is_woken == (number - 2 >= NUM_UNREAD // 2)
-    star.answer(star.second, outer)
-    star.answer(star.worker, item)
-    told = star.front_end.heard()
-    assert [record[0] for record in told] == [CHILD_TRACE] * (NUM_UNREAD - NUM_KEPT + 1) + [REPLY]
-    assert told[-2][T.KEY] == outer[B.KEY]  # which all others are below
-
-
-def test_children_give_way_to_replies_that_wait_for_room() -> None:
-    star = Calls()
-    capacity = GEOMETRY.ring_capacity
-    for number in range(1, capacity + 3):
-        star.answer(star.worker, star.ask(number, traced=False))
-    item = star.ask(capacity + 3)
-    star.call_and_answer(item[B.KEY])
-    star.answer(star.worker, item)
-    told = star.front_end.heard()
-    star.exchange.step(5_000)
-    told += star.front_end.heard()
-    assert [record[:2] for record in told] == [(REPLY, number) for number in range(1, capacity + 4)]
-
-
-def test_bounds_of_a_trace_leave_room_for_children_that_others_are_below() -> None:
-    root = TraceRoot(7)
-    assert root.room(5000) == (900, 412)
-    for key in range(900):
-        root.note_sent(5000 + key // 450)
-    assert [root.room(key) for key in (4999, 5000, 5001, 5002)] == [(0, 412), (100, 512), (100, 512), (0, 412)]
-    for _ in range(100):
-        root.note_sent(7)
-    assert root.room(5000) == (0, 512)
-
-
-def test_a_call_of_many_children_is_in_the_trace_with_them() -> None:
-    star = Calls()
-    item = star.ask()
-    star.call(item[B.KEY])
-    (outer,) = star.second.heard()
-    told = []
-    for number in range(2, 1000):
-        star.call(outer[B.KEY], number)
-        star.caller.say(CANCEL, number)
-        star.exchange.step(500)
-        star.caller.heard()
-        told += star.front_end.heard()
-    star.answer(star.second, outer)
-    told += star.front_end.heard()
-    assert len(told) == 901
-    assert (told[-1][T.KEY], told[-1][T.PARENT]) == (outer[B.KEY], 0)
-    assert {record[T.PARENT] for record in told[:-1]} == {outer[B.KEY]}
 
 
 def test_children_of_a_request_whose_reply_is_kept_back() -> None:
