@@ -87,7 +87,7 @@ def _read_request(
     def nbytes_there(lender: int) -> int:
         return nbytes_of(lender) if lender else nbytes
 
-    request, refs = unpack_lent_request(header, 0, nbytes_there)
+    request, refs = unpack_lent_request(header, nbytes_there)
     inputs = [
         (name, ((wire, shape, size), offset, lender, nbytes_there(lender)))
         for name, wire, shape, offset, size, lender in refs

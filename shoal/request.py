@@ -75,15 +75,15 @@ def unpack_request(header: memoryview, block_nbytes: int) -> InferRequest:
 
 
 def unpack_lent_request(
-    header: bytes, ref: int, nbytes_of: Callable[[int], int]
+    header: bytes, nbytes_of: Callable[[int], int]
 ) -> tuple[InferRequest, tuple[LentTensorRef, ...]]:
-    """The same where inputs may lie in any block, that of the header, `ref`, or others; they are told apart.
+    """A request's header whose inputs may lie in the header's own block, whose reference is 0 here, or in others.
 
     `nbytes_of` says how large a block is, 0 where it is gone.
     """
 
     def lent(row: Any) -> LentTensorRef:
-        (lender,) = row[5:] or (ref,)
+        (lender,) = row[5:] or (0,)
         return LentTensorRef(*_tensor_ref(row[:5], nbytes_of(_checked(int, lender))), lender)
 
     return _unpack_request(header, lambda rows: tuple([lent(row) for row in _checked(tuple, rows)]))

@@ -66,10 +66,10 @@ def grpc_backlog(site: Site) -> Measure:
     return beside(site.grpc("quick"), site.callers("slow_a", [1], CALLS, channels=14))
 
 
-def _away(probe: Probe, event: Callable[[], float], after_s: float = AFTER_S) -> tuple[float, list[Answer]]:
+def _away(probe: Probe, event: Callable[[], float]) -> tuple[float, list[Answer]]:
     """How long nothing is answered after the event, in ms, and everything that was asked."""
     moments: list[float] = []
-    answers = paced(probe, after_s, event=lambda: moments.append(event()), patience_s=LONG_PATIENCE_S)
+    answers = paced(probe, AFTER_S, event=lambda: moments.append(event()), patience_s=LONG_PATIENCE_S)
     if not moments:
         raise BenchmarkError("too few requests were answered before the event")
     return 1000 * longest_silence_s(answers, moments[0]), answers
@@ -86,11 +86,11 @@ def _kill_beside(site: Site, probe: Probe, title: str, model: str) -> Measure:
     return _of_event(quiet_ms, loaded_ms, loaded)
 
 
-def _of_event(quiet_ms: float, loaded_ms: float, loaded: Sequence[Answer], note: str = "") -> Measure:
+def _of_event(quiet_ms: float, loaded_ms: float, loaded: Sequence[Answer]) -> Measure:
     most_ms = 1000 * LONG_PATIENCE_S
     has_recovered = loaded[-1].status == OK or any(each.status == OK for each in loaded[EVENT_AT + 1 :])
     is_cut = loaded_ms >= most_ms or not has_recovered
-    return Measure(quiet_ms, min(loaded_ms, most_ms), *lost(loaded), note, is_cut)
+    return Measure(quiet_ms, min(loaded_ms, most_ms), *lost(loaded), is_cut=is_cut)
 
 
 def takeover_executing(site: Site) -> Measure:
@@ -135,29 +135,30 @@ def stopped_lane(site: Site) -> Measure:
     return _of_event(quiet_ms, loaded_ms, loaded)
 
 
-def _spread(site: Site, title: str, port: int) -> tuple[list[int], HttpProbe]:
+def _spread(site: Site) -> tuple[list[int], HttpProbe]:
     """Connections made one after the other; how many each lane has."""
-    probe = HttpProbe(port, infer("quick", [1.0]), NUM_CONNECTIONS)
+    probe = HttpProbe(site.http_port, infer("quick", [1.0]), NUM_CONNECTIONS)
     begin_s = time.monotonic()
     for number in range(NUM_CONNECTIONS):
         time.sleep(max(0.0, begin_s + number * CONNECT_S - time.monotonic()))
         probe.connect(number)
     wait_until(
-        lambda: sum(map(len, site.connections(title, port).values())) >= NUM_CONNECTIONS, "connections to be accepted"
+        lambda: sum(map(len, site.connections("shoal http", site.http_port).values())) >= NUM_CONNECTIONS,
+        "connections to be accepted",
     )
-    return sorted(map(len, site.connections(title, port).values()), reverse=True), probe
+    return sorted(map(len, site.connections("shoal http", site.http_port).values()), reverse=True), probe
 
 
 def lanes_shared(site: Site) -> Measure:
     """How many connections the lane with the fewest has."""
-    counts, probe = _spread(site, "shoal http", site.http_port)
+    counts, probe = _spread(site)
     probe.close()
     return Measure(NUM_CONNECTIONS / NUM_LANES, min(counts), note="connections of each lane: " + _by_lane(counts))
 
 
 def lanes_busy(site: Site) -> Measure:
     """Clients beside these connections that ask every 20 ms, with 20,000 floats in JSON each time."""
-    counts, probe = _spread(site, "shoal http", site.http_port)
+    counts, probe = _spread(site)
     measure = beside(probe, site.guests(("quick", [0.123456] * 20_000), count=4, every_s=0.02))
     return Measure(
         measure.quiet, measure.loaded, measure.num_refused, measure.num_failed,

@@ -57,7 +57,7 @@ def lent_request_digest(header: bytes, open_block: Callable[[int], memoryview | 
         blocks[ref] = block
         return len(block)
 
-    request, refs = unpack_lent_request(header, 0, nbytes_of)
+    request, refs = unpack_lent_request(header, nbytes_of)
     if request.sequence != NO_SEQUENCE or sum([each.nbytes for each in refs]) > MAX_LENT_NBYTES:
         return NO_DIGEST
     inputs = sorted(refs)

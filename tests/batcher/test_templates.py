@@ -20,7 +20,7 @@ def test_the_bytes_of_a_steps_request() -> None:
 def test_a_worker_reads_what_was_filled_in() -> None:
     template = step_template([("A", (FP32, (2, 0), 0)), ("B", (FP32, (3,), 12))], [])
     head, tail = request_around("id", {"p": 0.5}, (7, 1))
-    request, inputs = unpack_lent_request(head + template.fill([1, 100, 4084, 200]) + tail, 0, lambda _ref: 4096)
+    request, inputs = unpack_lent_request(head + template.fill([1, 100, 4084, 200]) + tail, lambda _ref: 4096)
     assert (request.id, request.requested_outputs, request.parameters, request.sequence) == (
         "id",
         (),
