@@ -76,6 +76,7 @@ def test_what_is_installed_is_what_the_readme_installs() -> None:
     assert values(BUILD, "RUN")[-1] == '/opt/shoal/bin/pip install --no-cache-dir ".[${EXTRAS}]"'
     assert f"pip install 'shoal[{extras[0]}]'" in (ROOT / "README.md").read_text()
     assert "s3" in extras  # where the repositories of those who change their image lie most often
+    assert "redis" in extras  # Triton's image has its Redis cache, so a manifest with --cache-config=redis starts
 
 
 def installed(stage: list[Instruction]) -> list[str]:
@@ -88,7 +89,7 @@ def installed(stage: list[Instruction]) -> list[str]:
 
 def test_the_image_for_gpus_differs_in_its_extras_and_in_the_word_for_nvidia_s_runtime() -> None:
     build, image = stages("Containerfile.gpu")
-    assert installed(build) == ["onnx-gpu", "s3"]
+    assert installed(build) == ["onnx-gpu", "s3", "redis"]
     [path, *nvidia] = values(image, "ENV")[0].split()
     assert [path] == values(IMAGE, "ENV")
     assert nvidia == ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
