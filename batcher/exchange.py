@@ -207,7 +207,7 @@ class Exchange:
         """
         own = self.blocks.own
         if rung_by is None or not (own is None or own.is_roomy):
-            self._look_at_clients(now_ns)
+            self.look_at_clients(now_ns)
         if rung_by is None:
             for worker in tuple(self.workers.values()):
                 self._drain_worker(worker, now_ns)
@@ -267,7 +267,7 @@ class Exchange:
 
     # --- records from clients ---
 
-    def _look_at_clients(self, now_ns: int) -> None:
+    def look_at_clients(self, now_ns: int) -> None:
         """Read all clients' rings: RELEASEs stand there for which no bell has rung."""
         for owner, client in tuple(self.clients.items()):
             if client.reader.has_unread() and owner in self.clients:  # else it was distrusted meanwhile
@@ -366,7 +366,7 @@ class Exchange:
             elif kind == layout.RESCHEDULE:
                 self._reschedule(worker, record, now_ns)
             elif kind == layout.WANT:
-                self._look_at_clients(now_ns)
+                self.look_at_clients(now_ns)
                 worker.must_ring = True
                 self._written_workers.add(worker)
                 if starver := self._shortages.ask_back(worker, record[W.URGENCY], now_ns):

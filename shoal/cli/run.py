@@ -18,6 +18,14 @@ if TYPE_CHECKING:  # whatever is imported for --help is waited for
 
 EXIT_DONE, EXIT_MISUSED, EXIT_FAILED = 0, 1, 2
 
+#: Parameters of a request that the server heeds itself, and what `Server.submit` calls them.
+_OPTIONS = {
+    "sequence_id": "sequence_id",
+    "sequence_start": "sequence_start",
+    "sequence_end": "sequence_end",
+    "priority": "priority",
+    "timeout": "timeout_us",
+}
 _USAGE = "shoal run <model directory> --input <name>=<value> … [options]"
 _HELP = """\
 Ask a model once, in this process: no server, no ports, and a breakpoint in model.py works. The directory is that of
@@ -28,7 +36,8 @@ Examples:
   shoal run models/simple --input INPUT0=[1,2,3,…] --input INPUT1=@b.npy
   shoal run models/tokenizer --input 'text=school of fish' --json
   shoal run models/digits --data request.json --repeat 100
-  shoal run models/pipeline --load encoder --sample random     # which calls the model next to it
+  shoal run models/pipeline --load encoder --sample random     # which calls the model next to it; an ensemble's steps
+                                                               # are loaded with it
 
 Options:
   --input <name>=<value>      a tensor: JSON, @file.json, @file.npy, or plain text for a BYTES input. What has no batch
@@ -37,7 +46,9 @@ Options:
                               {"<name>": <value>, …}
   --sample zeros|ones|random  values for every input that is not given, with the sizes of the configuration (-1 = 1)
   --output <name>             only this output; repeat it for several
-  --parameter <key>=<value>   a request parameter, a number, true or false, or else a text; repeat it for several
+  --parameter <key>=<value>   a request parameter, a number, true or false, or else a text; repeat it for several.
+                              All requests to a model with a sequence batcher are one sequence, unless sequence_id,
+                              sequence_start and sequence_end say otherwise
   --version <number>          which version of the model (default: the latest)
   --load <model>              another model of the same repository, which this one calls; repeat it for several
   --repeat <count>            ask so many times, and print how long it took
@@ -105,21 +116,22 @@ def _run(arguments: argparse.Namespace) -> int:
     model = arguments.model.resolve()
     if not model.is_dir():
         raise CommandLineError(f"There is no directory '{arguments.model}'.")
-    # Beside a model that is run alone anything may lie; next to one that calls others lie these.
-    repository = model.parent if arguments.load else model
     try:
-        with Server(repository, [*arguments.load, model.name], raise_errors=arguments.traceback) as server:
-            requests = read_requests(
-                server.config(model.name, arguments.version), arguments.input, arguments.data, arguments.sample
-            )
+        # What the model calls, and the steps of an ensemble, lie beside it.
+        with Server(model, [*arguments.load, model.name], raise_errors=arguments.traceback) as server:
+            config = server.config(model.name, arguments.version)
+            requests = read_requests(config, arguments.input, arguments.data, arguments.sample)
             parameters = {key: _parameter(value) for key, value in arguments.parameter}
-            for request in requests:
-                _ask(server, model.name, request, parameters, arguments)
+            for number, request in enumerate(requests):
+                said = {**request.parameters, **parameters}
+                if "sequence_batching" in config and "sequence_id" not in said:
+                    said |= {"sequence_id": 1, "sequence_start": not number, "sequence_end": request is requests[-1]}
+                _ask(server, model.name, request, said, arguments)
     except InputError as error:
         raise CommandLineError(str(error)) from None
     except ShoalError as error:
         print(f"{error.words}: {error}", file=sys.stderr)
-        if "unknown model" in str(error):
+        if "Failed for execute the inference request" in str(error):
             print("What the model calls is loaded from beside it: --load <model>.", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_DONE
@@ -146,8 +158,9 @@ def _ask(
             request.inputs,
             version=arguments.version,
             outputs=arguments.output or request.outputs,
-            parameters={**request.parameters, **parameters},
+            parameters={key: value for key, value in parameters.items() if key not in _OPTIONS},
             request_id=request.id,
+            **{_OPTIONS[key]: value for key, value in parameters.items() if key in _OPTIONS},
         )
         times_ms.append((time.perf_counter() - start_s) * 1e3)
     for response in responses:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shoal.client.asked import Asked
 from shoal.datatypes import ALL, BF16, BY_WIRE, BYTES, Datatype, decode_bytes_tensor, encode_bytes_tensor
 from shoal.errors import InternalError, InvalidArgumentError
-from shoal.request import Parameters, unpack_response
+from shoal.request import InferResponse, Parameters, unpack_response
 from shoal.shm.layout import unpack_span
 from shoal.star.models import ModelEntry, client_shape
 from shoal.star.outgoing import Ask, Input, Outgoing, check
@@ -139,7 +139,11 @@ class Opened(NamedTuple):
 
 def open_response(entry: ModelEntry, header: bytes, block_nbytes: int) -> Opened:
     """Raises InternalError for what a worker should not have written."""
-    response = unpack_response(header, block_nbytes)
+    return understood(entry, unpack_response(header, block_nbytes))
+
+
+def understood(entry: ModelEntry, response: InferResponse) -> Opened:
+    """A response as clients see it. Raises InternalError for what a worker should not have written."""
     tensors = []
     for ref in response.outputs:
         name, wire, _, offset, nbytes = ref

@@ -73,6 +73,9 @@ class Open:
 class Client:
     """This process's place in the star; `start` it once."""
 
+    #: The clock of deadlines.
+    now_ns = staticmethod(time.monotonic_ns)
+
     def __init__(self, place: Place) -> None:
         self._place = place
         self.models = place.models

@@ -1,4 +1,4 @@
-"""Models without a server: a model directory run in this process, with the real scheduler, on a clock the test holds.
+"""Models without a server: a model directory run in this process, with the real batcher, on a clock the test holds.
 
     from shoal.testing import Server
 
@@ -8,12 +8,11 @@
         assert [batch.rows for batch in server.batches] == [5]
         assert futures[0].result()["OUTPUT0"].shape == (1, 16)
 
-No ports and no processes: configuration, validation, scheduling and backends are the server's own, shared memory and
-HTTP are left out. A model runs in the thread that waits for it, so a breakpoint in it works.
+No ports and no processes: configuration, validation, batcher, workers' loops and the rings between them are the
+server's own, HTTP and gRPC are left out. A model runs in the thread that waits for it, so a breakpoint in it works.
 """
 
-from shoal.testing.batcher import Batch, StuckError
-from shoal.testing.future import Future, Response
+from shoal.testing.future import Batch, Future, Response, StuckError
 from shoal.testing.server import Server
 
 __all__ = ["Server", "Future", "Response", "Batch", "StuckError"]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any
 
+from shoal.workers.backends.python.event_loop import EventLoop
+
 
 class _Selector(selectors.DefaultSelector):
     """Never blocks: where the loop would, it stops."""
@@ -44,8 +46,6 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         self.due_ns: int | None = None
         self.is_claimed = False
         self._is_woken = False
-        # A loop itself keeps only weak references.
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def time(self) -> float:
         """The test's clock, in seconds."""
@@ -59,20 +59,6 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         self._is_woken = True
         self._wake()
         return handle
-
-    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Start it when the loop is run next."""
-        task = self.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        self._is_woken = True
-
-    def end(self) -> None:
-        """Cancel what has not ended, and close the loop."""
-        for task in self._tasks:
-            task.cancel()
-        self.run()
-        self.close()
 
     @property
     def has_sockets(self) -> bool:
@@ -105,3 +91,24 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         # At least a nanosecond later: seconds in floats round, and with a timer never quite due the clock would stand.
         self.due_ns = None if timeout is None else self._now_ns() + max(1, round(timeout * 1e9))
         self.stop()
+
+
+class InlineEventLoop(EventLoop):
+    """What the Python backend has for its coroutines, without a thread: `loop` is run by threads that wait."""
+
+    def __init__(self, loop: VirtualEventLoop) -> None:
+        super().__init__("")
+        self.loop = loop
+
+    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Start it when the loop is run next."""
+        self.loop.call_soon_threadsafe(self._begin, coroutine)
+
+    def stop(self, wait_s: float = 0.0) -> None:
+        """Cancel what runs, and close the loop. No time passes meanwhile, so there is nothing to wait for."""
+        del wait_s
+        self.is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+        self.loop.run()
+        self.loop.close()

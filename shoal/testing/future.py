@@ -1,13 +1,30 @@
-"""What a test holds of a request that it has submitted: the responses that have come, and the way to the next ones."""
+"""What a test is told: the executions, and of a request that it has submitted the responses, as they come."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.errors import ShoalError
-from shoal.frontend.prepared import PreparedRequest
 from shoal.request import Parameters
-from shoal.testing.tensors import Answer, as_arrays
+from shoal.star.client import Answer
+from shoal.star.outgoing import Outgoing
+from shoal.testing.tensors import as_arrays
 from shoal.workers.tensors import Array
+
+
+class Batch(NamedTuple):
+    """One execution."""
+
+    model: str
+    version: int
+    instance: str  # "simple_0_0"
+    request_ids: tuple[str, ...]  # of its requests, in their order
+    rows: int
+    time_ms: float  # on the server's clock, which begins at 0
+
+
+class StuckError(Exception):
+    """A request will never be answered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +51,9 @@ class Future:
     """One request. `responses` and `errors` grow while the server runs; only `result` and `results` let it run."""
 
     def __init__(
-        self, prepared: PreparedRequest, run_until: Callable[[Callable[[], bool]], None], *, raise_errors: bool
+        self, outgoing: Outgoing, run_until: Callable[[Callable[[], bool]], None], *, raise_errors: bool
     ) -> None:
-        self._prepared = prepared
+        self._outgoing = outgoing
         self._run_until = run_until
         self._raise_errors = raise_errors
         # Changed by the server.
@@ -45,14 +62,17 @@ class Future:
         self.errors: list[ShoalError] = []
         self.done = False
 
-    def hear(self, answer: Answer | None, is_final: bool) -> None:
+    def hear(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
         """One more response, an error in place of one, or only the end."""
-        if isinstance(answer, ShoalError):
-            self.errors.append(answer)
-        elif answer is not None:
-            outputs, parameters = answer
-            model, id_ = self._prepared.entry, self._prepared.id
-            self.responses.append(Response(model.name, model.version, id_, as_arrays(outputs), parameters))
+        try:
+            if isinstance(answer, Answer):
+                entry, ask = self._outgoing.entry, self._outgoing.ask
+                arrays, parameters = as_arrays(entry, answer), answer.response.parameters
+                self.responses.append(Response(entry.name, entry.version, ask.id, arrays, parameters))
+            elif answer is not None:
+                self.errors.append(answer)
+        except ShoalError as error:
+            self.errors.append(error)
         self.done = is_final
 
     def cancel(self) -> None:

@@ -1,108 +1,200 @@
-"""A model instance without a process: a backend that executes a batch in the thread that asks for it.
+"""A model instance without a process: a worker's own loop and memory, run by the thread that waits for its answers."""
 
-The batch takes the same form as in a worker, a block of bytes with a header; what was answered is read back from one,
-so that rows are split as they are there.
-"""
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Protocol
-
-import numpy as np
-
-from shoal.datatypes import BY_WIRE, BYTES, decode_bytes_tensor
-from shoal.errors import InternalError
-from shoal.request import TensorRef, unpack_response
-from shoal.shm.layout import unpack_span
-from shoal.testing.event_loop import VirtualEventLoop
-from shoal.testing.requests import OpenRequest
-from shoal.testing.tensors import Answer, with_cause
-from shoal.workers.answers import Answers
+from shoal.batcher.peers import Model, Worker
+from shoal.batcher.scheduling.instances import FAST_NS
+from shoal.control import Channel
+from shoal.errors import InvalidArgumentError
+from shoal.model_config.sequences import num_slots
+from shoal.model_config.signature import Signature
+from shoal.repository.lifecycle import ModelVersion
+from shoal.shm import layout
+from shoal.shm.layout import DONE, NEWS, READY, UNIT, WORD, B, D
+from shoal.shm.ring import Record, RingWriter
+from shoal.shm.segment import Segment, SegmentView
+from shoal.shm.slab import Block
+from shoal.testing.future import Batch, StuckError
+from shoal.testing.python_backend import InlinePythonBackend
+from shoal.testing.segments import SLAB_NBYTES, create_segment
+from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
-from shoal.workers.loop import as_shoal_error
-from shoal.workers.plans import Plans
-from shoal.workers.tensors import Array
+from shoal.workers.loop import Loop, as_shoal_error
+from shoal.workers.memory import Memory
+from shoal.workers.oversize import OversizeBlocks
+from shoal.workers.requests import Request
+from shoal.workers.response_sender import OpenBatches
+from shoal.workers.sequences import SequenceTensors
+
+if TYPE_CHECKING:
+    from shoal.testing.star import Star
+
+_Result = TypeVar("_Result")
 
 
-class Instance(Protocol):
-    """One instance of a model that is loaded."""
+class Instance(Loop):
+    """One instance of a model that is loaded: a worker's loop, run a step at a time."""
 
-    name: str
+    def __init__(
+        self,
+        star: "Star",
+        version: ModelVersion,
+        model: Model,
+        name: str,
+        backend: Backend,
+        execution_ns: int,
+    ) -> None:
+        """`execution_ns`: how long one execution takes on the star's clock. Raises ShoalError for initial states of
+        sequences that cannot be read."""
+        config = version.config
+        own, self.view = create_segment(layout.WORKER, owner := star.next_owner(), SLAB_NBYTES)
+        slots_nbytes = -(-4 * WORD * num_slots(config) // UNIT) * UNIT
+        link, link_view = create_segment(layout.LINK, owner, slots_nbytes)
+        self.memory = InlineMemory(own, link_view, star)
+        tensors = SequenceTensors(config, str(version.version_dir)) if "sequence_batching" in config else None
+        super().__init__(backend, Signature.from_config(config), name, self.memory, tensors)
+        self._open_batches = InlineOpenBatches(self.memory, star)
+        self._star = star
+        self._version = version
+        self._execution_ns = execution_ns
+        self.worker = Worker(owner, link, self.view, star.bell, model)
+        #: In which its coroutines go on.
+        self.event_loop = backend.virtual_loop if isinstance(backend, InlinePythonBackend) else None
+        #: Whether it is run by a thread now. Changed by the star.
+        self.is_executing = False
 
     @property
-    def loops(self) -> Sequence[VirtualEventLoop]:
-        """In which it goes on after `execute`."""
-        ...
+    def is_awaited(self) -> bool:
+        """Whether requests were executed that threads or coroutines are still to answer."""
+        return self._open_batches.num_open > self.is_executing
 
-    def execute(self, requests: Sequence[OpenRequest]) -> Mapping[int, Answer]:
-        """Run one batch. Returns the answers by position; who is missing is answered through its sender, at any time.
+    @property
+    def is_busy(self) -> bool:
+        """Whether an execution has begun that is not over on the star's clock."""
+        return self.is_executing or bool(self.memory.outbox.ended)
 
-        Never raises what the model raises.
-        """
-        ...
+    def execute(self) -> None:
+        """Run the batches that have come. Their ends are shown once they are over on the star's clock."""
+        start_ns = self._star.now_ns
+        self.step()
+        # A model that has asked others has let the clock go on itself.
+        end_ns = max(self._star.now_ns, start_ns + self._execution_ns)
 
-    def unload(self) -> None:
-        """Let go of the model."""
-        ...
+        def end() -> None:
+            with self.memory.lock:
+                self.memory.outbox.end(start_ns, end_ns)
 
-
-class BackendInstance:
-    """An instance of a backend that answers before `execute` returns, as all do that run frameworks."""
-
-    loops: Sequence[VirtualEventLoop] = ()
-
-    def __init__(self, name: str, backend: Backend, plans: Plans) -> None:
-        self.name = name
-        self._backend = backend
-        self._plans = plans
-
-    def execute(self, requests: Sequence[OpenRequest]) -> Mapping[int, Answer]:
-        """Run one batch."""
-        answers = ReadAnswers(len(requests), self._plans)
-        try:
-            self._backend.execute([each.as_seen(position) for position, each in enumerate(requests)], answers)
-        except Exception as error:  # noqa: BLE001 - the rim: whatever a model raises is the answer to its requests
-            answers.fail_all(with_cause(as_shoal_error(error, self._plans.signature.name, self.name), error))
-        return answers.read()
+        if self.memory.outbox.ended and end_ns > self._star.now_ns:
+            self._star.at(end_ns, end)
+        else:
+            end()
 
     def unload(self) -> None:
         """Let go of the model."""
         self._backend.unload()
 
+    def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:
+        requests = super()._open(records, answers)
+        ids = tuple([each.id for each in requests if each.key])
+        rows = sum([record[B.ROWS] for record in records if record[B.KEY]])
+        batch = Batch(self._version.name, self._version.version, self._instance, ids, rows, self._star.now_ms)
+        self._star.batches.append(batch)
+        return requests
 
-class ReadAnswers(Answers):
-    """The answers to one batch, written into private memory and read from there as a front end would."""
-
-    def read(self) -> dict[int, Answer]:
-        """All of them, by position."""
-        memory = memoryview(bytearray(self._nbytes))
-        for plan, _, pieces in self._added:
-            memory[plan.headers_offset : plan.end] = plan.headers
-            for offset, piece in zip(plan.offsets, pieces, strict=True):
-                data = piece if isinstance(piece, bytes) else piece.tobytes()
-                memory[offset : offset + len(data)] = data
-        answers: dict[int, Answer] = {}
-        for position in range(self._num_requests):
-            span = self.spans[position] if self.spans else 0
-            answers[position] = self._errors.get(position) or self._read(memory, span)
-        return answers
-
-    def _read(self, memory: memoryview, span: int) -> Answer:
-        if not span:
-            return InternalError(f"model '{self._plans.signature.name}' has not answered a request")
-        offset, nbytes = unpack_span(span)
-        response = unpack_response(memory[offset : offset + nbytes], len(memory))
-        outputs = [
-            (ref.name, BY_WIRE[ref.datatype], _array(ref, memory[ref.offset : ref.offset + ref.nbytes]))
-            for ref in response.outputs
-        ]
-        return outputs, response.parameters
+    def _fail(self, answers: WrittenAnswers, error: Exception, *, is_lost: bool) -> int:
+        failure = as_shoal_error(error, self._version.name, self._instance)
+        self._star.note_cause(failure, error)
+        return super()._fail(answers, failure, is_lost=is_lost)
 
 
-def _array(ref: TensorRef, data: memoryview) -> Array:
-    datatype = BY_WIRE[ref.datatype]
-    if datatype is not BYTES:
-        return np.frombuffer(data, datatype.dtype).reshape(ref.shape)
-    strings: Array = np.empty(math.prod(ref.shape), BYTES.dtype)
-    strings[:] = decode_bytes_tensor(data)
-    return strings.reshape(ref.shape)
+class InlineOpenBatches(OpenBatches):
+    """Leaves to the star's threads what a worker has a thread for."""
+
+    def __init__(self, memory: Memory, star: "Star") -> None:
+        super().__init__(memory)
+        self._star = star
+
+    def start(self) -> None:
+        """Start nothing."""
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have the thread that waits next do it."""
+        self._star.later(work)
+
+
+class InlineMemory(Memory):
+    """A worker's memory whose readers are in the same process: what they hold is given back when they are asked."""
+
+    def __init__(self, segment: Segment, link: SegmentView, star: "Star") -> None:
+        super().__init__(segment, link, star.bell, star.bell, NoOversizeBlocks())
+        self.star = star
+        self.ring = star.wake
+        self.segments = star.segments
+        self._writer = self.outbox = Outbox(segment, link, star.time_ns)
+        self.push, self.publish = self.outbox.push, self.outbox.publish
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether the batcher has said something that was not heeded."""
+        return bool(self._batches) or self._reader.has_unread()
+
+    def wait_for(
+        self, attempt: Callable[[], _Result | None], batch: int = 0, wait_s: float | None = None, urgency: int = NEWS
+    ) -> _Result | None:
+        """What `attempt` comes to once readers have given memory back, for which other models are run meanwhile; None
+        where they never will."""
+        del batch, wait_s, urgency
+        while True:
+            self.drain()
+            if (result := attempt()) is not None:
+                return result
+            try:
+                self.star.run_until(self._reader.has_unread)
+            except StuckError:
+                return None
+
+
+class NoOversizeBlocks(OversizeBlocks):
+    """Nobody makes segments for single results: the slab is large."""
+
+    def __init__(self) -> None:
+        super().__init__(cast("Channel", None))
+
+    def _allocate(self, nbytes: int) -> Block:
+        raise InvalidArgumentError(f"a result of {nbytes} bytes needs a server")
+
+
+class Outbox(RingWriter):
+    """A worker's records on the star's clock. Those that end an execution are kept back until that is over there."""
+
+    __slots__ = ("_time_ns", "ended")
+
+    def __init__(self, own: Segment, peer: SegmentView, time_ns: Callable[[], int]) -> None:
+        super().__init__(own, peer)
+        self._time_ns = time_ns
+        #: Changed by push and end.
+        self.ended: list[Record] = []
+
+    def push(self, record: Record) -> None:
+        """Add a record, unless it ends an execution."""
+        if record[0] in (DONE, READY) and record[D.BATCH]:
+            self.ended.append(record)
+        else:
+            super().push(_at(record, self._time_ns(), self._time_ns()))
+
+    def end(self, start_ns: int, end_ns: int) -> None:
+        """Show the ends of executions."""
+        for record in self.ended:
+            super().push(_at(record, start_ns, end_ns))
+        self.ended.clear()
+        self.publish()
+
+
+def _at(record: Record, start_ns: int, end_ns: int) -> Record:
+    """The record of an execution with its times. None is so short that the batcher gives the instance work ahead: it
+    might be in the middle of another that waits."""
+    if len(record) <= D.COMPUTE_START_NS:
+        return record
+    end_ns = max(end_ns, start_ns + FAST_NS)
+    return (*record[: D.COMPUTE_START_NS], start_ns, start_ns, end_ns, end_ns)

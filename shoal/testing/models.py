@@ -1,50 +1,65 @@
 """The models of a test: found, configured and checked as by a server, and loaded in this process."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from shoal.batcher.ensemble import Ensemble
+from shoal.batcher.peers import Model as ScheduledModel
+from shoal.batcher.response_order import keeps_order
 from shoal.batcher.scheduling.scheduler import from_config
-from shoal.errors import UnsupportedError
+from shoal.errors import InvalidArgumentError
+from shoal.model_config import sequences
 from shoal.model_config.autocomplete import ModelIO, needs_autocomplete
-from shoal.model_config.ensemble import is_ensemble
+from shoal.model_config.ensemble import LATEST, decoupled_steps, mismatches, steps
 from shoal.model_config.finish import finish_config
 from shoal.model_config.messages import Config
 from shoal.model_config.normalise import place as place_groups
+from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
 from shoal.options import ServerOptions
 from shoal.placement import Machine, Placement, place
 from shoal.repository.found import FoundModel
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.scan import model_file
-from shoal.star.file_overrides import place as place_files
-from shoal.star.models import ModelEntry, ModelTable
-from shoal.testing.batcher import Batcher, ServedModel
-from shoal.testing.instances import BackendInstance, Instance
-from shoal.testing.python_instance import PythonInstance
+from shoal.shm.counters import ROW_WORDS, Row
+from shoal.shm.layout import WORD
+from shoal.star import file_overrides
+from shoal.star.models import ModelEntry
+from shoal.testing.instances import Instance
+from shoal.testing.python_backend import InlinePythonBackend
 from shoal.testing.repository import Repository
-from shoal.testing.runtime import InlineRuntime
+from shoal.testing.star import Star
 from shoal.workers import backends
-from shoal.workers.backends.backend import Device, Model
-from shoal.workers.plans import Plans
-from shoal.workers.requests import RequestReader
+from shoal.workers.backends.backend import Backend, Device, Model
 from shoal.workers.warmup import warm_up
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedModel:
+    """A version of a model that is loaded. An ensemble has no instances."""
+
+    version: ModelVersion
+    scheduled: ScheduledModel
+    instances: Sequence[Instance]
 
 
 class Models:
     """All models of one test."""
 
     def __init__(
-        self, repository: Repository, options: ServerOptions, execution_ms: Mapping[str, float], batcher: Batcher
+        self, repository: Repository, options: ServerOptions, execution_ms: Mapping[str, float], star: Star
     ) -> None:
         self._repository = repository
         self._options = options
         self._execution_ms = execution_ms
-        self._batcher = batcher
+        self._star = star
+        star.client.ask = self._answer
         # Changed by load and unload.
-        self._table = ModelTable()
         self._loaded: dict[str, list[ServedModel]] = {}
+        self._loading: list[str] = []  # ensembles, each a step of the one before it
         self._num_loads = 0
         self._directories = ExitStack()
 
@@ -55,80 +70,86 @@ class Models:
 
     def lookup(self, name: str, version: str | None) -> ModelEntry:
         """The version that a request means. Raises what a client would be told."""
-        return self._table.lookup(name, version)
+        return self._star.client.models.lookup(name, version)
 
-    def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model, or load it again, perhaps with another configuration or other files. Raises what is wrong with
-        it; then what was loaded before stays.
+    def load(self, name: str, config: str | None = None, directory: Path | None = None) -> None:
+        """Load a model, or load it again, perhaps with another configuration or from a directory with other files. An
+        ensemble brings along the models of its steps. Raises what is wrong with it; then what was loaded before stays.
         """
-        found = self._repository.look(name, config, self._write(files) if files else None)
+        found = self._repository.look(name, config, directory)
+        self._load_steps(found)
         loaded: list[ServedModel] = []
         try:
-            loaded += [self._load(found, number) for number in found.versions]
+            for number in found.versions:
+                loaded.append(self._load(found, number))  # noqa: PERF401 - those before a failure are unloaded
         except BaseException:
             for model in loaded:
-                model.unload()
+                _unload(model.instances)
             raise
         self.unload(name)
         self._loaded[name] = loaded
         for model in loaded:
-            self._batcher.add_model(model)
-            self._table.apply(model.version.message())
+            self._star.add_model(model.scheduled, model.instances)
+            self._star.client.models.apply(model.version.message())
+        self._link_ensembles()
 
     def unload(self, name: str) -> None:
         """Unload a model if it is loaded; requests that wait for it fail."""
         for model in self._loaded.pop(name, []):
-            self._table.apply({**model.version.message(), "op": "model_removed"})
-            self._batcher.remove_model(model.version.model_id)
-            model.unload()
+            self._star.client.models.apply({**model.version.message(), "op": "model_removed"})
+            self._star.remove_model(model.scheduled)
 
     def close(self) -> None:
         """Unload all of them."""
-        for name in self.names:
-            self._directories.callback(self.unload, name)  # all, even if one of them cannot tidy up
-        self._directories.close()
+        with self._directories:
+            for name in self.names:
+                self.unload(name)
 
-    def _write(self, files: Mapping[str, bytes]) -> Path:
-        """A directory with files in place of the model's own; keys are like `file:1/model.onnx`."""
-        directory = Path(self._directories.enter_context(tempfile.TemporaryDirectory(prefix="shoal-testing-")))
-        for path, key in place_files(files).items():
-            (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            (directory / path).write_bytes(files[key])
-        return directory
+    def _answer(self, verb: str, arguments: dict[str, Any]) -> None:
+        """What a supervisor is asked by models: to load others and to unload them."""
+        name = arguments.get("model", "")
+        if verb == "load":
+            directory = arguments["directory"]
+            if directory is not None:
+                self._directories.callback(file_overrides.remove, directory)
+            self.load(name, arguments["config"], None if directory is None else Path(directory))
+        elif verb == "unload":
+            self.unload(name)
 
     # -- one version ------------------------------------------------------------------------------------------------
 
     def _load(self, found: FoundModel, number: int) -> ServedModel:
-        if is_ensemble(found.config):
-            steps = ", ".join(dict.fromkeys(step["model_name"] for step in found.config["ensemble_scheduling"]["step"]))
-            raise UnsupportedError(
-                f"model '{found.name}' is an ensemble, which needs a server: start one with shoal serve "
-                f"--model-repository={found.directory.parent} and send it the request, or run its models one by one: "
-                f"{steps}"
-            )
-        if "sequence_batching" in found.config:
-            raise UnsupportedError(f"model '{found.name}' has a sequence batcher, which needs a server; start one")
         self._num_loads += 1
         version = ModelVersion(found.name, number, self._num_loads, 0, found.versions[number].directory)
-        version.config, version.labels = _on_cpus(found.config), found.labels
-        version.config = finish_config(version.config, self._model_io(version))
+        version.labels = found.labels
+        if steps(found.config):
+            version.config = finish_config(found.config)
+            scheduled: ScheduledModel = self._ensemble(version)
+            instances = list[Instance]()
+        else:
+            version.config = _on_cpus(found.config)
+            version.config = finish_config(version.config, self._model_io(version))
+            version.name_groups()
+            scheduled = self._scheduled(version)
+            instances = self._instances(version, scheduled)
         version.is_config_final = True
-        instances: list[Instance] = []
-        try:
-            for placement in _placements(version.config):
-                instances.append(self._instance(version, placement))  # noqa: PERF401 - those before a failure are unloaded
-        except BaseException:
-            for instance in instances:
-                instance.unload()
-            raise
-        version.num_instances = version.num_instances_up = len(instances)
+        version.is_cached = scheduled.sharing is not None
+        version.num_instances = version.num_instances_up = len(instances) or 1
         version.move(VersionState.READY)
-        return ServedModel(
-            version,
-            from_config(version.config, self._options.default_max_queue_size, self._options.latency_target),
-            RequestReader(Signature.from_config(version.config)),
-            instances,
-            int(self._execution_ms.get(version.name, 0) * 1e6),
+        return ServedModel(version, scheduled, instances)
+
+    def _scheduled(self, version: ModelVersion) -> ScheduledModel:
+        config = version.config
+        return ScheduledModel(
+            version.model_id,
+            from_config(config, self._options.default_max_queue_size, self._options.latency_target),
+            _row(),
+            max_rows=max(1, config["max_batch_size"]),
+            keeps_order=keeps_order(config),
+            signature=Signature.from_config(config),
+            version=version.version,
+            groups=version.groups,
+            sharing=self._star.sharing(version),
         )
 
     def _model_io(self, version: ModelVersion) -> ModelIO | None:
@@ -136,25 +157,29 @@ class Models:
         if not needs_autocomplete(version.config):
             return None
         first = _placements(place_groups(version.config, ()))[0]
-        if version.config["backend"] == "python":
-            return self._python(version, first).describe()
-        return backends.create(version.config["backend"]).describe(self._model(version, first), _device(first))
+        model = self._model(version, first)
+        return self._backend(model).describe(model, _device(first))
 
-    def _instance(self, version: ModelVersion, placement: Placement) -> Instance:
-        if version.config["backend"] == "python":
-            instance = self._python(version, placement)
-            instance.load()
-            return instance
-        backend = backends.create(version.config["backend"])
-        model = self._model(version, placement)
-        plans = Plans(Signature.from_config(version.config))
-        backend.load(model, _device(placement))
-        warm_up(backend, model, plans.signature)
-        return BackendInstance(placement.instance_name, backend, plans)
+    def _instances(self, version: ModelVersion, scheduled: ScheduledModel) -> list[Instance]:
+        instances: list[Instance] = []
+        execution_ns = int(self._execution_ms.get(version.name, 0) * 1e6)
+        try:
+            for placement in _placements(version.config):
+                model = self._model(version, placement)
+                backend = self._backend(model)
+                backend.load(model, _device(placement))
+                if not isinstance(backend, InlinePythonBackend):
+                    warm_up(backend, model, Signature.from_config(model.config))
+                name = placement.instance_name
+                instances.append(Instance(self._star, version, scheduled, name, backend, execution_ns))
+        except BaseException:
+            _unload(instances)
+            raise
+        return instances
 
-    def _python(self, version: ModelVersion, placement: Placement) -> PythonInstance:
-        model = self._model(version, placement)
-        return PythonInstance(model, InlineRuntime(self, self._batcher), self._batcher)
+    def _backend(self, model: Model) -> Backend:
+        name = runs_on(model.config)
+        return InlinePythonBackend(model, self._star) if name == "python" else backends.create(name)
 
     def _model(self, version: ModelVersion, placement: Placement) -> Model:
         config = version.config
@@ -164,9 +189,72 @@ class Models:
             instance_name=placement.instance_name,
             version_dir=str(version.version_dir),
             file=str(model_file(version.version_dir, config, placement.instance_name) or ""),
-            config=config,
+            config=config if runs_on(config) == "python" else sequences.with_sequence_tensors(config),
             backend_config=self._options.backend_settings(config["backend"]),
         )
+
+    # -- ensembles ----------------------------------------------------------------------------------------------------
+
+    def _load_steps(self, found: FoundModel) -> None:
+        """Load the models of an ensemble that are not loaded. Raises InvalidArgumentError where it waits for itself."""
+        self._loading.append(found.name)
+        try:
+            for step in steps(found.config):
+                if step["model_name"] in self._loading:
+                    names = " -> ".join([*self._loading, step["model_name"]])
+                    raise InvalidArgumentError(f"circular dependency between ensembles: {names}")
+                if step["model_name"] not in self._loaded:
+                    self.load(step["model_name"])
+        finally:
+            self._loading.pop()
+
+    def _composing(self, ensemble: ModelVersion) -> list[ModelVersion]:
+        """The versions that an ensemble's steps mean now. Raises InvalidArgumentError where one is missing."""
+        composing = []
+        for step in steps(ensemble.config):
+            versions = {each.version.version: each.version for each in self._loaded.get(step["model_name"], ())}
+            number = int(step["model_version"])
+            if number == LATEST:
+                number = max(versions, default=number)
+            if number not in versions:
+                depends = f"ensemble '{ensemble.name}' depends on '{step['model_name']}'"
+                raise InvalidArgumentError(f"{depends} whose required version {number} is not loaded.")
+            composing.append(versions[number])
+        return composing
+
+    def _ensemble(self, version: ModelVersion) -> Ensemble:
+        """An ensemble, not linked yet. Raises InvalidArgumentError where it does not fit its models."""
+        configs = [each.config for each in self._composing(version)]
+        for sentence in mismatches(version.config, configs):
+            raise InvalidArgumentError(sentence)
+        policy = {"decoupled": bool(decoupled_steps(configs))}
+        version.config = {**version.config, "model_transaction_policy": policy}
+        number, sharing = version.version, self._star.sharing(version)
+        return Ensemble(
+            version.model_id, version.config, _row(), version=number, models=(), may_run_again=False, sharing=sharing
+        )
+
+    def _link_ensembles(self) -> None:
+        """Let ensembles go on with the versions that their steps mean now; where one is missing, requests are told."""
+        for each in [each for versions in self._loaded.values() for each in versions]:
+            if isinstance(each.scheduled, Ensemble):
+                with suppress(InvalidArgumentError):
+                    composing = self._composing(each.version)
+                    ids, configs = [step.model_id for step in composing], [step.config for step in composing]
+                    self._star.exchange.ensembles.relink(
+                        each.scheduled.id, ids, decoupled_steps(configs), may_run_again=False
+                    )
+                    self._star.sharing(each.version, str(ids))
+
+
+def _row() -> Row:
+    """What is counted of a model, for nobody."""
+    return Row(memoryview(bytearray(ROW_WORDS * WORD)).cast("Q"), None)
+
+
+def _unload(instances: Sequence[Instance]) -> None:
+    for instance in instances:
+        instance.unload()
 
 
 def _on_cpus(config: Config) -> Config:

@@ -25,14 +25,15 @@ class Repository:
         return [identifier.name for identifier in self._repositories.scan().models]
 
     def look(self, name: str, config: str | None = None, directory: Path | None = None) -> FoundModel:
-        """One of its models, with `config`, a ModelConfig in JSON, in the place of the file, `directory` in that of its
-        own. Raises what is wrong with it.
+        """One of its models, or one beside the single model, with `config`, a ModelConfig in JSON, in the place of the
+        file, `directory` in that of its own. Raises what is wrong with it.
         """
-        place = self._path if self._is_model() and name == self._path.name else directory
-        if place is not None:
-            found: FoundModel | None = self._repositories.look_at(ModelIdentifier(name), directory or place, config)
-        else:
-            found = None if self._is_model() else self._repositories.look(name, Override(config))
+        place = directory or (self._path.parent / name if self._is_model() else None)
+        found: FoundModel | None = None
+        if place is None:
+            found = self._repositories.look(name, Override(config))
+        elif place.is_dir():
+            found = self._repositories.look_at(ModelIdentifier(name), place, config)
         if found is None:
             raise NotFoundError(f"there is no model '{name}' in '{self._path}'; it has: {', '.join(self.names())}")
         if found.error is not None:

@@ -6,15 +6,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shoal.errors import ShoalError
+from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.frontend.prepared import checked_id
+from shoal.frontend.v2.infer import parse_parameter
 from shoal.model_config.messages import Config
 from shoal.options import ServerOptions
+from shoal.sequences import END, START
 from shoal.star.models import ModelEntry
-from shoal.testing.batcher import Batch, Batcher
-from shoal.testing.future import Future, Response, as_raised
+from shoal.star.outgoing import Ask, check
+from shoal.testing.future import Batch, Future, Response, as_raised
 from shoal.testing.models import Models
 from shoal.testing.repository import Repository
-from shoal.testing.requests import prepare
+from shoal.testing.star import Star
+from shoal.testing.tensors import parse_inputs
 
 
 class Server:
@@ -32,6 +36,7 @@ class Server:
         raise_errors: bool = False,
         execution_ms: Mapping[str, float] | None = None,
         backend_config: Mapping[str, Mapping[str, str]] | None = None,
+        cache_bytes: int = 0,
         patience_s: float = 10.0,
     ) -> None:
         """Load `models`, or all, of a model repository, or the model whose own directory `path` is.
@@ -39,14 +44,15 @@ class Server:
         `raise_errors`: what a model raises is raised as it is, not as the error that a client would get.
         `execution_ms`: by model, how long one execution takes on the server's clock; 0 where nothing is said.
         `backend_config`: by backend, what --backend-config would say.
+        `cache_bytes`: what --cache-config local,size= would say; 0 where answers are not kept.
         `patience_s`: how long threads of a model may keep everybody waiting, in real seconds, before StuckError.
         Raises the error of a model that cannot be loaded.
         """
         options = ServerOptions(backend_config={each: dict(said) for each, said in (backend_config or {}).items()})
         repository = Repository(Path(path))
         self._raise_errors = raise_errors
-        self._batcher = Batcher(patience_s)
-        self._models = Models(repository, options, execution_ms or {}, self._batcher)
+        self._star = Star(patience_s, cache_bytes)
+        self._models = Models(repository, options, execution_ms or {}, self._star)
         try:
             for name in repository.names() if models is None else models:
                 self.load(name)
@@ -63,8 +69,9 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Unload all models; requests that are still open are answered by nobody."""
+        """Unload all models; requests that are still open fail."""
         self._models.close()
+        self._star.close()
 
     # -- models ---------------------------------------------------------------------------------------------------
 
@@ -107,27 +114,37 @@ class Server:
         sequence_end: bool = False,
         priority: int = 0,
         timeout_us: int = 0,
+        deadline_ms: float = 0,
     ) -> Future:
         """Put a request into the model's queue. Raises what a client would be told at once.
 
         Inputs are arrays, of the datatypes and shapes that a client would send, or lists, numbers and texts, which
-        become what the model wants. `outputs` are those wanted; none named means all.
+        become what the model wants. `outputs` are those wanted; none named means all. `timeout_us` is Triton's request
+        parameter, `deadline_ms` how long the client waits for its answer, as gRPC's deadline says; 0: for ever.
         """
-        prepared = prepare(
-            self._lookup(model, version),
-            inputs,
-            outputs=outputs,
-            parameters=parameters,
-            request_id=request_id,
-            sequence_id=sequence_id,
-            sequence_start=sequence_start,
-            sequence_end=sequence_end,
-            priority=priority,
-            timeout_us=timeout_us,
+        entry = self._lookup(model, version)
+        for key in parameters or ():
+            if key.startswith("triton_"):
+                raise InvalidArgumentError(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+                )
+        ask = Ask(
+            checked_id(request_id),
+            parse_inputs(entry.signature, inputs),
+            tuple(outputs),
+            {key: parse_parameter(key, value) for key, value in (parameters or {}).items()},
+            priority,
+            timeout_us,
+            sequence_id,
+            START * sequence_start | END * sequence_end,
+            self._star.now_ns + round(deadline_ms * 1e6) if deadline_ms else 0,
         )
-        future = Future(prepared, self._batcher.run_until, raise_errors=self._raise_errors)
-        request = self._batcher.submit(prepared, future.hear)
-        future.on_cancel = lambda: self._batcher.cancel(request)
+        outgoing = check(entry, ask)
+        future = Future(outgoing, self._star.run_until, raise_errors=self._raise_errors)
+        number = self._star.client.submit(outgoing, future.hear, is_call=False)
+        if future.errors:
+            raise as_raised(future.errors[0], raise_errors=self._raise_errors)
+        future.on_cancel = lambda: self._star.client.cancel(number)
         return future
 
     def _lookup(self, model: str, version: int | None) -> ModelEntry:
@@ -146,17 +163,17 @@ class Server:
     @property
     def batches(self) -> list[Batch]:
         """Every execution since the server began, or since the test cleared this list."""
-        return self._batcher.batches
+        return self._star.batches
 
     @property
     def now_ms(self) -> float:
         """What the clock shows; it begins at 0."""
-        return self._batcher.now_ms
+        return self._star.now_ms
 
     def advance(self, *, seconds: float = 0, milliseconds: float = 0, microseconds: float = 0) -> None:
         """Let time pass: all that is due meanwhile runs, in order, each at its time."""
-        self._batcher.advance(round(seconds * 1e9 + milliseconds * 1e6 + microseconds * 1e3))
+        self._star.advance(round(seconds * 1e9 + milliseconds * 1e6 + microseconds * 1e3))
 
     def run_until_idle(self) -> None:
         """Let time pass until every request has been answered. Raises StuckError where that will never be."""
-        self._batcher.run_until_idle()
+        self._star.run_until_idle()

@@ -4,35 +4,33 @@ An array says its datatype itself and is refused where the model wants another, 
 or a text says none and becomes what the model wants. Pure.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from shoal.datatypes import ALL, BF16, BYTES, FP32, Datatype, decode_bytes_tensor
-from shoal.errors import InternalError, InvalidArgumentError, ShoalError
+from shoal.client.arrays import copied, understood
+from shoal.datatypes import ALL, BF16, BYTES, FP32, Datatype
+from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
-from shoal.request import Parameters, TensorRef
-from shoal.star.models import ModelEntry, client_shape
-from shoal.star.validation import ParsedInput
+from shoal.star.client import Answer
+from shoal.star.models import ModelEntry
+from shoal.star.outgoing import Input
 from shoal.workers.tensors import Array, encode_strings
 
 #: An output as a model hands it over: name, datatype, array (BYTES: bytes or str elements; BF16: uint16 words).
 Output: TypeAlias = tuple[str, Datatype, Array]
-#: What a model has to say to one request: outputs and parameters, or why there are none.
-Answer: TypeAlias = tuple[Sequence[Output], Parameters] | ShoalError
-
 _BY_DTYPE = {datatype.dtype: datatype for datatype in ALL if datatype not in (BF16, BYTES)}
 #: Kind of numpy type of a tensor → those of the values it may be made of, as in JSON: 1 is an FP32, 1.5 is no INT32.
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
-def parse_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[ParsedInput]:
+def parse_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Input]:
     """The inputs of a request, not yet validated. Raises InvalidArgumentError for what is no tensor at all."""
     return [_parse(name, value, signature.inputs.get(name)) for name, value in inputs.items()]
 
 
-def _parse(name: str, value: Any, spec: TensorSpec | None) -> ParsedInput:
+def _parse(name: str, value: Any, spec: TensorSpec | None) -> Input:
     array = np.asarray(value) if spec is None or hasattr(value, "__array__") else made(value, spec)
     datatype = _datatype(array, spec)
     if datatype is None:
@@ -43,12 +41,12 @@ def _parse(name: str, value: Any, spec: TensorSpec | None) -> ParsedInput:
             found = ", ".join(sorted(kind.__name__ for kind in others))
             raise InvalidArgumentError(f"input '{name}': an element of a BYTES tensor is {found}, not bytes or str")
         try:
-            return ParsedInput(name, datatype, array.shape, memoryview(encode_strings(array)), array.size)
+            return Input(name, datatype, array.shape, memoryview(encode_strings(array)))
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"input '{name}': {error}") from error
     if datatype is BF16 and array.dtype == FP32.dtype:
         array = (array.view(np.uint32) >> 16).astype(BF16.dtype)  # the upper half, as Triton's client has it
-    return ParsedInput(name, datatype, array.shape, memoryview(array.tobytes()), -1)
+    return Input(name, datatype, array.shape, memoryview(array.tobytes()))
 
 
 def made(value: Any, spec: TensorSpec) -> Array:
@@ -73,40 +71,14 @@ def _datatype(array: Array, spec: TensorSpec | None) -> Datatype | None:
     return _BY_DTYPE.get(array.dtype)
 
 
-def client_outputs(entry: ModelEntry, outputs: Sequence[Output], wanted: Collection[str]) -> list[Output]:
-    """Copies of a model's outputs as clients are to get them: `reshape` undone, only what is `wanted`, or all.
+def as_arrays(entry: ModelEntry, answer: Answer) -> dict[str, Array]:
+    """The outputs of a response, the caller's own; BF16, which numpy does not know, becomes float32.
 
-    Raises InternalError for an output that is not what it says.
+    Raises InternalError for what a model should not have written.
     """
-    sent: list[Output] = []
-    for name, datatype, array in outputs:
-        if not wanted or name in wanted:
-            shape = client_shape(entry, TensorRef(name, datatype.wire, array.shape, 0, 0))
-            copied = _as_bytes(entry.name, name, array) if datatype is BYTES else array.copy()
-            sent.append((name, datatype, copied.reshape(shape)))
-    return sent
-
-
-def as_arrays(outputs: Sequence[Output]) -> dict[str, Array]:
-    """Outputs as numpy knows them: BF16 becomes float32."""
-    return {
-        name: (array.astype(np.uint32) << 16).view(np.float32) if datatype is BF16 else array
-        for name, datatype, array in outputs
-    }
-
-
-def _as_bytes(model: str, output: str, array: Array) -> Array:
-    """Strings, whether bytes, str or numpy's own, as an array of bytes."""
-    strings: Array = np.empty(array.size, BYTES.dtype)
-    try:
-        strings[:] = decode_bytes_tensor(memoryview(encode_strings(array)))
-    except UnicodeEncodeError as error:
-        raise InternalError(f"model '{model}' returned output '{output}' that is no BYTES tensor: {error}") from error
-    return strings
-
-
-def with_cause(error: ShoalError, cause: BaseException) -> ShoalError:
-    """The error, which remembers what it was made of."""
-    if error is not cause:
-        error.__cause__ = cause
-    return error
+    opened = understood(entry, answer.response)
+    arrays = copied(opened, answer.block.data)
+    for name, datatype, *_ in opened.tensors:
+        if datatype is BF16:
+            arrays[name] = (arrays[name].astype(np.uint32) << 16).view(np.float32)
+    return arrays

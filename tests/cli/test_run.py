@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.cli import main
-from tests.testing.models import DECOUPLED, DOUBLE, write_identity, write_python
+from tests.testing.models import DECOUPLED, DOUBLE, SEQUENCES, SUMS, write_identity, write_python
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
 TEXT = """
@@ -83,7 +83,7 @@ def test_a_model_may_call_those_that_are_loaded_beside_it(capsys: pytest.Capture
     assert run(capsys, tmp_path / "caller", "--load", "double", *sample)[1] == "Y  FP32 [1, 2]\n  [[2. 2.]]\n"
     failed, _, complaint = run(capsys, tmp_path / "caller", *sample)
     assert failed == 2
-    assert "unknown model: 'double' is not found" in complaint
+    assert "Model 'double' is not ready" in complaint
     assert complaint.endswith("\nWhat the model calls is loaded from beside it: --load <model>.\n")
 
 
@@ -143,12 +143,31 @@ def test_a_mistake_is_explained(
     )
 
 
-def test_an_ensemble_is_left_to_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, error = run(capsys, SAMPLES / "text_ensemble", "--sample", "ones")
-    assert status == 2
-    assert "model 'text_ensemble' is an ensemble, which needs a server" in error
-    assert f"shoal serve --model-repository={SAMPLES} " in error
-    assert error.endswith("or run its models one by one: tokenizer, encoder, postprocessing\n")
+def test_an_ensemble_runs_with_the_models_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    text = ("--input", "text=will it rain in the mountains tomorrow", "--output", "label")
+    code, printed, _ = run(capsys, SAMPLES / "text_ensemble", *text)
+    assert code == 0
+    assert printed.startswith("label  BYTES [1, 1]\n  [['weather']]\n")
+
+
+def test_the_requests_of_a_file_are_one_sequence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_python(tmp_path, "sums", SUMS, SEQUENCES)
+    (tmp_path / "data.json").write_text('{"data": [{"X": [1, 2]}, {"X": [3, 4]}, {"X": [5, 6]}]}')
+    data = ("--data", tmp_path / "data.json")
+    assert values(capsys, tmp_path / "sums", *data) == [[1, 2], [4, 6], [9, 12]]
+    own = ("--parameter", "sequence_id=7", "--parameter", "sequence_start=true")
+    assert values(capsys, tmp_path / "sums", *data, *own) == [[1, 2], [3, 4], [5, 6]], "each begins anew"
+
+
+def test_what_the_server_heeds_is_no_parameter_of_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = """
+    def execute(self, requests):
+        [request] = requests
+        assert request.parameters() == "{}"
+        return [answer(x_of(request).as_numpy() * request.timeout())]
+"""
+    write_python(tmp_path, "told", code)
+    assert values(capsys, tmp_path / "told", "--sample", "ones", "--parameter", "timeout=5") == [[5, 5]]
 
 
 def test_help_is_printed_without_imports() -> None:

@@ -49,3 +49,20 @@ DOUBLE = """
 """
 DELAYED = "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 1000 }"
 DECOUPLED = "model_transaction_policy { decoupled: true }"
+#: A model that adds up the tensors of a sequence, in an implicit state.
+SUMS = """
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            start, before = (pb_utils.get_input_tensor_by_name(request, name) for name in ("START", "TOTAL_IN"))
+            total = x_of(request).as_numpy() + (0 if start.as_numpy().any() else before.as_numpy())
+            outputs = [pb_utils.Tensor(name, total) for name in ("Y", "TOTAL_OUT")]
+            responses.append(pb_utils.InferenceResponse(outputs))
+        return responses
+"""
+SEQUENCES = """max_batch_size: 4
+sequence_batching {
+  max_sequence_idle_microseconds: 5000000
+  control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ]
+  state [ { input_name: "TOTAL_IN" output_name: "TOTAL_OUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+}"""

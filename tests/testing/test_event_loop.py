@@ -5,7 +5,7 @@ import socket
 import threading
 from contextlib import nullcontext
 
-from shoal.testing.event_loop import VirtualEventLoop
+from shoal.testing.event_loop import InlineEventLoop, VirtualEventLoop
 
 
 class Clock:
@@ -19,9 +19,10 @@ class Clock:
         self.num_wakes += 1
 
 
-def make() -> tuple[VirtualEventLoop, Clock]:
+def make() -> tuple[InlineEventLoop, VirtualEventLoop, Clock]:
     clock = Clock()
-    return VirtualEventLoop(lambda: clock.ns, clock.wake, nullcontext), clock
+    loop = VirtualEventLoop(lambda: clock.ns, clock.wake, nullcontext)
+    return InlineEventLoop(loop), loop, clock
 
 
 def run(loop: VirtualEventLoop) -> None:
@@ -29,15 +30,15 @@ def run(loop: VirtualEventLoop) -> None:
 
 
 def test_it_runs_until_all_wait_and_says_for_which_time() -> None:
-    loop, clock = make()
+    coroutines, loop, clock = make()
     done: list[str] = []
 
     async def wait(name: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
         done.append(name)
 
-    loop.begin(wait("long", 3))
-    loop.begin(wait("short", 0.5))
+    coroutines.begin(wait("long", 3))
+    coroutines.begin(wait("short", 0.5))
     assert loop.is_due(clock.ns)
     run(loop)
     assert (loop.due_ns, done) == (1_500_000_000, [])
@@ -49,31 +50,31 @@ def test_it_runs_until_all_wait_and_says_for_which_time() -> None:
     clock.ns = 4_000_000_000
     run(loop)
     assert (loop.due_ns, done) == (None, ["short", "long"])
-    loop.end()
+    coroutines.stop()
 
 
 def test_a_thread_wakes_it() -> None:
-    loop, clock = make()
+    coroutines, loop, clock = make()
     arrived = loop.create_future()
 
     async def wait() -> None:
         await arrived
 
-    loop.begin(wait())
+    coroutines.begin(wait())
     run(loop)
-    assert (loop.due_ns, clock.num_wakes, loop.has_sockets) == (None, 0, False)
+    assert (loop.due_ns, clock.num_wakes, loop.has_sockets) == (None, 1, False)
     thread = threading.Thread(target=loop.call_soon_threadsafe, args=(arrived.set_result, None))
     thread.start()
     thread.join()
-    assert clock.num_wakes == 1
+    assert clock.num_wakes == 2
     assert loop.is_due(clock.ns)
     run(loop)
     assert not loop.is_due(clock.ns)
-    loop.end()
+    coroutines.stop()
 
 
 def test_a_socket_is_waited_for() -> None:
-    loop, _ = make()
+    coroutines, loop, _ = make()
     here, there = socket.socketpair()
     here.setblocking(False)
     received: list[bytes] = []
@@ -82,17 +83,17 @@ def test_a_socket_is_waited_for() -> None:
         received.append(await loop.sock_recv(here, 10))
 
     with here, there:
-        loop.begin(receive())
+        coroutines.begin(receive())
         run(loop)
         assert loop.has_sockets
         there.send(b"fish")
         run(loop)
         assert (received, loop.has_sockets) == ([b"fish"], False)
-    loop.end()
+    coroutines.stop()
 
 
 def test_what_has_not_ended_is_cancelled_at_the_end() -> None:
-    loop, _ = make()
+    coroutines, loop, _ = make()
     ended: list[bool] = []
 
     async def wait() -> None:
@@ -101,7 +102,7 @@ def test_what_has_not_ended_is_cancelled_at_the_end() -> None:
         finally:
             ended.append(True)
 
-    loop.begin(wait())
+    coroutines.begin(wait())
     run(loop)
-    loop.end()
+    coroutines.stop()
     assert (ended, loop.is_closed()) == ([True], True)

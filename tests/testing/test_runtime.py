@@ -86,7 +86,7 @@ def test_responses_of_a_decoupled_model_are_iterated_over(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ("other", "unknown model: 'other' is not found"),
+        ("other", r"Failed for execute the inference request\. Model 'other' is not ready"),
         ("repeat", r"Please use 'decoupled=True' argument .* decoupled models\.'$"),
         ("narrow", "unexpected shape for input 'X'"),
     ],

@@ -1,14 +1,18 @@
 """A server in the test's own process: asking, time, what is loaded and what is refused."""
 
 import asyncio
+import gc
+import os
+import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shoal.errors import CancelledError, InvalidArgumentError, NotFoundError, UnavailableError
+from shoal.errors import CancelledError, InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from shoal.testing import Server
-from tests.testing.models import DELAYED, write_identity, write_python
+from tests.testing.models import DECOUPLED, DELAYED, DOUBLE, write_identity, write_python
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
 ROW = [[1.0, 2.0]]
@@ -165,6 +169,65 @@ def test_what_a_gpu_would_serve_runs_on_the_cpu(tmp_path: Path) -> None:
     write_identity(tmp_path, config="max_batch_size: 8\ninstance_group [ { count: 1 kind: KIND_GPU gpus: [ 0 ] } ]")
     with Server(tmp_path) as server:
         assert server.infer("echo", {"X": ROW})["Y"].tolist() == ROW
+
+
+def test_bf16_is_given_and_returned_as_floats(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+    config = tmp_path / "echo" / "config.pbtxt"
+    config.write_text(config.read_text().replace("TYPE_FP32", "TYPE_BF16"))
+    with Server(tmp_path) as server:
+        assert server.infer("echo", {"X": [[1.0, -2.0]]})["Y"].tolist() == [[1.0, -2.0]]
+        assert server.infer("echo", {"X": np.array([[1.0, 3.0]], np.float32)})["Y"].dtype == np.float32
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    code = """
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(answer(x_of(request).as_numpy()), 1)
+"""
+    write_python(tmp_path, "sends", code, DECOUPLED)
+    write_python(tmp_path, "double", DOUBLE)
+    gc.collect()
+    threads, descriptors = threading.active_count(), os.listdir("/proc/self/fd")
+    server = Server(tmp_path)
+    with server:
+        assert server.stream("sends", {"X": ROW[0]})[0]["Y"].tolist() == ROW[0]
+        assert server.infer("double", {"X": ROW})["Y"].tolist() == [[2, 4]]
+        assert threading.active_count() == threads
+    star = weakref.ref(server._star)
+    del server
+    gc.collect()
+    assert star() is None, "and with it all memory"
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_versions_that_were_loaded_before_one_that_cannot_be_are_unloaded(tmp_path: Path) -> None:
+    finalize = f"""
+    def finalize(self):
+        open({str(tmp_path / "finalized")!r}, "w").close()
+"""
+    write_python(tmp_path / "models", "double", DOUBLE + finalize, "version_policy { all { } }")
+    (tmp_path / "models" / "double" / "2").mkdir()
+    (tmp_path / "models" / "double" / "2" / "model.py").write_text("raise OSError('no weights')")
+    with pytest.raises(InternalError, match="no weights"):
+        Server(tmp_path / "models")
+    assert (tmp_path / "finalized").exists()
+
+
+def test_a_model_that_unloads_itself_answers_first(tmp_path: Path) -> None:
+    code = """
+    def execute(self, requests):
+        pb_utils.unload_model("passing")
+        return [answer(x_of(requests[0]).as_numpy())]
+"""
+    write_python(tmp_path, "passing", code)
+    with Server(tmp_path, execution_ms={"passing": 5}) as server:
+        running, waiting = (server.submit("passing", {"X": ROW}) for _ in range(2))
+        assert running.result()["Y"].tolist() == ROW
+        with pytest.raises(UnavailableError, match="is not at ready state"):
+            waiting.result()
+        assert server.models == []
 
 
 def test_a_server_serves_a_coroutine(tmp_path: Path) -> None:

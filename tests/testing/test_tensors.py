@@ -8,7 +8,7 @@ import pytest
 from shoal.datatypes import BF16, BOOL, BYTES, FP16, FP32, INT32, UINT8, Datatype
 from shoal.errors import InvalidArgumentError
 from shoal.model_config.signature import Signature, TensorSpec
-from shoal.testing.tensors import as_arrays, parse_inputs
+from shoal.testing.tensors import parse_inputs
 
 
 def parsed(datatype: Datatype, value: Any) -> tuple[str, tuple[int, ...], bytes]:
@@ -53,8 +53,3 @@ def test_a_value_becomes_a_tensor(datatype: Datatype, value: Any, expected: tupl
 def test_what_is_no_tensor_is_refused(datatype: Datatype, value: Any, sentence: str) -> None:
     with pytest.raises(InvalidArgumentError, match=sentence):
         parsed(datatype, value)
-
-
-def test_bf16_outputs_are_floats() -> None:
-    words = np.array([[0x3F80, 0xC000]], np.uint16)
-    assert as_arrays([("Y", BF16, words)])["Y"].tolist() == [[1.0, -2.0]]

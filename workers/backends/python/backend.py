@@ -193,11 +193,15 @@ class PythonBackend(Backend):
         identity = Identity(
             model.name, model.version, model.instance_name, model.version_dir, model.file, device.kind, device.id
         )
-        sys.dont_write_bytecode = True  # beside a model it would look like a change to who polls the repository
         if self._model.identity == identity:
             self._model.configure(model.config)
             return
         self._model = PythonModel(identity, model.config)
+        self._own_process(model, device)
+
+    def _own_process(self, model: Model, device: Device) -> None:
+        """Make the settings of an interpreter in which one model runs and no other."""
+        sys.dont_write_bytecode = True  # beside a model it would look like a change to who polls the repository
         self._runtime = WorkerRuntime(model.name)
         self._runtime.follow_forks()
         runtime.set_runtime(self._runtime)

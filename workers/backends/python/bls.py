@@ -8,7 +8,6 @@ priority, and ends with them.
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -118,7 +117,7 @@ class Call:
         self._parents = current_parents.get()
         self._parents.begin_call()
         timeout_ns = int(client.request_timeout_s * 1e9)
-        self._deadline_ns = self._parents.deadline_ns(time.monotonic_ns(), timeout_ns)
+        self._deadline_ns = self._parents.deadline_ns(client.now_ns(), timeout_ns)
         # Changed by attempt.
         self._entry: ModelEntry | None = None
         self._number = 0
@@ -185,7 +184,7 @@ class Call:
             tuple(request._requested_output_names),
             {**parents.trace_context(), **_context(request), **request._parameters},
             parents.priority(),
-            request._timeout or parents.timeout_us(time.monotonic_ns()),
+            request._timeout or parents.timeout_us(self._client.now_ns()),
             request._correlation_id,
             request._flags,
             parents.answer_by_ns(),
@@ -227,7 +226,7 @@ class Call:
             self._tell(response, is_final or response is None)
 
     def _fail(self, error: ShoalError, is_final: bool) -> None:
-        if time.monotonic_ns() >= self._deadline_ns and self._calls_itself():
+        if self._client.now_ns() >= self._deadline_ns and self._calls_itself():
             error = UnavailableError(
                 f"{error}; model '{self._caller}' has called itself, and its only instance waits for that call. Give "
                 "it more instances, or make execute a coroutine that awaits async_exec()"

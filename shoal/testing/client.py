@@ -1,0 +1,169 @@
+"""The end of the star that the test and its models share: requests go out through a real port, replies become answers.
+
+To models it is what `shoal.star.client.Client` is in a worker. All happens under the star's lock, in the thread that
+submits or lets time pass. Answers are copied, so that no memory stays taken.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shoal import errors
+from shoal.errors import CancelledError, ShoalError, UnavailableError
+from shoal.reasons import ModelGoneError
+from shoal.request import unpack_response
+from shoal.shm.layout import NO_DIGEST
+from shoal.shm.pieces import whole
+from shoal.shm.port import Port, Reply
+from shoal.shm.ring import RingFullError
+from shoal.star.client import Answer, HeldBlock, OnAnswer
+from shoal.star.models import ModelTable
+from shoal.star.outgoing import Outgoing
+from shoal.star.questions import Ask
+from shoal.star.refusal import refusal
+from shoal.star.request_digest import request_digest
+
+if TYPE_CHECKING:
+    from shoal.testing.star import Star
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """A request that was submitted, until its last reply has come."""
+
+    outgoing: Outgoing
+    on_answer: OnAnswer | None  # None: nobody waits any more
+    is_unwanted: Callable[[], bool]
+    keep: object  # what else must stay until then
+    is_call: bool  # a model's, not the test's
+
+
+class LocalClient:
+    """The only client of its star."""
+
+    #: Calls of models have no deadline but what their clients said: one that nothing can answer is a StuckError.
+    request_timeout_s = 1e9
+    #: How models have others loaded and unloaded. Set before there are any.
+    ask: Ask
+
+    def __init__(self, star: "Star", port: Port) -> None:
+        self._star = star
+        self._port = port
+        self.now_ns = star.time_ns
+        self.models = ModelTable()
+        # Changed under the lock: number → request; block → how many have lent it.
+        self.open: dict[int, OpenRequest] = {}
+        self._lent: Counter[int] = Counter()
+
+    def submit(
+        self,
+        outgoing: Outgoing,
+        on_answer: OnAnswer,
+        deadline_ns: int = 0,
+        is_unwanted: Callable[[], bool] = lambda: False,
+        keep: object = None,
+        *,
+        is_call: bool = True,
+    ) -> int:
+        """Queue a request, or have it refused at once; returns its number. Raises ShoalError where there is no room.
+
+        The test's own, which `is_call` says, may be answered from the cache, as a front end's may.
+        """
+        del deadline_ns
+        ask, entry = outgoing.ask, outgoing.entry
+        with self._star.changed:
+            block = self._port.allocate(outgoing.nbytes, entry.model_id)
+            try:
+                span = outgoing.write(block.memory)
+                number = self._port.submit(
+                    entry.model_id,
+                    block,
+                    span,
+                    outgoing.rows,
+                    outgoing.shape_key,
+                    self.now_ns(),
+                    ask.priority,
+                    ask.timeout_us,
+                    NO_DIGEST if is_call or not entry.is_cached else request_digest(block.memory, span),
+                    ask.answer_by_ns,
+                    ask.correlation_id,
+                    ask.flags,
+                )
+            except RingFullError:
+                self._port.slab.free(block.ref)
+                raise UnavailableError("Exceeds maximum queue size") from None
+            self._port.flush()
+            self.open[number] = OpenRequest(outgoing, on_answer, is_unwanted, keep, is_call)
+            self._star.admit()
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for a request any more: it fails where it is queued, else its model is told. What models have
+        asked for its sake is cancelled, too; a model does not hear of its call any more."""
+        with self._star.changed:
+            request = self.open.get(number)
+            if request is None or request.on_answer is None:
+                return
+            self._port.cancel(number)
+            self._port.flush()
+            self._star.admit()
+            if request.is_call and number in self.open:
+                on_answer, request.on_answer = request.on_answer, None
+                on_answer(CancelledError("Request was cancelled"), True)
+            others = [(other, each) for other, each in self.open.items() if other != number]
+        for other, each in others:
+            if each.is_unwanted():
+                self.cancel(other)
+
+    def deliver(self) -> None:
+        """Hand out the replies that have come, and release their memory."""
+        for reply in self._port.poll():
+            request = self.open[reply.number]
+            if reply.is_final:
+                del self.open[reply.number]
+            if request.on_answer is not None:
+                request.on_answer(self._answer(request, reply), reply.is_final)
+            if reply.block is not None:
+                self._port.release(reply.number, reply.part, prompt=False)
+        self._port.flush()
+
+    def _answer(self, request: OpenRequest, reply: Reply) -> Answer | ShoalError | None:
+        block, header, ask = reply.block, reply.header, request.outgoing.ask
+        if reply.is_empty:
+            return None
+        if block is None or header is None:
+            error = refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
+            # Not sent again, as a worker's would be: a test that unloads a model wants to see what becomes of calls.
+            return UnavailableError(str(error)) if isinstance(error, ModelGoneError) else error
+        if reply.status:
+            return self._star.with_cause(errors.from_wire(reply.status, str(header, "utf-8", "replace")))
+        try:
+            response = unpack_response(header, len(block))
+        except ShoalError as error:
+            return error
+        return Answer(response, HeldBlock((len(block),), np.uint8, bytes(whole(block))), 0)
+
+    # --- tensors of requests that are being executed, which models pass on ---
+
+    def lend(self, refs: Iterable[int]) -> None:
+        """Requests name these blocks from now on, until they are given back as often."""
+        with self._star.changed:
+            self._lent.update(refs)
+
+    def give_back(self, refs: Iterable[int]) -> None:
+        """Take back what `lend` was told."""
+        with self._star.changed:
+            self._lent -= Counter(refs)
+            self._star.changed.notify_all()
+
+    def has_lent(self, refs: Iterable[int]) -> bool:
+        """Whether one of these blocks is lent."""
+        return any(ref in self._lent for ref in refs)
+
+    def wait_until_returned(self, refs: Sequence[int]) -> None:
+        """Let time pass until none of these blocks is lent."""
+        if self.has_lent(refs):
+            self._star.run_until(lambda: not self.has_lent(refs))

@@ -1,0 +1,86 @@
+"""The Python backend where several models share one interpreter: a TritonPythonModel, run by the thread that waits."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, cast
+
+from triton_python_backend_utils import runtime
+
+from shoal.model_config.autocomplete import ModelIO
+from shoal.star.client import Client
+from shoal.testing.event_loop import InlineEventLoop, VirtualEventLoop
+from shoal.testing.surroundings import Surroundings
+from shoal.workers.answers import Answers
+from shoal.workers.backends.backend import Device, Model
+from shoal.workers.backends.python.backend import PythonBackend
+from shoal.workers.backends.python.requests import ServedRequest
+from shoal.workers.backends.python.runtime import WorkerRuntime
+from shoal.workers.requests import Request
+
+if TYPE_CHECKING:
+    from shoal.testing.star import Star
+
+
+class InlineRuntime(WorkerRuntime):
+    """A worker's runtime whose calls leave by the star's own client."""
+
+    def __init__(self, model: str, star: "Star") -> None:
+        super().__init__(model)
+        self._star = star
+        self._client = cast("Client", star.client)  # which has all that a runtime and its calls use
+
+    def wait(self, changed: threading.Condition, has_come: Callable[[], bool]) -> None:
+        """Run what is due, meanwhile, in the thread that waits."""
+        changed.release()
+        try:
+            self._star.run_until(has_come)
+        finally:
+            changed.acquire()
+
+
+class InlinePythonBackend(PythonBackend):
+    """One instance, with modules of its own. Coroutines run on the star's clock."""
+
+    def __init__(self, model: Model, star: "Star") -> None:
+        super().__init__()
+        self._star = star
+        self._runtime = InlineRuntime(model.name, star)
+        self._surroundings = Surroundings(os.path.dirname(model.version_dir) + os.sep, self._runtime)
+        #: Of a model whose execute is a coroutine. Set by load.
+        self.virtual_loop: VirtualEventLoop | None = None
+
+    def _enter(self) -> AbstractContextManager[None]:
+        return self._surroundings.enter()
+
+    def describe(self, model: Model, device: Device) -> ModelIO:
+        with self._enter():
+            return super().describe(model, device)
+
+    def load(self, model: Model, device: Device) -> None:
+        with self._enter():
+            super().load(model, device)
+        if self._model.is_async:
+            self.virtual_loop = VirtualEventLoop(self._star.time_ns, self._star.wake, self._enter)
+            self._event_loop = InlineEventLoop(self.virtual_loop)
+
+    def execute(self, requests: Sequence[Request], answers: Answers) -> None:
+        with self._enter():
+            super().execute(requests, answers)
+
+    def unload(self) -> None:
+        with self._enter():
+            super().unload()
+        if runtime.current is self._runtime:
+            runtime.set_runtime(None)  # which would keep all of the test's server
+
+    def _own_process(self, model: Model, device: Device) -> None:
+        """The process is the test's."""
+
+    def _fail(self, batch: Sequence[ServedRequest], error: BaseException) -> None:
+        """Fail the requests, and leave it to the test to say so."""
+        failure = self._model.as_failure(error)
+        self._star.note_cause(failure, error)
+        for request in batch:
+            request.fail(failure)
