@@ -72,20 +72,23 @@ class Instance(Loop):
     @property
     def is_busy(self) -> bool:
         """Whether an execution has begun that is not over on the star's clock."""
-        return self.is_executing or bool(self.memory.outbox.ended)
+        return self.is_executing or self.memory.outbox.is_held
 
     def execute(self) -> None:
         """Run the batches that have come. Their ends are shown once they are over on the star's clock."""
-        start_ns = self._star.now_ns
-        self.step()
+        start_ns, outbox = self._star.now_ns, self.memory.outbox
+        was_held, outbox.is_held = outbox.is_held, outbox.is_held or self._execution_ns > 0
+        if not self.step():  # there was no batch, only memory that is back
+            outbox.is_held = was_held
+            return
         # A model that has asked others has let the clock go on itself.
         end_ns = max(self._star.now_ns, start_ns + self._execution_ns)
 
         def end() -> None:
             with self.memory.lock:
-                self.memory.outbox.end(start_ns, end_ns)
+                outbox.end(start_ns, end_ns)
 
-        if self.memory.outbox.ended and end_ns > self._star.now_ns:
+        if end_ns > self._star.now_ns:
             self._star.at(end_ns, end)
         else:
             end()
@@ -168,26 +171,28 @@ class NoOversizeBlocks(OversizeBlocks):
 class Outbox(RingWriter):
     """A worker's records on the star's clock. Those that end an execution are kept back until that is over there."""
 
-    __slots__ = ("_time_ns", "ended")
+    __slots__ = ("_ended", "_time_ns", "is_held")
 
     def __init__(self, own: Segment, peer: SegmentView, time_ns: Callable[[], int]) -> None:
         super().__init__(own, peer)
         self._time_ns = time_ns
-        #: Changed by push and end.
-        self.ended: list[Record] = []
+        #: Whether what senders say last is kept back, too. Changed by the instance, and by end.
+        self.is_held = False
+        self._ended: list[Record] = []
 
     def push(self, record: Record) -> None:
         """Add a record, unless it ends an execution."""
-        if record[0] in (DONE, READY) and record[D.BATCH]:
-            self.ended.append(record)
+        if record[0] in (DONE, READY) and (record[D.BATCH] or self.is_held):
+            self._ended.append(record)
         else:
             super().push(_at(record, self._time_ns(), self._time_ns()))
 
     def end(self, start_ns: int, end_ns: int) -> None:
         """Show the ends of executions."""
-        for record in self.ended:
+        for record in self._ended:
             super().push(_at(record, start_ns, end_ns))
-        self.ended.clear()
+        self._ended.clear()
+        self.is_held = False
         self.publish()
 
 

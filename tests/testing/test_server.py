@@ -120,6 +120,31 @@ def test_an_execution_takes_as_long_as_the_test_says(tmp_path: Path) -> None:
         assert server.now_ms == 10
 
 
+@pytest.mark.parametrize("kind", ["coroutine", "senders"])
+def test_an_execution_that_senders_answer_takes_as_long(tmp_path: Path, kind: str) -> None:
+    coroutine = """
+    async def execute(self, requests):
+        return [answer(x_of(request).as_numpy()) for request in requests]
+"""
+    senders = """
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(answer(x_of(request).as_numpy()))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    write_python(
+        tmp_path, "slow", coroutine if kind == "coroutine" else senders, "" if kind == "coroutine" else DECOUPLED
+    )
+    with Server(tmp_path, execution_ms={"slow": 5}) as server:
+        futures = [server.submit("slow", {"X": ROW[0]}) for _ in range(2)]
+        server.advance(milliseconds=4)
+        assert [future.done for future in futures] == [False, False]
+        server.run_until_idle()
+        assert [batch.time_ms for batch in server.batches] == [0, 5]
+        assert server.now_ms == 10
+
+
 def test_a_full_queue_refuses(tmp_path: Path) -> None:
     batching = "dynamic_batching { max_queue_delay_microseconds: 1000 default_queue_policy { max_queue_size: 2 } }"
     write_identity(tmp_path, config=f"max_batch_size: 8 {batching}")
