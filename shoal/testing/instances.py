@@ -1,6 +1,7 @@
 """A model instance without a process: a worker's own loop and memory, run by the thread that waits for its answers."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from shoal.batcher.peers import Model, Worker
@@ -149,13 +150,20 @@ class InlineMemory(Memory):
         where they never will."""
         del batch, wait_s, urgency
         while True:
-            self.drain()
+            with self.lock:
+                self.drain()
+                _, num_heeded = self._reader.counts
             if (result := attempt()) is not None:
                 return result
             try:
-                self.star.run_until(self._reader.has_unread)
+                self.star.run_until(partial(self._has_more_than, num_heeded))
             except StuckError:
                 return None
+
+    def _has_more_than(self, num_heeded: int) -> bool:
+        """Whether the batcher has said more since, whichever thread has heeded it."""
+        num_said, _ = self._reader.counts
+        return num_said != num_heeded
 
 
 class NoOversizeBlocks(OversizeBlocks):

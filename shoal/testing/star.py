@@ -213,12 +213,20 @@ class Star:
     def step(self) -> None:
         """Move all records that are there, form batches, hand out answers."""
         with self.changed:
+            before = self._num_records
             self.exchange.step(self.now_ns)
             self.client.deliver()
+            if self._num_records != before:
+                self.changed.notify_all()
             for report in self.exchange.reports:
                 if report["op"] == "worker_retired" and report["owner"] in self._instances:
                     self._remove(self._instances[report["owner"]])
             self.exchange.reports.clear()
+
+    @property
+    def _num_records(self) -> int:
+        """What the exchange has said so far, to all."""
+        return sum([each.writer.position for each in (self._client, *self.exchange.workers.values())])
 
     def _run(self, is_done: Callable[[], bool], end_ns: int | None) -> None:
         looks_at_sockets = False

@@ -83,6 +83,46 @@ def test_responses_of_a_decoupled_model_are_iterated_over(tmp_path: Path) -> Non
         assert server.infer("caller", {"X": ROW[0]})["Y"].tolist() == [3, 6]
 
 
+def test_threads_and_coroutines_may_all_wait_for_answers_of_threads(tmp_path: Path) -> None:
+    repeat = """
+    def execute(self, requests):
+        import threading
+        for request in requests:
+            x = x_of(request).as_numpy().copy()
+            threading.Thread(target=self.send, args=(request.get_response_sender(), x)).start()
+
+    def send(self, sender, x):
+        for number in range(100):  # more than a client may leave unread
+            sender.send(answer(x))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    threads = """
+    def execute(self, requests):
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(6) as pool:
+            return [answer(sum(pool.map(self.ask, [request] * 6))) for request in requests]
+
+    def ask(self, request):
+        call = asked("repeat", x_of(request)).exec(decoupled=True)
+        return sum(y_of(each) for each in call if each.output_tensors())
+"""
+    coroutines = """
+    async def execute(self, requests):
+        import asyncio
+        return [answer(sum(await asyncio.gather(*[self.ask(each) for _ in range(5)]))) for each in requests]
+
+    async def ask(self, request):
+        call = await asked("repeat", x_of(request)).async_exec(decoupled=True)
+        return sum([y_of(each) async for each in call if each.output_tensors()])
+"""
+    write_python(tmp_path, "repeat", repeat, DECOUPLED)
+    write_python(tmp_path, "threads", threads, "")
+    write_python(tmp_path, "coroutines", coroutines, "")
+    with Server(tmp_path) as server:
+        futures = [server.submit(model, {"X": ROW[0]}) for model in ("threads", "coroutines") * 5]
+        assert [future.result()["Y"].tolist() for future in futures] == [[600, 1200], [500, 1000]] * 5
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
