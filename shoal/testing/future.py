@@ -57,7 +57,7 @@ class Future:
         self._run_until = run_until
         self._raise_errors = raise_errors
         # Changed by the server.
-        self.on_cancel: Callable[[], None] = _nothing
+        self.on_cancel: Callable[[], None] = lambda: None
         self.responses: list[Response] = []
         self.errors: list[ShoalError] = []
         self.done = False
@@ -101,7 +101,3 @@ class Future:
 def as_raised(error: ShoalError, *, raise_errors: bool) -> BaseException:
     """What the model raised, where that is wanted and known; else what a client is told, with that as its cause."""
     return error.__cause__ if raise_errors and error.__cause__ is not None else error
-
-
-def _nothing() -> None:
-    """There is nothing to be cancelled yet."""

@@ -27,7 +27,6 @@ from shoal.repository.scan import model_file
 from shoal.shm.counters import ROW_WORDS, Row
 from shoal.shm.layout import WORD
 from shoal.star import file_overrides
-from shoal.star.models import ModelEntry
 from shoal.testing.instances import Instance
 from shoal.testing.python_backend import InlinePythonBackend
 from shoal.testing.repository import Repository
@@ -67,10 +66,6 @@ class Models:
     def names(self) -> list[str]:
         """Those that are loaded."""
         return sorted(self._loaded)
-
-    def lookup(self, name: str, version: str | None) -> ModelEntry:
-        """The version that a request means. Raises what a client would be told."""
-        return self._star.client.models.lookup(name, version)
 
     def load(self, name: str, config: str | None = None, directory: Path | None = None) -> None:
         """Load a model, or load it again, perhaps with another configuration or from a directory with other files. An

@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, cast
 
 from triton_python_backend_utils import runtime
@@ -51,26 +50,23 @@ class InlinePythonBackend(PythonBackend):
         #: Of a model whose execute is a coroutine. Set by load.
         self.virtual_loop: VirtualEventLoop | None = None
 
-    def _enter(self) -> AbstractContextManager[None]:
-        return self._surroundings.enter()
-
     def describe(self, model: Model, device: Device) -> ModelIO:
-        with self._enter():
+        with self._surroundings.enter():
             return super().describe(model, device)
 
     def load(self, model: Model, device: Device) -> None:
-        with self._enter():
+        with self._surroundings.enter():
             super().load(model, device)
         if self._model.is_async:
-            self.virtual_loop = VirtualEventLoop(self._star.time_ns, self._star.wake, self._enter)
+            self.virtual_loop = VirtualEventLoop(self._star.time_ns, self._star.wake, self._surroundings.enter)
             self._event_loop = InlineEventLoop(self.virtual_loop)
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
-        with self._enter():
+        with self._surroundings.enter():
             super().execute(requests, answers)
 
     def unload(self) -> None:
-        with self._enter():
+        with self._surroundings.enter():
             super().unload()
         if runtime.current is self._runtime:
             runtime.set_runtime(None)  # which would keep all of the test's server

@@ -55,7 +55,8 @@ class Server:
         self._models = Models(repository, options, execution_ms or {}, self._star)
         try:
             for name in repository.names() if models is None else models:
-                self.load(name)
+                if name not in self.models:  # an ensemble has brought it along
+                    self.load(name)
         except BaseException:
             self.close()
             raise
@@ -148,7 +149,7 @@ class Server:
         return future
 
     def _lookup(self, model: str, version: int | None) -> ModelEntry:
-        return self._models.lookup(model, None if version is None else str(version))
+        return self._star.client.models.lookup(model, None if version is None else str(version))
 
     def infer(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Response:
         """The response to a request, submitted as by `submit`; time passes until it is there. Raises its error."""
@@ -176,4 +177,4 @@ class Server:
 
     def run_until_idle(self) -> None:
         """Let time pass until every request has been answered. Raises StuckError where that will never be."""
-        self._star.run_until_idle()
+        self._star.run_until(lambda: not self._star.client.open)

@@ -194,16 +194,8 @@ class Star:
     def advance(self, duration_ns: int) -> None:
         """Let time pass, and run all that is due meanwhile."""
         end_ns = self.now_ns + duration_ns
-        self._run(lambda: False, end_ns)
+        self.run_until(lambda: False, end_ns)
         self.now_ns = max(self.now_ns, end_ns)
-
-    def run_until(self, is_done: Callable[[], bool]) -> None:
-        """Run what is due until something has come true. Raises StuckError where it never will."""
-        self._run(is_done, None)
-
-    def run_until_idle(self) -> None:
-        """Run until every request has been answered."""
-        self._run(lambda: not self.client.open, None)
 
     def at(self, due_ns: int, work: Work) -> None:
         """Have work done when the clock shows this."""
@@ -228,7 +220,8 @@ class Star:
         """What the exchange has said so far, to all."""
         return sum([each.writer.position for each in (self._client, *self.exchange.workers.values())])
 
-    def _run(self, is_done: Callable[[], bool], end_ns: int | None) -> None:
+    def run_until(self, is_done: Callable[[], bool], end_ns: int | None = None) -> None:
+        """Run what is due until something has come true, or up to a time. Raises StuckError where it never will."""
         looks_at_sockets = False
         while True:
             with self.changed:
@@ -248,7 +241,10 @@ class Star:
                         looks_at_sockets = self._wait()
                     continue
             looks_at_sockets = False
-            work()
+            try:
+                work()
+            finally:
+                self.wake()
 
     def _wait(self) -> bool:
         """Leave it to other threads: nothing can be done in this one now. True where the sockets of coroutines are
@@ -325,4 +321,3 @@ class Star:
             with self.changed:
                 instance.is_executing = False
                 self._executing -= Counter((threading.get_ident(),))
-                self.changed.notify_all()
