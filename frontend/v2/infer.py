@@ -63,7 +63,7 @@ def prepare(
         return validated(entry, "", [raw], (), Settings({}, binary_data_output=True), forwarded)
     request = read_json(body[:header_length], max_input_size)
     id_ = parse_id(request)
-    settings = _parse_settings(request["parameters"]) if door.has(request, "parameters") else _NO_SETTINGS
+    settings = parse_settings(request["parameters"]) if door.has(request, "parameters") else _NO_SETTINGS
     tail = None if text is None else body[header_length:]
     inputs = _parse_inputs(entry.name, id_, door.member(request, "inputs"), tail, max_input_size, regions)
     outputs = _parse_outputs(id_, request["outputs"], regions) if "outputs" in request else ()
@@ -79,7 +79,8 @@ def parse_id(request: Any) -> str:
     return checked_id(door.as_string(request["id"], "id")) if door.has(request, "id") else ""
 
 
-def _parse_settings(members: Any) -> Settings:
+def parse_settings(members: Any) -> Settings:
+    """What the request's `parameters` come to. Raises ShoalErrors with Triton's sentences."""
     if type(members) is not dict:
         raise InternalError("failed to get request params.: attempt to get members for non-object")
     found: dict[str, Any] = {}

@@ -18,14 +18,6 @@ if TYPE_CHECKING:  # whatever is imported for --help is waited for
 
 EXIT_DONE, EXIT_MISUSED, EXIT_FAILED = 0, 1, 2
 
-#: Parameters of a request that the server heeds itself, and what `Server.submit` calls them.
-_OPTIONS = {
-    "sequence_id": "sequence_id",
-    "sequence_start": "sequence_start",
-    "sequence_end": "sequence_end",
-    "priority": "priority",
-    "timeout": "timeout_us",
-}
 _USAGE = "shoal run <model directory> --input <name>=<value> … [options]"
 _HELP = """\
 Ask a model once, in this process: no server, no ports, and a breakpoint in model.py works. The directory is that of
@@ -158,9 +150,8 @@ def _ask(
             request.inputs,
             version=arguments.version,
             outputs=arguments.output or request.outputs,
-            parameters={key: value for key, value in parameters.items() if key not in _OPTIONS},
+            parameters=parameters,
             request_id=request.id,
-            **{_OPTIONS[key]: value for key, value in parameters.items() if key in _OPTIONS},
         )
         times_ms.append((time.perf_counter() - start_s) * 1e3)
     for response in responses:

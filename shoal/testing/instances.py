@@ -1,7 +1,6 @@
 """A model instance without a process: a worker's own loop and memory, run by the thread that waits for its answers."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from shoal.batcher.peers import Model, Worker
@@ -49,7 +48,7 @@ class Instance(Loop):
         """`execution_ns`: how long one execution takes on the star's clock. Raises ShoalError for initial states of
         sequences that cannot be read."""
         config = version.config
-        own, self.view = create_segment(layout.WORKER, owner := star.next_owner(), SLAB_NBYTES)
+        own, self.view = create_segment(layout.WORKER, owner := next(star.owners), SLAB_NBYTES)
         slots_nbytes = -(-4 * WORD * num_slots(config) // UNIT) * UNIT
         link, link_view = create_segment(layout.LINK, owner, slots_nbytes)
         self.memory = InlineMemory(own, link_view, star)
@@ -149,6 +148,11 @@ class InlineMemory(Memory):
         """What `attempt` comes to once readers have given memory back, for which other models are run meanwhile; None
         where they never will."""
         del batch, wait_s, urgency
+        num_heeded = 0
+
+        def has_more() -> bool:
+            return self._reader.counts[0] != num_heeded  # whichever thread has heeded it since
+
         while True:
             with self.lock:
                 self.drain()
@@ -156,14 +160,9 @@ class InlineMemory(Memory):
             if (result := attempt()) is not None:
                 return result
             try:
-                self.star.run_until(partial(self._has_more_than, num_heeded))
+                self.star.run_until(has_more)
             except StuckError:
                 return None
-
-    def _has_more_than(self, num_heeded: int) -> bool:
-        """Whether the batcher has said more since, whichever thread has heeded it."""
-        num_said, _ = self._reader.counts
-        return num_said != num_heeded
 
 
 class NoOversizeBlocks(OversizeBlocks):

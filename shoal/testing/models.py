@@ -57,15 +57,11 @@ class Models:
         self._star = star
         star.client.ask = self._answer
         # Changed by load and unload.
-        self._loaded: dict[str, list[ServedModel]] = {}
+        #: By name, its versions.
+        self.loaded: dict[str, list[ServedModel]] = {}
         self._loading: list[str] = []  # ensembles, each a step of the one before it
         self._num_loads = 0
         self._directories = ExitStack()
-
-    @property
-    def names(self) -> list[str]:
-        """Those that are loaded."""
-        return sorted(self._loaded)
 
     def load(self, name: str, config: str | None = None, directory: Path | None = None) -> None:
         """Load a model, or load it again, perhaps with another configuration or from a directory with other files. An
@@ -82,7 +78,7 @@ class Models:
                 _unload(model.instances)
             raise
         self.unload(name)
-        self._loaded[name] = loaded
+        self.loaded[name] = loaded
         for model in loaded:
             self._star.add_model(model.scheduled, model.instances)
             self._star.client.models.apply(model.version.message())
@@ -90,14 +86,14 @@ class Models:
 
     def unload(self, name: str) -> None:
         """Unload a model if it is loaded; requests that wait for it fail."""
-        for model in self._loaded.pop(name, []):
+        for model in self.loaded.pop(name, []):
             self._star.client.models.apply({**model.version.message(), "op": "model_removed"})
             self._star.remove_model(model.scheduled)
 
     def close(self) -> None:
         """Unload all of them."""
         with self._directories:
-            for name in self.names:
+            for name in list(self.loaded):
                 self.unload(name)
 
     def _answer(self, verb: str, arguments: dict[str, Any]) -> None:
@@ -198,7 +194,7 @@ class Models:
                 if step["model_name"] in self._loading:
                     names = " -> ".join([*self._loading, step["model_name"]])
                     raise InvalidArgumentError(f"circular dependency between ensembles: {names}")
-                if step["model_name"] not in self._loaded:
+                if step["model_name"] not in self.loaded:
                     self.load(step["model_name"])
         finally:
             self._loading.pop()
@@ -207,7 +203,7 @@ class Models:
         """The versions that an ensemble's steps mean now. Raises InvalidArgumentError where one is missing."""
         composing = []
         for step in steps(ensemble.config):
-            versions = {each.version.version: each.version for each in self._loaded.get(step["model_name"], ())}
+            versions = {each.version.version: each.version for each in self.loaded.get(step["model_name"], ())}
             number = int(step["model_version"])
             if number == LATEST:
                 number = max(versions, default=number)
@@ -231,7 +227,7 @@ class Models:
 
     def _link_ensembles(self) -> None:
         """Let ensembles go on with the versions that their steps mean now; where one is missing, requests are told."""
-        for each in [each for versions in self._loaded.values() for each in versions]:
+        for each in [each for versions in self.loaded.values() for each in versions]:
             if isinstance(each.scheduled, Ensemble):
                 with suppress(InvalidArgumentError):
                     composing = self._composing(each.version)

@@ -6,12 +6,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import ShoalError
 from shoal.frontend.prepared import checked_id
-from shoal.frontend.v2.infer import parse_parameter
+from shoal.frontend.v2.infer import parse_settings
 from shoal.model_config.messages import Config
 from shoal.options import ServerOptions
-from shoal.sequences import END, START
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import Ask, check
 from shoal.testing.future import Batch, Future, Response, as_raised
@@ -93,7 +92,7 @@ class Server:
     @property
     def models(self) -> list[str]:
         """The names of the models that are loaded."""
-        return self._models.names
+        return sorted(self._models.loaded)
 
     def config(self, model: str, version: int | None = None) -> Config:
         """A model's configuration, complete, as GET /v2/models/MODEL/config tells it."""
@@ -120,24 +119,22 @@ class Server:
         """Put a request into the model's queue. Raises what a client would be told at once.
 
         Inputs are arrays, of the datatypes and shapes that a client would send, or lists, numbers and texts, which
-        become what the model wants. `outputs` are those wanted; none named means all. `timeout_us` is Triton's request
-        parameter, `deadline_ms` how long the client waits for its answer, as gRPC's deadline says; 0: for ever.
+        become what the model wants. `outputs` are those wanted; none named means all. `sequence_id` to `timeout_us` may
+        stand in `parameters`, too, under Triton's names. `deadline_ms` is how long the client waits for its answer, as
+        a gRPC deadline says; 0: for ever.
         """
         entry = self._lookup(model, version)
-        for key in parameters or ():
-            if key.startswith("triton_"):
-                raise InvalidArgumentError(
-                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-                )
+        own = {"sequence_id": sequence_id, "sequence_start": sequence_start, "sequence_end": sequence_end}
+        said = parse_settings({**own, "priority": priority, "timeout": timeout_us, **(parameters or {})})
         ask = Ask(
             checked_id(request_id),
             parse_inputs(entry.signature, inputs),
             tuple(outputs),
-            {key: parse_parameter(key, value) for key, value in (parameters or {}).items()},
-            priority,
-            timeout_us,
-            sequence_id,
-            START * sequence_start | END * sequence_end,
+            said.parameters,
+            said.priority,
+            said.timeout_us,
+            said.correlation_id,
+            said.flags,
             self._star.now_ns + round(deadline_ms * 1e6) if deadline_ms else 0,
         )
         outgoing = check(entry, ask)

@@ -59,7 +59,7 @@ class Star:
         self.changed = threading.Condition()
         self.now_ns = START_NS
         self.batches: list[Batch] = []
-        self._owners, self._order = count(_BATCHER + 1), count()
+        self.owners, self._order = count(_BATCHER + 1), count()  # owners: ids of instances
         self._instances: dict[int, Instance] = {}  # by owner
         self._due: list[tuple[int, int, Work]] = []  # a heap
         self._left: deque[Work] = deque()  # what no thread could wait for; changed without the lock, too
@@ -106,10 +106,6 @@ class Star:
             self.changed.release()
 
     # -- models and requests --------------------------------------------------------------------------------------
-
-    def next_owner(self) -> int:
-        """The owner id of an instance."""
-        return next(self._owners)
 
     def sharing(self, version: ModelVersion, revision: str = "") -> CachedResponses | None:
         """The response cache, where there is one and the model wants it; `revision` names what its answers depend on
