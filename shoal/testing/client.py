@@ -35,7 +35,7 @@ class OpenRequest:
     """A request that was submitted, until its last reply has come."""
 
     outgoing: Outgoing
-    on_answer: OnAnswer | None  # None: nobody waits any more
+    on_answer: OnAnswer | None  # None: a call that its model has cancelled
     is_unwanted: Callable[[], bool]
     keep: object  # what else must stay until then
     is_call: bool  # a model's, not the test's
@@ -101,8 +101,8 @@ class LocalClient:
         return number
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for a request any more: it fails where it is queued, else its model is told. What models have
-        asked for its sake is cancelled, too; a model does not hear of its call any more."""
+        """Cancel a request: one that is queued fails, of one that is being executed the model is told. Calls that were
+        made for it are cancelled, too; they end for their model at once."""
         with self._star.changed:
             request = self.open.get(number)
             if request is None or request.on_answer is None:
@@ -149,21 +149,21 @@ class LocalClient:
     # --- tensors of requests that are being executed, which models pass on ---
 
     def lend(self, refs: Iterable[int]) -> None:
-        """Requests name these blocks from now on, until they are given back as often."""
+        """Count blocks as named by calls of models, until they are given back as often."""
         with self._star.changed:
             self._lent.update(refs)
 
     def give_back(self, refs: Iterable[int]) -> None:
-        """Take back what `lend` was told."""
+        """Count blocks as no longer named by an answered call."""
         with self._star.changed:
             self._lent -= Counter(refs)
             self._star.changed.notify_all()
 
     def has_lent(self, refs: Iterable[int]) -> bool:
-        """Whether one of these blocks is lent."""
+        """Whether a call that has not been answered names one of these blocks."""
         return any(ref in self._lent for ref in refs)
 
     def wait_until_returned(self, refs: Sequence[int]) -> None:
-        """Let time pass until none of these blocks is lent."""
+        """Let time pass until no open call names one of these blocks."""
         if self.has_lent(refs):
             self._star.run_until(lambda: not self.has_lent(refs))

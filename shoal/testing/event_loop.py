@@ -1,6 +1,6 @@
 """The event loop of a model with coroutines, on the clock of the test: `asyncio.sleep` costs no time.
 
-It runs until all its coroutines wait, then says what they wait for: a time, a socket, or somebody else.
+It runs until all its coroutines wait, then says what they wait for: a time, a socket, or a thread.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualEventLoop(asyncio.SelectorEventLoop):
-    """One model instance's loop. It is run by whoever waits, in that thread, by one at a time."""
+    """One model instance's loop. A thread that waits runs it, one at a time."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]  # as always, whatever else its arguments are
         self, callback: Callable[..., object], *arguments: Any, **options: Any
     ) -> asyncio.Handle:
-        """As always, and whoever waits gets to know."""
+        """Schedule a callback as any loop does, and wake the threads that wait."""
         handle = super().call_soon_threadsafe(callback, *arguments, **options)
         self._is_woken = True
         self._wake()

@@ -76,7 +76,7 @@ class Future:
         self.done = is_final
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: it fails where it is still queued, else its model is told."""
+        """Cancel the request: one that is still queued fails, of one that is being executed the model is told."""
         if not self.done:
             self.on_cancel()
 

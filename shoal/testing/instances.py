@@ -94,7 +94,7 @@ class Instance(Loop):
             end()
 
     def unload(self) -> None:
-        """Let go of the model."""
+        """Unload the backend."""
         self._backend.unload()
 
     def _open(self, records: Sequence[Record], answers: Answers) -> list[Request]:
@@ -112,17 +112,17 @@ class Instance(Loop):
 
 
 class InlineOpenBatches(OpenBatches):
-    """Leaves to the star's threads what a worker has a thread for."""
+    """A worker's batches with open senders. Work that senders leave to a thread is done by the next one that waits."""
 
     def __init__(self, memory: Memory, star: "Star") -> None:
         super().__init__(memory)
         self._star = star
 
     def start(self) -> None:
-        """Start nothing."""
+        """A star needs no thread for this."""
 
     def later(self, work: Callable[[], None]) -> None:
-        """Have the thread that waits next do it."""
+        """Leave work to the thread that waits next."""
         self._star.later(work)
 
 
@@ -139,14 +139,14 @@ class InlineMemory(Memory):
 
     @property
     def has_mail(self) -> bool:
-        """Whether the batcher has said something that was not heeded."""
+        """Whether records of the batcher are there that the loop has not taken."""
         return bool(self._batches) or self._reader.has_unread()
 
     def wait_for(
         self, attempt: Callable[[], _Result | None], batch: int = 0, wait_s: float | None = None, urgency: int = NEWS
     ) -> _Result | None:
-        """What `attempt` comes to once readers have given memory back, for which other models are run meanwhile; None
-        where they never will."""
+        """Repeat `attempt` whenever the batcher has sent records, and run other models meanwhile. Returns the first
+        result that is not None, or None where no further record will ever come."""
         del batch, wait_s, urgency
         num_heeded = 0
 
@@ -166,7 +166,7 @@ class InlineMemory(Memory):
 
 
 class NoOversizeBlocks(OversizeBlocks):
-    """Nobody makes segments for single results: the slab is large."""
+    """Segments for single results, of which there are none: the slab is large."""
 
     def __init__(self) -> None:
         super().__init__(cast("Channel", None))
@@ -176,7 +176,8 @@ class NoOversizeBlocks(OversizeBlocks):
 
 
 class Outbox(RingWriter):
-    """A worker's records on the star's clock. Those that end an execution are kept back until that is over there."""
+    """The ring to the batcher. Records get the times of the star's clock; those that end an execution wait until it is
+    over on that clock."""
 
     __slots__ = ("_ended", "_time_ns", "is_held")
 
@@ -195,7 +196,7 @@ class Outbox(RingWriter):
             super().push(_at(record, self._time_ns(), self._time_ns()))
 
     def end(self, start_ns: int, end_ns: int) -> None:
-        """Show the ends of executions."""
+        """Publish the records that end executions, which took from `start_ns` to `end_ns`."""
         for record in self._ended:
             super().push(_at(record, start_ns, end_ns))
         self._ended.clear()
@@ -204,8 +205,8 @@ class Outbox(RingWriter):
 
 
 def _at(record: Record, start_ns: int, end_ns: int) -> Record:
-    """The record of an execution with its times. None is so short that the batcher gives the instance work ahead: it
-    might be in the middle of another that waits."""
+    """A record with the times of its execution. None is so short that the batcher gives the instance work ahead, which
+    would have to wait while a model waits for its own calls."""
     if len(record) <= D.COMPUTE_START_NS:
         return record
     end_ns = max(end_ns, start_ns + FAST_NS)

@@ -97,7 +97,7 @@ class Models:
                 self.unload(name)
 
     def _answer(self, verb: str, arguments: dict[str, Any]) -> None:
-        """What a supervisor is asked by models: to load others and to unload them."""
+        """Load or unload a model that another one has asked for, as a supervisor would."""
         name = arguments.get("model", "")
         if verb == "load":
             directory = arguments["directory"]
@@ -239,7 +239,7 @@ class Models:
 
 
 def _row() -> Row:
-    """What is counted of a model, for nobody."""
+    """A row of statistics, which the batcher wants; no reader has it."""
     return Row(memoryview(bytearray(ROW_WORDS * WORD)).cast("Q"), None)
 
 

@@ -31,7 +31,7 @@ class InlineRuntime(WorkerRuntime):
         self._client = cast("Client", star.client)  # which has all that a runtime and its calls use
 
     def wait(self, changed: threading.Condition, has_come: Callable[[], bool]) -> None:
-        """Run what is due, meanwhile, in the thread that waits."""
+        """Run what is due in the thread that waits, until a response has come."""
         changed.release()
         try:
             self._star.run_until(has_come)
@@ -72,10 +72,10 @@ class InlinePythonBackend(PythonBackend):
             runtime.set_runtime(None)  # which would keep all of the test's server
 
     def _own_process(self, model: Model, device: Device) -> None:
-        """The process is the test's."""
+        """Leave the settings of the interpreter alone: it is the test's."""
 
     def _fail(self, batch: Sequence[ServedRequest], error: BaseException) -> None:
-        """Fail the requests, and leave it to the test to say so."""
+        """Fail the requests of a batch. The log does not say so: the test has the error."""
         failure = self._model.as_failure(error)
         self._star.note_cause(failure, error)
         for request in batch:

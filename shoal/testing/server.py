@@ -44,7 +44,7 @@ class Server:
         `execution_ms`: by model, how long one execution takes on the server's clock; 0 where nothing is said.
         `backend_config`: by backend, what --backend-config would say.
         `cache_bytes`: what --cache-config local,size= would say; 0 where answers are not kept.
-        `patience_s`: how long threads of a model may keep everybody waiting, in real seconds, before StuckError.
+        `patience_s`: how long the test waits for threads of a model, in real seconds, before StuckError.
         Raises the error of a model that cannot be loaded.
         """
         options = ServerOptions(backend_config={each: dict(said) for each, said in (backend_config or {}).items()})

@@ -91,12 +91,12 @@ class Star:
         return (self.now_ns - START_NS) / 1e6
 
     def wake(self) -> None:
-        """Have threads that wait look again."""
+        """Wake the threads that wait, so that they look again."""
         with self.changed:
             self.changed.notify_all()
 
     def later(self, work: Work) -> None:
-        """Have the thread that waits next do this.
+        """Leave work to the thread that waits next.
 
         A finalizer calls this, which runs in the middle of anything, so it waits for nothing.
         """
@@ -108,8 +108,8 @@ class Star:
     # -- models and requests --------------------------------------------------------------------------------------
 
     def sharing(self, version: ModelVersion, revision: str = "") -> CachedResponses | None:
-        """The response cache, where there is one and the model wants it; `revision` names what its answers depend on
-        beside the version."""
+        """The response cache, or None where the server has none or the model does not enable it. `revision` names what
+        answers depend on beside the version."""
         if self.exchange.cached is None or not enables_response_cache(version.config):
             return None
         self.exchange.cached.name(version.model_id, revision, self.now_ns)
@@ -132,7 +132,7 @@ class Star:
         self._port.add_segment(owner, view)
 
     def remove_model(self, model: Model) -> None:
-        """Refuse what is queued for a model, and what its coroutines and threads still have. An instance that is
+        """Refuse the requests that are queued for a model, or left to its coroutines and threads. An instance that is
         executing answers first; then, or at once, its backend is unloaded."""
         with self.changed:
             for instance in [each for each in self._instances.values() if each.worker.model is model]:
@@ -145,7 +145,7 @@ class Star:
         self._do_left()
 
     def _remove(self, instance: Instance) -> None:
-        """Fail what an instance has not answered, and have it unloaded."""
+        """Fail the requests that an instance has not answered; the thread that waits next unloads its backend."""
         self.exchange.remove_worker(instance.worker.owner, self.now_ns, Reason.NOT_READY)
         self.admit()  # replies that lie in its segment are read before that goes
         del self._instances[instance.worker.owner]
@@ -154,7 +154,7 @@ class Star:
         self._left.append(instance.unload)
 
     def close(self) -> None:
-        """Unload what is in the middle of an execution, too."""
+        """Unload instances that are in the middle of an execution, too."""
         with self.changed:
             for instance in list(self._instances.values()):
                 self._remove(instance)
@@ -165,7 +165,7 @@ class Star:
             self._left.popleft()()
 
     def admit(self) -> None:
-        """Have the exchange accept or refuse what was submitted or cancelled; no batch is formed before time passes."""
+        """Let the exchange read new requests and cancellations. No batch is formed before time passes."""
         with self.changed:
             self.exchange.look_at_clients(self.now_ns)
             for peer in (*self.exchange.workers.values(), self._client):
@@ -178,7 +178,8 @@ class Star:
         self._causes.append((sentence_bytes(failure).decode(errors="replace"), error))
 
     def with_cause(self, error: ShoalError) -> ShoalError:
-        """An error as clients are told it, made from the exception behind it. An ensemble has put words in front."""
+        """Give an error of a client the exception of a model as its cause, if that is known. The error's sentence ends
+        with the model's: an ensemble puts words in front."""
         for said in reversed(self._causes):
             if str(error).endswith(said[0]):
                 error.__cause__ = said[1]
@@ -194,7 +195,7 @@ class Star:
         self.now_ns = max(self.now_ns, end_ns)
 
     def at(self, due_ns: int, work: Work) -> None:
-        """Have work done when the clock shows this."""
+        """Schedule work for a time of the clock."""
         with self.changed:
             heapq.heappush(self._due, (due_ns, next(self._order), work))
 
@@ -213,7 +214,7 @@ class Star:
 
     @property
     def _num_records(self) -> int:
-        """What the exchange has said so far, to all."""
+        """How many records the exchange has sent so far, to all peers."""
         return sum([each.writer.position for each in (self._client, *self.exchange.workers.values())])
 
     def run_until(self, is_done: Callable[[], bool], end_ns: int | None = None) -> None:
@@ -243,8 +244,8 @@ class Star:
                 self.wake()
 
     def _wait(self) -> bool:
-        """Leave it to other threads: nothing can be done in this one now. True where the sockets of coroutines are
-        due."""
+        """Wait for other threads. Returns whether the sockets of coroutines are to be looked at next. Raises StuckError
+        where no thread can go on, or none has for too long."""
         if self._left:
             return False
         me = threading.get_ident()
@@ -279,7 +280,7 @@ class Star:
     # -- what is due ------------------------------------------------------------------------------------------------
 
     def _next(self, *, looks_at_sockets: bool) -> Work | None:
-        """What is to be done now; None where nothing is."""
+        """The next piece of work that is due now; None where nothing is."""
         if self._left:
             return self._left.popleft()
         if self._due and self._due[0][0] <= self.now_ns:
@@ -295,7 +296,7 @@ class Star:
         return None
 
     def _loops(self) -> Iterator[VirtualEventLoop]:
-        """Those that no thread runs now."""
+        """The event loops that no thread runs now."""
         for instance in self._instances.values():
             if instance.event_loop is not None and not instance.event_loop.is_claimed:
                 yield instance.event_loop
