@@ -123,6 +123,34 @@ def test_threads_and_coroutines_may_all_wait_for_answers_of_threads(tmp_path: Pa
         assert [future.result()["Y"].tolist() for future in futures] == [[600, 1200], [500, 1000]] * 5
 
 
+def test_a_call_that_is_cancelled_ends_for_its_model_at_once_and_the_other_model_is_told(tmp_path: Path) -> None:
+    endless = """
+    async def execute(self, requests):
+        import asyncio
+        [request] = requests
+        sender = request.get_response_sender()
+        while not request.is_cancelled():
+            sender.send(answer(x_of(request).as_numpy()))
+            await asyncio.sleep(1)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    code = """
+    def execute(self, requests):
+        call = asked("endless", x_of(requests[0])).exec(decoupled=True)
+        first = next(call)
+        call.cancel()
+        [last] = call
+        assert last.error().code() == pb_utils.TritonError.CANCELLED
+        return [answer(y_of(first))]
+"""
+    write_python(tmp_path, "endless", endless, DECOUPLED)
+    write_python(tmp_path, "caller", code, "")
+    with Server(tmp_path) as server:
+        assert server.infer("caller", {"X": ROW[0]})["Y"].tolist() == [1, 2]
+        server.run_until_idle()
+        assert server.now_ms == 1000
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
