@@ -15,7 +15,7 @@ from shoal.model_config.signature import Signature
 from shoal.shm import counters, layout, segment
 from shoal.shm.counters import CELL, CounterTable, CounterTableView, Row
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import PROGRESS_WORD, Geometry
+from shoal.shm.layout import DONE, PROGRESS_WORD, B, Geometry, pack_ref
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 
@@ -224,3 +224,23 @@ def ask(client: End, *numbers: int, start_ns: int = 100) -> None:
     """Requests of one row each."""
     for number in numbers:
         client.say(layout.REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, start_ns)
+
+
+BATCHING = {
+    "name": "m",
+    "max_batch_size": 4,
+    "dynamic_batching": {
+        "preferred_batch_size": [4],
+        "max_queue_delay_microseconds": 0,
+        "preserve_ordering": False,
+        "priority_levels": 0,
+        "default_priority_level": 0,
+    },
+}
+
+
+OUTPUT_BLOCK = pack_ref(WORKER, 2, 1)
+
+
+def answer(worker: End, item: tuple[int, ...], status: int = 0, block: int = OUTPUT_BLOCK) -> None:
+    worker.say(DONE, item[B.KEY], item[B.BATCH], status, block, HEADER, 1_000, 1_010, 1_110, 1_115)

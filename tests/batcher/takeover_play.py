@@ -237,3 +237,11 @@ class Play:
             is_first = 0
         for number in sorted(self.open[owner]):
             ask(self.clients[owner], number)
+
+
+BATCHING = {"name": "m", "max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 0}}
+
+
+def answers(client: End) -> list[tuple[int, int]]:
+    """(number, reason) of the replies that came."""
+    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]

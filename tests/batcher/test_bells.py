@@ -25,11 +25,11 @@ from shoal.shm.layout import (
     record,
 )
 from shoal.shm.ring import RingReader
+from tests.batcher.batcher_process import FIRST, FRONT_END, Supervisor, answer, batching
+from tests.batcher.batcher_process import End as Peer
+from tests.batcher.batcher_process import ask as ask_for
 from tests.batcher.ensemble_star import CHAIN, Sky
 from tests.batcher.star import HEADER, SINGLE, WORKER, End, Star, ask, one_of_each
-from tests.batcher.test_batcher import FIRST, FRONT_END, Supervisor, answer, batching
-from tests.batcher.test_batcher import End as Peer
-from tests.batcher.test_batcher import ask as ask_for
 
 OTHER = 22
 MANY = 8

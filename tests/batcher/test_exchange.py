@@ -8,19 +8,23 @@ from hypothesis import strategies as st
 
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, TRACE, B, P, pack_ref
-from tests.batcher.star import CLIENT, HEADER, INPUT_BLOCK, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
+from tests.batcher.star import (
+    BATCHING,
+    CLIENT,
+    HEADER,
+    INPUT_BLOCK,
+    MODEL,
+    OUTPUT_BLOCK,
+    SINGLE,
+    WORKER,
+    End,
+    Star,
+    answer,
+    ask,
+    cell,
+    one_of_each,
+)
 
-BATCHING = {
-    "name": "m",
-    "max_batch_size": 4,
-    "dynamic_batching": {
-        "preferred_batch_size": [4],
-        "max_queue_delay_microseconds": 0,
-        "preserve_ordering": False,
-        "priority_levels": 0,
-        "default_priority_level": 0,
-    },
-}
 EXPIRING = BATCHING | {
     "dynamic_batching": {
         "priority_levels": 2,
@@ -30,11 +34,6 @@ EXPIRING = BATCHING | {
     }
 }
 ORDERED = BATCHING | {"dynamic_batching": {"preserve_ordering": True}}
-OUTPUT_BLOCK = pack_ref(WORKER, 2, 1)
-
-
-def answer(worker: End, item: tuple[int, ...], status: int = 0, block: int = OUTPUT_BLOCK) -> None:
-    worker.say(DONE, item[B.KEY], item[B.BATCH], status, block, HEADER, 1_000, 1_010, 1_110, 1_115)
 
 
 def test_request_becomes_batch_becomes_reply_becomes_free() -> None:

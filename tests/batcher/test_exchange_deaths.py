@@ -2,8 +2,19 @@
 
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, FREE, RELEASE, REPLY, B, P, pack_ref
-from tests.batcher.star import CLIENT, MODEL, SINGLE, WORKER, Star, ask, cell, one_of_each
-from tests.batcher.test_exchange import BATCHING, OUTPUT_BLOCK, answer
+from tests.batcher.star import (
+    BATCHING,
+    CLIENT,
+    MODEL,
+    OUTPUT_BLOCK,
+    SINGLE,
+    WORKER,
+    Star,
+    answer,
+    ask,
+    cell,
+    one_of_each,
+)
 
 
 def test_dead_worker_fails_what_it_was_executing_once_and_the_rest_goes_on() -> None:

@@ -21,8 +21,7 @@ from shoal.shm.layout import (
 )
 from tests.batcher.late_play import LATE, LatePlay, star_of_two
 from tests.batcher.star import HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell
-from tests.batcher.takeover_play import answer, dying, output_block
-from tests.batcher.test_takeover import BATCHING, answers
+from tests.batcher.takeover_play import BATCHING, answer, answers, dying, output_block
 
 ORDERED = {
     "name": "m",

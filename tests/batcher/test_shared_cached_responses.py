@@ -9,9 +9,9 @@ from shoal.batcher.scheduling.deadlines import DeadlineScheduler
 from shoal.batcher.shared_answers import SharedAnswers
 from shoal.reasons import Reason
 from shoal.shm.layout import CANCEL, P
+from tests.batcher.caching_star import DIGEST, NUM_BLOCKS, SINGLE, Larder
 from tests.batcher.shelf import Shelf
 from tests.batcher.star import CLIENT, MODEL, cell
-from tests.batcher.test_cached_responses import DIGEST, NUM_BLOCKS, SINGLE, Larder
 
 
 class SharingLarder(Larder):

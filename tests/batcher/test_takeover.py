@@ -15,14 +15,7 @@ from shoal.shm.layout import BATCH_ITEM, DONE, FREE, HAVE, HOLD, RELEASE, RESCHE
 from shoal.shm.port import Port
 from shoal.shm.slab import Slab
 from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
-from tests.batcher.takeover_play import Play, answer, output_block
-
-BATCHING = {"name": "m", "max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 0}}
-
-
-def answers(client: End) -> list[tuple[int, int]]:
-    """(number, reason) of the replies that came."""
-    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]
+from tests.batcher.takeover_play import BATCHING, Play, answer, answers, output_block
 
 
 def test_what_a_worker_has_stays_with_it_and_is_executed_once() -> None:

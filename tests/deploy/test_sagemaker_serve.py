@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.sagemaker import SageMaker, write_ensemble, write_model
 from tests.end_to_end.server import DEADLINE_S, Server
-from tests.end_to_end.test_sagemaker import SageMaker, write_ensemble, write_model
 
 SERVE = Path(__file__).parents[2] / "deploy" / "sagemaker" / "serve"
 #: Where tritonserver is installed, first on the PATH as in the image.

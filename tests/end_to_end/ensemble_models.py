@@ -1,7 +1,14 @@
 """Small models of Python and ensembles of them, written into a repository."""
 
+import queue
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpc
+
+from tests.end_to_end.server import DEADLINE_S, Server
 
 PYTHON = """
     backend: "python"
@@ -119,3 +126,21 @@ def write_counting(repository: Path) -> None:
 
 def _indented(body: str) -> str:
     return "".join(f"        {line}\n" for line in dedent(body).strip().splitlines())
+
+
+def stream(server: Server, model: str, first: float, *, empty_final: bool = False) -> list[tuple[dict[str, Any], bool]]:
+    """The responses to a request, each with its last flag, up to the one whose flag is set."""
+    told: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    found = []
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        client.start_stream(lambda result, error: told.put((result, error)))
+        given = grpc.InferInput("X", [1, 1], "FP32").set_data_from_numpy(np.array([[first]], np.float32))
+        client.async_stream_infer(model, [given], enable_empty_final_response=empty_final)
+        is_last = False
+        while not is_last:
+            result, error = told.get(timeout=DEADLINE_S)
+            assert error is None, error
+            response = result.get_response()
+            is_last = response.parameters["triton_final_response"].bool_param
+            found.append(({each.name: result.as_numpy(each.name).item() for each in response.outputs}, is_last))
+    return found

@@ -21,9 +21,8 @@ import grpc
 import numpy as np
 
 from shoal.frontend.grpc.messages import service
-from tests.end_to_end.server import Server, imbalances, serving
+from tests.end_to_end.server import Server, footprint, imbalances, serving
 from tests.end_to_end.soak import FLAGS, MAX_GROWTH, at_rest, resident_bytes, write_models
-from tests.end_to_end.test_ledger import footprint
 
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 #: Streams of one connection; HTTP/2's clients open another one beyond a hundred.

@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 
 from tests.end_to_end.sequence_models import STATES, write_models
-from tests.end_to_end.server import Server, descendants, imbalances, serving, title
-from tests.end_to_end.test_ledger import footprint
+from tests.end_to_end.server import Server, descendants, footprint, imbalances, serving, title
 
 #: Sequences of one client at a time, and how long one may be idle. Each of the models has slots for so many.
 OF_EACH, IDLE_S, NUM_SLOTS = 50, 5.0, 1024

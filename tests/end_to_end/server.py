@@ -243,3 +243,27 @@ def wait_for_deaths(pids: Sequence[int], deadline_s: float) -> bool:
         finally:
             os.close(pidfd)
     return True
+
+
+def signal_worker(server: Server, model: str, number: signal.Signals) -> None:
+    """Stop or continue the model's only instance."""
+    (pid,) = [pid for pid in server.children if f"worker {model}_0_0 " in title(pid)]
+    os.kill(pid, number)
+
+
+def footprint(ledger: Ledger) -> list[object]:
+    """What does not grow, however much has been asked."""
+    processes = sorted((each["title"], each["descriptors"], each["mapped_bytes"]) for each in ledger["processes"])
+    names = ("descriptors", "children", "shared_bytes")
+    return [*processes, *(ledger["supervisor"][name] for name in names)]
+
+
+def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, what()
+
+
+def worker_of(server: Server, instance: str = "slow_0_0") -> int:
+    """The pid of the instance's worker that lives now."""
+    return next(pid for pid in descendants(server.process.pid) if title(pid).startswith(f"shoal worker {instance} "))

@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.end_to_end.server import Server, await_standby, descendants, serving
-from tests.end_to_end.test_ledger import footprint
+from tests.end_to_end.server import Server, await_standby, descendants, footprint, serving
 
 FLAGS = ("--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64")
 OVERSIZED = 500_000  # elements: 2 MB, more than a block of these slabs

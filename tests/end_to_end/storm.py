@@ -21,9 +21,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.end_to_end.server import Ledger, Server, await_standby, descendants, imbalances, samples, serving, title
+from tests.end_to_end.server import (
+    Ledger,
+    Server,
+    await_standby,
+    descendants,
+    footprint,
+    imbalances,
+    samples,
+    serving,
+    title,
+)
 from tests.end_to_end.storm_clients import FLAGS, KINDS, MAX_BATCH_SIZE, Answer, Kind, write_models
-from tests.end_to_end.test_ledger import footprint
 
 KILL_EVERY_S = (0.1, 0.3)
 #: Between two stops of a lane: until it has been replaced, and its clients are back.

@@ -4,21 +4,17 @@ Whatever must queue up is sent while the model's only instance is held by full b
 process is stopped by a signal, so that no time limit is involved. Every answer carries its request's number.
 """
 
-import http.client
-import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import DEADLINE_S, Server, serving, title
+from tests.end_to_end.figures import metric, statistics, wait_for_pending
+from tests.end_to_end.server import DEADLINE_S, Server, serving, signal_worker
 from tests.workers.ragged_models import save_summing
 
 MAX_ROWS = 8
@@ -96,32 +92,6 @@ def ask(server: Server, model: str, number: int, rows: int = 1, dim: int = 4) ->
         return answer is not None and answer.shape == array.shape and bool((answer == array).all())
 
 
-def metric(server: Server, name: str, **labels: str) -> float:
-    """One sample of version 1 of a model."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    # The parser gives counters the suffix of OpenMetrics, which Triton's names lack.
-    wanted = [each for each in samples if each.name.removesuffix("_total") == name]
-    (value,) = [each.value for each in wanted if each.labels == {**labels, "version": "1"}]
-    return float(value)
-
-
-def wait_for_pending(server: Server, model: str, count: int) -> None:
-    """Return when so many requests are accepted and not executing."""
-    end = time.monotonic() + DEADLINE_S
-    while (found := metric(server, "nv_inference_pending_request_count", model=model)) != count:
-        assert time.monotonic() < end, f"{found} requests of '{model}' pending, expected {count}"
-
-
-def statistics(server: Server, model: str) -> dict[str, Any]:
-    with triton.InferenceServerClient(server.url) as client:
-        (found,) = client.get_inference_statistics(model)["model_stats"]
-    return dict(found)
-
-
 def batches(server: Server, model: str) -> dict[int, int]:
     """Executions by their rows."""
     found = statistics(server, model)
@@ -129,12 +99,6 @@ def batches(server: Server, model: str) -> dict[int, int]:
     assert sum(counts.values()) == found["execution_count"]
     assert sum(rows * count for rows, count in counts.items()) == found["inference_count"]
     return counts
-
-
-def signal_worker(server: Server, model: str, number: signal.Signals) -> None:
-    """Stop or continue the model's only instance."""
-    (pid,) = [pid for pid in server.children if f"worker {model}_0_0 " in title(pid)]
-    os.kill(pid, number)
 
 
 def hold(server: Server, pool: ThreadPoolExecutor, model: str) -> list["Future[bool]"]:

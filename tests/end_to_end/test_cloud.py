@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving
-from tests.repository.s3_server import S3Server, credential_file
+from tests.repository.s3_server import S3Server, environment
 
 
 def upload(s3: S3Server, bucket: str, *models: str) -> None:
@@ -21,10 +21,6 @@ def ask(server: Server, path: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(f"http://{server.url}{path}", data, timeout=DEADLINE_S) as response:
         return json.load(response)
-
-
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {**credential_file(tmp_path), "TRITON_AWS_MOUNT_DIRECTORY": str(tmp_path / "cache")}
 
 
 def copies(tmp_path: Path, model: str) -> list[Path]:

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from shoal import metric_families as families
+from tests.end_to_end.figures import exposition, samples
 from tests.end_to_end.server import Server
-from tests.end_to_end.test_metrics import exposition, samples
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "shoal.json"

@@ -22,9 +22,9 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.figures import metric, wait_for_pending
 from tests.end_to_end.raw_client import Client
-from tests.end_to_end.server import DEADLINE_S, Server, serving
-from tests.end_to_end.test_batching import metric, signal_worker, wait_for_pending
+from tests.end_to_end.server import DEADLINE_S, Server, serving, signal_worker
 
 #: A request to a model, with a number.
 Asked = Callable[[str, int], bytes]

@@ -12,16 +12,12 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from shoal import fault
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, samples, serving, title
-from tests.end_to_end.test_process_tree import ask, identity_model, wait_for_pending
+from tests.end_to_end.figures import wait_for_pending
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, samples, serving, title, worker_of
+from tests.end_to_end.slow_model import ask, identity_model
 
 UP_AGAIN = b"instance 'slow_0_0' of model 'slow' is up again"
 EXECUTING = 'shoal_instance_executing_seconds{device="CPU",model="slow",model_instance="slow_0_0",version="1"}'
-
-
-def worker_of(server: Server, instance: str = "slow_0_0") -> int:
-    """The pid of the instance's worker that lives now."""
-    return next(pid for pid in descendants(server.process.pid) if title(pid).startswith(f"shoal worker {instance} "))
 
 
 def wait_until_it_sleeps(server: Server) -> None:
@@ -49,7 +45,7 @@ def test_client_and_log_name_model_instance_pid_and_signal(tmp_path: Path) -> No
         for number, name in ((signal.SIGKILL, "signal 9 (SIGKILL)"), (signal.SIGSEGV, "signal 11 (SIGSEGV)")):
             wait_until_it_sleeps(server)  # on the request from before
             asked.add(pool.submit(ask, server, 1))
-            wait_for_pending(server, 1)
+            wait_for_pending(server, "slow", 1)
             dead.append(worker := worker_of(server))
             os.kill(worker, number)
             (executed,), asked = wait(asked, DEADLINE_S, FIRST_COMPLETED)

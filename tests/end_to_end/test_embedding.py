@@ -16,8 +16,8 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.server import DEADLINE_S, Server, serving, title
-from tests.end_to_end.test_batching import wait_for_pending
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUM_ITEMS, NUM_INSTANCES = 1 << 16, 4

@@ -22,8 +22,7 @@ from tests.end_to_end.gate import Gate
 from tests.end_to_end.patient import EXECUTING, FEW_DESCRIPTORS, SMALL_MEMORY, TAKE_OVER, Patient
 from tests.end_to_end.raw_client import Client as RawClient
 from tests.end_to_end.raw_client import Reply, post
-from tests.end_to_end.server import DEADLINE_S, await_standby, imbalances, serving, title
-from tests.end_to_end.test_large_payloads import wait_until
+from tests.end_to_end.server import DEADLINE_S, await_standby, imbalances, serving, title, wait_until
 
 #: 6 MB: more than the sockets take of an answer that is not read. Each request has a page more than the one before, so
 #: that no segment which was kept takes it.

@@ -9,8 +9,8 @@ import pytest
 import tritonclient.http as triton
 
 from shoal.cli.remote import RemoteServer
+from tests.end_to_end.command_line import shoal
 from tests.end_to_end.server import Server, serving
-from tests.end_to_end.test_operating import shoal
 
 CONFIG = """
 backend: "identity"

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import tritonclient.http as triton
 
+from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
+from tests.end_to_end.lifecycle import ask, index_once, ready, unloaded
 from tests.end_to_end.server import DEADLINE_S, Server
-from tests.end_to_end.test_batching import wait_for_pending
-from tests.end_to_end.test_model_lifecycle import ask, index_once, ready, unloaded
 
 CONFIG = """
 backend: "python"

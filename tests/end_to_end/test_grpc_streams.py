@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.grpc_streams import PATH, Streams, request
-from tests.end_to_end.server import imbalances, serving
+from tests.end_to_end.server import footprint, imbalances, serving
 from tests.end_to_end.soak import FLAGS, at_rest, write_models
-from tests.end_to_end.test_ledger import footprint
 
 
 def test_two_hundred_streams_left_at_random(tmp_path: Path) -> None:

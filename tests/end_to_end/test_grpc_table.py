@@ -16,8 +16,8 @@ from tests.end_to_end.grpc_cases.sentences import LATE, SENTENCES
 from tests.end_to_end.http_cases import model_control
 from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.http_cases.models import FLAGS, write_models
+from tests.end_to_end.http_cases.table import CASES
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, serving, title
-from tests.end_to_end.test_http_table import CASES
 
 pb: Any = service_pb2
 #: gRPC's lane, and grpcio's server in its place: what their processes call themselves.

@@ -5,29 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.end_to_end.http_cases import (
-    against_the_model,
-    answered,
-    generate,
-    refused,
-    repository,
-    routes,
-    settings,
-    trace,
-)
 from tests.end_to_end.http_cases.case import Case
+from tests.end_to_end.http_cases.table import CASES
 from tests.end_to_end.server import DEADLINE_S, Server
-
-CASES = [
-    *routes.CASES,
-    *answered.CASES,
-    *refused.CASES,
-    *against_the_model.CASES,
-    *generate.CASES,
-    *settings.CASES,
-    *repository.CASES,
-    *trace.CASES,
-]
 
 
 @pytest.fixture(scope="module")

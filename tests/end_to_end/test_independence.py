@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title
-from tests.end_to_end.test_large_payloads import MIB, SMALL_SLABS, ask, pattern, wait_until, write_model
+from tests.end_to_end.payloads import MIB, SMALL_SLABS, ask, pattern, write_model
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title, wait_until
 
 #: A request that begins with 1 is executed until the test writes to the pipe `gate`. A Python model waits there as any
 #: Python code does; with HOLD, in C and with the interpreter's lock, so that no other thread of the process can run.

@@ -18,10 +18,9 @@ import tritonclient.grpc as triton
 
 from shoal.frontend.grpc.http2.frames import PREFACE
 from shoal.frontend.grpc.messages import service
+from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.raw_client import Client, number_in, numbers
-from tests.end_to_end.server import DEADLINE_S, Server, samples, serving, title
-from tests.end_to_end.test_batching import signal_worker, wait_for_pending
-from tests.end_to_end.test_large_payloads import wait_until
+from tests.end_to_end.server import DEADLINE_S, Server, samples, serving, signal_worker, title, wait_until
 
 MAX_IN_FLIGHT = 16
 HELD = ("slow", "stuck")

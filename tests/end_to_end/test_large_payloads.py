@@ -4,37 +4,28 @@ import http.client
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
+from tests.end_to_end.payloads import MIB, SMALL_SLABS, ask, pattern, pid_of, pid_with, processes, usage, write_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     Server,
     await_standby,
-    descendants,
     imbalances,
     samples,
     serving,
-    title,
+    wait_until,
 )
-from tests.end_to_end.test_process_tree import wait_for_pending
 
-MIB = 1 << 20
-SMALL_SLABS = ("--shm-client-slab-mib=8", "--shm-worker-slab-mib=4")
-#: More than any one segment has but a large payload's: slabs come with their rings.
-LARGE = 16 * MIB
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-#: Process, open descriptors, bytes of Shoal's memory that it has mapped.
-Usage = list[tuple[str, int, int]]
 #: Writes down that it executes, and stands still while its gate is closed.
 SLOW = """
 import triton_python_backend_utils as pb_utils
@@ -50,77 +41,6 @@ class TritonPythonModel:
         tensors = [pb_utils.get_input_tensor_by_name(each, "INPUT0").as_numpy() for each in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each)]) for each in tensors]
 """
-
-
-def write_model(repository: Path, name: str, num_instances: int = 1, backend: str = "identity") -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(
-        f"""
-        backend: "{backend}"
-        input {{ name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
-        output {{ name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
-        instance_group {{ count: {num_instances} kind: KIND_CPU }}
-        parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
-        """
-    )
-
-
-def pattern(nbytes: int, seed: int) -> Bytes:
-    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
-
-
-def ask(server: Server, tensor: Bytes, model: str = "fast") -> Bytes:
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
-        wanted = triton.InferInput("INPUT0", [len(tensor)], "UINT8")
-        wanted.set_data_from_numpy(tensor)
-        output: Bytes | None = client.infer(model, [wanted]).as_numpy("OUTPUT0")
-        assert output is not None
-        return output
-
-
-def processes(server: Server) -> list[tuple[str, int]]:
-    """(title, pid) of every process of the server; those that are ending are left out."""
-    titles = [(title(pid), pid) for pid in [server.process.pid, *descendants(server.process.pid)]]
-    return [(words.partition(" (")[0], pid) for words, pid in titles if words]
-
-
-def mapped_nbytes(pid: int) -> list[int]:
-    """Of each of Shoal's segments that the process has mapped."""
-    maps = Path(f"/proc/{pid}/maps").read_text()
-    ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/#)", maps, re.MULTILINE)
-    return [int(end, 16) - int(start, 16) for start, end in ranges]
-
-
-def usage(server: Server) -> Usage:
-    try:
-        return sorted(
-            (title, len(os.listdir(f"/proc/{pid}/fd")), sum(mapped_nbytes(pid))) for title, pid in processes(server)
-        )
-    except FileNotFoundError:  # a process ended while it was looked at
-        return []
-
-
-def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, what()
-
-
-def pid_of(server: Server, title: str) -> int:
-    return next(pid for name, pid in processes(server) if name == title)
-
-
-def pid_with(server: Server, title: str) -> int:
-    """The process of that title that has a large payload mapped, once there is one."""
-    found: list[int] = []
-
-    def look() -> bool:
-        named = [pid for name, pid in processes(server) if name == title]
-        found[:] = [pid for pid in named if max(mapped_nbytes(pid), default=0) > LARGE]
-        return bool(found)
-
-    wait_until(look, lambda: usage(server))
-    return found[0]
 
 
 @contextmanager
@@ -247,7 +167,7 @@ def test_a_killed_worker_fails_what_it_ran_and_its_successor_runs_what_waited(
             answers = [pool.submit(ask, tight, tensors[0], "slow")]
             wait_until((slow / "begun").exists, lambda: processes(tight))
             answers += [pool.submit(ask, tight, tensor, "slow") for tensor in tensors[1:]]
-            wait_for_pending(tight, 3)  # the large ones, too: nobody has to map them before they are named
+            wait_for_pending(tight, "slow", 3)  # the large ones, too: nobody has to map them before they are named
             os.kill(pid_of(tight, "shoal worker slow_0_0"), signal.SIGKILL)
         first, *others = answers
         assert "was killed by signal 9 (SIGKILL) while executing them" in str(first.exception())

@@ -8,13 +8,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.http_cases import against_the_model, answered, refused, routes
 from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.http_cases.models import write_models
+from tests.end_to_end.payloads import pid_of
 from tests.end_to_end.raw_client import LIVE, Client, numbers, post, tensor, tensor_in
-from tests.end_to_end.server import SAMPLES, Ledger, Server, await_standby, imbalances, serving
-from tests.end_to_end.test_large_payloads import pid_of
-from tests.end_to_end.test_process_tree import wait_for_pending
+from tests.end_to_end.server import SAMPLES, Ledger, Server, await_standby, footprint, imbalances, serving
 
 CASES = [*routes.CASES, *answered.CASES, *refused.CASES, *against_the_model.CASES]
 #: A header that the lane leaves to the road.
@@ -96,11 +96,11 @@ def abort_everywhere(server: Server) -> None:
     for fields in ([], [TO_ROAD]):
         with held(server):
             clients = [Client(server).send(numbers("slow", number, *fields)) for number in range(3)]
-            wait_for_pending(server, 2)
+            wait_for_pending(server, "slow", 2)
             for client in clients:
                 client.reset()
             if not fields:  # a thread of the road does not look at its connection while it waits
-                wait_for_pending(server, 0)
+                wait_for_pending(server, "slow", 0)
 
 
 def num_blocks(ledger: Ledger) -> int:
@@ -118,13 +118,6 @@ def held(server: Server) -> Iterator[None]:
     yield
     with suppress(ProcessLookupError):  # the test may have killed it
         os.kill(worker, signal.SIGCONT)
-
-
-def footprint(ledger: Ledger) -> list[object]:
-    """What does not grow, however much has been asked."""
-    processes = sorted((each["title"], each["descriptors"], each["mapped_bytes"]) for each in ledger["processes"])
-    names = ("descriptors", "children", "shared_bytes")
-    return [*processes, *(ledger["supervisor"][name] for name in names)]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +193,7 @@ def test_all_is_given_back_when_a_process_is_killed(server: Server, warm: list[o
     with held(server):
         requests = [numbers("slow", 1), numbers("slow", 2, TO_ROAD)] * 2
         clients = [Client(server).send(request) for request in requests]
-        wait_for_pending(server, 3)
+        wait_for_pending(server, "slow", 3)
         unread = Client(server, receive_buffer=4096).send(tensor(LARGE))
         unread.data = unread.socket.recv(10)
         os.kill(pid_of(server, title), signal.SIGKILL)

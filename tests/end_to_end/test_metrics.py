@@ -15,11 +15,11 @@ from typing import Any
 
 import onnx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from shoal import __version__
 from shoal import metric_families as families
 from shoal.shm.windows import PHASES
+from tests.end_to_end.figures import Samples, exposition, get, samples
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving
 
 #: Ten thousand by hand; these suffice to mix everything with everything.
@@ -31,7 +31,6 @@ FLAGS = (
     "--metrics-interval-ms=0",
 )
 BATCHES = "shoal_instance_batches_total"
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def identity(more: str) -> str:
@@ -113,30 +112,6 @@ def ask_many(server: Server, first: int) -> Counter[tuple[str, int]]:
         response.read()
         found[model, response.status] += 1
     connection.close()
-    return found
-
-
-def get(port: int, path: str) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
-    connection.request("GET", path)
-    response = connection.getresponse()
-    assert response.status == 200
-    text = response.read().decode()
-    connection.close()
-    return text
-
-
-def exposition(server: Server) -> str:
-    return get(server.metrics_port, "/metrics")
-
-
-def samples(text: str) -> Samples:
-    """As Prometheus names them: the parser gives counters the suffix of OpenMetrics, which Triton's names lack."""
-    found = {}
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            ((sample,),) = [family.samples for family in text_string_to_metric_families(line + "\n")]
-            found[sample.name, frozenset(sample.labels.items())] = sample.value
     return found
 
 

@@ -13,9 +13,9 @@ from tests.end_to_end.http_cases import model_control
 from tests.end_to_end.http_cases.case import Case, compact
 from tests.end_to_end.http_cases.model_control import BROKEN, DONE, config, load, row, unload
 from tests.end_to_end.http_cases.models import write_models
+from tests.end_to_end.lifecycle import write_model
 from tests.end_to_end.server import Server, serving
-from tests.end_to_end.test_model_lifecycle import write_model
-from tests.end_to_end.test_one_truth import Way, took_the_road
+from tests.end_to_end.ways import Way, took_the_road
 
 INSTANCES = "/v2/repository/models/fixed/instances"
 

@@ -3,28 +3,16 @@
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.lifecycle import index, index_once, infer, instances, ready, unloaded, write_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
 from tests.end_to_end.traffic import MODEL
-
-Rows = list[dict[str, Any]]
-
-
-def write_model(repository: Path, name: str, *versions: int, config: str = MODEL) -> Path:
-    for version in versions:
-        (repository / name / str(version)).mkdir(parents=True, exist_ok=True)
-    (repository / ".written").write_text(config)
-    (repository / ".written").rename(repository / name / "config.pbtxt")  # whole, whenever a server polls
-    return repository / name
 
 
 @pytest.fixture(scope="module")
@@ -56,46 +44,6 @@ def repository(tmp_path: Path) -> Path:
     write_model(tmp_path, "a", 1)
     write_model(tmp_path, "b", 1)
     return tmp_path
-
-
-def index(client: triton.InferenceServerClient, *models: str) -> Rows:
-    """What it says of these models, or of all."""
-    rows: Rows = client.get_model_repository_index()
-    return [row for row in rows if not models or row["name"] in models]
-
-
-def index_once(client: triton.InferenceServerClient, expected: Rows) -> None:
-    """Wait until the index says this of these models."""
-    models = {row["name"] for row in expected}
-    end = time.monotonic() + DEADLINE_S
-    while (rows := index(client, *models)) != expected:
-        assert time.monotonic() < end, rows
-
-
-def ready(name: str, version: int = 1) -> dict[str, Any]:
-    return {"name": name, "version": str(version), "state": "READY"}
-
-
-def unloaded(name: str, version: int = 1) -> dict[str, Any]:
-    return {"name": name, "version": str(version), "state": "UNAVAILABLE", "reason": "unloaded"}
-
-
-def ask(server: Server, verb: str, model: str) -> None:
-    """By a client of its own, whatever thread this is."""
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as own:
-        getattr(own, verb)(model)
-
-
-def infer(client: triton.InferenceServerClient, name: str, version: str = "") -> str:
-    """The version that answers."""
-    tensor = triton.InferInput("A", [1, 4], "INT32")
-    tensor.set_data_from_numpy(np.arange(4, dtype=np.int32).reshape(1, 4))
-    response = client.infer(name, [tensor], model_version=version)
-    values = response.as_numpy("B")
-    assert values is not None
-    assert values.tolist() == [[0, 1, 2, 3]]
-    answered: str = response.get_response()["model_version"]
-    return answered
 
 
 def test_a_model_may_have_files_whose_names_are_no_utf_8(
@@ -290,13 +238,6 @@ def test_instance_groups_are_renamed_and_removed_in_place(
         assert {each["name"] for each in instances(client, a)} == set(names)
         assert infer(client, a) == "1"
     assert b"Traceback" not in explicit.log
-
-
-def instances(client: triton.InferenceServerClient, model: str) -> list[dict[str, Any]]:
-    response = client._get(f"v2/repository/models/{model}/instances", None, None)
-    (version,) = json.loads(response.read())["versions"]
-    found: list[dict[str, Any]] = version["instances"]
-    return found
 
 
 def test_only_explicit_mode_obeys(samples: Server) -> None:

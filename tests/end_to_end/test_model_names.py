@@ -11,11 +11,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.lifecycle import ENSEMBLE, index_once, infer, ready, unloaded, write_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, samples, serving, title
-from tests.end_to_end.test_cloud import environment
-from tests.end_to_end.test_model_lifecycle import index_once, infer, ready, unloaded, write_model
-from tests.end_to_end.test_waiting_loads import ENSEMBLE
-from tests.repository.s3_server import S3Server
+from tests.repository.s3_server import S3Server, environment
 
 #: The first is one of Triton's own test repositories.
 NAMES = (

@@ -12,8 +12,8 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.lifecycle import index, index_once, infer, ready, unloaded, write_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving
-from tests.end_to_end.test_model_lifecycle import index, index_once, infer, ready, unloaded, write_model
 from tests.end_to_end.traffic import MODEL
 
 INTEGERS = {"name": "A", "data_type": "TYPE_INT32", "dims": [4]}

@@ -4,14 +4,14 @@
 held to the table by test_http_table.py.
 """
 
-import http.client
 from collections.abc import Iterator
 
 import pytest
 
 from tests.end_to_end.http_cases import against_the_model, answered, refused, repository, routes
 from tests.end_to_end.http_cases.case import Case
-from tests.end_to_end.server import DEADLINE_S, Server
+from tests.end_to_end.server import Server
+from tests.end_to_end.ways import Way, took_the_road
 
 CASES = [*routes.CASES, *answered.CASES, *refused.CASES, *against_the_model.CASES, *repository.CASES]
 #: All that a client may look at; the rest (Date, Server, Connection) is whose answer it is.
@@ -26,24 +26,6 @@ HEADERS = (
 )
 
 
-class Way:
-    """A connection whose requests all carry the same extra header, or none."""
-
-    def __init__(self, server: Server, **headers: str) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
-        self._headers = headers
-
-    def ask(self, case: Case) -> http.client.HTTPResponse:
-        """The answer, its body still to be read."""
-        self.connection.putrequest(case.method, case.path, skip_accept_encoding=True)
-        for name, value in {**case.headers, **self._headers}.items():
-            self.connection.putheader(name, value)
-        if case.body or case.method == "POST":
-            self.connection.putheader("Content-Length", str(len(case.body)))
-        self.connection.endheaders(case.body)
-        return self.connection.getresponse()
-
-
 @pytest.fixture(scope="module")
 def lane(every_kind: Server) -> Iterator[Way]:
     way = Way(every_kind)
@@ -56,11 +38,6 @@ def road(every_kind: Server) -> Iterator[Way]:
     way = Way(every_kind, TE="trailers")
     yield way
     way.connection.close()
-
-
-def took_the_road(response: http.client.HTTPResponse) -> bool:
-    """gunicorn signs what it answers."""
-    return response.getheader("Server") == "gunicorn"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

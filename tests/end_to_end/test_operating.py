@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.command_line import shoal
 from tests.end_to_end.server import SAMPLES, Server, serving
 
 
@@ -23,15 +24,6 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(repository, "--model-control-mode=explicit", "--load-model=digits") as server:
         yield server
         assert server.stop() == 0, server.log.decode()
-
-
-def shoal(server: Server, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command."""
-    command = [sys.executable, "-c", "from shoal.cli import main; raise SystemExit(main())", *arguments]
-    done = subprocess.run(
-        [*command, "--url", server.url], capture_output=True, text=True, timeout=60, check=False
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
 
 
 def rows(server: Server) -> list[list[str]]:

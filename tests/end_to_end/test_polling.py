@@ -5,9 +5,8 @@ from pathlib import Path
 
 import tritonclient.http as triton
 
+from tests.end_to_end.lifecycle import ENSEMBLE, index_once, infer, ready, unloaded, write_model
 from tests.end_to_end.server import serving
-from tests.end_to_end.test_model_lifecycle import index_once, infer, ready, unloaded, write_model
-from tests.end_to_end.test_waiting_loads import ENSEMBLE
 from tests.end_to_end.traffic import MODEL
 
 

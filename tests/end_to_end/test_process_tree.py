@@ -1,19 +1,16 @@
 """The processes: how they start, how they stop, and that nothing of them stays behind."""
 
-import http.client
 import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tritonclient.http as triton
 
+from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -25,6 +22,7 @@ from tests.end_to_end.server import (
     title,
     wait_for_deaths,
 )
+from tests.end_to_end.slow_model import ask, identity_model
 from tests.named_segments import left_behind, named_segments
 
 READY_TITLES = {
@@ -43,45 +41,6 @@ READY_TITLES = {
     "shoal zygote onnxruntime",
     "shoal zygote python",
 }
-
-
-def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0, *, may_run_again: bool = True) -> Path:
-    """A repository with one identity model that takes its time."""
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(
-        f"""
-        backend: "identity"
-        max_batch_size: 8
-        input {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] }}
-        output {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] }}
-        instance_group {{ count: 1 kind: KIND_CPU }}
-        parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
-        parameters {{ key: "idempotent" value {{ string_value: "{str(may_run_again).lower()}" }} }}
-        """
-    )
-    return repository
-
-
-def ask(server: Server, number: int, model: str = "slow") -> int:
-    """One request whose answer carries its number."""
-    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
-        tensor = triton.InferInput("INPUT0", [1, 4], "INT32")
-        tensor.set_data_from_numpy(np.full((1, 4), number, np.int32))
-        output = client.infer(model, [tensor]).as_numpy("OUTPUT0")
-        assert output is not None
-        return int(output[0, 0])
-
-
-def wait_for_pending(server: Server, count: int) -> None:
-    """Return when `count` requests wait behind the one that the model "slow" is executing."""
-    metrics = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
-    end = time.monotonic() + DEADLINE_S
-    text = ""
-    while f'nv_inference_pending_request_count{{model="slow",version="1"}} {count}\n' not in text:
-        assert time.monotonic() < end, text
-        metrics.request("GET", "/metrics")
-        text = metrics.getresponse().read().decode()
-    metrics.close()
 
 
 def test_ps_reads_like_the_process_picture(samples: Server) -> None:
@@ -171,7 +130,7 @@ def test_signal_answers_what_was_accepted_and_exits_zero(tmp_path: Path, number:
         worker = next(pid for pid in server.children if title(pid).startswith("shoal worker slow_0_0"))
         os.kill(worker, signal.SIGSTOP)
         answers = [pool.submit(ask, server, each) for each in range(6)]
-        wait_for_pending(server, 5)
+        wait_for_pending(server, "slow", 5)
         server.process.send_signal(number)
         server.read_log(b"received.")
         os.kill(worker, signal.SIGCONT)
@@ -184,7 +143,7 @@ def test_signal_answers_what_was_accepted_and_exits_zero(tmp_path: Path, number:
 def test_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
     with serving(identity_model(tmp_path, delay_ms=60_000)) as server, ThreadPoolExecutor(2) as pool:
         hanging = [pool.submit(ask, server, each) for each in range(2)]
-        wait_for_pending(server, 1)
+        wait_for_pending(server, "slow", 1)
         server.process.send_signal(signal.SIGTERM)
         server.read_log(b"received.")
         server.process.send_signal(signal.SIGTERM)
@@ -197,7 +156,7 @@ def test_exit_timeout_gives_up_with_one(tmp_path: Path) -> None:
     repository = identity_model(tmp_path, delay_ms=60_000)
     with serving(repository, "--exit-timeout-secs=1") as server, ThreadPoolExecutor(2) as pool:
         hanging = [pool.submit(ask, server, each) for each in range(2)]
-        wait_for_pending(server, 1)
+        wait_for_pending(server, "slow", 1)
         assert server.stop() == 1
         assert b"Exit timeout expired. Exiting immediately." in server.log
         assert wait_for_deaths(server.children, 2.0)

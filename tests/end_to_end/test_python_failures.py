@@ -13,8 +13,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving
-from tests.end_to_end.test_deaths import worker_of
+from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving, worker_of
 from tests.end_to_end.traffic import MODEL, Traffic
 
 #: Does what it is told to, and counts as authors of models do.

@@ -15,9 +15,9 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.figures import metric, statistics, wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, serving
-from tests.end_to_end.test_batching import metric, statistics, wait_for_pending
 
 HOLD = 100
 HOUR_US = 3_600_000_000

@@ -17,9 +17,9 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title
-from tests.end_to_end.test_batching import wait_for_pending
 
 HOLD = 100
 ONE = 'resources { name: "SLOT" global: true count: 1 }'

@@ -17,11 +17,11 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.batcher.redis_server import RedisServer
+from tests.end_to_end.cached_models import CONFIG, ENABLE, MODEL, Asker, ask_eight_times_at_once, expected
 from tests.end_to_end.ensemble_models import step, write_ensemble
+from tests.end_to_end.figures import statistics
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title
-from tests.end_to_end.test_batching import statistics
-from tests.end_to_end.test_response_cache import CONFIG, ENABLE, MODEL, Asker, ask_eight_times_at_once, expected
 
 PASSWORD = "not to be seen"
 

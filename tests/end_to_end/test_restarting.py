@@ -15,9 +15,9 @@ from tritonclient.utils import InferenceServerException
 
 from shoal import Client
 from shoal.errors import UnavailableError
+from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving, title
-from tests.end_to_end.test_batching import wait_for_pending
 
 CONFIG = """
 backend: "python"

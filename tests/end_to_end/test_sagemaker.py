@@ -1,6 +1,5 @@
 """SageMaker's endpoint on a real server: one model, and many that come and go."""
 
-import http.client
 import json
 import os
 import shutil
@@ -14,54 +13,10 @@ from typing import Any
 import pytest
 import tritonclient.http as triton
 
-from tests.end_to_end.http_cases.models import pair
+from tests.end_to_end.sagemaker import CONFIG, SageMaker, write_ensemble, write_model
 from tests.end_to_end.server import DEADLINE_S, Server, launch, serving, title
 
-MIME = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 FLAGS = ("--allow-sagemaker=true", "--sagemaker-port=0", "--model-control-mode=explicit")
-CONFIG = f'backend: "identity"\n{pair("A", "INT32", "2")}instance_group {{ count: 1 kind: KIND_CPU }}\n'
-TENSOR = {"name": "A", "datatype": "INT32", "shape": [2]}
-DATA = b"\1\0\0\0\2\0\0\0"
-Answer = tuple[int, str | None, bytes]
-
-
-def write_model(directory: Path, config: str = CONFIG) -> None:
-    (directory / "1").mkdir(parents=True)
-    (directory / "config.pbtxt").write_text(config)
-
-
-class SageMaker:
-    """What calls a container there."""
-
-    def __init__(self, server: Server) -> None:
-        self._port = server.port_of("Sagemaker HTTPService")
-
-    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=DEADLINE_S)
-        try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            return response.status, response.getheader("Content-Type"), response.read()
-        finally:
-            connection.close()
-
-    def load(self, name: str, url: Path) -> int:
-        return self.ask("POST", "/models", json.dumps({"model_name": name, "url": str(url)}))[0]
-
-    def infer(self, path: str) -> list[int]:
-        """In JSON and in binary: both must say the same."""
-        plain = json.dumps({"inputs": [{**TENSOR, "data": [1, 2]}]})
-        status, content, body = self.ask("POST", path, plain)
-        assert (status, content) == (200, "application/json"), body
-        inputs = [{**TENSOR, "parameters": {"binary_data_size": len(DATA)}}]
-        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-        status, content, raw = self.ask("POST", path, head + DATA, {"Content-Type": f"{MIME}{len(head)}"})
-        assert status == 200, raw
-        assert content is not None
-        assert content.startswith(MIME)
-        assert raw[int(content.removeprefix(MIME)) :] == DATA
-        told: list[int] = json.loads(body)["outputs"][0]["data"]
-        return told
 
 
 @pytest.fixture(scope="module")
@@ -146,19 +101,6 @@ def test_a_model_that_is_unloaded_while_it_is_looked_for_does_not_stay(
     assert sagemaker.ask("POST", "/models/H6/invoke", "{}")[0] == 404
     assert sagemaker.load("H6", tmp_path) == 200
     assert sagemaker.ask("DELETE", "/models/H6")[0] == 200
-
-
-def write_ensemble(archive: Path, length: int) -> None:
-    """A model `graph` of two steps, `first` and `second`, and the models of that name beside it."""
-    tensors = pair("A", "INT32", str(length))
-    for name in ("first", "second"):
-        write_model(archive / name, CONFIG.replace("dims: [ 2 ]", f"dims: [ {length} ]"))
-    steps = "".join(
-        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "A" value: "{given}" }} '
-        f'output_map {{ key: "OUT_A" value: "{made}" }} }}\n'
-        for model, given, made in (("first", "A", "between"), ("second", "between", "OUT_A"))
-    )
-    write_model(archive / "graph", f'platform: "ensemble"\n{tensors}ensemble_scheduling {{ {steps} }}\n')
 
 
 def test_ensembles_of_one_s_own_come_and_go_with_their_models(

@@ -3,9 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from tests.end_to_end.server import imbalances, serving
+from tests.end_to_end.server import footprint, imbalances, serving
 from tests.end_to_end.soak import FLAGS, Soak, at_rest, write_models
-from tests.end_to_end.test_ledger import footprint
 
 
 def test_nothing_is_left_of_mixed_traffic(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.lifecycle import instances, write_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title
-from tests.end_to_end.test_model_lifecycle import instances, write_model
 from tests.end_to_end.traffic import MODEL
 from tests.scarcity import limited
 

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.end_to_end.ensemble_models import step, write_ensemble
+from tests.end_to_end.ensemble_models import step, stream, write_ensemble
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.server import (
     DEADLINE_S,
@@ -22,7 +22,6 @@ from tests.end_to_end.server import (
     serving,
     title,
 )
-from tests.end_to_end.test_ensemble_answers import stream
 from tests.end_to_end.test_traced_ensembles import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask
 from tests.end_to_end.triton_ensembles import DECOUPLED, write, write_all
 from tests.tracer.receiver import receiving

@@ -14,10 +14,9 @@ import tritonclient.grpc
 import tritonclient.http
 
 from shoal.fault import VARIABLE
-from tests.end_to_end.ensemble_models import step, write_ensemble
+from tests.end_to_end.cached_models import ENABLE
+from tests.end_to_end.ensemble_models import step, stream, write_ensemble
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving
-from tests.end_to_end.test_ensemble_answers import stream
-from tests.end_to_end.test_response_cache import ENABLE
 from tests.end_to_end.triton_ensembles import write, write_all
 from tests.tracer.receiver import receiving
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.raw_client import Client, post
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, only, serving, title
-from tests.end_to_end.test_process_tree import wait_for_pending
 from tests.tracer.receiver import receiving
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
@@ -228,7 +228,7 @@ def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(tmp_path: Pa
             while not (model / "begun").exists():
                 assert server.process.poll() is None
             second.send(request)
-            wait_for_pending(server, 1)
+            wait_for_pending(server, "slow", 1)
             second.reset()
             while not (tmp_path / "t.0").exists():
                 assert server.process.poll() is None

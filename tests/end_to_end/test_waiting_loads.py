@@ -8,19 +8,10 @@ import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.gate import Gate
+from tests.end_to_end.lifecycle import ENSEMBLE, ask, index, index_once, infer, unloaded, write_model
 from tests.end_to_end.server import DEADLINE_S, Server
-from tests.end_to_end.test_model_lifecycle import ask, index, index_once, infer, unloaded, write_model
 from tests.end_to_end.traffic import MODEL
 
-ENSEMBLE = """
-platform: "ensemble" max_batch_size: 8
-input { name: "A" data_type: TYPE_INT32 dims: [ 4 ] }
-output { name: "B" data_type: TYPE_INT32 dims: [ 4 ] }
-ensemble_scheduling { step {
-  model_name: "STEP" model_version: -1
-  input_map { key: "A" value: "A" } output_map { key: "B" value: "B" }
-} }
-"""
 WAITS = """
 import triton_python_backend_utils as pb_utils
 

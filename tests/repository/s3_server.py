@@ -142,3 +142,7 @@ class HaltingProxy:
                     continue  # swallowed: nobody is told
                 sink.sendall(piece)
             sink.shutdown(socket.SHUT_WR)
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**credential_file(tmp_path), "TRITON_AWS_MOUNT_DIRECTORY": str(tmp_path / "cache")}

@@ -181,3 +181,12 @@ def version(more: str = "", options: ServerOptions = OPTIONS) -> Iterator[Versio
         yield made
     finally:
         made.close()
+
+
+ENSEMBLE = """
+    name: "e" platform: "ensemble" max_batch_size: 4
+    input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
+    ensemble_scheduling { step { model_name: "m" model_version: -1 input_map { key: "A" value: "A" }
+                                 output_map { key: "B" value: "B" } } }
+"""

@@ -256,3 +256,9 @@ class PerRequest(Returning):
                 answers.fail(request.position, InvalidArgumentError("this one is bad"))
             else:
                 answers.add(request, self.run(request.inputs), {"was": request.id})
+
+
+def header(*fields: Any) -> bytes:
+    packed: bytes | None = msgpack.packb(list(fields))
+    assert packed is not None
+    return packed

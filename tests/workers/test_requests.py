@@ -15,7 +15,19 @@ from shoal.shm.layout import B
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.loop import Loop
 from shoal.workers.requests import Request, RequestReader, gather, why_not_joined
-from tests.workers.surroundings import CONFIG, CPU, PAIR, STRINGS, VARIABLE, Batcher, loop_of, model, rows, strings
+from tests.workers.surroundings import (
+    CONFIG,
+    CPU,
+    PAIR,
+    STRINGS,
+    VARIABLE,
+    Batcher,
+    header,
+    loop_of,
+    model,
+    rows,
+    strings,
+)
 
 
 def test_a_stale_block_fails_its_request_only(batcher: Batcher) -> None:
@@ -104,12 +116,6 @@ def test_shapes_that_cannot_be_joined_fail_their_request_only(batcher: Batcher) 
 # -- headers that come again ------------------------------------------------------------------------------------------
 
 PLAIN = ["", [["INPUT0", 11, [1, 4], 64, 16]], [], {}]
-
-
-def header(*fields: Any) -> bytes:
-    packed: bytes | None = msgpack.packb(list(fields))
-    assert packed is not None
-    return packed
 
 
 def block_of(value: float, nbytes: int = 128) -> memoryview:

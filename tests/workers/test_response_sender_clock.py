@@ -9,8 +9,8 @@ from shoal.errors import UnavailableError
 from shoal.workers.answers import Answers
 from shoal.workers.requests import Request
 from shoal.workers.response_sender import WINDOW
+from tests.workers.sending import output, started
 from tests.workers.surroundings import Batcher, rows
-from tests.workers.test_response_sender import output, started
 
 
 @pytest.mark.parametrize("is_executing", [True, False])

@@ -9,8 +9,8 @@ import pytest
 from shoal.errors import InternalError, UnavailableError
 from shoal.shm.slab import taken_nbytes
 from shoal.workers.response_sender import ResponseSender
+from tests.workers.sending import DONE, Sending, heard, output, rung, started, value
 from tests.workers.surroundings import CONFIG, Batcher, loop_of, rows
-from tests.workers.test_response_sender import DONE, Sending, heard, output, rung, started, value
 
 
 def fill_ring(batcher: Batcher) -> ResponseSender:

@@ -10,9 +10,9 @@ from shoal.frontend.grpc.recall import Recall
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.slow_readers import HOLD_S
 from shoal.request import InferResponse
+from tests.frontend.grpc.connection_pair import Pair
 from tests.frontend.grpc.http2 import peer
 from tests.frontend.grpc.http2.peer import DATA, PREFACE, SETTINGS, frame, frames_in, number
-from tests.frontend.grpc.test_connection import Pair
 from tests.frontend.lane_star import GRID, ONE, Star
 
 NBYTES = 100_000

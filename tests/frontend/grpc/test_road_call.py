@@ -12,8 +12,8 @@ from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
 from shoal.frontend.grpc.service import find
 from shoal.frontend.kept_memory import KeptMemory
+from tests.frontend.grpc.connection_pair import Pair
 from tests.frontend.grpc.http2.peer import PREFACE, SETTINGS, frame, frames_in, number
-from tests.frontend.grpc.test_connection import Pair
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 MIB = 1 << 20

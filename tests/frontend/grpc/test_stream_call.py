@@ -12,8 +12,8 @@ from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.service import find
 from shoal.frontend.grpc.stream_call import StreamCall
 from shoal.frontend.kept_memory import KeptMemory
+from tests.frontend.grpc.connection_pair import OPENING, Pair
 from tests.frontend.grpc.http2.peer import DATA, frames_in
-from tests.frontend.grpc.test_connection import OPENING, Pair
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 #: The block that a result lies in.

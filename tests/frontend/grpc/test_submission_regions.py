@@ -12,7 +12,7 @@ from shoal.frontend.grpc.messages import service
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.regions import Regions
 from shoal.request import InferResponse, TensorRef
-from tests.frontend.grpc.test_submission import Lane, grid
+from tests.frontend.grpc.submission_lane import Lane, grid
 from tests.frontend.lane_star import ONE, TWO
 
 REGION_NBYTES = 100_000

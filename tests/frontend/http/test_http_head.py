@@ -19,22 +19,12 @@ from hypothesis import strategies as st
 from shoal.frontend.http.http_head import Head, parse_head
 from shoal.frontend.response import Response
 from shoal.frontend.router import Found
+from tests.frontend.heads import GET, get, infer
 
-GET = b"GET /v2 HTTP/1.1\r\n"
-INFER = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
 #: What stands behind a head on the connection; a judge that sees another end has another rest.
 REST = b"REST"
 #: gunicorn trusts this peer more than others.
 PEER = ("127.0.0.1", 54321)
-
-
-def get(*fields: bytes) -> bytes:
-    """A GET with a Host and these fields."""
-    return GET + b"Host: x\r\n" + b"".join(field + b"\r\n" for field in fields) + b"\r\n"
-
-
-def infer(*fields: bytes) -> bytes:
-    return INFER + b"".join(field + b"\r\n" for field in fields) + b"\r\n"
 
 
 def sized(nbytes: int) -> bytes:

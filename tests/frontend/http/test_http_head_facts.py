@@ -1,7 +1,7 @@
 """What else the lane reads in a head: that its method is HEAD, that its client accepts compression."""
 
 from shoal.frontend.http.http_head import parse_head
-from tests.frontend.http.test_http_head import get, infer
+from tests.frontend.heads import get, infer
 
 
 def test_a_head_of_head_is_known_as_such_and_finds_what_get_finds() -> None:

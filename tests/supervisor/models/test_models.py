@@ -16,8 +16,7 @@ from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.served_ensemble import ServedEnsemble
 from shoal.supervisor.models.version_owner import Owner
-from tests.supervisor.models.test_served_ensemble import ENSEMBLE
-from tests.supervisor.served_version import CONFIG, Version
+from tests.supervisor.served_version import CONFIG, ENSEMBLE, Version
 from tests.supervisor.sky import OPTIONS
 
 

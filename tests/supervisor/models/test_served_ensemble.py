@@ -14,15 +14,7 @@ from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.served_ensemble import ServedEnsemble
 from tests.scarcity import files_of_at_most_a_page
-from tests.supervisor.served_version import CONFIG, Owner, Version, version
-
-ENSEMBLE = """
-    name: "e" platform: "ensemble" max_batch_size: 4
-    input { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }
-    output { name: "B" data_type: TYPE_INT32 dims: [ 1 ] }
-    ensemble_scheduling { step { model_name: "m" model_version: -1 input_map { key: "A" value: "A" }
-                                 output_map { key: "B" value: "B" } } }
-"""
+from tests.supervisor.served_version import CONFIG, ENSEMBLE, Owner, Version, version
 
 
 @pytest.fixture

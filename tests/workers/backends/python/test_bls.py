@@ -26,10 +26,9 @@ from shoal.star.models import ModelEntry, ModelTable
 from shoal.workers.backends.python.bls import LEND_NBYTES, NO_PARENTS, Call, Parents
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request, RequestReader
+from tests.client.surroundings import MODEL_ID, WAIT_S, Surroundings
 from tests.frontend.lane_star import config, message
-from tests.star.test_client import MODEL_ID, WAIT_S, Surroundings
-from tests.workers.surroundings import CONFIG
-from tests.workers.test_requests import header
+from tests.workers.surroundings import CONFIG, header
 
 SECOND = 1_000_000_000
 

@@ -1,0 +1,62 @@
+"""What a server says of its models: samples of /metrics and statistics, read, and waited for."""
+
+import http.client
+import time
+from typing import Any
+
+import tritonclient.http as triton
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.end_to_end.server import DEADLINE_S, Server
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def metric(server: Server, name: str, **labels: str) -> float:
+    """One sample of version 1 of a model."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=DEADLINE_S)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    # The parser gives counters the suffix of OpenMetrics, which Triton's names lack.
+    wanted = [each for each in samples if each.name.removesuffix("_total") == name]
+    (value,) = [each.value for each in wanted if each.labels == {**labels, "version": "1"}]
+    return float(value)
+
+
+def wait_for_pending(server: Server, model: str, count: int) -> None:
+    """Return when so many requests are accepted and not executing."""
+    end = time.monotonic() + DEADLINE_S
+    while (found := metric(server, "nv_inference_pending_request_count", model=model)) != count:
+        assert time.monotonic() < end, f"{found} requests of '{model}' pending, expected {count}"
+
+
+def statistics(server: Server, model: str) -> dict[str, Any]:
+    with triton.InferenceServerClient(server.url) as client:
+        (found,) = client.get_inference_statistics(model)["model_stats"]
+    return dict(found)
+
+
+def get(port: int, path: str) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    assert response.status == 200
+    text = response.read().decode()
+    connection.close()
+    return text
+
+
+def exposition(server: Server) -> str:
+    return get(server.metrics_port, "/metrics")
+
+
+def samples(text: str) -> Samples:
+    """As Prometheus names them: the parser gives counters the suffix of OpenMetrics, which Triton's names lack."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            ((sample,),) = [family.samples for family in text_string_to_metric_families(line + "\n")]
+            found[sample.name, frozenset(sample.labels.items())] = sample.value
+    return found

@@ -1,0 +1,35 @@
+"""An identity model that takes its time, the requests to it, and those that wait behind it."""
+
+from pathlib import Path
+
+import numpy as np
+import tritonclient.http as triton
+
+from tests.end_to_end.server import DEADLINE_S, Server
+
+
+def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0, *, may_run_again: bool = True) -> Path:
+    """A repository with one identity model that takes its time."""
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(
+        f"""
+        backend: "identity"
+        max_batch_size: 8
+        input {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] }}
+        output {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] }}
+        instance_group {{ count: 1 kind: KIND_CPU }}
+        parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+        parameters {{ key: "idempotent" value {{ string_value: "{str(may_run_again).lower()}" }} }}
+        """
+    )
+    return repository
+
+
+def ask(server: Server, number: int, model: str = "slow") -> int:
+    """One request whose answer carries its number."""
+    with triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
+        tensor = triton.InferInput("INPUT0", [1, 4], "INT32")
+        tensor.set_data_from_numpy(np.full((1, 4), number, np.int32))
+        output = client.infer(model, [tensor]).as_numpy("OUTPUT0")
+        assert output is not None
+        return int(output[0, 0])
