@@ -11,9 +11,8 @@ import asyncio
 import random
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import grpc
 import numpy as np
 
 from shoal.frontend.grpc.messages import service
-from tests.end_to_end.server import Server, footprint, imbalances, serving
+from tests.end_to_end.server import Server, footprint, imbalances, lasting, serving
 from tests.end_to_end.soak import FLAGS, MAX_GROWTH, at_rest, resident_bytes, write_models
 
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -50,20 +49,19 @@ class Streams:
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
 
-    async def run(self, seconds: float) -> None:
-        """One stream after the other in each place, until the time is over."""
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """One stream after the other in each place, until it is over."""
         target = f"127.0.0.1:{self._server.grpc_port}"
         options = (("grpc.use_local_subchannel_pool", 1),)  # or all channels would share one connection
         channels = [grpc.aio.insecure_channel(target, options) for _ in range(0, self._num_streams, PER_CONNECTION)]
-        end_s = time.monotonic() + seconds
-        places = [self._fill(place, channels[place // PER_CONNECTION], end_s) for place in range(self._num_streams)]
+        places = [self._fill(place, channels[place // PER_CONNECTION], is_over) for place in range(self._num_streams)]
         await asyncio.gather(*places)
         for channel in channels:
             await channel.close()
 
-    async def _fill(self, place: int, channel: Any, end_s: float) -> None:
+    async def _fill(self, place: int, channel: Any, is_over: Callable[[], bool]) -> None:
         number = 0
-        while time.monotonic() < end_s and not self.faults:
+        while not is_over() and not self.faults:
             number += 1
             kind = self._random.choice((self._ordinary, self._decoupled, self._mixed, self._leave, self._leave_at_once))
             try:
@@ -156,9 +154,9 @@ def main() -> int:
         serving(write_models(Path(directory)), *FLAGS, "--grpc-port=0") as server,
     ):
         streams = Streams(server, options.streams, options.seed)
-        asyncio.run(streams.run(10.0))
+        asyncio.run(streams.run(lasting(10.0)))
         before, before_bytes = at_rest(server), resident_bytes(server)
-        asyncio.run(streams.run(options.seconds))
+        asyncio.run(streams.run(lasting(options.seconds)))
         server.ledger_once(lambda ledger: not imbalances(ledger) and footprint(ledger) == before, before)
         after_bytes = resident_bytes(server)
         print(dict(streams.counts), streams.faults)

@@ -112,6 +112,12 @@ class Server:
         return self.wait()
 
 
+def lasting(seconds: float) -> Callable[[], bool]:
+    """A condition that holds after so long."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end
+
+
 def only(*models: str) -> list[str]:
     """Flags for a server of these models of a repository alone: each that is not needed costs its start."""
     return ["--model-control-mode=explicit", *(f"--load-model={model}" for model in models)]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.end_to_end.server import Server, await_standby, descendants, footprint, serving
+from tests.end_to_end.server import Server, await_standby, descendants, footprint, lasting, serving
 
 FLAGS = ("--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64")
 OVERSIZED = 500_000  # elements: 2 MB, more than a block of these slabs
@@ -85,17 +85,17 @@ def write_models(repository: Path) -> Path:
 class Soak:
     """One server and its traffic: every kind of request has a connection of its own that repeats it."""
 
-    def __init__(self, server: Server, seed: int) -> None:
+    def __init__(self, server: Server, seed: int, exit_every_s: float = EXIT_EVERY_S) -> None:
         self._server = server
+        self._exit_every_s = exit_every_s
         self._random = random.Random(seed)
         # Changed by every request.
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
         self._last_exit_s = 0.0
 
-    async def run(self, seconds: float) -> None:
-        """All kinds of traffic for so long. Where one sleeps, that is its pace: nothing is waited for."""
-        end = time.monotonic() + seconds
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """All kinds of traffic until it is over. Where one sleeps, that is its pace: nothing is waited for."""
         kinds: list[Callable[[], Awaitable[None]]] = [
             *[self._small] * 6, self._oversized, self._exception, self._exit, self._read_stream, self._leave_stream,
             self._leave,
@@ -104,7 +104,7 @@ class Soak:
         log = self._server.process.stdout
         loop = asyncio.get_running_loop()
         loop.add_reader(log.fileno(), self._read_log)
-        await asyncio.gather(*[self._repeat(kind, end) for kind in kinds])
+        await asyncio.gather(*[self._repeat(kind, is_over) for kind in kinds])
         loop.remove_reader(log.fileno())
 
     def _read_log(self) -> None:
@@ -112,8 +112,8 @@ class Soak:
         assert self._server.process.stdout is not None
         self._server.log += self._server.process.stdout.raw.read(65536) or b""  # type: ignore[attr-defined]
 
-    async def _repeat(self, kind: Callable[[], Awaitable[None]], end: float) -> None:
-        while time.monotonic() < end:
+    async def _repeat(self, kind: Callable[[], Awaitable[None]], is_over: Callable[[], bool]) -> None:
+        while not is_over():
             await kind()
             await asyncio.sleep(0)
 
@@ -130,7 +130,7 @@ class Soak:
         await asyncio.sleep(0.01)
 
     async def _exit(self) -> None:
-        if time.monotonic() - self._last_exit_s < EXIT_EVERY_S:
+        if time.monotonic() - self._last_exit_s < self._exit_every_s:
             await asyncio.sleep(0.1)
             return
         self._last_exit_s = time.monotonic()
@@ -241,10 +241,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, serving(write_models(Path(directory)), *FLAGS) as server:
         soak = Soak(server, options.seed)
-        asyncio.run(soak.run(options.warm_up))
+        asyncio.run(soak.run(lasting(options.warm_up)))
         before, before_bytes = at_rest(server), resident_bytes(server)
         print(f"after the warm-up: {before_bytes >> 20} MiB, {dict(soak.counts)}", flush=True)
-        asyncio.run(soak.run(options.seconds))
+        asyncio.run(soak.run(lasting(options.seconds)))
         after, after_bytes = at_rest(server), resident_bytes(server)
         print(f"at the end:        {after_bytes >> 20} MiB, {dict(soak.counts)}", flush=True)
         wrong = soak.faults[:5]

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from tests.end_to_end.server import (
     descendants,
     footprint,
     imbalances,
+    lasting,
     samples,
     serving,
     title,
@@ -108,14 +109,14 @@ class Storm:
         # Changed by every right answer, and when a worker is killed: models that have answered since one of theirs was.
         self._answered: set[str] = set()
 
-    async def phase(self, name: str, seconds: float, victims: tuple[str, ...], kinds: Sequence[Kind] = KINDS) -> Phase:
-        """Requests over all connections for so long, while processes of these kinds are killed."""
-        phase = Phase(name)
+    async def phase(
+        self, phase: Phase, is_over: Callable[[], bool], victims: tuple[str, ...], kinds: Sequence[Kind] = KINDS
+    ) -> Phase:
+        """Requests over all connections until the phase is over, while processes of these kinds are killed."""
         start = time.monotonic()
-        end = start + seconds
-        tasks = [self._client(phase, end, kind) for kind in kinds for _ in range(kind.num_clients)]
+        tasks = [self._client(phase, is_over, kind) for kind in kinds for _ in range(kind.num_clients)]
         if victims:
-            tasks.append(self._kill(phase, end, victims))
+            tasks.append(self._kill(phase, is_over, victims))
         # What nobody reads of the log is lost once the pipe is full.
         assert self._server.process.stdout is not None
         log_fd = self._server.process.stdout.fileno()
@@ -127,15 +128,15 @@ class Storm:
     def _read_log(self, log_fd: int) -> None:
         self._server.log += os.read(log_fd, 65536)
 
-    async def _client(self, phase: Phase, end: float, kind: Kind) -> None:
-        while time.monotonic() < end:
+    async def _client(self, phase: Phase, is_over: Callable[[], bool], kind: Kind) -> None:
+        while not is_over():
             try:
                 reader, writer = await kind.connect(self._server.http_port)
             except OSError as error:
                 phase.faults.append(f"no connection: {error!r}")
                 return
             try:
-                while time.monotonic() < end:
+                while not is_over():
                     self._count(phase, kind, await self._ask(kind, reader, writer))
             except (OSError, asyncio.IncompleteReadError):
                 phase.num_cut += 1
@@ -156,10 +157,11 @@ class Storm:
         else:
             phase.faults.append(f"{kind.model}: {answer.status} {answer.body[:300]!r} to {answer.number}")
 
-    async def _kill(self, phase: Phase, end: float, kinds: tuple[str, ...]) -> None:
+    async def _kill(self, phase: Phase, is_over: Callable[[], bool], kinds: tuple[str, ...]) -> None:
         stop_s = time.monotonic()
-        while (now := time.monotonic()) < end:
-            await asyncio.sleep(min(self._random.uniform(*KILL_EVERY_S), end - now))
+        while not is_over():
+            now = time.monotonic()
+            await asyncio.sleep(self._random.uniform(*KILL_EVERY_S))
             alive = [(kind, pid) for kind in kinds for pid in self._alive(kind)]
             if now < stop_s:
                 alive = [(kind, pid) for kind, pid in alive if kind != "lane"]
@@ -204,7 +206,7 @@ def storm_server(repository: Path) -> Iterator[Server]:
 def warm_up(storm: Storm, server: Server) -> list[object]:
     """What every process has once it has been at work. Without large payloads, whose memory is kept for a second."""
     small = [kind for kind in KINDS if kind.model != "large"]
-    asyncio.run(storm.phase("warm-up", 0.5, (), small))
+    asyncio.run(storm.phase(Phase("warm-up"), lasting(0.5), (), small))
     return footprint_at_rest(server)
 
 
@@ -270,7 +272,7 @@ def main() -> int:
         before = warm_up(storm, server)
         for name, seconds, victims in phases:
             print(f"{name}: {seconds:.0f} s ...", file=sys.stderr, flush=True)
-            phase = asyncio.run(storm.phase(name, seconds, victims))
+            phase = asyncio.run(storm.phase(Phase(name), lasting(seconds), victims))
             rates[name] = phase.rate
             print(phase.describe(), flush=True)
             wrong += judge(phase)

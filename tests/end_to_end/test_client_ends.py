@@ -120,7 +120,7 @@ def test_clients_that_are_killed_leave_nothing(client_served: Server, client_pat
 
         with ThreadPoolExecutor(1) as pool:
             answers = pool.submit(go_on)
-            cycle(client_path, 200)
+            cycle(client_path, 80)
             done.set()
             assert answers.result()
         after = client_served.ledger_once(

@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,24 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.grpc_streams import PATH, Streams, request
-from tests.end_to_end.server import footprint, imbalances, serving
+from tests.end_to_end.server import DEADLINE_S, footprint, imbalances, serving
 from tests.end_to_end.soak import FLAGS, at_rest, write_models
+
+#: All that a place of a stream may do.
+KINDS = ("ordinary", "decoupled", "mixed", "leave", "leave_at_once")
 
 
 def test_two_hundred_streams_left_at_random(tmp_path: Path) -> None:
     with serving(write_models(tmp_path), *FLAGS, "--grpc-port=0") as server:
         streams = Streams(server, num_streams=200, seed=7)
-        asyncio.run(streams.run(3.0))
+
+        def has_done_everything(times: int) -> bool:
+            return all(streams.counts[kind] >= times for kind in KINDS)
+
+        asyncio.run(asyncio.wait_for(streams.run(partial(has_done_everything, 40)), DEADLINE_S))
         before = at_rest(server)
-        asyncio.run(streams.run(5.0))
+        asyncio.run(asyncio.wait_for(streams.run(partial(has_done_everything, 100)), DEADLINE_S))
         assert streams.faults == []
-        assert {"ordinary", "decoupled", "mixed", "leave", "leave_at_once"} <= set(streams.counts)
         server.ledger_once(lambda ledger: not imbalances(ledger) and footprint(ledger) == before, before)
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
             call: Any = channel.stream_stream(PATH)  # messages as bytes
