@@ -1,11 +1,14 @@
 """What tests of several folders need."""
 
 import ctypes
+import functools
 import gc
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +21,23 @@ if TYPE_CHECKING:
 # How long an example takes says how busy the machine is: hypothesis' own limit is 200 ms.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+#: Servers that last as long as a process of tests, which starts its own for the first test that asks for one.
+SESSION_SERVERS = re.compile(r"\b(every_kind|samples|explicit|s3): \w*Server\b")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A scheduler that gives whole files to processes, and files that share a server to the same process."""
+    from xdist.scheduler import LoadFileScheduling  # here: xdist is not needed to run a test
+
+    class LoadServerScheduling(LoadFileScheduling):  # type: ignore[misc]
+        @functools.cache  # noqa: B019 - there is one, and it lasts
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return min(SESSION_SERVERS.findall((Path(config.rootpath) / file).read_text()), default=file)
+
+    return LoadServerScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _descriptors() -> set[tuple[str, str]]:
