@@ -81,7 +81,7 @@ ELSEWHERE = {
         "tests/workers/test_sequences.py",
     ),
     "model_transaction_policy.decoupled": "tests/workers/backends/python/test_backend.py",
-    "response_cache.enable": "tests/end_to_end/test_response_cache.py",
+    "response_cache.enable": "tests/end_to_end/cached_models.py",
     "metric_tags.*": "tests/frontend/metrics/test_exposition.py",
     "model_metrics.metric_control[].metric_identifier.family": "tests/model_config/test_model_metrics.py",
     "model_metrics.metric_control[].histogram_options.buckets": "tests/model_config/test_model_metrics.py",
