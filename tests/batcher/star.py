@@ -15,7 +15,7 @@ from shoal.model_config.signature import Signature
 from shoal.shm import counters, layout, segment
 from shoal.shm.counters import CELL, CounterTable, CounterTableView, Row
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import DONE, PROGRESS_WORD, B, Geometry, pack_ref
+from shoal.shm.layout import DONE, PROGRESS_WORD, B, Geometry, P, pack_ref
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 
@@ -244,3 +244,8 @@ OUTPUT_BLOCK = pack_ref(WORKER, 2, 1)
 
 def answer(worker: End, item: tuple[int, ...], status: int = 0, block: int = OUTPUT_BLOCK) -> None:
     worker.say(DONE, item[B.KEY], item[B.BATCH], status, block, HEADER, 1_000, 1_010, 1_110, 1_115)
+
+
+def replies(client: End) -> list[tuple[int, int]]:
+    """(number, reason) of the replies that have come to a client."""
+    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]

@@ -240,8 +240,3 @@ class Play:
 
 
 BATCHING = {"name": "m", "max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 0}}
-
-
-def answers(client: End) -> list[tuple[int, int]]:
-    """(number, reason) of the replies that came."""
-    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]

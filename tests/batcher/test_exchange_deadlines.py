@@ -20,6 +20,7 @@ from tests.batcher.star import (
     ask,
     cell,
     one_of_each,
+    replies,
 )
 
 MS = 1_000_000
@@ -48,10 +49,6 @@ def practised() -> tuple[Star, End, End, int]:
         execute(star, worker, number * 10 * MS)
     client.heard()
     return star, client, worker, 70 * MS
-
-
-def replies(client: End) -> list[tuple[int, int]]:
-    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]
 
 
 @pytest.mark.parametrize("config", [SINGLE, BATCHING])

@@ -4,8 +4,8 @@ import pytest
 
 from shoal.batcher import open_requests
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, DONE, RESPONSE, B, P, pack_ref
-from tests.batcher.star import CLIENT, HEADER, MODEL, WORKER, End, Star, ask, cell, one_of_each
+from shoal.shm.layout import BATCH_ITEM, DONE, RESPONSE, B, pack_ref
+from tests.batcher.star import CLIENT, HEADER, MODEL, WORKER, End, Star, ask, cell, one_of_each, replies
 
 TIMEOUT_NS = 1000
 EXPIRING = {
@@ -29,10 +29,6 @@ def answer(worker: End, kind: int = DONE) -> None:
     """The answer to whatever the worker was given last, in a block of its own."""
     (item,) = [record for record in worker.heard() if record[0] == BATCH_ITEM]
     worker.say(kind, item[B.KEY], item[B.BATCH], 0, pack_ref(worker.owner, 2, 1), HEADER, 600, 610, 620, 630)
-
-
-def replies(client: End) -> list[tuple[int, int]]:
-    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]
 
 
 def test_who_expires_is_answered_then_whatever_the_workers_do() -> None:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, READY, REQUEST, B, P
-from tests.batcher.star import CLIENT, HEADER, INPUT_BLOCK, MODEL, WORKER, End, Star, cell, one_of_each
+from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, READY, REQUEST, B
+from tests.batcher.star import CLIENT, HEADER, INPUT_BLOCK, MODEL, WORKER, End, Star, cell, one_of_each, replies
 
 BATCHING = {"control_input": [], "state": [], "max_sequence_idle_microseconds": 1000, "iterative_sequence": False}
 ONE_SLOT: dict[str, Any] = {"name": "m", "max_batch_size": 1, "sequence_batching": BATCHING}
@@ -14,10 +14,6 @@ NAME, DEAD_NS = 7, 700
 
 def ask(client: End, number: int, correlation: int, flags: int = 0) -> None:
     client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, correlation, flags, 100)
-
-
-def replies(client: End) -> list[tuple[int, int]]:
-    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]
 
 
 def given(worker: End) -> list[tuple[int, int, int]]:

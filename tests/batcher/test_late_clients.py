@@ -20,8 +20,8 @@ from shoal.shm.layout import (
     pack_ref,
 )
 from tests.batcher.late_play import LATE, LatePlay, star_of_two
-from tests.batcher.star import HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell
-from tests.batcher.takeover_play import BATCHING, answer, answers, dying, output_block
+from tests.batcher.star import HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, replies
+from tests.batcher.takeover_play import BATCHING, answer, dying, output_block
 
 ORDERED = {
     "name": "m",
@@ -54,23 +54,23 @@ def test_others_are_served_and_an_answer_is_said_at_once() -> None:
     for item in items:
         answer(worker, item)
     star.exchange.step(now_ns=700)
-    assert answers(client) == [(1, Reason.NONE)]
+    assert replies(client) == [(1, Reason.NONE)]
     (second,) = worker.heard()
     answer(worker, second)
     star.exchange.step(now_ns=800)
-    assert answers(client) == [(2, Reason.NONE)]
+    assert replies(client) == [(2, Reason.NONE)]
     client.say(RELEASE, 1)
     star.exchange.step(now_ns=900)
     assert freed(worker) == []  # it holds the late one's answer, too
     ask(late, 1, 2)  # it had collected its replies before this one came
     star.exchange.succession.hear_late(LATE, now_ns=1_000)
     star.exchange.step(now_ns=1_000)
-    assert answers(late) == [(1, Reason.NONE)]
+    assert replies(late) == [(1, Reason.NONE)]
     (third,) = worker.heard()
     answer(worker, third)
     late.say(RELEASE, 1)
     star.exchange.step(now_ns=1_100)
-    assert answers(late) == [(2, Reason.NONE)]
+    assert replies(late) == [(2, Reason.NONE)]
     assert freed(worker) == [output_block(items[0])]
     assert cell(star.model(MODEL), "success_count") == 4
 
@@ -99,7 +99,7 @@ def test_an_answer_that_the_dead_one_had_passed_on_is_not_given_twice() -> None:
     late.say(HOLD, 1, 1, output_block(item))
     star.exchange.succession.hear_late(LATE, now_ns=700)
     star.exchange.step(now_ns=700)
-    assert {answered for answered, _ in answers(late)} == {1}  # twice: the client drops the second one
+    assert {answered for answered, _ in replies(late)} == {1}  # twice: the client drops the second one
     assert freed(worker) == []
     late.say(RELEASE, 1)
     star.exchange.step(now_ns=800)
@@ -123,7 +123,7 @@ def test_an_answer_comes_while_its_client_says_again_that_it_waits() -> None:
     ask(late, 1)
     answer(worker, item)
     star.exchange.step(now_ns=700)
-    assert answers(late) == [(1, Reason.NONE)]
+    assert replies(late) == [(1, Reason.NONE)]
     late.say(RELEASE, 1)
     star.exchange.succession.hear_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
@@ -192,8 +192,8 @@ def test_others_are_answered_in_order_whatever_comes_of_a_late_request(is_given_
     else:
         answer(worker, items[1])
     star.exchange.step(now_ns=800)
-    assert answers(client) == [(1, Reason.NONE)]
-    assert answers(late) == [(1, Reason.NONE)] * (not is_given_back)
+    assert replies(client) == [(1, Reason.NONE)]
+    assert replies(late) == [(1, Reason.NONE)] * (not is_given_back)
 
 
 def test_an_answer_that_the_dead_one_had_passed_on_and_that_was_released_leaves_nothing() -> None:
@@ -202,7 +202,7 @@ def test_an_answer_that_the_dead_one_had_passed_on_and_that_was_released_leaves_
     answer(worker, item)
     with dying(1):  # the late client has been shown its reply; nothing is acknowledged
         star.exchange.step(now_ns=550)
-    assert answers(late) == [(1, Reason.NONE)]
+    assert replies(late) == [(1, Reason.NONE)]
     late.say(RELEASE, 1)
     star.succeed(late=[LATE])
     star.exchange.resume(now_ns=600)
@@ -278,7 +278,7 @@ def test_an_instance_that_dies_meanwhile(may_run_again: bool) -> None:
     star.exchange.succession.hear_late(LATE, now_ns=800)
     star.exchange.step(now_ns=800)
     assert [record[B.KEY] for record in other.heard()] == [item[B.KEY]] * may_run_again
-    assert answers(late) == [(1, Reason.INSTANCE_DIED)] * (not may_run_again)
+    assert replies(late) == [(1, Reason.INSTANCE_DIED)] * (not may_run_again)
 
 
 def test_one_that_dies_leaves_nothing() -> None:

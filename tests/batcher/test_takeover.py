@@ -14,8 +14,8 @@ from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, DONE, FREE, HAVE, HOLD, RELEASE, RESCHEDULE, RESPONSE, B, P, pack_ref
 from shoal.shm.port import Port
 from shoal.shm.slab import Slab
-from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
-from tests.batcher.takeover_play import BATCHING, Play, answer, answers, output_block
+from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each, replies
+from tests.batcher.takeover_play import BATCHING, Play, answer, output_block
 
 
 def test_what_a_worker_has_stays_with_it_and_is_executed_once() -> None:
@@ -29,12 +29,12 @@ def test_what_a_worker_has_stays_with_it_and_is_executed_once() -> None:
     assert worker.heard() == []
     answer(worker, item)
     star.exchange.step(now_ns=700)
-    assert answers(client) == [(1, Reason.NONE)]
+    assert replies(client) == [(1, Reason.NONE)]
     (second,) = worker.heard()
     assert second[B.BATCH] == 2
     answer(worker, second)
     star.exchange.step(now_ns=800)
-    assert answers(client) == [(2, Reason.NONE)]
+    assert replies(client) == [(2, Reason.NONE)]
     assert cell(star.model(MODEL), "success_count") == 2
 
 
@@ -47,7 +47,7 @@ def test_what_was_published_while_nobody_looked_is_delivered() -> None:
     star.succeed()
     ask(client, 1, 2, 3)
     star.exchange.resume(now_ns=600)
-    assert answers(client) == [(1, Reason.NONE), (2, Reason.NONE), (3, Reason.NONE)]
+    assert replies(client) == [(1, Reason.NONE), (2, Reason.NONE), (3, Reason.NONE)]
     assert worker.heard() == []
     assert (cell(star.model(MODEL), "execution_count"), cell(star.model(MODEL), "pending_count")) == (1, 0)
 
@@ -67,7 +67,7 @@ def test_what_a_client_says_before_it_knows_does_not_hide_what_it_says_again() -
     for item in worker.heard():
         answer(worker, item)
     star.exchange.step(now_ns=700)
-    assert sorted(answers(client)) == [(number, Reason.NONE) for number in range(1, 7)]
+    assert sorted(replies(client)) == [(number, Reason.NONE) for number in range(1, 7)]
     ask(client, 6, 7)
     star.exchange.step(now_ns=800)
     assert [item[B.KEY] & 0xFFFF for item in worker.heard() if item[0] == BATCH_ITEM] == [7]
@@ -80,7 +80,7 @@ def test_an_answer_that_came_before_is_held_until_it_is_released() -> None:
     (item,) = worker.heard()
     answer(worker, item)
     star.exchange.step(now_ns=600)
-    assert answers(client) == [(1, Reason.NONE)]
+    assert replies(client) == [(1, Reason.NONE)]
     star.succeed()
     client.say(HOLD, 1, 0, output_block(item))
     worker.say(HAVE, 0, 0, 0, output_block(item))
@@ -222,7 +222,7 @@ def test_batchers_that_die_before_they_serve_lose_nothing(num_deaths: int) -> No
         ask(client, 1)
     answer(worker, item)
     star.exchange.resume(now_ns=600)
-    assert answers(client) == [(1, Reason.NONE)]
+    assert replies(client) == [(1, Reason.NONE)]
 
 
 @pytest.mark.parametrize("is_part", [False, True])
@@ -268,25 +268,25 @@ def test_an_instance_whose_batch_was_partly_answered_is_given_the_next_one() -> 
     answer(worker, first)
     answer(worker, second)
     star.exchange.step(now_ns=600)
-    assert answers(client) == [(1, Reason.NONE), (2, Reason.NONE)]
+    assert replies(client) == [(1, Reason.NONE), (2, Reason.NONE)]
     answer(worker, third)
     star.succeed()
     ask(client, 3, 4)
     star.exchange.resume(now_ns=700)
-    assert answers(client) == [(3, Reason.NONE)]
+    assert replies(client) == [(3, Reason.NONE)]
     star.succeed()  # what its predecessor had from the ring, this one has, too
     ask(client, 4)
     star.exchange.resume(now_ns=750)
     answer(worker, fourth)
     star.exchange.step(now_ns=800)
-    assert answers(client) == [(4, Reason.NONE)]
+    assert replies(client) == [(4, Reason.NONE)]
     ask(client, 5)
     star.exchange.step(now_ns=900)
     (fifth,) = worker.heard()
     assert (fifth[B.BATCH], cell(star.model(MODEL), "execution_count")) == (2, 1)
     answer(worker, fifth)
     star.exchange.step(now_ns=1_000)
-    assert answers(client) == [(5, Reason.NONE)]
+    assert replies(client) == [(5, Reason.NONE)]
 
 
 def test_a_request_that_was_given_back_is_queued_again_though_the_batcher_dies() -> None:
@@ -298,12 +298,12 @@ def test_a_request_that_was_given_back_is_queued_again_though_the_batcher_dies()
     star.exchange.resume(now_ns=700)
     answer(worker, second)
     star.exchange.step(now_ns=800)
-    assert answers(client) == [(2, Reason.NONE)]
+    assert replies(client) == [(2, Reason.NONE)]
     (again,) = worker.heard()
     assert (again[B.KEY], again[B.BATCH]) == (first[B.KEY], 2)
     answer(worker, again)
     star.exchange.step(now_ns=900)
-    assert answers(client) == [(1, Reason.NONE)]
+    assert replies(client) == [(1, Reason.NONE)]
 
 
 def test_an_instance_that_gave_its_only_request_back_is_idle_for_a_successor() -> None:

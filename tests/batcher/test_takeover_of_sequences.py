@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.reasons import Reason
-from shoal.shm.layout import BATCH_ITEM, DONE, READY, REQUEST, B, P
-from tests.batcher.star import CLIENT, HEADER, INPUT_BLOCK, MODEL, WORKER, End, Star, one_of_each
+from shoal.shm.layout import BATCH_ITEM, DONE, READY, REQUEST, B
+from tests.batcher.star import CLIENT, HEADER, INPUT_BLOCK, MODEL, WORKER, End, Star, one_of_each, replies
 from tests.batcher.takeover_play import dying
 
 BATCHING = {"control_input": [], "state": [], "max_sequence_idle_microseconds": 1000, "iterative_sequence": False}
@@ -22,10 +22,6 @@ def config(num_slots: int, **batching: Any) -> dict[str, Any]:
 
 def ask(client: End, number: int, correlation: int, flags: int = 0, start_ns: int = 100) -> None:
     client.say(REQUEST, number, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, correlation, flags, start_ns)
-
-
-def replies(client: End) -> list[tuple[int, int]]:
-    return [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()]
 
 
 def items(worker: End) -> list[tuple[int, int, int]]:

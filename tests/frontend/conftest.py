@@ -1,6 +1,6 @@
 """A front end's state with models in every situation, its counters in a real segment, and no process but this one."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from shoal.shm import segment
 from shoal.shm.counters import GEOMETRY, CounterTable, CounterTableView
 from shoal.shm.layout import COUNTERS, unpack_span
 from shoal.shm.segment import Segment, SegmentView
+from tests.frontend.lane_star import Star
 
 
 def tensor(name: str, data_type: str, dims: list[int], **more: Any) -> dict[str, Any]:
@@ -212,3 +213,11 @@ class Client:
 @pytest.fixture(params=["dispatch", "flask"])
 def client(request: pytest.FixtureRequest, state: ServerState, transport: EchoTransport) -> Client:
     return Client(request.param, state, transport)
+
+
+@pytest.fixture
+def star() -> Iterator[Star]:
+    """A lane's side of the star."""
+    made = Star()
+    yield made
+    made.bell.close()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.supervisor.served_version import Version, version
 from tests.supervisor.sky import Sky
 
 
@@ -12,3 +13,10 @@ def sky() -> Iterator[Sky]:
     made = Sky()
     yield made
     made.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Version]:
+    """Two instances of one model."""
+    with version() as made:
+        yield made

@@ -15,13 +15,6 @@ from shoal.request import InferResponse
 from tests.frontend.lane_star import GRID, ONE, Star
 
 
-@pytest.fixture
-def star() -> Iterator[Star]:
-    star = Star()
-    yield star
-    star.bell.close()
-
-
 def respond(star: Star, outgoing: Outgoing, connection: Connection, nbytes: int) -> bool:
     """Answer a request with so many bytes out of a worker's block."""
     number = star.submit("grid", GRID, ONE).number

@@ -39,14 +39,6 @@ from tests.frontend.lane_star import (
     used_form,
 )
 
-
-@pytest.fixture
-def star() -> Iterator[Star]:
-    star = Star()
-    yield star
-    star.bell.close()
-
-
 # --- forms ---
 
 

@@ -1,6 +1,6 @@
 """frontend/http/submission.py: headers that go to the model as parameters, and never with another client's request."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -8,13 +8,6 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.frontend.http.http_head import Head, parse_head
 from tests.frontend.lane_star import GRID, ONE, Star
-
-
-@pytest.fixture
-def star() -> Iterator[Star]:
-    star = Star()
-    yield star
-    star.bell.close()
 
 
 def with_fields(model: str, body: bytes, *fields: bytes, json_length: int | None = None) -> Head:

@@ -3,8 +3,6 @@
 `submit`, which parses and validates, is the measure; nothing may be known that it would not do in the same way.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from shoal.errors import NotFoundError, ShoalError, UnavailableError
@@ -13,13 +11,6 @@ from shoal.frontend.http.submission import Known
 from tests.frontend.lane_star import GRID, ONE, TWO, Seen, Star, binary, config, inputs, message
 
 JSON = b'{"inputs":[{"name":"A","datatype":"INT32","shape":[2],"data":[%d,%d]}]}'
-
-
-@pytest.fixture
-def star() -> Iterator[Star]:
-    star = Star()
-    yield star
-    star.bell.close()
 
 
 def head(model: str, nbytes: int, json_nbytes: int | None, more: bytes = b"") -> bytes:

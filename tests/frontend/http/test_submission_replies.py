@@ -3,7 +3,7 @@
 The requests' side, and the star, are those of test_submission.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +14,6 @@ from shoal.frontend.v2.infer import render
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.port import Reply
 from tests.frontend.lane_star import ONE, TWO, Pending, Star, binary, inputs, used_form
-
-
-@pytest.fixture
-def star() -> Iterator[Star]:
-    star = Star()
-    yield star
-    star.bell.close()
 
 
 class Sent(NamedTuple):

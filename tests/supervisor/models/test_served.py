@@ -21,13 +21,6 @@ from tests.supervisor.served_version import Version, version
 from tests.supervisor.sky import OPTIONS
 
 
-@pytest.fixture
-def pair() -> Iterator[Version]:
-    """Two instances of one model."""
-    with version() as made:
-        yield made
-
-
 def replace_first(pair: Version) -> tuple[Instance, Instance]:
     """(the old one, the fresh one, which starts)."""
     served = pair.served

@@ -1,6 +1,5 @@
 """served.py: instances that come and go with other groups, and resizes that fail."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,14 +7,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.models import roster
-from tests.supervisor.served_version import Version, version
-
-
-@pytest.fixture
-def pair() -> Iterator[Version]:
-    """Two instances of one model."""
-    with version() as made:
-        yield made
+from tests.supervisor.served_version import Version
 
 
 @pytest.mark.parametrize("error", [UnavailableError("no descriptors"), KeyError("count")])
