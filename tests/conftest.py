@@ -40,12 +40,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadServerScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def pytest_collection() -> None:
+    """What is imported to find the tests is no garbage: to look for some on the way takes a fifth of the time."""
+    gc.disable()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _no_modules_in_garbage() -> None:
     """What is there before a module's tests, ten thousand tests and every framework, is here to stay: without it, to
     collect garbage takes a hundredth of the time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _descriptors() -> set[tuple[str, str]]:
