@@ -6,6 +6,7 @@ for: what does not fit into its socket is dropped, and counted.
 """
 
 import array
+import errno
 import fcntl
 import os
 import socket
@@ -87,9 +88,12 @@ class Outlet:
 
 
 def _num_unread(channel: Channel) -> int:
-    """Bytes in the socket that nobody has read yet."""
+    """Bytes in the socket that nobody has read yet. Raises OSError where it is closed."""
     found = array.array("i", [0])
-    fcntl.ioctl(channel.fileno(), termios.TIOCOUTQ, found)
+    try:
+        fcntl.ioctl(channel.fileno(), termios.TIOCOUTQ, found)
+    except ValueError:  # Python has no descriptor to ask the kernel about
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
     return found[0]
 
 

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 import tritonclient.http as triton
 
 from tests.end_to_end.figures import wait_for_pending
@@ -240,6 +242,42 @@ def test_a_client_that_vanishes_leaves_what_was_seen_of_its_request(tmp_path: Pa
         for name in ("t.0", "t.1")
     ]
     assert points == [NAMES[:3], NAMES]
+
+
+def test_large_requests_outlive_the_tracing_that_they_began_under(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "slow"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(GATED_CONFIG.replace("[ 4 ]", "[ -1 ]"))
+    (model / "1" / "model.py").write_text(GATED)
+    gate = Gate(model / "gate")
+    said = ["level=TENSORS", "rate=1", f"triton,file={tmp_path}/t"]
+    array = np.arange(16384, dtype=np.int32)
+    flags = [f"--trace-config={each}" for each in said]
+    with serving(model.parent, "--grpc-port=0", *flags) as server, ThreadPoolExecutor(2) as pool:
+
+        def asked(module: Any, port: int) -> Any:
+            with module.InferenceServerClient(f"localhost:{port}") as client:
+                tensor = module.InferInput("IN", [len(array)], "INT32")
+                tensor.set_data_from_numpy(array)
+                return client.infer("slow", [tensor]).as_numpy("OUT")
+
+        def asked_by_both() -> list[Future[Any]]:
+            return [
+                pool.submit(asked, *each)
+                for each in ((triton, server.http_port), (tritonclient.grpc, server.grpc_port))
+            ]
+
+        under_way = asked_by_both()
+        while not (model / "begun").exists():
+            assert server.process.poll() is None
+        wait_for_pending(server, 1)
+        with triton.InferenceServerClient(server.url) as client:
+            client.update_trace_settings(settings=OFF)
+        with gate.opened():
+            for answer in (*under_way, *asked_by_both()):
+                np.testing.assert_array_equal(answer.result(DEADLINE_S), array)
+        assert server.stop() == 0
+    assert b"Traceback" not in server.log
 
 
 def test_spans_reach_a_receiver_and_a_context_forces_them(tmp_path: Path) -> None:

@@ -257,9 +257,11 @@ def test_after_the_end_what_is_under_way_is_dropped(
 ) -> None:
     before = num_descriptors()
     first = started(tracer, ON)
-    trace = sampled(first, prepared(state))
+    trace, long = sampled(first, prepared(state)), sampled(first, prepared(state))
+    long.children = [child(key, 5) for key in range(1000)]
     assert tracer.tracing({GLOBAL: TraceSetting()}, first) is None
     assert num_descriptors() == before
     trace.end()
+    long.end()
     assert tracer.messages() == []
     assert tracer.tracing({GLOBAL: TraceSetting()}) is None
