@@ -9,7 +9,8 @@ from shoal.shm.layout import MAX_UNREAD_CHILD_TRACES
 
 #: Children of one trace that are sent (ours: with their spans they fit into the OpenTelemetry SDK's queue of 2048).
 MAX_CHILDREN = 1000
-#: Of each bound, what is kept for children that others which were sent are below (ours): such a one ends last.
+#: Of each bound, what is kept for children that others which were sent are below, and for decoupled steps, whose
+#: responses other steps were made of (ours): such a one ends last.
 NUM_KEPT = 100
 
 
@@ -24,9 +25,9 @@ class TraceRoot:
         self._num_sent = 0
         self._parents = set[int]()
 
-    def room(self, key: int) -> tuple[int, int]:
+    def room(self, key: int, *, is_decoupled_step: bool = False) -> tuple[int, int]:
         """How many more children may be sent where this one has ended, and how many may be unread before it."""
-        num_kept = 0 if key in self._parents else NUM_KEPT
+        num_kept = 0 if is_decoupled_step or key in self._parents else NUM_KEPT
         return MAX_CHILDREN - num_kept - self._num_sent, MAX_UNREAD_CHILD_TRACES - num_kept
 
     def note_sent(self, parent: int) -> None:

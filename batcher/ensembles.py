@@ -251,11 +251,12 @@ class Ensembles:
             self._results.release(result)
             self._forget(iteration)
             return
+        is_decoupled = step in progress.graph.decoupled
         if is_last and progress.outermost.traced and (trace := progress.trace_of_steps) is not None:
+            key = self._client.first_key + number
             compute = reply[_START_NS], reply[_INPUT_NS], reply[_INFER_NS], reply[_OUTPUT_NS]
             times = asked_ns, reply[_QUEUE_NS], *(model.points(compute) if compute[0] else NO_POINTS)
-            self._requests.send_child_trace(trace, self._client.first_key + number, model, times, now_ns)
-        is_decoupled = step in progress.graph.decoupled
+            self._requests.send_child_trace(trace, key, model, times, now_ns, is_decoupled_step=is_decoupled)
         if is_decoupled and is_last and not (reply[P.HEADER] or reply[P.REASON] or reply[P.STATUS]):
             self._results.release(result)
             self._advance(progress, iteration, step, (), now_ns)  # its end, and nothing more

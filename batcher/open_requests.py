@@ -161,7 +161,15 @@ class OpenRequests(dict[int, OpenRequest]):
             client.traced[number] = TraceParent(found.root, parent)
 
     def send_child_trace(
-        self, trace: TraceParent, key: int, model: Model, times: tuple[int, ...], now_ns: int, *, is_call: bool = False
+        self,
+        trace: TraceParent,
+        key: int,
+        model: Model,
+        times: tuple[int, ...],
+        now_ns: int,
+        *,
+        is_call: bool = False,
+        is_decoupled_step: bool = False,
     ) -> None:
         """Send the times of a child that has ended to the front end whose traced request it was made for. Not once that
         is answered, and not to guests. `times` are its START_NS to COMPUTE_END_NS (layout.T)."""
@@ -172,7 +180,7 @@ class OpenRequests(dict[int, OpenRequest]):
         client, number = asked[0], asked[2]
         above = parent if parent != root.key else 0
         record = (CHILD_TRACE, number, key, above, model.id, model.version, *times, max(times[0], now_ns), int(is_call))
-        num_left, max_unread = root.room(key)
+        num_left, max_unread = root.room(key, is_decoupled_step=is_decoupled_step)
         if num_left > 0 and client.send_child_trace(record, max_unread):
             root.note_sent(parent)
             self._written.add(client)

@@ -3,9 +3,11 @@
 import select
 
 from shoal.batcher.child_traces import TraceRoot
-from shoal.shm.layout import CANCEL, CHILD_TRACE, REPLY, B, Geometry, T
+from shoal.shm.layout import CANCEL, CHILD_TRACE, REPLY, TRACE, B, Geometry, T
+from tests.batcher.ensemble_star import DOUBLE
 from tests.batcher.star import GEOMETRY
 from tests.batcher.test_child_traces import Calls
+from tests.batcher.test_decoupled_ensembles import streaming
 
 #: Of the batcher's ring to a front end: how many children may be unread, how many of these only where others are below
 #: them, and all of it, with room for replies.
@@ -48,6 +50,7 @@ def test_children_give_way_to_replies_that_wait_for_room() -> None:
 def test_bounds_of_a_trace_leave_room_for_children_that_others_are_below() -> None:
     root = TraceRoot(7)
     assert root.room(5000) == (900, 412)
+    assert root.room(5000, is_decoupled_step=True) == (1000, 512)
     for key in range(900):
         root.note_sent(5000 + key // 450)
     assert [root.room(key) for key in (4999, 5000, 5001, 5002)] == [(0, 412), (100, 512), (100, 512), (0, 412)]
@@ -73,3 +76,19 @@ def test_a_call_of_many_children_is_in_the_trace_with_them() -> None:
     assert len(told) == 901
     assert (told[-1][T.KEY], told[-1][T.PARENT]) == (outer[B.KEY], 0)
     assert {record[T.PARENT] for record in told[:-1]} == {outer[B.KEY]}
+
+
+def test_a_step_that_streams_is_in_a_trace_that_has_no_room_for_the_steps_after_it() -> None:
+    sky = streaming()
+    client = sky.exchange.clients[sky.client.owner]
+    client.is_front_end = True
+    sky.ask()
+    sky.client.say(TRACE, 1)
+    item = sky.item(sky.double)
+    sky.respond(sky.double, item)
+    for _ in range(900):
+        client.traced[1].root.note_sent(0)
+    sky.answer(sky.add, sky.item(sky.add))
+    sky.end(sky.double, item)
+    told = [record for record in sky.client.heard() if record[0] == CHILD_TRACE]
+    assert [(record[T.KEY], record[T.MODEL]) for record in told] == [(item[B.KEY], DOUBLE)]
