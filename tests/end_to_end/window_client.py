@@ -48,8 +48,8 @@ class WindowClient:
         return stream
 
     def send(self, stream: int, data: bytes, *, ends: bool = False) -> None:
-        """More of a call, as the server's windows allow."""
-        while data:
+        """More of a call, as the server's windows allow, unless the server has ended it."""
+        while data and stream not in self._trailers:
             most = min(len(data), self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
             if most:
                 self._h2.send_data(stream, data[:most])
@@ -57,7 +57,7 @@ class WindowClient:
             else:
                 self._send()
                 self._receive()
-        if ends:
+        if ends and stream not in self._trailers:
             self._h2.end_stream(stream)
         self._send()
 
