@@ -15,6 +15,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 from tests.end_to_end.traffic import MODEL, Outcome, Traffic
 
@@ -37,8 +38,7 @@ def post(server: Server, path: str, body: dict[str, Any] | None = None) -> Any:
 
 def write_model(repository: Path) -> Path:
     """A repository with version 1 of the model that traffic is for."""
-    (repository / "m" / "1").mkdir(parents=True)
-    (repository / "m" / "config.pbtxt").write_text(MODEL)
+    add_model(repository, "m", MODEL)
     return repository
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from shoal import Client, errors
 from shoal.batcher.scheduling.admission import WINDOW
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, samples, serving, title
 
 MODELS = only("simple", "simple_string", "mlp", "repeat", "echo", "echo_bf16", "asked", "steady")
@@ -66,8 +67,7 @@ def client_server(path: str, directory: Path) -> Iterator[Server]:
     """A server with its socket at `path`; `directory` takes a repository."""
     configs = {"echo": ECHO, "echo_bf16": ECHO.replace("FP32", "BF16"), "asked": ASKED, "steady": STEADY}
     for name, config in configs.items():
-        (directory / name / "1").mkdir(parents=True)
-        (directory / name / "config.pbtxt").write_text(config)
+        add_model(directory, name, config)
     (directory / "asked" / "1" / "model.py").write_text(ASKED_PY)
     flags = f"--client-socket={path}", "--client-slab-mib=4", "--client-count=40", "--shm-oversize-mib=64"
     with serving([SAMPLES, directory], *MODELS, *flags, "--grpc-port=0") as server:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tritonclient.http as triton
 
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, title, wait_until
 
 MIB = 1 << 20
@@ -20,15 +21,16 @@ Usage = list[tuple[str, int, int]]
 
 
 def write_model(repository: Path, name: str, num_instances: int = 1, backend: str = "identity") -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(
+    add_model(
+        repository,
+        name,
         f"""
         backend: "{backend}"
         input {{ name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
         output {{ name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }}
         instance_group {{ count: {num_instances} kind: KIND_CPU }}
         parameters {{ key: "idempotent" value {{ string_value: "false" }} }}
-        """
+        """,
     )
 
 

@@ -38,6 +38,15 @@ class Server:
     log: bytes = b""
     children: list[int] = field(default_factory=list)
 
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Killed if the test did not end it."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+
     @property
     def url(self) -> str:
         """host:port, as tritonclient wants it."""
@@ -56,6 +65,8 @@ class Server:
         assert self.process.stdout is not None
         end = time.monotonic() + deadline_s
         while self.log.find(until, start) < 0:
+            if self.process.stdout.closed:
+                return False
             left = end - time.monotonic()
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, left))
             assert ready, f"no {until!r} within {deadline_s} s:\n{self.log.decode()}"
@@ -102,8 +113,10 @@ class Server:
         return self.ledger_once(is_at_rest)
 
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
-        """Drain the log until the server has ended; its exit code."""
+        """Drain the log until the server has ended, and close it; its exit code."""
         self.read_log(b"\0never", deadline_s)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         return self.process.wait(deadline_s)
 
     def stop(self) -> int:
@@ -162,8 +175,9 @@ def serving(
     as_mere_user: bool = False,
 ) -> Iterator[Server]:
     """A server that answers, launched as `launch` says; killed afterwards if the test did not stop it."""
-    server = launch(repository, *flags, environment=environment, descriptors=descriptors, as_mere_user=as_mere_user)
-    try:
+    with launch(
+        repository, *flags, environment=environment, descriptors=descriptors, as_mere_user=as_mere_user
+    ) as server:
         assert server.read_log(b"Started Metrics Service"), server.log.decode()
         server.read_log(b"\n", DEADLINE_S)
         ports = {name: int(port) for name, port in _STARTED.findall(server.log)}
@@ -171,12 +185,6 @@ def serving(
         server.grpc_port = ports.get(b"GRPCInferenceService", 0)
         server.children = descendants(server.process.pid)
         yield server
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.wait()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
 
 
 def samples(metrics_port: int) -> dict[str, float]:
@@ -264,7 +272,8 @@ def footprint(ledger: Ledger) -> list[object]:
     return [*processes, *(ledger["supervisor"][name] for name in names)]
 
 
-def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "it never came") -> None:
+    """Return once the condition holds; where it does not come to, say `what` there is instead."""
     end = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end, what()

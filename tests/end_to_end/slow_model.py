@@ -5,13 +5,15 @@ from pathlib import Path
 import numpy as np
 import tritonclient.http as triton
 
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server
 
 
 def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0, *, may_run_again: bool = True) -> Path:
     """A repository with one identity model that takes its time."""
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(
+    add_model(
+        repository,
+        name,
         f"""
         backend: "identity"
         max_batch_size: 8
@@ -20,7 +22,7 @@ def identity_model(repository: Path, name: str = "slow", delay_ms: int = 0, *, m
         instance_group {{ count: 1 kind: KIND_CPU }}
         parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
         parameters {{ key: "idempotent" value {{ string_value: "{str(may_run_again).lower()}" }} }}
-        """
+        """,
     )
     return repository
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import Server, await_standby, descendants, footprint, lasting, serving
 
 FLAGS = ("--exit-on-error=false", "--shm-client-slab-mib=4", "--shm-worker-slab-mib=1", "--shm-oversize-mib=64")
@@ -76,9 +77,7 @@ model_transaction_policy {{ decoupled: {decoupled} }}
 def write_models(repository: Path) -> Path:
     """The two models."""
     for name, source, count, decoupled in (("echo", ECHO, 2, "false"), ("stream", STREAM, 1, "true")):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "1" / "model.py").write_text(source)
-        (repository / name / "config.pbtxt").write_text(CONFIG.format(count=count, decoupled=decoupled))
+        add_model(repository, name, CONFIG.format(count=count, decoupled=decoupled), source)
     return repository
 
 

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.end_to_end.repositories import add_model
+
 MAX_BATCH_SIZE = 8
 #: With little memory: a payload of LARGE_INTEGERS has a segment of its own, in the client's memory and in the worker's.
 FLAGS = ("--shm-client-slab-mib=8", "--shm-worker-slab-mib=4", "--shm-oversize-mib=64")
@@ -185,8 +187,5 @@ def write_models(repository: Path) -> Path:
         "caller": (_CONFIG.format(**ordinary | {"backend": "python"}) + batching, _CALLER),
     }
     for name, (config, source) in models.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(config)
-        if source:
-            (repository / name / "1" / "model.py").write_text(source)
+        add_model(repository, name, config, source)
     return repository

@@ -14,6 +14,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.figures import metric, statistics, wait_for_pending
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving, signal_worker
 from tests.workers.ragged_models import save_summing
 
@@ -55,8 +56,9 @@ dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 6000000
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
     for name, (scheduling, dims, delay_ms) in MODELS.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(
+        add_model(
+            repository,
+            name,
             f"""
             backend: "identity"
             max_batch_size: {MAX_ROWS}
@@ -65,10 +67,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             instance_group {{ count: 1 kind: KIND_CPU }}
             parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
             {scheduling}
-            """
+            """,
         )
-    (repository / "ragged" / "1").mkdir(parents=True)
-    (repository / "ragged" / "config.pbtxt").write_text(RAGGED)
+    add_model(repository, "ragged", RAGGED)
     save_summing(repository / "ragged" / "1" / "model.onnx")
     with serving(repository) as running:
         yield running

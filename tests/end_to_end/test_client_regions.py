@@ -18,6 +18,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from tests.end_to_end.gate import Gate
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, only, serving, title
 
 CONFIG = """
@@ -50,8 +51,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 def server(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     for name, backend in (("same", "identity"), ("gated", "python")):
-        (models / name / "1").mkdir(parents=True)
-        (models / name / "config.pbtxt").write_text(CONFIG.format(backend=backend))
+        add_model(models, name, CONFIG.format(backend=backend))
     (models / "gated" / "1" / "model.py").write_text(GATED.format(gate=str(gate.path)))
     flags = ["--allow-client-shm=true", "--grpc-port=0"]
     with serving([SAMPLES, models], *flags, *only("simple", "simple_string", "same", "gated")) as server:

@@ -33,16 +33,10 @@ def container() -> Iterator[Server]:
     command = [sys.executable, "-c", "from shoal.cli import tritonserver; raise SystemExit(tritonserver())"]
     command += [f"--model-repository={SAMPLES}", "--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"]
     command += ["--allow-grpc=false"]
-    server = Server(
+    with Server(
         subprocess.Popen(in_container(*command), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    )
-    try:
+    ) as server:
         yield server
-    finally:
-        server.process.kill()
-        server.wait()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
 
 
 def test_it_serves_and_ends_as_process_1(container: Server) -> None:

@@ -24,7 +24,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.figures import metric, wait_for_pending
 from tests.end_to_end.raw_client import Client
-from tests.end_to_end.server import DEADLINE_S, Server, serving, signal_worker
+from tests.end_to_end.repositories import add_model
+from tests.end_to_end.server import DEADLINE_S, Server, serving, signal_worker, wait_until
 
 #: A request to a model, with a number.
 Asked = Callable[[str, int], bytes]
@@ -205,8 +206,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         "queueing": f"{STEADY} {timeout}",
     }
     for name, config in models.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(config)
+        add_model(repository, name, config)
     (repository / "held" / "1" / "model.py").write_text(HELD)
     (repository / "caller" / "1" / "model.py").write_text(CALLER)
     with serving(repository, "--allow-grpc=true") as server, ThreadPoolExecutor(24) as pool:
@@ -230,9 +230,7 @@ def test_a_queued_request_leaves_at_its_deadline_though_the_instance_stands_stil
     held, before = story.hold(), story.num_gone()
     late = story.send(model, 7, timeout_s=SOON_S)
     assert refusal(late)[0] in ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.UNAVAILABLE")
-    end = time.monotonic() + DEADLINE_S
-    while story.num_gone() != before + 1:
-        assert time.monotonic() < end, story.num_gone()
+    wait_until(lambda: story.num_gone() == before + 1, story.num_gone)
     assert metric(story.server, "nv_inference_pending_request_count", model="held") == 0
     assert not held.done()
     story.let_go()

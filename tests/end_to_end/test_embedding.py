@@ -17,6 +17,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.end_to_end.figures import wait_for_pending
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving, title
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -66,8 +67,7 @@ CONFIGS = {
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("embedding")
     for name, config in CONFIGS.items():
-        (directory / name / "1").mkdir(parents=True)
-        (directory / name / "config.pbtxt").write_text(f'backend: "embedding"\n{config}')
+        add_model(directory, name, f'backend: "embedding"\n{config}')
         np.save(directory / name / "1" / "items.npy", ITEMS)
     (directory / "corrupt" / "1" / "items.npy").write_bytes(b"\x93NUMPY\x01\x00nothing of the kind")
     version = directory / "ranking" / "1"

@@ -18,7 +18,7 @@ import tritonclient.http as triton
 from tests.end_to_end import raw_client
 from tests.end_to_end.ensemble_models import MODELS, step, write_counting, write_ensemble, write_model
 from tests.end_to_end.segments import copies
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, only, samples, serving, title
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, only, samples, serving, title, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -253,9 +253,7 @@ def test_a_killed_worker_of_a_step(server: Server, client: Any) -> None:
 
 
 def until_ready(client: Any, model: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not client.is_model_ready(model):
-        assert time.monotonic() < end, f"{model} does not become ready"
+    wait_until(lambda: client.is_model_ready(model), lambda: f"{model} does not become ready")
 
 
 def test_who_hangs_up_ends_the_steps(server: Server, client: Any) -> None:

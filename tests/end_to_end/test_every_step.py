@@ -19,6 +19,7 @@ from shoal import Client, errors
 from shoal.fault import STEPS, VARIABLE
 from tests.end_to_end.gate import Gate
 from tests.end_to_end.patient import EXECUTING, FEW_DESCRIPTORS, SMALL_MEMORY, TAKE_OVER, Patient
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, descendants, serving, title
 
 #: Executed twice if need be, or once and never again. Two instances each: the other one goes on.
@@ -132,8 +133,9 @@ def parts(patient: Patient, request: pytest.FixtureRequest) -> Parts:
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     repository = tmp_path_factory.mktemp("models")
     for name, idempotent in MODELS.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(
+        add_model(
+            repository,
+            name,
             f"""
             backend: "identity"
             max_batch_size: 8
@@ -141,15 +143,13 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
             output {{ name: "B" data_type: TYPE_INT32 dims: [ 4 ] }}
             instance_group {{ count: 2 kind: KIND_CPU }}
             parameters {{ key: "idempotent" value {{ string_value: "{idempotent}" }} }}
-            """
+            """,
         )
     faults = tmp_path_factory.mktemp("faults")
     for name, (code, more) in IN_PARTS.items():
         told = faults.parent / name
         told.mkdir()
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "1" / "model.py").write_text(code.format(path=told))
-        (repository / name / "config.pbtxt").write_text(IN_PARTS_CONFIG + more)
+        add_model(repository, name, IN_PARTS_CONFIG + more, code.format(path=told))
     socket = str(faults.parent / "socket")
     flags = "--http-process-count=1", f"--client-socket={socket}", *SMALL_MEMORY
     with serving(repository, *flags, environment={VARIABLE: str(faults)}, descriptors=FEW_DESCRIPTORS) as server:

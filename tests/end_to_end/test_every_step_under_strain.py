@@ -22,6 +22,7 @@ from tests.end_to_end.gate import Gate
 from tests.end_to_end.patient import EXECUTING, FEW_DESCRIPTORS, SMALL_MEMORY, TAKE_OVER, Patient
 from tests.end_to_end.raw_client import Client as RawClient
 from tests.end_to_end.raw_client import Reply, post
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, await_standby, imbalances, serving, title, wait_until
 
 #: 6 MB: more than the sockets take of an answer that is not read. Each request has a page more than the one before, so
@@ -94,8 +95,7 @@ class Caller:
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     repository = tmp_path_factory.mktemp("models")
     for name, (backend, dims, count) in MODELS.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(CONFIG.format(backend=backend, dims=dims, count=count))
+        add_model(repository, name, CONFIG.format(backend=backend, dims=dims, count=count))
     faults = tmp_path_factory.mktemp("faults")
     (faults.parent / "caller").mkdir()
     (repository / "caller" / "1" / "model.py").write_text(CALLER.format(path=faults.parent / "caller"))

@@ -10,6 +10,7 @@ import tritonclient.http as triton
 
 from shoal.cli.remote import RemoteServer
 from tests.end_to_end.command_line import shoal
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import Server, serving
 
 CONFIG = """
@@ -35,8 +36,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Every model has been asked by eight clients at once."""
     repository = tmp_path_factory.mktemp("repository")
     for name, batching in MODELS.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(CONFIG.format(batching))
+        add_model(repository, name, CONFIG.format(batching))
     with serving(repository, "--latency-target=30") as server:
         with triton.InferenceServerClient(server.url.removeprefix("http://"), concurrency=8) as client:
             for name in MODELS:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from shoal.frontend.grpc.messages import service
+from tests.end_to_end.grpc_inputs import countdown, pair, tensor
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, imbalances, only, serving
 
 IDENTITY = """
@@ -30,8 +32,7 @@ Answers = "queue.SimpleQueue[tuple[client.InferResult | None, InferenceServerExc
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
-    (models / "floats" / "1").mkdir(parents=True)
-    (models / "floats" / "config.pbtxt").write_text(IDENTITY)
+    add_model(models, "floats", IDENTITY)
     flags = ["--grpc-port=0", "--http-process-count=1", *only("floats", "simple", "simple_string", "repeat")]
     with serving([SAMPLES, models], *flags) as server:
         yield server
@@ -50,26 +51,6 @@ def triton(server: Server) -> Iterator[Any]:  # its type hints say None where it
 def channel(server: Server) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as opened:
         yield opened
-
-
-def tensor(name: str, array: NDArray[Any], datatype: str) -> client.InferInput:
-    made = client.InferInput(name, list(array.shape), datatype)
-    made.set_data_from_numpy(array)
-    return made
-
-
-def pair(start: int = 0) -> list[client.InferInput]:
-    array = np.arange(start, start + 16, dtype=np.int32).reshape(1, 16)
-    return [tensor("INPUT0", array, "INT32"), tensor("INPUT1", array, "INT32")]
-
-
-def countdown(*delays_ms: int) -> list[client.InferInput]:
-    """One answer of `repeat` after each delay, which is its own number."""
-    return [
-        tensor("IN", np.array(delays_ms, np.int32), "INT32"),
-        tensor("DELAY", np.array(delays_ms, np.uint32), "UINT32"),
-        tensor("WAIT", np.array([0], np.uint32), "UINT32"),
-    ]
 
 
 def is_final(result: Any) -> bool:

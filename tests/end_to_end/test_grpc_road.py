@@ -14,6 +14,8 @@ import tritonclient.grpc as client
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.grpc_inputs import countdown, pair, tensor
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Ledger, Server, imbalances, only, serving
 from tests.frontend.grpc.certificates import self_signed
 
@@ -49,9 +51,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def server(tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]) -> Iterator[Server]:
     """`patient` answers when its client has cancelled."""
     models = tmp_path_factory.mktemp("models")
-    (models / "patient" / "1").mkdir(parents=True)
-    (models / "patient" / "config.pbtxt").write_text(CONFIG)
-    (models / "patient" / "1" / "model.py").write_text(PATIENT)
+    add_model(models, "patient", CONFIG, PATIENT)
     cert, key = files
     flags = [
         "--grpc-port=0", "--http-process-count=1", "--grpc-use-ssl-mutual=true", f"--grpc-server-cert={cert}",
@@ -71,25 +71,6 @@ def triton(server: Server, files: tuple[Path, Path]) -> Iterator[Any]:
         f"localhost:{server.grpc_port}", ssl=True, root_certificates=cert, private_key=key, certificate_chain=cert
     ) as opened:
         yield opened
-
-
-def tensor(name: str, array: Any, datatype: str) -> client.InferInput:
-    made = client.InferInput(name, list(array.shape), datatype)
-    made.set_data_from_numpy(array)
-    return made
-
-
-def pair() -> list[client.InferInput]:
-    array = np.arange(16, dtype=np.int32).reshape(1, 16)
-    return [tensor("INPUT0", array, "INT32"), tensor("INPUT1", array, "INT32")]
-
-
-def countdown(*delays_ms: int) -> list[client.InferInput]:
-    return [
-        tensor("IN", np.array(delays_ms, np.int32), "INT32"),
-        tensor("DELAY", np.array(delays_ms, np.uint32), "UINT32"),
-        tensor("WAIT", np.array([0], np.uint32), "UINT32"),
-    ]
 
 
 ONE = [tensor("IN", np.zeros(1, np.float32), "FP32")]

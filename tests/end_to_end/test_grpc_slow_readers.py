@@ -16,6 +16,7 @@ import tritonclient.grpc as client
 
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client as RawClient
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving, title
 from tests.end_to_end.window_client import ORDINARY, WindowClient
 
@@ -104,10 +105,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, pipe: Path) -> Iterator[Ser
     for name, config, code in (
         ("flood", FLOOD_CONFIG, FLOOD), ("whole", WHOLE_CONFIG, ""), ("drip", DRIP_CONFIG, drip),
     ):  # fmt: skip
-        (models / name / "1").mkdir(parents=True)
-        (models / name / "config.pbtxt").write_text(config)
-        if code:
-            (models / name / "1" / "model.py").write_text(code)
+        add_model(models, name, config, code)
     flags = ["--grpc-port=0", "--http-process-count=1", "--shm-worker-slab-mib=16", *only("flood", "whole", "drip")]
     with serving(models, *flags) as server:
         yield server

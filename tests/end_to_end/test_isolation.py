@@ -20,6 +20,7 @@ from shoal.frontend.grpc.http2.frames import PREFACE
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.raw_client import Client, number_in, numbers
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, samples, serving, signal_worker, title, wait_until
 
 MAX_IN_FLIGHT = 16
@@ -35,15 +36,16 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
     for name in (*HELD, "idle"):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(
+        add_model(
+            repository,
+            name,
             f"""
             backend: "identity"
             input {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }}
             output {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
             instance_group {{ count: 1 kind: KIND_CPU }}
             parameters {{ key: "execute_delay_ms" value {{ string_value: "{EXECUTION_MS * (name in HELD)}" }} }}
-            """
+            """,
         )
     flags = [f"--max-in-flight={MAX_IN_FLIGHT}", "--http-process-count=1", f"--grpc-process-count={GRPC_LANES}"]
     with serving(repository, *flags, "--grpc-port=0", "--http-thread-count=1") as running:

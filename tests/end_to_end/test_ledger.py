@@ -14,6 +14,7 @@ from tests.end_to_end.http_cases.case import Case
 from tests.end_to_end.http_cases.models import write_models
 from tests.end_to_end.payloads import pid_of
 from tests.end_to_end.raw_client import LIVE, Client, numbers, post, tensor, tensor_in
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import SAMPLES, Ledger, Server, await_standby, footprint, imbalances, serving
 
 CASES = [*routes.CASES, *answered.CASES, *refused.CASES, *against_the_model.CASES]
@@ -37,8 +38,7 @@ parameters { key: "execute_delay_ms" value { string_value: "1" } }  # too slow t
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The samples and identity models of every kind, on small slabs."""
     repository = write_models(tmp_path_factory.mktemp("models"))
-    (repository / "slow" / "1").mkdir(parents=True)
-    (repository / "slow" / "config.pbtxt").write_text(SLOW)
+    add_model(repository, "slow", SLOW)
     with serving([SAMPLES, repository], *FLAGS) as server:
         yield server
         assert server.stop() == 0, server.log.decode()

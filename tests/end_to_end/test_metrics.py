@@ -20,6 +20,7 @@ from shoal import __version__
 from shoal import metric_families as families
 from shoal.shm.windows import PHASES
 from tests.end_to_end.figures import Samples, exposition, get, samples
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, only, serving
 
 #: Ten thousand by hand; these suffice to mix everything with everything.
@@ -74,8 +75,7 @@ def write_picky(directory: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
     for name, config in IDENTITIES.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(config)
+        add_model(repository, name, config)
     write_picky(repository / "picky")
     with serving([SAMPLES, repository], *only("digits", "picky", *IDENTITIES), *FLAGS) as running:
         yield running

@@ -9,6 +9,7 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, launch, serving
 
 GOOD = SAMPLES / "simple"
@@ -24,20 +25,13 @@ def repository(tmp_path: Path) -> Path:
 def run_to_end(repository: Path, *flags: str) -> Server:
     server = launch(repository, *flags)
     server.wait()
-    assert server.process.stdout is not None
-    server.process.stdout.close()
     return server
 
 
-def add_model(repository: Path, name: str, config: str, **files: bytes) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(config)
-    for file, content in files.items():
-        (repository / name / "1" / file.replace("__", ".")).write_bytes(content)
-
-
 def test_model_that_fails_ends_the_server_with_one(repository: Path) -> None:
-    add_model(repository, "broken", 'backend: "onnxruntime" max_batch_size: 1', model__onnx=b"no model")
+    (add_model(repository, "broken", 'backend: "onnxruntime" max_batch_size: 1') / "model.onnx").write_bytes(
+        b"no model"
+    )
     server = run_to_end(repository)
     assert server.process.returncode == 1
     assert b"error: creating server: Internal - failed to load all models" in server.log
@@ -48,8 +42,8 @@ def test_model_that_fails_ends_the_server_with_one(repository: Path) -> None:
 BROKEN: dict[str, tuple[str, dict[str, bytes]]] = {
     "'max_batch_size' must be non-negative value for": ("max_batch_size: -1 backend: 'identity'", {}),
     "failed to read text proto from": ("frobnicate: 1", {}),
-    "nobody": ("backend: 'nobody'", {"model__py": b""}),
-    "model.onnx": ("backend: 'onnxruntime' max_batch_size: 1", {"model__onnx": b"no model"}),
+    "nobody": ("backend: 'nobody'", {"model.py": b""}),
+    "model.onnx": ("backend: 'onnxruntime' max_batch_size: 1", {"model.onnx": b"no model"}),
     "unable to find": ("backend: 'onnxruntime' max_batch_size: 1", {}),
     "model_operations": ("backend: 'identity' model_operations { op_library_filename: 'x.so' }", {}),
 }
@@ -57,7 +51,9 @@ BROKEN: dict[str, tuple[str, dict[str, bytes]]] = {
 
 def test_failures_say_what_and_where_and_the_others_load(repository: Path) -> None:
     for number, (config, files) in enumerate(BROKEN.values()):
-        add_model(repository, f"broken{number}", config, **files)
+        directory = add_model(repository, f"broken{number}", config)
+        for file, content in files.items():
+            (directory / file).write_bytes(content)
     with serving(repository, "--exit-on-error=false") as server, triton.InferenceServerClient(server.url) as client:
         assert client.is_server_live()
         assert not client.is_server_ready()

@@ -13,6 +13,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, samples, serving, worker_of
 from tests.end_to_end.traffic import MODEL, Traffic
 
@@ -108,10 +109,7 @@ UP_AGAIN = b"instance 'victim_0_0' of model 'victim' is up again"
 def write_models(repository: Path, more: str) -> Path:
     """The victim and its neighbour, "m"."""
     for name, config, code in (("victim", CONFIG + more, CODE), ("m", MODEL, "")):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(config)
-        if code:
-            (repository / name / "1" / "model.py").write_text(code)
+        add_model(repository, name, config, code)
     return repository
 
 

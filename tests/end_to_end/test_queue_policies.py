@@ -4,7 +4,6 @@ Each model writes down what it executes, and stands still in request 100 until i
 meanwhile queues up. What is expected here was seen of Triton 2.51, too, but for the metric of a full queue.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.figures import metric, statistics, wait_for_pending
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.server import DEADLINE_S, Server, serving
+from tests.end_to_end.repositories import add_model
+from tests.end_to_end.server import DEADLINE_S, Server, serving, wait_until
 
 HOLD = 100
 HOUR_US = 3_600_000_000
@@ -104,18 +104,16 @@ class Story:
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def wait_for_told(self, model: str, count: int) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while len(self.told(model)) < count:
-            assert time.monotonic() < end, f"'{model}' has executed {self.told(model)}"
+        wait_until(lambda: len(self.told(model)) >= count, lambda: f"'{model}' has executed {self.told(model)}")
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     repository = tmp_path_factory.mktemp("models")
     for name, scheduling in MODELS.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "1" / "model.py").write_text(MODEL)
-        (repository / name / "config.pbtxt").write_text(
+        add_model(
+            repository,
+            name,
             f"""
             backend: "python"
             max_batch_size: 1
@@ -123,7 +121,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             output {{ name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }}
             instance_group {{ count: {2 if name in PAIRS else 1} kind: KIND_CPU }}
             {scheduling}
-            """
+            """,
+            MODEL,
         )
     with serving(repository) as server, ThreadPoolExecutor(16) as pool:
         yield Story(server, repository, pool)
@@ -194,9 +193,7 @@ def test_responses_wait_for_those_before_them(story: Story) -> None:
     held = story.hold("ordered")
     sent = [story.send("ordered", number) for number in range(3)]
     story.wait_for_told("ordered", 4)
-    end = time.monotonic() + DEADLINE_S
-    while counts(story, "ordered")[0] < 3:  # they are executed, and counted, but not answered
-        assert time.monotonic() < end
+    wait_until(lambda: counts(story, "ordered")[0] >= 3)
     assert not any(each.done() for each in sent)
     told = story.let_go("ordered", [held, *sent])
     assert (told[0], sorted(told[1:])) == (HOLD, [0, 1, 2])

@@ -19,7 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title
+from tests.end_to_end.repositories import add_model
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title, wait_until
 
 HOLD = 100
 ONE = 'resources { name: "SLOT" global: true count: 1 }'
@@ -80,9 +81,7 @@ class Story:
         """An instance of it executes until its gate is opened: the request, and the instance's process."""
         num_begun = len(self.begun(model))
         held = self.send(model, HOLD)
-        end = time.monotonic() + DEADLINE_S
-        while len(self.begun(model)) == num_begun:
-            assert time.monotonic() < end
+        wait_until(lambda: len(self.begun(model)) != num_begun)
         return held, self.begun(model)[-1]
 
     def opened(self, model: str) -> AbstractContextManager[None]:
@@ -108,16 +107,17 @@ class Story:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     repository = tmp_path_factory.mktemp("models")
     for name, (limiter, count) in MODELS.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "1" / "model.py").write_text(MODEL)
-        (repository / name / "config.pbtxt").write_text(
+        add_model(
+            repository,
+            name,
             f"""
             backend: "python"
             input {{ name: "X" data_type: TYPE_INT32 dims: [ 1 ] }}
             output {{ name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }}
             instance_group {{ kind: KIND_CPU count: {count} rate_limiter {{ {limiter} }} }}
             parameters {{ key: "idempotent" value {{ string_value: "true" }} }}
-            """
+            """,
+            MODEL,
         )
     flags = ["--rate-limit=execution_count", "--rate-limit-resource=SLOT:1", "--rate-limit-resource=PAIR:1"]
     flags += only("often", "seldom", "free", "whole", "half")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.raw_client import Client, Reply
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, serving
 
 #: Is as ready as it was told to be; `num_asked` answers every command.
@@ -75,9 +76,7 @@ READY = (200, b"")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
     for name, (is_ready, count) in MODELS.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(CONFIG.format(count=count))
-        (repository / name / "1" / "model.py").write_text(CODE.replace("    {is_ready}\n", is_ready))
+        add_model(repository, name, CONFIG.format(count=count), CODE.replace("    {is_ready}\n", is_ready))
     with serving(repository, "--http-process-count=1", "--log-verbose=1") as running:
         yield running
         assert running.stop() == 0, running.log.decode()

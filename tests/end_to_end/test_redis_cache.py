@@ -21,6 +21,7 @@ from tests.end_to_end.cached_models import CONFIG, ENABLE, MODEL, Asker, ask_eig
 from tests.end_to_end.ensemble_models import step, write_ensemble
 from tests.end_to_end.figures import statistics
 from tests.end_to_end.gate import Gate
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title
 
 PASSWORD = "not to be seen"
@@ -36,9 +37,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     one, other = (tmp_path_factory.mktemp(name) / "models" for name in ("one", "other"))
     for name, more in (("cached", ENABLE), ("plain", "")):
-        (one / name / "1").mkdir(parents=True)
-        (one / name / "1" / "model.py").write_text(MODEL)
-        (one / name / "config.pbtxt").write_text(CONFIG + more)
+        add_model(one, name, CONFIG + more, MODEL)
     write_ensemble(one, "chain", step("plain", {"X": "X"}, {"Y": "Y", "Z": "Z"}), outputs=("Y", "Z"))
     with (one / "chain" / "config.pbtxt").open("a") as config:
         config.write(ENABLE)

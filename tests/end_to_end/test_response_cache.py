@@ -31,6 +31,7 @@ from tests.end_to_end.cached_models import (
 from tests.end_to_end.ensemble_models import step, write_ensemble
 from tests.end_to_end.figures import statistics
 from tests.end_to_end.gate import Gate
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, imbalances, samples, serving, title
 
 #: Of 4096 bytes each: an answer takes one, or more.
@@ -41,9 +42,7 @@ NUM_BLOCKS = 16
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cached")
     for name, more in (("cached", ENABLE), ("plain", "")):
-        (path / name / "1").mkdir(parents=True)
-        (path / name / "1" / "model.py").write_text(MODEL)
-        (path / name / "config.pbtxt").write_text(CONFIG + more)
+        add_model(path, name, CONFIG + more, MODEL)
         Gate(path / name / "gate")
     kept = step("cached", {"X": "X"}, {"Y": "t", "Z": "Z"})
     write_ensemble(path, "composed", kept, step("plain", {"X": "t"}, {"Y": "Y"}), outputs=("Y", "Z"))

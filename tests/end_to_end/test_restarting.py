@@ -17,6 +17,7 @@ from shoal import Client
 from shoal.errors import UnavailableError
 from tests.end_to_end.figures import wait_for_pending
 from tests.end_to_end.gate import Gate
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, Server, descendants, serving, title
 
 CONFIG = """
@@ -55,9 +56,7 @@ CALL, ANSWER = 1, 2
 def gates(tmp_path: Path) -> dict[str, Gate]:
     """The two models, and where each stands still before it is up."""
     for name in ("gated", "caller"):
-        (tmp_path / name / "1").mkdir(parents=True)
-        (tmp_path / name / "config.pbtxt").write_text(CONFIG)
-        (tmp_path / name / "1" / "model.py").write_text(MODEL)
+        add_model(tmp_path, name, CONFIG, MODEL)
     return {name: Gate(tmp_path / name / "gate") for name in ("gated", "caller")}
 
 

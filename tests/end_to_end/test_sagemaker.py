@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.end_to_end.sagemaker import CONFIG, SageMaker, write_ensemble, write_model
-from tests.end_to_end.server import DEADLINE_S, Server, launch, serving, title
+from tests.end_to_end.server import Server, launch, serving, title, wait_until
 
 FLAGS = ("--allow-sagemaker=true", "--sagemaker-port=0", "--model-control-mode=explicit")
 
@@ -87,9 +86,7 @@ def test_a_model_that_is_unloaded_while_it_is_looked_for_does_not_stay(
     try:
         with ThreadPoolExecutor() as threads:
             loaded = threads.submit(sagemaker.load, "H6", tmp_path)
-            end = time.monotonic() + DEADLINE_S
-            while sagemaker.ask("GET", "/models/H6")[0] != 200:
-                assert time.monotonic() < end
+            wait_until(lambda: sagemaker.ask("GET", "/models/H6")[0] == 200)
             removed = threads.submit(sagemaker.ask, "DELETE", "/models/H6")
             for _ in range(50):  # behind it, so that the supervisor has most likely been asked to remove the model
                 assert sagemaker.ask("GET", "/models")[0] == 200
@@ -174,14 +171,8 @@ def test_an_ensemble_that_lacks_a_model_leaves_none_behind(
 def test_sagemaker_alone(tmp_path: Path) -> None:
     # Ports of services that are off need not be any.
     off = ("--http-port=-47", "--allow-http=false", "--grpc-port=70000", "--allow-grpc=false", "--allow-metrics=false")
-    server = launch(tmp_path, *FLAGS, *off, environment={"SAGEMAKER_MULTI_MODEL": "true"})
-    try:
+    with launch(tmp_path, *FLAGS, *off, environment={"SAGEMAKER_MULTI_MODEL": "true"}) as server:
         sagemaker = SageMaker(server)
         assert sagemaker.ask("GET", "/ping")[0] == 200
         assert sagemaker.ask("GET", "/models") == (200, "application/json", b'{"models":[]}')
         assert server.stop() == 0, server.log.decode()
-    finally:
-        server.process.kill()
-        server.wait()
-        assert server.process.stdout is not None
-        server.process.stdout.close()

@@ -120,14 +120,6 @@ def test_triton_s_own_client(server: Server) -> None:
     client.close()
 
 
-def ended(server: Server) -> int:
-    """The exit code of a server that has been launched."""
-    code = server.wait()
-    assert server.process.stdout is not None
-    server.process.stdout.close()
-    return code
-
-
 def test_everything_goes_to_the_log_file(tmp_path: Path) -> None:
     """The server tells when it is ready as it tells systemd, since its stdout is silent."""
     path = tmp_path / "shoal.log"
@@ -147,7 +139,7 @@ def test_everything_goes_to_the_log_file(tmp_path: Path) -> None:
             assert json.loads(ask(server, "GET", "/v2/logging")[1]) == DEFAULTS | {"log_file": str(path)}
         finally:
             server.process.terminate()
-            code = ended(server)
+            code = server.wait()
     assert (code, server.log) == (0, b"")
     assert path.stat().st_mode & 0o137 == 0
     # Lines of the supervisor and of workers, before and, without a hole, after.
@@ -161,7 +153,7 @@ def test_everything_goes_to_the_log_file(tmp_path: Path) -> None:
 def test_a_log_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "none" / "shoal.log"
     server = launch(SAMPLES, f"--log-file={path}")
-    assert ended(server) == 1
+    assert server.wait() == 1
     assert (
         f"cannot write the log to '{path}': No such file or directory. Give another --log-file" in server.log.decode()
     )

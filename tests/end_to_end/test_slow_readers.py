@@ -16,6 +16,7 @@ import pytest
 from shoal import Client as Guest
 from shoal.frontend.grpc.messages import service
 from tests.end_to_end.raw_client import Client, post
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import Server, imbalances, serving
 from tests.end_to_end.window_client import WindowClient
 
@@ -88,10 +89,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def server(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository: Path = tmp_path_factory.mktemp("models")
     for name, config, code in (("big", BIG, BIG_PY), ("any", ANY, ""), ("keeper", KEEPER, KEEPER_PY)):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(config)
-        if code:
-            (repository / name / "1" / "model.py").write_text(code)
+        add_model(repository, name, config, code)
     flags = ["--grpc-port=0", "--http-process-count=1", "--shm-oversize-mib=64", f"--client-socket={path}"]
     with serving(repository, *flags) as running:
         yield running

@@ -8,8 +8,7 @@ import os
 import resource
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.end_to_end.lifecycle import instances, write_model
-from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title
+from tests.end_to_end.server import DEADLINE_S, Server, descendants, only, serving, title, wait_until
 from tests.end_to_end.traffic import MODEL
 from tests.scarcity import limited
 
@@ -83,12 +82,6 @@ def ask(client: triton.InferenceServerClient, model: str, word: int = ECHO) -> N
     assert values.tolist() == [[word] * 4]
 
 
-def until(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < end
-
-
 def pid_of(client: triton.InferenceServerClient, model: str) -> int:
     (instance,) = instances(client, model)
     return int(instance["pid"])
@@ -108,7 +101,7 @@ def both_lanes(server: Server, without: Set[int] = frozenset()) -> set[int]:
         found = lanes(server)  # once: between two looks those that were killed may end
         return len(found) == 2 and not found & without
 
-    until(are_there)
+    wait_until(are_there)
     return found
 
 
@@ -129,7 +122,7 @@ def test_a_worker_that_lies_costs_itself(server: Server, client: triton.Inferenc
         ask(client, "liar", LIE)
     assert server.read_log(b"instance 'liar_0_0' of model 'liar' has met an error of the server's own", start=start)
     assert server.read_log(b"KeyError: 'owner'", start=start)
-    until(lambda: pid_of(client, "liar") not in (0, liar) and client.is_model_ready("liar"))
+    wait_until(lambda: pid_of(client, "liar") not in (0, liar) and client.is_model_ready("liar"))
     ask(client, "liar")
     assert pid_of(client, "steady") == steady
 
@@ -155,7 +148,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_later(
         os.kill(liar, signal.SIGKILL)
         assert server.read_log(b"the worker of instance 'liar_0_0' cannot be started", start=start)
         ask(client, "steady")
-    until(lambda: client.is_model_ready("liar"))
+    wait_until(lambda: client.is_model_ready("liar"))
     ask(client, "liar")
 
 
@@ -171,7 +164,7 @@ def test_batchers_and_front_ends_that_cannot_be_started_are_tried_later(
                 os.kill(pid, signal.SIGKILL)
         for words in (b"no batcher can be started", b"zygote 'batcher' cannot be", b"the front end 'http' cannot be"):
             assert server.read_log(words, start=start)
-    until(lambda: is_answering(server))
+    wait_until(lambda: is_answering(server))
     ask(client, "steady")
 
 
@@ -208,7 +201,7 @@ def test_a_full_table_of_connections_keeps_no_worker_out(server: Server, client:
         ask(first, "steady")
         assert {resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] for pid in fresh} == {FEW_DESCRIPTORS}
         idle += [socket.create_connection(address, DEADLINE_S) for _ in range(2 * FEW_DESCRIPTORS)]
-        until(lambda: all(num_open(pid) > FEW_DESCRIPTORS // 2 for pid in fresh))
+        wait_until(lambda: all(num_open(pid) > FEW_DESCRIPTORS // 2 for pid in fresh))
         start = len(server.log)
         os.kill(liar, signal.SIGKILL)
         assert server.read_log(b"instance 'liar_0_0' of model 'liar' is up again", start=start)
@@ -246,6 +239,6 @@ def test_a_log_whose_reader_has_gone_ends_nothing(server: Server, client: triton
         ask(client, "liar", COMPLAIN)
     liar = pid_of(client, "liar")
     os.kill(liar, signal.SIGKILL)
-    until(lambda: pid_of(client, "liar") not in (0, liar) and client.is_model_ready("liar"))
+    wait_until(lambda: pid_of(client, "liar") not in (0, liar) and client.is_model_ready("liar"))
     ask(client, "liar")
     assert json.loads(client._get("v2/repository/models/liar/instances", None, None).read())

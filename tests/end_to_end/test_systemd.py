@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
@@ -17,7 +16,8 @@ import pytest
 
 from shoal.cli import main
 from tests.end_to_end.gate import Gate
-from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title
+from tests.end_to_end.repositories import add_model
+from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, descendants, launch, serving, title, wait_until
 
 #: The time after which the manager would lose patience; a round of the watchdog is a quarter of it.
 WATCHDOG_S = 0.4
@@ -59,9 +59,7 @@ class ServiceManager:
 
     def read_until(self, line: str) -> None:
         """Read until exactly this line is said; what is said before is kept in `said`."""
-        end = time.monotonic() + DEADLINE_S
-        while line not in self.read():
-            assert time.monotonic() < end, self.said
+        wait_until(lambda: line in self.read(), lambda: self.said)
 
     def catch_up(self) -> None:
         """Read what has been said by now."""
@@ -93,14 +91,15 @@ def manager() -> Iterator[ServiceManager]:
 
 def identity_model(repository: Path, name: str, instances: int = 1, backend: str = "identity") -> Path:
     """A repository with one more model, of an INT32."""
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(
+    add_model(
+        repository,
+        name,
         f"""
         backend: "{backend}"
         input {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }}
         output {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
         instance_group {{ count: {instances} kind: KIND_CPU }}
-        """
+        """,
     )
     return repository
 
@@ -125,10 +124,20 @@ def process(server: Server, kind: str) -> int:
     return next(pid for pid in descendants(server.process.pid) if re.match(rf"shoal {kind}\b(?! \()", title(pid)))
 
 
+def assert_systemd_s_variables_reach_no_child(server: Server) -> None:
+    for pid in server.children:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert any(each.startswith(b"SHOAL_CONTROL=") for each in environment)
+        assert not [each for each in environment if each.startswith((b"NOTIFY_", b"WATCHDOG_", b"LISTEN_"))]
+
+
 def test_ready_is_said_when_requests_are_answered(tmp_path: Path, manager: ServiceManager) -> None:
     repository = identity_model(tmp_path / "models", "two", instances=2)
-    with serving(repository, "--model-load-timeout-secs=70", environment=manager.environment) as server:
+    # Titles would be written over what /proc shows of the environment.
+    variables = manager.environment | {"SPT_NOENV": "1"}
+    with serving(repository, "--model-load-timeout-secs=70", environment=variables) as server:
         manager.read_until("READY=1")
+        assert_systemd_s_variables_reach_no_child(server)
         loading = manager.said[: manager.said.index("READY=1")]
         assert get(server, "/v2/health/ready") == (200, b"")
         assert [line for line in loading if line.startswith("STATUS=")] == [
@@ -149,16 +158,10 @@ def test_ready_is_said_when_requests_are_answered(tmp_path: Path, manager: Servi
 
 def launched(repository: Path, manager: ServiceManager, until: str, number: int = 0) -> int:
     """The exit code of a server that never serves: it fails, or gets a signal when it has said `until`."""
-    server = launch(repository, environment=manager.environment)
-    try:
+    with launch(repository, environment=manager.environment) as server:
         manager.read_until(until)
         server.process.send_signal(number)
         return server.wait()
-    finally:
-        server.process.kill()
-        server.wait()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
 
 
 def test_a_server_that_exits_on_an_error_never_was_ready(tmp_path: Path, manager: ServiceManager) -> None:
@@ -198,7 +201,8 @@ def test_a_lost_instance_is_in_the_status_and_among_the_reasons(tmp_path: Path, 
         assert get(server, "/v2/health/ready") == (400, b"")
         gate.open()
         manager.read_until("STATUS=1/1 instances up")
-        assert get(server, "/v2/health/reasons") == (200, b'{"ready":true,"reasons":[]}')
+        # Front ends are sent the news at the same time, and may read it later than we read the status.
+        wait_until(lambda: get(server, "/v2/health/reasons") == (200, b'{"ready":true,"reasons":[]}'))
         assert server.stop() == 0
 
 
@@ -214,17 +218,6 @@ def test_a_front_end_that_is_stopped_feeds_no_watchdog_and_is_replaced(tmp_path:
             assert server.read_log(f"the front end with pid {stopped} has not moved for 1 s; it is killed".encode())
             manager.catch_up()
         manager.read_until("WATCHDOG=1")
-        assert server.stop() == 0
-
-
-def test_systemd_s_variables_reach_no_child(tmp_path: Path, manager: ServiceManager) -> None:
-    # Titles would be written over what /proc shows of the environment.
-    variables = manager.environment | {"SPT_NOENV": "1"}
-    with serving(identity_model(tmp_path, "one"), environment=variables) as server:
-        for pid in server.children:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            assert any(each.startswith(b"SHOAL_CONTROL=") for each in environment)
-            assert not [each for each in environment if each.startswith((b"NOTIFY_", b"WATCHDOG_", b"LISTEN_"))]
         assert server.stop() == 0
 
 

@@ -16,6 +16,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import DEADLINE_S, SAMPLES, Server, serving
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -233,14 +234,15 @@ def test_strings_of_every_size(client: triton.InferenceServerClient, size: int) 
 
 def test_large_tensors_again_and_again(tmp_path: Path) -> None:
     """Up to 8 MB there and back, every size another: 60 times more than any slab holds, were they not given back."""
-    (tmp_path / "wide" / "1").mkdir(parents=True)
-    (tmp_path / "wide" / "config.pbtxt").write_text(
+    add_model(
+        tmp_path,
+        "wide",
         """
         backend: "identity"
         input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
         output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
         instance_group { count: 1 kind: KIND_CPU }
-        """
+        """,
     )
     with serving(tmp_path) as server, triton.InferenceServerClient(server.url, network_timeout=DEADLINE_S) as client:
         for number in range(60):

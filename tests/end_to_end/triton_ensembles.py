@@ -4,6 +4,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from tests.end_to_end.ensemble_models import step, tensor, write_ensemble, write_model
+from tests.end_to_end.repositories import add_model
 
 HEAD = """
 import time
@@ -54,8 +55,7 @@ def write_reshaping(repository: Path, name: str, model: str, shape: str) -> None
         output [{{ name: "Y" data_type: TYPE_FP32 {shape} }}]
         ensemble_scheduling {{ step [{step(model, {"X": "X"}, {"Y": "Y"})}] }}
     """
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(config)
+    add_model(repository, name, config)
 
 
 def write_all(repository: Path) -> None:

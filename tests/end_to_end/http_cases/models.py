@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tests.end_to_end.repositories import add_model
+
 #: What the case server is told to accept at most, so that the limits can be reached with small bodies.
 MAX_INPUT_SIZE = 65536
 MAX_REQUEST_BYTES = 1048576
@@ -53,8 +55,9 @@ def write_models(repository: Path) -> Path:
             (repository / name / str(version)).mkdir(parents=True)
         config = f'backend: "identity"\n{tensors}instance_group {{ count: 1 kind: KIND_CPU }}\n'
         (repository / name / "config.pbtxt").write_text(config)
-    (repository / "broken" / "1").mkdir(parents=True)
-    (repository / "broken" / "config.pbtxt").write_text(
-        'backend: "identity"\n' + tensor("input", "A", "FP32", "1") + tensor("output", "OUT_A", "INT32", "1")
+    add_model(
+        repository,
+        "broken",
+        'backend: "identity"\n' + tensor("input", "A", "FP32", "1") + tensor("output", "OUT_A", "INT32", "1"),
     )
     return repository
