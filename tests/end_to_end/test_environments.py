@@ -136,8 +136,21 @@ def server(repository: Path, cache: Path) -> Iterator[Server]:
         assert running.stop() == 0, running.log.decode()
 
 
-def test_two_versions_of_a_package_are_served_side_by_side(server: Server, cache: Path) -> None:
-    first, second = facts(server, "first"), facts(server, "second")
+def assert_every_line_names_its_model(log: list[str], model: str, repository: Path) -> None:
+    """Of an installation, from its first line to the worker that runs in what it made."""
+    begun = log.index(f"model '{model}': installing '{repository}/{model}/requirements.txt'")
+    ended = next(number for number, line in enumerate(log) if " runs in the environment " in line)
+    printed = [line for line in log[begun:ended] if not re.match(r"[IWE]\d{4} ", line)]
+    assert len(printed) > 2
+    assert [line for line in printed if not line.startswith(f"model '{model}': ")] == []
+
+
+def test_two_versions_of_a_package_are_served_side_by_side(server: Server, repository: Path, cache: Path) -> None:
+    start = len(server.log)
+    first = facts(server, "first")
+    assert server.read_log(b"worker first_0_0 runs in the environment", start=start)
+    assert_every_line_names_its_model(server.log[start:].decode().splitlines(), "first", repository)
+    second = facts(server, "second")
     assert (first[0], second[0]) == ("spam", "eggs")
     assert first[1] != second[1]
     for found in (first, second):
@@ -166,20 +179,6 @@ def test_what_cannot_be_made_fails_its_model_in_words(server: Server) -> None:
     assert "requirements.txt' cannot be made: " in error
     assert "No matching distribution found for breakfast==3.0" in error
     assert server.read_log(b"No matching distribution found for breakfast==3.0\n")  # progress, as pip says it
-
-
-def test_every_line_of_an_installation_names_its_model(server: Server, repository: Path, wheels: Path) -> None:
-    directory = write_model(repository, "named")
-    (directory / "requirements.txt").write_text(f"--no-index\n--find-links {wheels}\nbreakfast==1.0\n# named\n")
-    start = len(server.log)
-    assert load_error(server, "named") == ""
-    assert server.read_log(b"worker named_0_0 runs in the environment", start=start)
-    lines = server.log[start:].decode().splitlines()
-    begun = f"model 'named': installing '{directory}/requirements.txt'"
-    ended = next(number for number, line in enumerate(lines) if " runs in the environment " in line)
-    printed = [line for line in lines[lines.index(begun) : ended] if not re.match(r"[IWE]\d{4} ", line)]
-    assert len(printed) > 2
-    assert [line for line in printed if not line.startswith("model 'named': ")] == []
 
 
 def test_a_wheel_that_changes_is_installed_with_the_next_load(server: Server, repository: Path, wheels: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.figures import wait_for_pending
+from tests.end_to_end.gate import Gate
+from tests.end_to_end.repositories import add_model
 from tests.end_to_end.server import (
     DEADLINE_S,
     SAMPLES,
@@ -21,6 +23,7 @@ from tests.end_to_end.server import (
     serving,
     title,
     wait_for_deaths,
+    worker_of,
 )
 from tests.end_to_end.slow_model import ask, identity_model
 from tests.named_segments import left_behind, named_segments
@@ -64,42 +67,28 @@ def test_the_architecture_draws_every_kind_of_process(samples: Server) -> None:
     ],
 )
 def test_grpc_alone_has_the_front_ends_it_needs(tmp_path: Path, flag: str, front_ends: list[str]) -> None:
-    server = launch(identity_model(tmp_path), "--allow-http=false", "--allow-metrics=false", flag)
-    try:
+    with launch(identity_model(tmp_path), "--allow-http=false", "--allow-metrics=false", flag) as server:
         port = server.port_of("GRPCInferenceService")
         socket.create_connection(("127.0.0.1", port), DEADLINE_S).close()
         titles = sorted(title(pid) for pid in descendants(server.process.pid))
         kinds = ("shoal grpc", "shoal http", "shoal road", "gunicorn: master [shoal grpc]")
         assert [each for each in titles if each.startswith(kinds)] == front_ends
         assert server.stop() == 0
-    finally:
-        server.process.kill()
-        server.wait()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
 
 
-@pytest.fixture
-def loading(tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def loading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose only model never finishes loading: it reads a pipe that nobody writes."""
-    (tmp_path / "stuck" / "1").mkdir(parents=True)
-    os.mkfifo(tmp_path / "stuck" / "pipe")
-    (tmp_path / "stuck" / "config.pbtxt").write_text(
-        'backend: "python" input { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } '
-        'output { name: "B" data_type: TYPE_FP32 dims: [ 1 ] }'
-    )
-    (tmp_path / "stuck" / "1" / "model.py").write_text(
-        "class TritonPythonModel:\n    def initialize(self, args):\n"
-        f"        open({str(tmp_path / 'stuck' / 'pipe')!r}).read()\n"
-    )
-    server = launch(tmp_path)
-    server.read_log(b"loading: stuck:1")
-    server.read_log(b"is pinned to cores")
-    yield server
-    server.process.kill()
-    server.wait()
-    assert server.process.stdout is not None
-    server.process.stdout.close()
+    repository = tmp_path_factory.mktemp("models")
+    gate = Gate(repository / "gate")
+    config = 'backend: "python" input { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } '
+    config += 'output { name: "B" data_type: TYPE_FP32 dims: [ 1 ] }'
+    waits = f"class TritonPythonModel:\n    def initialize(self, args):\n        open({str(gate.path)!r}).close()\n"
+    add_model(repository, "stuck", config, waits)
+    with launch(repository) as server:
+        server.read_log(b"loading: stuck:1")
+        server.read_log(b"is pinned to cores")
+        yield server
 
 
 def test_connections_are_refused_while_models_load(loading: Server) -> None:
@@ -118,8 +107,6 @@ def test_port_in_use_is_said_before_any_model_loads() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = launch(SAMPLES, f"--http-port={taken.getsockname()[1]}")
         assert server.wait() == 1
-    assert server.process.stdout is not None
-    server.process.stdout.close()
     assert b"Address already in use. Choose another --http-port" in server.log
     assert b"loading:" not in server.log
 
@@ -195,24 +182,27 @@ def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: 
         assert "shoal-" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_without_zygotes_the_server_goes_on(tmp_path: Path) -> None:
-    with serving(identity_model(tmp_path)) as server:
-        worker = next(pid for pid in server.children if title(pid).startswith("shoal worker slow_0_0"))
-        for pid in [pid for pid in server.children if title(pid).startswith("shoal zygote")]:
-            os.kill(pid, signal.SIGKILL)
-        assert server.read_log(b"zygote 'identity' (pid ")
-        os.kill(worker, signal.SIGKILL)
-        assert server.read_log(b"instance 'slow_0_0' of model 'slow' is up again")
-        assert ask(server, 7) == 7
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of two models, whose processes are killed."""
+    root = tmp_path_factory.mktemp("pair")
+    with serving([identity_model(root / "a", "one"), identity_model(root / "b", "two")]) as server:
+        yield server
         assert server.stop() == 0
 
 
-def test_killed_worker_is_replaced_and_the_others_answer(tmp_path: Path) -> None:
-    with serving([identity_model(tmp_path / "a", "one"), identity_model(tmp_path / "b", "two")]) as server:
-        worker = next(pid for pid in server.children if title(pid).startswith("shoal worker one_0_0"))
-        os.kill(worker, signal.SIGKILL)
-        assert server.read_log(b"was killed by signal 9 (SIGKILL)")
-        assert ask(server, 7, "two") == 7
-        assert server.read_log(b"instance 'one_0_0' of model 'one' is up again")
-        assert ask(server, 8, "one") == 8
-        assert server.stop() == 0
+def test_killed_worker_is_replaced_and_the_others_answer(pair: Server) -> None:
+    os.kill(worker_of(pair, "one_0_0"), signal.SIGKILL)
+    assert pair.read_log(b"was killed by signal 9 (SIGKILL)")
+    assert ask(pair, 7, "two") == 7
+    assert pair.read_log(b"instance 'one_0_0' of model 'one' is up again")
+    assert ask(pair, 8, "one") == 8
+
+
+def test_without_zygotes_the_server_goes_on(pair: Server) -> None:
+    for pid in [pid for pid in pair.children if title(pid).startswith("shoal zygote")]:
+        os.kill(pid, signal.SIGKILL)
+    assert pair.read_log(b"zygote 'identity' (pid ")
+    os.kill(worker_of(pair, "two_0_0"), signal.SIGKILL)
+    assert pair.read_log(b"instance 'two_0_0' of model 'two' is up again")
+    assert ask(pair, 7, "two") == 7
