@@ -26,16 +26,21 @@ settings.load_profile("any machine")
 SESSION_SERVERS = re.compile(r"\b(every_kind|samples|explicit|s3): \w*Server\b")
 
 
+@functools.cache
+def _session_server(file: Path) -> str:
+    """The fixture of a session's server that a file of tests asks for, the first of several; "" if it asks for none."""
+    return min(SESSION_SERVERS.findall(file.read_text()), default="")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A scheduler that gives whole files to processes, and files that share a server to the same process."""
     from xdist.scheduler import LoadFileScheduling  # here: xdist is not needed to run a test
 
     class LoadServerScheduling(LoadFileScheduling):  # type: ignore[misc]
-        @functools.cache  # noqa: B019 - there is one, and it lasts
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return min(SESSION_SERVERS.findall((Path(config.rootpath) / file).read_text()), default=file)
+            return _session_server(config.rootpath / file) or file
 
     return LoadServerScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import tritonclient.grpc
 import tritonclient.http
 
 from tests.end_to_end.gate import Gate
