@@ -332,7 +332,7 @@ class Ensemble(Model):
 
     def way(self, requested: tuple[str, ...]) -> Way:
         """That of requests for these outputs, or, where there are none, for all."""
-        way = self.ways.get(requested)
+        way = self.ways.entries.get(requested)
         if way is None:
             signature, graph = self.own_signature, self.graph
             wanted = requested or tuple(signature.outputs)

@@ -70,7 +70,7 @@ class EnsembleRequests:
     ) -> tuple[Asked, dict[str, Passed]]:
         """What the header says that stands in the block `ref` of so many bytes; inputs by name. `nbytes_of` says how
         large another block is, 0 where it is gone. Raises InternalError."""
-        found = self._kept.get((header, nbytes))
+        found = self._kept.entries.get((header, nbytes))
         if found is None:
             found = _, inputs = _read_request(header, nbytes, nbytes_of)
             if len(header) <= MAX_KEPT_HEADER_BYTES and not any(lender for _, (_, _, lender, _) in inputs):
@@ -141,7 +141,7 @@ class StepRequests:
                 looked_at.append(form)
                 numbers += (offset, ref)
         key = tuple(looked_at)
-        found = self._kept.get(key)
+        found = self._kept.entries.get(key)
         if found is None:
             forms = [(name, tensors[tensor][0]) for name, tensor in self._inputs if tensor in tensors]
             found = self._check(signature, request, forms)
@@ -222,7 +222,7 @@ class StepResponses:
 
     def read(self, model_id: int, signature: Signature, header: bytes, nbytes: int) -> Answered:
         """A header that speaks of so many bytes; shapes are those that clients see. Raises InternalError."""
-        found = self._kept.get((model_id, header, nbytes))
+        found = self._kept.entries.get((model_id, header, nbytes))
         if found is None:
             response = unpack_response(header, nbytes)
             outputs = {each.name: each for each in response.outputs}
@@ -256,7 +256,7 @@ class EnsembleResponses:
     ) -> tuple[list[int], bytes]:
         """The blocks of its tensors, and its header."""
         key = (outputs, *[form for form, _, _, _ in tensors])
-        template = self._kept.get(key)
+        template = self._kept.entries.get(key)
         if template is None:
             batches, shown = self._signature.max_batch_size > 0, []
             for name, ((wire, shape, nbytes), _, _, _) in zip(outputs, tensors, strict=True):

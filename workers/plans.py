@@ -85,7 +85,7 @@ class Plans:
         if parameters or self.has_strings:
             return make_plan(start, shares, columns, parameters or _NO_PARAMETERS, self._pack)
         key = (start, shares, columns)
-        plan = self._plans.get(key)
+        plan = self._plans.entries.get(key)
         if plan is None:
             plan = make_plan(start, shares, columns, _NO_PARAMETERS, self._pack)
             if len(plan.headers) <= MAX_PLAN_BYTES:

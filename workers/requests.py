@@ -229,11 +229,11 @@ class RequestReader:
     def open(self, position: int, block: memoryview, header: bytes, record: Sequence[int] = _NO_RECORD) -> Request:
         """The request with this header, its tensors in `block`. Raises InternalError where it is damaged or not for
         this model."""
-        form = self._forms.get(header)
+        form = self._forms.entries.get(header)
         if form is not None and form.end <= len(block):
             return Request(position, form, block, None, record, self._hears_cancel)
         open_lent: OpenLent = lambda ref: self._open_block(ref, record[B.BLOCK])  # noqa: E731
-        if (form := self._lent_forms.get(header)) is not None:
+        if (form := self._lent_forms.entries.get(header)) is not None:
             return Request(position, form, block, form.open_lent(block, open_lent), record, self._hears_cancel)
         form, tensors = read_form(header, block, self._signature, open_lent)
         if form.may_repeat and len(header) <= MAX_FORM_BYTES:

@@ -161,7 +161,7 @@ class GrpcSubmission:
 
     def model_of(self, message: bytes | memoryview) -> int:
         """The model that a message is for; 0 where there is none, or it is no message."""
-        form = self._latest.get(_model_field(message))
+        form = self._latest.entries.get(_model_field(message))
         if form is not None and form.num_changes == self._state.models.num_changes:
             return form.prepared.entry.model_id
         try:
@@ -173,7 +173,7 @@ class GrpcSubmission:
         self, message: bytes, start_ns: int, deadline_ns: int, *, is_stream: bool
     ) -> tuple[int, Asked] | None:
         """The shortest way: for a message that looks like the last one about the same model; None for others."""
-        form = self._latest.get(_model_field(message))
+        form = self._latest.entries.get(_model_field(message))
         if form is None or form.template is None or not self._is_valid(form, is_stream=is_stream):
             return None
         found = wire.match(form.template, message)
@@ -182,7 +182,7 @@ class GrpcSubmission:
         return self.submit_known(form, *found, start_ns, deadline_ns)
 
     def _known(self, split: wire.Split, *, is_stream: bool) -> Form | None:
-        form = self._forms.get((split.form, split.lengths))
+        form = self._forms.entries.get((split.form, split.lengths))
         return form if form is not None and self._is_valid(form, is_stream=is_stream) else None
 
     def _is_valid(self, form: Form, *, is_stream: bool) -> bool:
@@ -196,7 +196,7 @@ class GrpcSubmission:
         self, form: Form, id_: bytes, tensors: Sequence[bytes], start_ns: int, deadline_ns: int = 0
     ) -> tuple[int, Asked]:
         """As `submit`, for a message of this form."""
-        layout, head, tail, span = form.in_block.get(len(id_)) or form.place(len(id_))
+        layout, head, tail, span = form.in_block.entries.get(len(id_)) or form.place(len(id_))
         block = self._port.allocate(layout.size, form.prepared.entry.model_id)
         layout.pack_into(block.memory, 0, *tensors, head, id_, tail)
         number = submit_block(self._port, form.prepared, block, span, start_ns, deadline_ns)

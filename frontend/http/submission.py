@@ -103,7 +103,7 @@ class Submission:
 
     def find(self, prefix: bytes, nbytes: int) -> Known | None:
         """What is known of a request of `nbytes` that starts like this."""
-        known = self._known.get(prefix)
+        known = self._known.entries.get(prefix)
         if known is None or known.nbytes != nbytes:
             return None
         return known if known.num_changes == self._state.models.num_changes else None
@@ -166,7 +166,7 @@ class Submission:
         if block is None and head.json_length is None and len(body) <= longest:
             self._remember(raw, head, entry, None)
             return self._submit_json(entry, head, bytes(body), start_ns)
-        form = self._forms.get(_key(entry, head, body)) if 0 < (head.json_length or 0) <= len(body) else None
+        form = self._forms.entries.get(_key(entry, head, body)) if 0 < (head.json_length or 0) <= len(body) else None
         if form is None:
             return None
         if raw:
@@ -177,7 +177,7 @@ class Submission:
         """A small body that is all JSON."""
         skeleton, arrays = json_form.split(body)
         key = (entry.model_id, skeleton)
-        form = self._json_forms.get(key)
+        form = self._json_forms.entries.get(key)
         limit = self._state.http_max_input_size
         tensors = None if form is None else json_form.decode(form, arrays, limit)
         if form is None or tensors is None:
@@ -279,7 +279,7 @@ class Submission:
         model = prepared.entry.model_id
         if model not in self._large and sum([len(chunk) for chunk in rendered.chunks]) >= LEAST_COMPRESSED_BYTES:
             self._large.add(model)
-            self._known.clear()  # who accepts compression is not to be found there, but looked at
+            self._known.entries.clear()  # who accepts compression is not to be found there, but looked at
         return rendered
 
     def _keep_response(self, form: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:

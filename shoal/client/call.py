@@ -40,7 +40,7 @@ class Responses:
         if reply.status:
             raise errors.from_wire(reply.status, str(header, "utf-8", "replace"))
         key = entry.model_id, header
-        opened = self._opened.get(key)
+        opened = self._opened.entries.get(key)
         if opened is not None and all(offset + nbytes <= block_nbytes for *_, offset, nbytes in opened.tensors):
             return opened
         opened = open_response(entry, header, block_nbytes)
@@ -49,7 +49,7 @@ class Responses:
 
     def forget(self) -> None:
         """The models have changed."""
-        self._opened.clear()
+        self._opened.entries.clear()
 
 
 class Call:

@@ -96,10 +96,10 @@ class Session:
         connection = self.connection
         if connection.models.num_changes != self._num_changes:
             self._num_changes = connection.models.num_changes
-            self._forms.clear()
+            self._forms.entries.clear()
             self._responses.forget()
         key = self._key(asked)
-        form = self._forms.get(key) if key is not None else None
+        form = self._forms.entries.get(key) if key is not None else None
         if form is None:
             return self._submit_checked(key, asked, notify, is_stream=is_stream)
         _check_kind(form.entry, is_stream=is_stream)

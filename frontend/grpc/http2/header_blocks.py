@@ -42,20 +42,21 @@ class TooLargeError(Exception):
 class HeaderBlocks:
     """The decoder of one connection and what it knows."""
 
-    __slots__ = ("_decoder", "_max_bytes", "known")
+    __slots__ = ("_decoder", "_max_bytes", "_memo", "known")
 
     def __init__(self, limits: Limits) -> None:
         self._max_bytes = limits.max_header_bytes
         self._decoder = Decoder(max_header_list_size=limits.max_header_bytes * _TOLERANCE)
         #: Requests' blocks that mean the same whenever they come, until the table changes. Changed by `_decode`.
-        self.known: Memo[bytes, Mapping[str, str]] = Memo("header_block", _MAX_KNOWN)
+        self._memo: Memo[bytes, Mapping[str, str]] = Memo("header_block", _MAX_KNOWN)
+        self.known = self._memo.entries
 
     def request(self, block: bytes) -> Mapping[str, str]:
         """The headers of a request; raises the errors above, and BrokenError for what cannot be undone."""
         fields, changes_table = self._decode(block)
         headers = _request_headers(fields)
         if not changes_table and len(block) <= _MAX_KNOWN_BYTES:
-            self.known.keep(block, headers)
+            self._memo.keep(block, headers)
         return headers
 
     def trailers(self, block: bytes) -> None:

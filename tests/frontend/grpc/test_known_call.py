@@ -134,5 +134,5 @@ def test_an_id_of_any_length_is_written_into_the_block(star: Star) -> None:
         seen = star.seen()
         assert (seen.id, [each[3] for each in seen.inputs]) == (id_, [b"abcdefgh", b"ABCDEFGH"])
         assert asked.form is not None
-        assert len(asked.form.in_block) <= 32
+        assert len(asked.form.in_block.entries) <= 32
         star.refuse(number)
