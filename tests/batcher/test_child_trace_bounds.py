@@ -4,10 +4,10 @@ import select
 
 from shoal.batcher.child_traces import TraceRoot
 from shoal.shm.layout import CANCEL, CHILD_TRACE, REPLY, TRACE, B, Geometry, T
+from tests.batcher.calls import Calls
 from tests.batcher.ensemble_star import DOUBLE
 from tests.batcher.star import GEOMETRY
-from tests.batcher.test_child_traces import Calls
-from tests.batcher.test_decoupled_ensembles import streaming
+from tests.batcher.streaming_ensemble import streaming
 
 #: Of the batcher's ring to a front end: how many children may be unread, how many of these only where others are below
 #: them, and all of it, with room for replies.

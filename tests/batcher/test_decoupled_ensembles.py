@@ -1,37 +1,14 @@
 """Ensembles with a step that answers any number of times: what follows of each answer, and that all is given back."""
 
-from typing import Any
-
 import pytest
 
 from shoal.model_config.signature import Signature
 from shoal.reasons import Reason
-from shoal.shm.layout import DONE, RELEASE, RESPONSE, B, P, ref_owner
+from shoal.shm.layout import DONE, RELEASE, B, P, ref_owner
 from shoal.shm.slab import SlabView
 from tests.batcher.ensemble_star import ADD, DOUBLE, FAN, FIRST, FP32, SECOND, Sky, ensemble, packed, step, tensor
-from tests.batcher.star import BATCHER, End
-
-#: `double` streams here: each of its answers goes through `add`, with the request's own tensor.
-STREAM = ensemble(step("Xx", "Ya"), step("Aa Bx", "Yy"))
-MODELS = (DOUBLE, ADD)
-
-
-class Streams(Sky):
-    """Workers that answer more than once."""
-
-    def respond(self, worker: End, item: tuple[int, ...], size: int = 3) -> int:
-        """A decoupled worker answers one step, not for the last time; returns its result's block."""
-        header = packed(((("Y", FP32, (1, size), 128, 4 * size),), {"q": worker.owner}))
-        return self.say_done(worker, item, 0, header, RESPONSE)
-
-    def end(self, worker: End, item: tuple[int, ...]) -> None:
-        """A decoupled worker has no more answers."""
-        worker.say(DONE, item[B.KEY], item[B.BATCH], 0, 0, 0, 10, 20, 40, 70)
-        self.step(2000)
-
-
-def streaming(of: dict[str, Any] = STREAM, decoupled: tuple[int, ...] = (0,)) -> Streams:
-    return Streams(of, MODELS, decoupled)
+from tests.batcher.star import BATCHER
+from tests.batcher.streaming_ensemble import STREAM, Streams, streaming
 
 
 def parts(sky: Sky) -> list[tuple[int, list[int], int]]:

@@ -22,7 +22,7 @@ from tests.end_to_end.server import (
     serving,
     title,
 )
-from tests.end_to_end.test_traced_ensembles import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask
+from tests.end_to_end.traced import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask
 from tests.end_to_end.triton_ensembles import DECOUPLED, write, write_all
 from tests.tracer.receiver import receiving
 

@@ -270,7 +270,7 @@ def test_large_requests_outlive_the_tracing_that_they_began_under(tmp_path: Path
         under_way = asked_by_both()
         while not (model / "begun").exists():
             assert server.process.poll() is None
-        wait_for_pending(server, 1)
+        wait_for_pending(server, "slow", 1)
         with triton.InferenceServerClient(server.url) as client:
             client.update_trace_settings(settings=OFF)
         with gate.opened():
