@@ -209,7 +209,7 @@ def test_a_zygote_that_must_not_fork_says_so(tmp_path: Path, source: str, senten
     with started(tmp_path, source, os.getpid()) as zygote:
         assert zygote.hear(zygote.channel) == {"op": "unfit", "sentence": sentence}
         zygote.channel.close()
-        assert wait_for_deaths([zygote.process.pid], 30.0)
+        assert wait_for_deaths([zygote.process.pid])
 
 
 def test_children_outlive_their_zygote(zygote: Zygote) -> None:

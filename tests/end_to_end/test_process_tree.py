@@ -100,7 +100,7 @@ def test_connections_are_refused_while_models_load(loading: Server) -> None:
 def test_signal_while_models_load_ends_the_server(loading: Server) -> None:
     children = descendants(loading.process.pid)
     assert loading.stop() == 0
-    assert wait_for_deaths(children, 2.0)
+    assert wait_for_deaths(children)
 
 
 def test_port_in_use_is_said_before_any_model_loads() -> None:
@@ -124,7 +124,7 @@ def test_signal_answers_what_was_accepted_and_exits_zero(tmp_path: Path, number:
         assert [answer.result() for answer in answers] == list(range(6))
         assert server.wait() == 0
         assert f"Signal ({number.value}) received.".encode() in server.log
-        assert wait_for_deaths(server.children, 2.0)
+        assert wait_for_deaths(server.children)
 
 
 def test_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
         server.read_log(b"received.")
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 1
-        assert wait_for_deaths(server.children, 2.0)
+        assert wait_for_deaths(server.children)
         assert all(each.exception() is not None for each in hanging)
 
 
@@ -146,7 +146,7 @@ def test_exit_timeout_gives_up_with_one(tmp_path: Path) -> None:
         wait_for_pending(server, "slow", 1)
         assert server.stop() == 1
         assert b"Exit timeout expired. Exiting immediately." in server.log
-        assert wait_for_deaths(server.children, 2.0)
+        assert wait_for_deaths(server.children)
         assert all(each.exception() is not None for each in hanging)
 
 
@@ -157,7 +157,7 @@ def test_killed_supervisor_takes_everything_along() -> None:
         assert len(everybody) == 30
         assert left_behind(before) == set()
         server.process.kill()
-        assert wait_for_deaths(everybody, 2.0)
+        assert wait_for_deaths(everybody)
     assert left_behind(before) == set()
 
 
