@@ -7,7 +7,7 @@ from shoal import metric_families as families
 from shoal.shm.counters import CELLS
 from shoal.shm.windows import PHASES
 
-DOCUMENTATION = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCUMENTATION = Path(__file__).parents[1] / "docs" / "metrics.md"
 
 
 def test_every_family_is_there_once() -> None:

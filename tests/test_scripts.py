@@ -63,7 +63,7 @@ def test_without_python_the_missing_installation_is_refused_and_nothing_changed(
 
 def test_help_of_the_benchmark_installs_nothing(tmp_path: Path) -> None:
     """On a copy without .venv, by an interpreter without packages."""
-    for folder in ("scripts", "model_repository"):
+    for folder in ("scripts", "bench", "model_repository"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -65,14 +65,15 @@ class LocalClient:
         deadline_ns: int = 0,
         is_unwanted: Callable[[], bool] = lambda: False,
         keep: object = None,
+        parent: int = 0,
         *,
         is_call: bool = True,
     ) -> int:
         """Queue a request, or have it refused at once; returns its number. Raises ShoalError where there is no room.
 
-        The test's own, which `is_call` says, may be answered from the cache, as a front end's may.
+        The test's own, which `is_call` says, may be answered from the cache, as a front end's may. Nothing is traced.
         """
-        del deadline_ns
+        del deadline_ns, parent
         ask, entry = outgoing.ask, outgoing.entry
         with self._star.changed:
             block = self._port.allocate(outgoing.nbytes, entry.model_id)
