@@ -397,7 +397,7 @@ class Exchange:
     def _respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
         """One RESPONSE: the request stays with its worker.
 
-        Returns its model where it has failed none the less: the worker is at work for nobody.
+        Returns the request's model if this answer fails the request all the same: its worker goes on for no client.
         """
         _, key, _, status, ref, header, *_ = record
         if key not in worker.missing:

@@ -88,7 +88,7 @@ class Outlet:
 
 
 def _num_unread(channel: Channel) -> int:
-    """Bytes in the socket that nobody has read yet. Raises OSError where it is closed."""
+    """Bytes in the socket that the tracer has not read yet. Raises OSError where it is closed."""
     found = array.array("i", [0])
     try:
         fcntl.ioctl(channel.fileno(), termios.TIOCOUTQ, found)

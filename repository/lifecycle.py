@@ -6,7 +6,7 @@
        │       FAILED   ▼ │                  │
        └────────────► UNAVAILABLE ─unload─► UNLOADING     (LOADING again: a new ModelVersion)
 
-Only the supervisor moves a version. Pure: who loads, and how, is `shoal.supervisor.models.models`' business.
+Only the supervisor moves a version. Pure; loading is done by `shoal.supervisor.models.models`.
 """
 
 from dataclasses import dataclass, field

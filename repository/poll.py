@@ -1,7 +1,7 @@
 """The look into the repositories: which models there are, what their configurations say, when what was modified.
 
-Reads directories, configurations and label files, and changes nothing. Runs in the repository process
-(`repository/main.py`): a network file system may take its time without anybody waiting for it.
+Reads directories, configurations and label files, and changes nothing. Runs in the poller (`repository/main.py`):
+no other process waits for a slow network file system.
 """
 
 import os

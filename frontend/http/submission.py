@@ -279,7 +279,7 @@ class Submission:
         model = prepared.entry.model_id
         if model not in self._large and sum([len(chunk) for chunk in rendered.chunks]) >= LEAST_COMPRESSED_BYTES:
             self._large.add(model)
-            self._known.entries.clear()  # who accepts compression is not to be found there, but looked at
+            self._known.entries.clear()  # from now on each request's Accept-Encoding is read
         return rendered
 
     def _keep_response(self, form: Asked, packed: bytes, response: InferResponse, rendered: Response) -> None:

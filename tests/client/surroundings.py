@@ -60,7 +60,7 @@ class Surroundings:
         self.star.exchange.step(time.monotonic_ns())
 
     def is_all_returned(self) -> bool:
-        """Whether the batcher hears that nobody holds an answer: the listening thread may just be letting go."""
+        """Whether all answers are given back: the listening thread may still be releasing the last."""
         end = time.monotonic() + WAIT_S
         while self.star.exchange.holders.num_held and time.monotonic() < end:
             self.step()

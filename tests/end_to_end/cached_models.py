@@ -1,4 +1,4 @@
-"""Models whose responses are cached, and those who ask them."""
+"""Models whose responses are cached, and clients of theirs."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -167,7 +167,7 @@ def test_a_killed_worker_fails_what_it_ran_and_its_successor_runs_what_waited(
             answers = [pool.submit(ask, tight, tensors[0], "slow")]
             wait_until((slow / "begun").exists, lambda: processes(tight))
             answers += [pool.submit(ask, tight, tensor, "slow") for tensor in tensors[1:]]
-            wait_for_pending(tight, "slow", 3)  # the large ones, too: nobody has to map them before they are named
+            wait_for_pending(tight, "slow", 3)  # the large ones, too: no process has to map them before they are named
             os.kill(pid_of(tight, "shoal worker slow_0_0"), signal.SIGKILL)
         first, *others = answers
         assert "was killed by signal 9 (SIGKILL) while executing them" in str(first.exception())

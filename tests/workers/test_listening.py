@@ -1,4 +1,4 @@
-"""segments.listen_until: what was waited for is there, or somebody else has heard it, or time is up."""
+"""segments.listen_until: what was waited for is there, or another thread has read it, or time is up."""
 
 import socket
 import threading

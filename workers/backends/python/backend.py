@@ -201,7 +201,7 @@ class PythonBackend(Backend):
 
     def _own_process(self, model: Model, device: Device) -> None:
         """Make the settings of an interpreter in which one model runs and no other."""
-        sys.dont_write_bytecode = True  # beside a model it would look like a change to who polls the repository
+        sys.dont_write_bytecode = True  # beside a model it would look like a change of the model
         self._runtime = WorkerRuntime(model.name)
         self._runtime.follow_forks()
         runtime.set_runtime(self._runtime)
