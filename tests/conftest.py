@@ -46,14 +46,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection() -> None:
-    """What is imported to find the tests is no garbage: to look for some on the way takes a fifth of the time."""
+    """No garbage collection while tests are found: it took a fifth of that time and found nothing."""
     gc.disable()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_modules_in_garbage() -> None:
-    """What is there before a module's tests, ten thousand tests and every framework, is here to stay: without it, to
-    collect garbage takes a hundredth of the time."""
+    """Garbage collections of a module's tests pass over all that was there before them: ten thousand tests and every
+    framework, which made a collection take a hundred times as long."""
     gc.collect()
     gc.freeze()
     gc.enable()

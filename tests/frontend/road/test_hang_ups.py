@@ -1,4 +1,4 @@
-"""frontend/road/hang_ups.py over real connections: which waiting request learns that its client has hung up, and when."""
+"""frontend/road/hang_ups.py over real connections: which request learns that its client has hung up, and when."""
 
 import queue
 import socket
