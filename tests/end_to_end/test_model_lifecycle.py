@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -260,6 +261,11 @@ def test_polling_follows_the_repository(repository: Path) -> None:
         shutil.rmtree(repository / "b")
         index_once(client, [unloaded("a", 1), ready("a", 2), unloaded("b"), ready("c")])
         assert (infer(client, "a"), infer(client, "c")) == ("2", "1")
+        write_model(repository, "c", 1, config=MODEL.replace("{ count: 1", '{ name: "renamed" count: 1'))
+        end = time.monotonic() + DEADLINE_S
+        while [each["name"] for each in instances(client, "c")] != ["renamed_0"]:
+            assert time.monotonic() < end
+        assert infer(client, "c") == "1"
         with pytest.raises(InferenceServerException, match="not allowed if polling is enabled"):
             client.load_model("a")
         assert server.stop() == 0

@@ -85,6 +85,10 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor("Y", x), pb_utils.Tensor("Z", np.array([asked], dtype=object))], parameters={"n": 1})
 
+    def texts(self, request):
+        y, values = request.inputs()[0].as_numpy(), np.array([1, 2.5, None, True, "word", b"bytes"], dtype=object)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", y), pb_utils.Tensor("Z", values)])
+
     def writes(self, request):
         x = request.inputs()[0].as_numpy()
         x *= 2
@@ -333,6 +337,11 @@ def test_requested_outputs_and_parameters(client: triton.InferenceServerClient) 
     assert result.get_response()["parameters"] == {"n": 1}
     result = do(client, "both", 1, outputs=[triton.InferRequestedOutput("Z")])
     assert (json.loads(array(result, "Z")[0]), result.as_numpy("Y")) == (["Z"], None)
+
+
+def test_elements_that_are_no_strings_are_answered_as_their_text(client: triton.InferenceServerClient) -> None:
+    found = array(do(client, "texts", 1), "Z").tolist()
+    assert found == [b"1", b"2.5", b"None", b"True", b"word", b"bytes"]
 
 
 def test_empty_tensors_and_other_frameworks(client: triton.InferenceServerClient) -> None:
