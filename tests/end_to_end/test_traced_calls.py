@@ -3,7 +3,7 @@
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tests.end_to_end.server import (
     serving,
     title,
 )
-from tests.end_to_end.traced import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask
+from tests.end_to_end.traced import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask, traces
 from tests.end_to_end.triton_ensembles import DECOUPLED, write, write_all
 from tests.tracer.receiver import receiving
 
@@ -163,20 +163,8 @@ def server(repository: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def trace(server: Server, repository: Path) -> Iterator[Any]:
-    """Traces what comes until it is called, and reads it then."""
-    client = tritonclient.http.InferenceServerClient(server.url)
-    file = repository.parent / "traced_calls"
-    client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
-
-    def read() -> Traced:
-        client.update_trace_settings(settings={"trace_level": ["OFF"]})
-        return Traced(file)
-
-    yield read
-    client.update_trace_settings(settings={"trace_level": ["OFF"]})
-    file.unlink()
-    client.close()
+def trace(server: Server, repository: Path) -> Iterator[Callable[[], Traced]]:
+    yield from traces(server, repository.parent / "traced_calls")
 
 
 @pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])

@@ -1,7 +1,7 @@
 """Traces of ensembles through a whole server: a trace for each step, below that of the ensemble, in files and spans."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
@@ -15,7 +15,7 @@ import tritonclient.http
 from tests.end_to_end.cached_models import ENABLE
 from tests.end_to_end.ensemble_models import step, stream, write_ensemble
 from tests.end_to_end.server import DEADLINE_S, Server, imbalances, only, serving
-from tests.end_to_end.traced import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask
+from tests.end_to_end.traced import OLD_LOOKS, OWN_POINTS, POINTS, Traced, ask, traces
 from tests.end_to_end.triton_ensembles import write, write_all
 from tests.tracer.receiver import receiving
 
@@ -42,20 +42,8 @@ def server(repository: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def trace(server: Server, repository: Path) -> Iterator[Any]:
-    """Traces what comes until it is called, and reads it then."""
-    client = tritonclient.http.InferenceServerClient(server.url)
-    file = repository.parent / "traces"
-    client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
-
-    def read() -> Traced:
-        client.update_trace_settings(settings={"trace_level": ["OFF"]})
-        return Traced(file)
-
-    yield read
-    client.update_trace_settings(settings={"trace_level": ["OFF"]})
-    file.unlink()
-    client.close()
+def trace(server: Server, repository: Path) -> Iterator[Callable[[], Traced]]:
+    yield from traces(server, repository.parent / "traces")
 
 
 @pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])

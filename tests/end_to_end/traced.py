@@ -1,11 +1,13 @@
 """Trace files as tests of ensembles and calls read them."""
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc
+import tritonclient.http
 
 from shoal.fault import VARIABLE
 from tests.end_to_end.server import Server
@@ -62,3 +64,17 @@ class Traced:
                 around = self.points[each["parent_id"]]
                 assert around["REQUEST_START"] <= points["REQUEST_START"]
                 assert points["REQUEST_END"] <= around["REQUEST_END"]
+
+
+def traces(server: Server, file: Path) -> Iterator[Callable[[], Traced]]:
+    """Traces what comes until what it yields is called, which reads the file."""
+    with tritonclient.http.InferenceServerClient(server.url) as client:
+        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
+
+        def read() -> Traced:
+            client.update_trace_settings(settings={"trace_level": ["OFF"]})
+            return Traced(file)
+
+        yield read
+        client.update_trace_settings(settings={"trace_level": ["OFF"]})
+        file.unlink()
