@@ -45,8 +45,6 @@ backlog = 256
 #: What proxies say about themselves means nothing here, and must not make the road refuse what a lane answers.
 secure_scheme_headers: dict[str, str] = {}
 forwarder_headers = ""
-#: Where its workers' signs of life lie. A container may have nothing else to write to: its /tmp is on a read-only root.
-worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 #: gunicorn 25 and later open a control socket in the home directory unless told not to.
 control_socket_disable = True
 proc_name = f"shoal {_ROLE}"

@@ -1,6 +1,11 @@
 """gunicorn as the supervisor starts it (python -m shoal.frontend.gunicorn_main); settings are in gunicorn_conf.py."""
 
+import os
+from typing import Any
+
+import gunicorn.workers.base
 from gunicorn.app.wsgiapp import WSGIApplication
+from gunicorn.workers.workertmp import WorkerTmp
 
 
 class Application(WSGIApplication):  # type: ignore[misc]  # gunicorn has no types
@@ -10,5 +15,14 @@ class Application(WSGIApplication):  # type: ignore[misc]  # gunicorn has no typ
         """Stay, and keep the working directory out of the path: no file there may stand in for a module."""
 
 
+class Heartbeat(WorkerTmp):  # type: ignore[misc]
+    """The file whose modification time tells the arbiter that a worker lives: in memory, without a name. gunicorn's own
+    has one for a moment, and keeps it for ever if the arbiter is killed in that moment."""
+
+    def __init__(self, _settings: Any) -> None:
+        self._tmp = os.fdopen(os.memfd_create("heartbeat"), "w+b", 0)
+
+
 if __name__ == "__main__":
+    gunicorn.workers.base.WorkerTmp = Heartbeat  # workers look the class up in this module
     Application(prog="gunicorn").run()

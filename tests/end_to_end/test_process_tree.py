@@ -171,6 +171,17 @@ def test_all_but_front_ends_are_the_supervisors_own_children_and_leave_signals_t
         assert all(ignored >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM)), title(pid)
 
 
+def test_no_front_end_has_a_file_that_had_a_name(samples: Server) -> None:
+    """gunicorn's files of signs of life do: an arbiter that is killed as it makes one leaves it behind."""
+    opened = [
+        os.readlink(each)
+        for pid in await_standby(samples) if title(pid).startswith(("gunicorn", "shoal http", "shoal road"))
+        for each in Path(f"/proc/{pid}/fd").iterdir()
+    ]  # fmt: skip
+    assert any(each.startswith("/memfd:heartbeat") for each in opened)
+    assert not [each for each in opened if "wgunicorn" in each]
+
+
 def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: Server) -> None:
     zygotes = [pid for pid in await_standby(samples) if title(pid).startswith("shoal zygote")]
     assert len(zygotes) == 5

@@ -4,6 +4,7 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 import inspect
+import os
 import re
 import socket
 import sys
@@ -27,7 +28,7 @@ from gunicorn.http.wsgi import Response
 from gunicorn.workers.base import Worker
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
-from shoal.frontend.gunicorn_main import Application
+from shoal.frontend.gunicorn_main import Application, Heartbeat
 
 ROOT = Path(__file__).parents[2]
 #: The names that frontend/gunicorn_conf.py sets; it cannot be imported outside an arbiter.
@@ -118,6 +119,18 @@ def test_hooks_run_before_the_sockets_and_after_the_fork() -> None:
     start, spawn = inspect.getsource(Arbiter.start), inspect.getsource(Arbiter.spawn_worker)
     assert start.index("on_starting") < start.index("create_sockets")
     assert spawn.index("os.fork()") < spawn.index("post_fork") < spawn.index("init_process")
+
+
+def test_a_worker_s_sign_of_life_is_a_file_without_a_name() -> None:
+    assert "self.tmp = WorkerTmp(cfg)" in inspect.getsource(Worker.__init__)
+    heartbeat = Heartbeat(Config())
+    try:
+        assert os.readlink(f"/proc/self/fd/{heartbeat.fileno()}").startswith("/memfd:")
+        os.utime(heartbeat.fileno(), (0, 0))
+        heartbeat.notify()
+        assert heartbeat.last_update() > 0
+    finally:
+        heartbeat.close()
 
 
 def test_no_file_of_the_working_directory_stands_in_for_a_module(
