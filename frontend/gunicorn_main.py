@@ -24,5 +24,5 @@ class Heartbeat(WorkerTmp):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    gunicorn.workers.base.WorkerTmp = Heartbeat  # workers look the class up in this module
+    gunicorn.workers.base.WorkerTmp = Heartbeat  # pyright: ignore[reportAttributeAccessIssue]  # hints of an older version
     Application(prog="gunicorn").run()
