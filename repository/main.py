@@ -1,25 +1,40 @@
 """The process that reads model repositories, so that the supervisor never waits for a disk, a network or a parser.
 
 Exec'd as `python -m shoal.repository.main` when it is first needed. It answers one order after the other, and exits 0
-when the supervisor hangs up. Also the only process that imports protobuf.
-
-    poll ─► found, found, … polled        look_all (of one name) ─► found, … looked        look ─► looked
-    discard (a directory made for one load) ─► discarded
+when the supervisor hangs up. Also the only process that imports protobuf. Its orders and their answers are
+in shoal/messages/to_poller.py.
 """
 
 import faulthandler
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 from shoal import control, log
 from shoal.cloud_url import CloudUrl
-from shoal.control import GONE, Channel, Message
+from shoal.control import GONE, Channel
 from shoal.errors import ShoalError
+from shoal.messages.message import on
+from shoal.messages.shared import LogChanged
+from shoal.messages.to_poller import (
+    POLLER_WELCOME,
+    TO_POLLER,
+    Discard,
+    Forget,
+    Look,
+    LookAll,
+    ModelFound,
+    Order,
+    OrderDone,
+    OrderRefused,
+    Poll,
+    Polled,
+)
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.repository.cloud import CloudRepository
+from shoal.repository.found import FoundModel
 from shoal.repository.poll import Override, Repositories
 
 
@@ -29,54 +44,55 @@ class Poller:
     def __init__(self, channel: Channel, repositories: Repositories) -> None:
         self._channel = channel
         self._repositories = repositories
-        self._on: dict[str, Callable[[Message], None]] = {
-            "poll": self._poll,
-            "look": self._look,
-            "look_all": self._look_all,
-            "discard": self._discard,
-            "forget": self._forget,
-            "log": lambda order: log.configure(**order["log"]),
-        }
+        self.handlers = dict(
+            [
+                on(Poll, self._poll),
+                on(Look, self._look),
+                on(LookAll, self._look_all),
+                on(Discard, self._discard),
+                on(Forget, self._forget),
+                on(LogChanged, lambda message: log.configure(**message.settings)),
+            ]
+        )
 
     def run(self) -> None:
         """Serve until the supervisor hangs up, which raises EOFError."""
         while True:
-            order, _ = self._channel.receive()
+            message, _ = self._channel.receive(TO_POLLER)
             try:
-                self._on[order["op"]](order)
+                self.handlers[type(message)](message)
             except ShoalError as error:
-                self._answer(order, "refused", wire=error.wire, sentence=str(error))
+                if not isinstance(message, Order):
+                    raise
+                self._channel.send(OrderRefused(message.order, error.wire, str(error)))
 
-    def _poll(self, order: Message) -> None:
-        """Every model; where "names" are given, only those are looked into."""
+    def _poll(self, order: Poll) -> None:
         models, problems = self._repositories.scan()
-        wanted = order["names"]
+        wanted = order.names
         places = {each: place for each, place in models.items() if wanted is None or each.name in wanted}
-        for found in self._repositories.look_at_each(places):
-            self._answer(order, "found", model=found.message())
-        self._answer(order, "polled", identifiers=[*models, *problems], problems=list(problems.items()))
+        self._send_found(order, self._repositories.look_at_each(places))
+        self._channel.send(Polled(order.order, [*models, *problems], list(problems.items())))
 
-    def _look_all(self, order: Message) -> None:
-        """The models of a name, perhaps with what the load request brought along."""
-        directory, repository = (order[kind] and Path(order[kind]) for kind in ("directory", "repository"))
-        for found in self._repositories.look_all(order["name"], Override(order["config"], directory, repository)):
-            self._answer(order, "found", model=found.message())
-        self._answer(order, "looked")
+    def _look_all(self, order: LookAll) -> None:
+        directory, repository = (Path(place) if place else None for place in (order.directory, order.repository))
+        self._send_found(order, self._repositories.look_all(order.name, Override(order.config, directory, repository)))
+        self._channel.send(OrderDone(order.order))
 
-    def _look(self, order: Message) -> None:
-        """One model."""
-        found = self._repositories.look(order["name"], preferred=order["preferred"])
-        self._answer(order, "looked", model=None if found is None else found.message())
+    def _look(self, order: Look) -> None:
+        found = self._repositories.look(order.name, preferred=order.preferred)
+        self._send_found(order, [] if found is None else [found])
+        self._channel.send(OrderDone(order.order))
 
-    def _discard(self, order: Message) -> None:
-        shutil.rmtree(order["directory"], ignore_errors=True)
-        self._answer(order, "discarded")
+    def _discard(self, order: Discard) -> None:
+        shutil.rmtree(order.directory, ignore_errors=True)
+        self._channel.send(OrderDone(order.order))
 
-    def _forget(self, order: Message) -> None:
-        self._repositories.forget([Path(directory) for directory in order["keep"]])
+    def _forget(self, message: Forget) -> None:
+        self._repositories.forget([Path(directory) for directory in message.keep])
 
-    def _answer(self, order: Message, op: str, **facts: object) -> None:
-        self._channel.send({"op": op, "order": order["order"], **facts})
+    def _send_found(self, order: Order, models: Iterable[FoundModel]) -> None:
+        for found in models:
+            self._channel.send(ModelFound(order.order, found.message()))
 
 
 def main() -> int:
@@ -87,18 +103,18 @@ def main() -> int:
     try:
         with control.join("poller") as channel:
             set_title("repository poller")
-            message, _ = channel.receive()
-            log.configure(**message["log"])
+            welcome, _ = channel.receive(POLLER_WELCOME)
+            log.configure(**welcome.log)
             sources = [
                 Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)
-                for place, slot in message["repositories"]
+                for place, slot in welcome.repositories
             ]
             repositories = Repositories(
                 sources,
-                message["strict"],
-                message["config_name"],
-                message["namespacing"],
-                Path(message["backend_directory"]),
+                welcome.strict,
+                welcome.config_name,
+                welcome.namespacing,
+                Path(welcome.backend_directory),
             )
             Poller(channel, repositories).run()
     except GONE:

@@ -15,12 +15,15 @@ import select
 import socket
 import stat
 import struct
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, overload
 
 import msgpack
+
+from shoal.messages import message as typed
+from shoal.messages.message import Kinds, M, MessageError
+from shoal.messages.shared import Acknowledged
 
 Message = dict[str, Any]
 
@@ -35,17 +38,6 @@ MAX_DESCRIPTORS = 8
 GONE = (EOFError, ConnectionError)
 
 _PEERCRED = struct.Struct("3i")
-
-
-class _Packing(threading.local):
-    """A packer has one buffer, and several threads of a worker or a client send: each has a packer of its own. A lock
-    would be held for ever in the copy of a process that a fork makes while another thread packs."""
-
-    def __init__(self) -> None:
-        self.packer = msgpack.Packer(use_bin_type=True)
-
-
-_PACKING = _Packing()
 
 
 class Channel:
@@ -64,9 +56,12 @@ class Channel:
         """Non-blocking channels raise BlockingIOError where there is nothing to receive."""
         self._socket.setblocking(blocking)
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: Message | typed.Message, fds: Sequence[int] = (), seq: int = 0) -> None:
         """Send a message and duplicates of descriptors. Raises OSError where the peer is gone or reads nothing."""
-        body = _PACKING.packer.pack(message)
+        self.send_encoded(*encoded(message, fds, seq))
+
+    def send_encoded(self, body: bytes, fds: Sequence[int]) -> None:
+        """Send what `encode` has made of a message. Raises OSError where the peer is gone or reads nothing."""
         if len(body) <= MAX_INLINE_BYTES:
             self._send(b"\x00" + body, fds)
             return
@@ -82,11 +77,15 @@ class Channel:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self._socket.sendmsg([data], rights)
 
-    def receive(self) -> tuple[Message, list[int]]:
-        """The next message and the descriptors that came with it, which are the caller's to close.
+    @overload
+    def receive(self) -> tuple[Message, list[int]]: ...
+    @overload
+    def receive(self, kinds: Kinds[M]) -> tuple[M, int]: ...
+    def receive(self, kinds: Kinds[M] | None = None) -> tuple[Message, list[int]] | tuple[M, int]:
+        """The next message, one of these kinds, and its sequence number; what it carries is the caller's to close.
 
-        Raises EOFError when the peer is gone, or says what is no message, as user code in a worker may; BlockingIOError
-        where there is nothing yet.
+        Raises EOFError when the peer is gone; MessageError for what is no such message, as user code in a worker may
+        send; BlockingIOError where there is nothing yet.
         """
         data, fds = self._receive()
         if not data:
@@ -94,13 +93,20 @@ class Channel:
         body: bytes | memoryview = memoryview(data)[1:]
         try:
             if data[0] == 1 and self._is_guests:
-                raise ValueError("it is too large")
+                raise MessageError("a client's message is too large")
             if data[0] == 1:
-                with os.fdopen(fds.pop(), "rb") as file:
-                    body = os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
+                body = _read_spilled(fds)
+            if kinds is not None:
+                return kinds.decode(body, fds)
             message = msgpack.unpackb(body, raw=False)
             if self._is_guests and (type(message) is not dict or type(message.get("op")) is not str):
                 raise ValueError("it has no op")
+        except MessageError as error:
+            for fd in fds:
+                os.close(fd)
+            if kinds is None:
+                raise EOFError(f"no message: {error}") from error
+            raise
         except (IndexError, OSError, TypeError, ValueError, msgpack.UnpackException) as error:
             for fd in fds:
                 os.close(fd)
@@ -124,9 +130,12 @@ class Channel:
             raise EOFError("a control message was cut short")
         return data, fds.tolist()
 
-    def acknowledge(self, message: Message) -> None:
-        """Tell the sender that what `message` says is in force here."""
-        self.send({"op": "ack", "seq": message["seq"]})
+    def acknowledge(self, message: Message | int) -> None:
+        """Tell the sender that what a message says is in force here, which has this sequence number, if any."""
+        if not isinstance(message, int):
+            self.send({"op": "ack", "seq": message["seq"]})
+        elif message:
+            self.send(Acknowledged(message))
 
     def is_hung_up(self) -> bool:
         """Whether the peer has closed its end, as far as is known now; there may be messages left to receive."""
@@ -148,6 +157,22 @@ class Channel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def encoded(message: Message | typed.Message, fds: Sequence[int], seq: int) -> tuple[bytes, Sequence[int]]:
+    """Legacy."""
+    if isinstance(message, typed.Message):
+        return typed.encode(message, seq)
+    return typed._PACKING.packer.pack({**message, "seq": seq} if seq else message), fds
+
+
+def _read_spilled(fds: list[int]) -> bytes:
+    """The body of a large message, whose last descriptor it is. Raises MessageError."""
+    try:
+        with os.fdopen(fds.pop(), "rb") as file:
+            return os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
+    except (IndexError, OSError) as error:
+        raise MessageError(f"a large message cannot be read: {error}") from error
 
 
 class Listener:

@@ -25,7 +25,9 @@ import threading
 import warnings
 from collections.abc import Sequence
 
-from shoal.control import GONE, Channel, Message
+from shoal.control import GONE, Channel
+from shoal.messages.message import close_descriptors
+from shoal.messages.to_zygote import TO_FORKED, TO_ZYGOTE, Fork, Forked, ZygoteReady, ZygoteUnfit
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 
 
@@ -40,13 +42,13 @@ def main(name: str, fd: int, supervisor: int, modules: Sequence[str]) -> int:
     reason = _preload(modules)
     gc.freeze()  # the children share these pages as long as the collector does not touch them
     try:
-        channel.send({"op": "unfit", "sentence": reason} if reason else {"op": "ready"})
-        order, fds = _serve(channel)
+        channel.send(ZygoteUnfit(reason) if reason else ZygoteReady())
+        order = _serve(channel)
     except GONE:
         return 0  # the supervisor is gone, or has no use for one that is unfit
     channel.close()
-    _become(order, fds, supervisor)
-    os._exit(_run(order["module"]))
+    _become(order, supervisor)
+    os._exit(_run(order.module))
 
 
 def _run(module: str) -> int:
@@ -73,21 +75,20 @@ def _preload(modules: Sequence[str]) -> str:
     return "" if num_threads == 1 else f"importing {modules[-1]} has started {num_threads - 1} threads"
 
 
-def _serve(channel: Channel) -> tuple[Message, list[int]]:
+def _serve(channel: Channel) -> Fork:
     """Fork as long as orders come; returns in each child, with its order. Raises EOFError without a supervisor."""
     while True:
-        order, fds = channel.receive()
+        order, _ = channel.receive(TO_ZYGOTE)
         try:
             with warnings.catch_warnings():
                 # From 3.12 on Python warns of threads, which it miscounts where a process' title has spaces: there is
                 # one (`_preload`).
                 warnings.simplefilter("ignore", DeprecationWarning)
                 if _fork():
-                    return order, fds
+                    return order
         except OSError as error:
             print(f"a zygote cannot fork: {error}", file=sys.stderr)  # noqa: T201 - it has no log; its stderr is the server's
-        for fd in fds:
-            os.close(fd)
+        close_descriptors(order)
 
 
 def _fork() -> bool:
@@ -108,22 +109,22 @@ def _fork() -> bool:
     return True
 
 
-def _become(order: Message, fds: Sequence[int], supervisor: int) -> None:
+def _become(order: Fork, supervisor: int) -> None:
     """Turn the copy of a zygote into the process that was ordered. It begins when the supervisor watches it."""
     die_with_parent(supervisor)
-    own, *outputs = fds
-    link = Channel(socket.socket(fileno=own))
+    link = Channel(socket.socket(fileno=order.link))
     try:
-        link.send({"op": "pid", "pid": os.getpid()})
-        link.receive()
+        link.send(Forked(os.getpid()))
+        link.receive(TO_FORKED)
     except GONE:
         os._exit(1)  # it took too long: another has been exec'd
     link.close()
-    for fd, stream in zip(outputs, (1, 2), strict=False):  # none where it writes where the supervisor does
-        os.dup2(fd, stream)
-        os.close(fd)
-    os.environ.update(order["environment"])
-    sys.argv = [order["module"]]
+    for fd, stream in ((order.stdout, 1), (order.stderr, 2)):
+        if fd is not None:
+            os.dup2(fd, stream)
+            os.close(fd)
+    os.environ.update(order.environment)
+    sys.argv = [order.module]
     numpy_random = sys.modules.get("numpy.random")  # Python's own generator sees to itself
     if numpy_random is not None:
         numpy_random.seed()

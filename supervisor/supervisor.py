@@ -197,7 +197,7 @@ class Supervisor:
         if accepted is None:
             return
         channel, pid = accepted
-        member = Member(self._loop, channel, pid)
+        member = Member(self._loop, channel, pid, self._star.acknowledgements)
         self._members.add(member)
         member.on_message = lambda message, _fds: self._on_join(member, message)
         member.start()
@@ -221,7 +221,8 @@ class Supervisor:
 
     def _join_batcher(self, member: Member) -> None:
         """The first one has nobody to hear of yet; each later one takes a dead one's place."""
-        member.on_message = lambda message, _fds: self._on_batcher_message(member, message)
+        member.on_message = lambda message, _fds: self._on_batcher_message(message)
+        member.on_gone = lambda: None  # what it has not acknowledged stays open until its process has ended
         is_successor = self._star.has_had_batcher
         try:
             self._star.join_batcher(member)
@@ -263,10 +264,8 @@ class Supervisor:
         _log.error("one batcher after the other has failed; the server ends, start it again")
         self._end(EXIT_FAILED)
 
-    def _on_batcher_message(self, member: Member, message: Message) -> None:
-        if message["op"] == "ack":
-            self._star.acknowledgements.received(member, message["seq"])
-        elif message["op"] == "distrusted":
+    def _on_batcher_message(self, message: Message) -> None:
+        if message["op"] == "distrusted":
             _log.error("process with segment %d wrote what cannot be read; that is its end here", message["owner"])
             self._kill_owner(message["owner"])
         elif message["op"] == "worker_retired":

@@ -17,8 +17,8 @@ import pytest
 
 from tests.end_to_end.server import wait_for_deaths
 
-#: {"op": "go"}, after the zero byte that says that it is all here.
-GO = b"\x00\x81\xa2op\xa2go"
+#: ["Begin", 0], after the zero byte that says that it is all here.
+GO = b"\x00\x92\xa5Begin\x00"
 #: It says what it sees, then waits to be killed.
 FACTS = """
 import faulthandler, gc, json, os, random, signal, sys
@@ -53,7 +53,7 @@ class Zygote:
         """Ask for a child: the connection with it, and where its output comes out."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
-        message = b"\x00\x82\xa6module\xa5facts\xabenvironment\x81\xaaSHOAL_TEST\xa1" + variable.encode()
+        message = b"\x00\x97\xa4Fork\x00\xa5facts\x81\xaaSHOAL_TEST\xa1" + variable.encode() + b"\xc3\xc3\xc3"
         socket.send_fds(self.channel, [message], [theirs.fileno(), writing, writing])
         theirs.close()
         os.close(writing)
@@ -64,7 +64,7 @@ class Zygote:
         """A child from its order to its end by signal 9; what it said of itself."""
         link, output = self.order(variable)
         with link, os.fdopen(output, "rb") as said:
-            pid = self.hear(link)["pid"]
+            pid = self.hear(link)[2]
             link.send(GO)
             facts: dict[str, Any] = json.loads(said.readline())
             assert facts["pid"] == pid
@@ -115,7 +115,7 @@ def main():
 @pytest.fixture
 def zygote(tmp_path: Path, subreaper: None) -> Iterator[Zygote]:
     with started(tmp_path, FACTS, os.getpid()) as zygote:
-        assert zygote.hear(zygote.channel) == {"op": "ready"}
+        assert zygote.hear(zygote.channel) == ["ZygoteReady", 0]
         yield zygote
 
 
@@ -157,10 +157,10 @@ def test_a_zygote_keeps_nothing_of_its_children(zygote: Zygote) -> None:
 
 def test_a_child_ends_in_order_but_frees_nothing_of_its_zygote_s(tmp_path: Path, subreaper: None) -> None:
     with started(tmp_path, ENDING, os.getpid()) as zygote:
-        assert zygote.hear(zygote.channel) == {"op": "ready"}
+        assert zygote.hear(zygote.channel) == ["ZygoteReady", 0]
         link, output = zygote.order()
         with link, os.fdopen(output, "rb") as said:
-            pid = zygote.hear(link)["pid"]
+            pid = zygote.hear(link)[2]
             link.send(GO)
             lines = said.read().splitlines()
             zygote.process.kill()
@@ -170,7 +170,7 @@ def test_a_child_ends_in_order_but_frees_nothing_of_its_zygote_s(tmp_path: Path,
 
 def test_a_child_that_is_given_up_ends_before_it_begins(zygote: Zygote) -> None:
     link, output = zygote.order()
-    pid = zygote.hear(link)["pid"]
+    pid = zygote.hear(link)[2]
     link.close()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     assert os.read(output, 1) == b""
@@ -207,7 +207,7 @@ def test_another_process_s_zygote_does_not_begin(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_zygote_that_must_not_fork_says_so(tmp_path: Path, source: str, sentence: str) -> None:
     with started(tmp_path, source, os.getpid()) as zygote:
-        assert zygote.hear(zygote.channel) == {"op": "unfit", "sentence": sentence}
+        assert zygote.hear(zygote.channel) == ["ZygoteUnfit", 0, sentence]
         zygote.channel.close()
         assert wait_for_deaths([zygote.process.pid])
 
@@ -215,7 +215,7 @@ def test_a_zygote_that_must_not_fork_says_so(tmp_path: Path, source: str, senten
 def test_children_outlive_their_zygote(zygote: Zygote) -> None:
     link, output = zygote.order()
     with link, os.fdopen(output, "rb") as said:
-        pid = zygote.hear(link)["pid"]
+        pid = zygote.hear(link)[2]
         zygote.process.kill()
         zygote.process.wait()
         link.send(GO)

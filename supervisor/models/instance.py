@@ -83,7 +83,6 @@ class Instance:
             "loaded": self._on_loaded,
             "failed": self._on_failed,
             "mapped": self._on_mapped,
-            "ack": self._on_ack,
             "metrics": self._on_metrics,
             **dict.fromkeys(("oversize", "oversize_mapped", "oversize_gone"), self._on_oversize),
             "segment_wanted": self._on_segment_wanted,
@@ -151,7 +150,6 @@ class Instance:
         self._member = member
         member.domain = self
         member.on_message = lambda message, _fds: self._on[message["op"]](message)
-        member.on_gone = lambda: self._host.star.acknowledgements.gone(member)
         member.send(load_message(self.version, self.placement, self._model_file, self._host))
 
     def finish_config(self) -> None:
@@ -262,10 +260,6 @@ class Instance:
 
     def _on_failed(self, message: Message) -> None:
         self._error = errors.from_wire(message["wire"], message["sentence"])
-
-    def _on_ack(self, message: Message) -> None:
-        if self._member is not None:
-            self._host.star.acknowledgements.received(self._member, message["seq"])
 
     def _on_metrics(self, message: Message) -> None:
         self._host.metrics.add(self.version.model_id, self.number, message.get("families"))

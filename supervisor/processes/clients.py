@@ -89,9 +89,7 @@ class Clients:
         member.on_gone = gone
 
     def _hear(self, client: Participant, message: Message) -> None:
-        if message["op"] == "ack":
-            self._star.acknowledgements.received(client.member, message["seq"])
-        elif message["op"] == "ask":
+        if message["op"] == "ask":
             self._questions.take(client.member, message)
         elif message["op"] == "segment_wanted":
             self._star.lend_to_client(client, message["owner"])

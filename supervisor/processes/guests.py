@@ -36,7 +36,6 @@ _log = logging.getLogger(__name__)
 MAX_OUTBOX, WORD_S = 256, 0.5
 #: The messages of guests, and the types of their fields beside `op`.
 _FORMS: dict[str, dict[str, type]] = {
-    "ack": {"seq": int},
     "ask": {"question": int, "verb": str, "arguments": dict},
     "oversize": {"request": int, "nbytes": int, "model": int},
     "oversize_mapped": {"owner": int},
@@ -142,7 +141,7 @@ class Guests:
         if accepted is None:
             return
         channel, pid = accepted
-        member = Member(self._loop, channel, pid, MAX_OUTBOX)
+        member = Member(self._loop, channel, pid, self._star.acknowledgements, MAX_OUTBOX)
         if len(self._connections) >= self._options.client_count:
             sentence = f"{len(self._connections)} clients are connected, more are not taken; raise --client-count"
             self._refuse(member, sentence)
@@ -206,8 +205,6 @@ class Guests:
         form = _FORMS.get(op) if type(op) is str else None
         if form is None or any(type(message.get(name)) is not kind for name, kind in form.items()):
             self._distrust(guest.member, "said what no client says")
-        elif op == "ack":
-            self._star.acknowledgements.received(guest.member, message["seq"])
         elif op == "ask":
             self._questions.take(guest.member, message)
         elif op == "segment_wanted":

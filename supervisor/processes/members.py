@@ -8,8 +8,12 @@ import os
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from shoal.control import Channel, Message
+from shoal.control import Channel, Message, encoded
+from shoal.messages import message as typed
+from shoal.messages.message import Kinds, M
+from shoal.messages.shared import Acknowledged, LedgerCounted
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import FailureDomain, bound, run_in
 
@@ -20,24 +24,35 @@ MAX_OUTBOX = 8192
 PATIENCE_S = 0.25
 
 #: A member, a message to it, and the descriptors that go along.
-Recipient = tuple["Member", Message, Sequence[int]]
+Recipient = tuple["Member", Message | typed.Message, Sequence[int]]
+#: What every member may send; a member applies it itself.
+OWN = Kinds[Acknowledged | LedgerCounted](Acknowledged, LedgerCounted)
 
 
 class Member:
     """A joined process. `on_message` gets what it says, `on_gone` is called once when it hangs up."""
 
-    def __init__(self, loop: EventLoop, channel: Channel, pid: int, max_outbox: int = MAX_OUTBOX) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        channel: Channel,
+        pid: int,
+        acknowledgements: "Acknowledgements",
+        max_outbox: int = MAX_OUTBOX,
+    ) -> None:
         self.pid = pid
         self._max_outbox = max_outbox
         self._loop = loop
         self._channel = channel
+        self._acknowledgements = acknowledgements
         # Changed by send and by the loop's callbacks.
-        self._outbox: deque[tuple[Message, list[int]]] = deque()
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()  # encoded, with duplicates of its descriptors
         self._is_open = True
         #: What it counted when it was asked for its ledger last; None where it has not answered.
         self.counts: dict[str, int] | None = None
-        self.on_message: Callable[[Message, list[int]], None] = lambda _message, _fds: None
-        self.on_gone: Callable[[], None] = lambda: None
+        self._kinds: Kinds[Any] | None = None
+        self.on_message: Callable[[Any, list[int]], None] = lambda _message, _fds: None
+        self.on_gone: Callable[[], None] = lambda: acknowledgements.gone(self)
         #: What an error in hearing it costs: this connection, or what the process belongs to.
         self.domain: FailureDomain = self
 
@@ -59,13 +74,19 @@ class Member:
         """Begin to listen to it."""
         self._loop.on_readable(self._channel.fileno(), lambda: run_in(self.domain, self._hear))
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def listen(self, kinds: Kinds[M], hear: Callable[[M], None]) -> None:
+        """From now on the process may send messages of these kinds, which `hear` gets."""
+        self._kinds = Kinds[Any](*OWN, *kinds)
+        self.on_message = lambda message, _fds: hear(message)
+
+    def send(self, message: Message | typed.Message, fds: Sequence[int] = (), seq: int = 0) -> None:
         """Send now or as soon as the process reads; descriptors are duplicated, so the caller keeps its own."""
         if not self._is_open:
             return
+        body, fds = encoded(message, fds, seq)
         if not self._outbox:
             try:
-                self._channel.send(message, fds)
+                self._channel.send_encoded(body, fds)
                 return
             except BlockingIOError:
                 self._loop.on_writable(self._channel.fileno(), self._flush)
@@ -75,7 +96,7 @@ class Member:
             self.hang_up()
             return
         duplicates = list[int]()
-        self._outbox.append((message, duplicates))
+        self._outbox.append((body, duplicates))
         try:
             for fd in fds:
                 duplicates.append(os.dup(fd))
@@ -125,9 +146,9 @@ class Member:
 
     def _flush(self) -> None:
         while self._outbox:
-            message, fds = self._outbox[0]
+            body, fds = self._outbox[0]
             try:
-                self._channel.send(message, fds)
+                self._channel.send_encoded(body, fds)
             except BlockingIOError:
                 return
             except OSError:
@@ -141,6 +162,24 @@ class Member:
         """Take a message; False where there is none."""
         if not self._is_open:
             return False
+        if self._kinds is None:
+            return self._hear_legacy()
+        try:
+            message, _ = self._channel.receive(self._kinds)
+        except BlockingIOError:
+            return False
+        except EOFError:
+            self.hang_up()
+            return False
+        if isinstance(message, Acknowledged):
+            self._acknowledgements.received(self, message.seq)
+        elif isinstance(message, LedgerCounted):
+            self.counts = message.counts
+        else:
+            self.on_message(message, [])
+        return True
+
+    def _hear_legacy(self) -> bool:
         try:
             message, fds = self._channel.receive()
         except BlockingIOError:
@@ -151,6 +190,8 @@ class Member:
         try:
             if message["op"] == "ledger":
                 self.counts = message.get("counts")
+            elif message["op"] == "ack":
+                self._acknowledgements.received(self, message["seq"])
             else:
                 self.on_message(message, fds)
         finally:
@@ -193,7 +234,7 @@ class Acknowledgements:
         if brief and self._loop is not None:
             self._loop.call_after(patience_s, lambda: self._pass_over(seq, {member for member, _, _ in brief}))
         for member, message, fds in recipients:
-            member.send({**message, "seq": seq}, fds)
+            member.send(message, fds, seq)
 
     def _pass_over(self, seq: int, members: set[Member]) -> None:
         if seq in self._pending:

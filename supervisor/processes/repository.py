@@ -13,12 +13,28 @@ from typing import Any
 
 from shoal import errors
 from shoal.cloud_url import CloudUrl
-from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.control import ADDRESS_VARIABLE
 from shoal.errors import InternalError, ShoalError
+from shoal.messages.shared import LogChanged
+from shoal.messages.to_poller import (
+    FROM_POLLER,
+    Discard,
+    Forget,
+    Look,
+    LookAll,
+    ModelFound,
+    Order,
+    OrderDone,
+    OrderRefused,
+    Poll,
+    Polled,
+    PollerWelcomed,
+)
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
+from shoal.repository import found as repository
 from shoal.repository.cloud_cache import Slot
-from shoal.repository.found import FoundModel, Poll
+from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import bound
@@ -28,14 +44,14 @@ from shoal.supervisor.processes.members import Member
 _log = logging.getLogger(__name__)
 
 Failed = Callable[[ShoalError], None]
+#: What an order's last answer says, and the models that it has found.
+Done = Callable[[Polled | OrderDone, list[FoundModel]], None]
 
 
-class Order:
-    """Something asked, until it is answered."""
+class OpenOrder:
+    """An order, until it is answered."""
 
-    def __init__(
-        self, message: Message, on_done: Callable[[Message, list[FoundModel]], None], on_failed: Failed
-    ) -> None:
+    def __init__(self, message: Order, on_done: Done, on_failed: Failed) -> None:
         self.message = message
         # In the failure domain of the code that asks.
         self.on_done = bound(on_done)
@@ -63,7 +79,7 @@ class Repository:
         # Changed by orders, answers and the process's end.
         self._child: Child | None = None
         self._member: Member | None = None
-        self._orders: dict[int, Order] = {}
+        self._orders: dict[int, OpenOrder] = {}
         self._heard_s = 0.0
 
     def start(self) -> None:
@@ -77,21 +93,20 @@ class Repository:
         """The process has connected: it gets what has been asked meanwhile."""
         self._member = member
         self._heard_s = self._loop.now_s()
-        member.on_message = lambda message, _fds: self._on_answer(message)
+        member.listen(FROM_POLLER, self._on_answer)
         options = self._options
         member.send(
-            {
-                "op": "joined",
-                "log": self._log_settings,
-                "repositories": [
-                    [str(place), None if isinstance(place, Path) else str(self._slots[place].directory)]
+            PollerWelcomed(
+                log=self._log_settings,
+                repositories=[
+                    (str(place), None if isinstance(place, Path) else str(self._slots[place].directory))
                     for place in options.model_repository
                 ],
-                "strict": options.disable_auto_complete_config,
-                "config_name": options.model_config_name,
-                "namespacing": options.model_namespacing,
-                "backend_directory": options.backend_directory,
-            }
+                strict=options.disable_auto_complete_config,
+                config_name=options.model_config_name,
+                namespacing=options.model_namespacing,
+                backend_directory=options.backend_directory,
+            )
         )
         for order in self._orders.values():
             member.send(order.message)
@@ -99,8 +114,7 @@ class Repository:
     def forget(self, keep: Collection[Path]) -> None:
         """Have the copies from cloud storage removed that nobody needs any more."""
         if self._slots and self._member is not None:
-            directories = [str(directory) for directory in keep]
-            self._member.send({"op": "forget", "order": next(self._numbers), "keep": directories})
+            self._member.send(Forget([str(directory) for directory in keep]))
 
     def stop(self) -> None:
         """End the process; nobody asks any more."""
@@ -109,15 +123,16 @@ class Repository:
 
     # --- questions ---
 
-    def poll(self, names: Collection[str] | None, then: Callable[[Poll], None], failed: Failed) -> None:
+    def poll(self, names: Collection[str] | None, then: Callable[[repository.Poll], None], failed: Failed) -> None:
         """Every model there is; only `names`, or all, are looked into."""
 
-        def polled(answer: Message, found: list[FoundModel]) -> None:
-            problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer["problems"]}
-            identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer["identifiers"])
-            then(Poll({model.identifier: model for model in found}, problems, identifiers))
+        def polled(answer: Polled | OrderDone, found: list[FoundModel]) -> None:
+            assert isinstance(answer, Polled)
+            problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer.problems}
+            identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer.identifiers)
+            then(repository.Poll({model.identifier: model for model in found}, problems, identifiers))
 
-        self._order("poll", {"names": None if names is None else list(names)}, polled, failed)
+        self._order(Poll(next(self._numbers), None if names is None else list(names)), polled, failed)
 
     def look_all(
         self,
@@ -130,34 +145,29 @@ class Repository:
         repository: str | None = None,
     ) -> None:
         """Find the models of a name, with what a load request brings along (poll.py's Override)."""
-        override = {"config": config, "directory": directory, "repository": repository}
-        self._order("look_all", {"name": name, **override}, lambda _answer, found: then(found), failed)
+        order = LookAll(next(self._numbers), name, config, directory, repository)
+        self._order(order, lambda _answer, found: then(found), failed)
 
     def look(
         self, name: str, then: Callable[[FoundModel | None], None], failed: Failed, *, preferred: str = ""
     ) -> None:
         """Find a model by its name, of several the one of the `preferred` namespace; `then` gets None for none."""
 
-        def looked(answer: Message, _found: list[FoundModel]) -> None:
-            then(None if answer["model"] is None else FoundModel.from_message(answer["model"]))
-
-        self._order("look", {"name": name, "preferred": preferred}, looked, failed)
+        order = Look(next(self._numbers), name, preferred)
+        self._order(order, lambda _answer, found: then(found[0] if found else None), failed)
 
     def discard(self, directory: Path) -> None:
         """Have a directory removed that was made for one load."""
-        self._order("discard", {"directory": str(directory)}, lambda _answer, _found: None, _log_failure)
+        self._order(Discard(next(self._numbers), str(directory)), lambda _answer, _found: None, _log_failure)
 
     def configure_log(self) -> None:
         """The settings of the log have changed."""
         if self._member is not None:
-            self._member.send({"op": "log", "log": self._log_settings})
+            self._member.send(LogChanged(self._log_settings))
 
-    def _order(
-        self, op: str, facts: Message, on_done: Callable[[Message, list[FoundModel]], None], on_failed: Failed
-    ) -> None:
-        number = next(self._numbers)
-        order = Order({"op": op, "order": number, **facts}, on_done, on_failed)
-        self._orders[number] = order
+    def _order(self, message: Order, on_done: Done, on_failed: Failed) -> None:
+        number = message.order
+        self._orders[number] = OpenOrder(message, on_done, on_failed)
         try:
             self.start()
         except OSError as error:
@@ -165,22 +175,22 @@ class Repository:
             on_failed(InternalError(f"the process that reads model repositories cannot be started: {error}"))
             return
         if self._member is not None:
-            self._member.send(order.message)
+            self._member.send(message)
         self._check_answered(number, self._loop.now_s())
 
     # --- answers ---
 
-    def _on_answer(self, answer: Message) -> None:
+    def _on_answer(self, answer: ModelFound | Polled | OrderDone | OrderRefused) -> None:
         self._heard_s = self._loop.now_s()
-        order = self._orders.get(answer["order"])
+        order = self._orders.get(answer.order)
         if order is None:
             return
-        if answer["op"] == "found":
-            order.found.append(FoundModel.from_message(answer["model"]))
+        if isinstance(answer, ModelFound):
+            order.found.append(FoundModel.from_message(answer.model))
             return
-        del self._orders[answer["order"]]
-        if answer["op"] == "refused":
-            order.on_failed(errors.from_wire(answer["wire"], answer["sentence"]))
+        del self._orders[answer.order]
+        if isinstance(answer, OrderRefused):
+            order.on_failed(errors.from_wire(answer.wire, answer.sentence))
         else:
             order.on_done(answer, order.found)
 

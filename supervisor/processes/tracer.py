@@ -118,8 +118,7 @@ class Tracer:
         self.inlet()
         assert self._sockets is not None
         self._member = member
-        member.on_message = lambda message, _fds: self._on_message(member, message)
-        member.on_gone = lambda: self._acknowledgements.gone(member)
+        member.on_message = lambda message, _fds: self._on_message(message)
         welcome = {
             "op": "joined",
             "log": self._log_settings,
@@ -197,12 +196,9 @@ class Tracer:
         self._is_pausing = True
         self._loop.call_after(pause_s, self._start)
 
-    def _on_message(self, member: Member, message: Message) -> None:
-        if message["op"] == "ack":
-            self._acknowledgements.received(member, message["seq"])
-        else:
-            for revision, count in message["counts"]:
-                self._on_collected(revision, count)
+    def _on_message(self, message: Message) -> None:
+        for revision, count in message["counts"]:
+            self._on_collected(revision, count)
 
 
 def _call_all(waiting: Sequence[Callable[[], None]]) -> None:

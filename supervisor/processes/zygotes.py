@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from shoal.control import ADDRESS_VARIABLE, Channel
+from shoal.messages.to_zygote import FROM_FORKED, FROM_ZYGOTE, Begin, Fork, ZygoteReady
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import bound, run_in
@@ -186,11 +187,11 @@ class Zygote:
     def _receive(self) -> None:
         assert self._channel is not None
         try:
-            message, _ = self._channel.receive()
+            message, _ = self._channel.receive(FROM_ZYGOTE)
         except EOFError:
             self._hang_up()
             return
-        if message["op"] == "ready":
+        if isinstance(message, ZygoteReady):
             self._is_ready = True
             waiting, self._waiting = self._waiting, []
             for _, fork in waiting:
@@ -198,7 +199,7 @@ class Zygote:
         else:
             self._is_over = True
             self._hang_up()
-            _log.warning("zygote '%s': %s; its processes are exec'd", self.kind, message["sentence"])
+            _log.warning("zygote '%s': %s; its processes are exec'd", self.kind, message.sentence)
 
     def _hang_up(self) -> None:
         """Its end, as the first of socket and pidfd tells: nobody waits for it any more."""
@@ -231,9 +232,11 @@ class Zygote:
 
     def _order(self, channel: Channel, child: Child) -> None:
         ours, theirs = _pair()
-        order = {"module": child.program.module[0], "environment": dict(child.program.environment)}
+        stdout, stderr = child.output_fds or (None, None)
         try:
-            channel.send(order, [theirs.fileno(), *child.output_fds])
+            channel.send(
+                Fork(child.program.module[0], dict(child.program.environment), theirs.fileno(), stdout, stderr)
+            )
         except OSError:
             ours.close()
             child.execute()
@@ -249,10 +252,10 @@ class Zygote:
         self._loop.forget(link.fileno())
         with link:
             try:
-                message, _ = Channel(link).receive()
+                message, _ = Channel(link).receive(FROM_FORKED)
                 self._forked_s = self._loop.now_s()
-                child.began(message["pid"])
-                Channel(link).send({"op": "go"})
+                child.began(message.pid)
+                Channel(link).send(Begin())
             except (EOFError, ProcessLookupError):
                 child.execute()
             except BrokenPipeError:

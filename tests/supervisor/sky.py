@@ -3,8 +3,9 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
-from shoal.control import Channel, Message
+from shoal.control import Channel
 from shoal.model_config.rate_limiter import Demand, Resource
 from shoal.options import ServerOptions
 from shoal.placement import Placement
@@ -12,6 +13,7 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Acknowledgements, Member
+from tests.messages import receive_any
 
 OPTIONS = ServerOptions(
     model_repository=(Path(),), shm_client_slab_mib=1, shm_worker_slab_mib=1, shm_oversize_mib=4, max_in_flight=8
@@ -25,26 +27,26 @@ F_GET_SEALS, FUTURE_WRITE_AND_SEAL = 1034, 0x10 | 0x01
 class Process:
     """One end of a control connection and what came over it."""
 
-    def __init__(self, loop: EventLoop) -> None:
+    def __init__(self, loop: EventLoop, acknowledgements: Acknowledgements) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         theirs.setblocking(False)
         self.channel = Channel(theirs)
-        self.member = Member(loop, Channel(ours), pid=1)
+        self.member = Member(loop, Channel(ours), 1, acknowledgements)
         self.fds: list[int] = []
-        self.all_heard: list[Message] = []
+        self.all_heard: list[Any] = []
         self.unacknowledged: list[int] = []
 
-    def heard(self) -> list[Message]:
+    def heard(self) -> list[Any]:
         """What came since the last time, without sequence numbers."""
-        found = list[Message]()
+        found = list[Any]()
         while True:
             try:
-                message, fds = self.channel.receive()
+                message, seq, fds = receive_any(self.channel)
             except BlockingIOError:
                 return found
             self.fds += fds
-            if (seq := message.pop("seq", None)) is not None:
+            if seq:
                 self.unacknowledged.append(seq)
             found.append(message)
             self.all_heard.append(message)
@@ -72,7 +74,7 @@ class Sky:
         self.settle()
 
     def start(self) -> Process:
-        self.all.append(Process(self.loop))
+        self.all.append(Process(self.loop, self.star.acknowledgements))
         return self.all[-1]
 
     def replace_batcher(self) -> Process:
@@ -109,7 +111,7 @@ class Sky:
                 said |= bool(process.heard()) or bool(process.unacknowledged)
                 self.acknowledge(process)
 
-    def ask(self, process: Process, asker: Participant) -> Message:
+    def ask(self, process: Process, asker: Participant) -> Any:
         """Ask for a segment for model 3; the answer."""
         self.star.payloads.hear(asker, {"op": "oversize", "request": 7, "nbytes": NBYTES, "model": 3})
         return process.heard()[-1]

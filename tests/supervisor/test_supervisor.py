@@ -17,7 +17,7 @@ def test_a_caller_for_whom_there_is_no_memory_is_told_so_and_the_server_goes_on(
     supervisor = Supervisor(OPTIONS, {}, {}, Notifier.take({}, os.getpid()), {}, Machine((0,)))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
-    member, caller = Member(EventLoop(), Channel(ours), pid=1), Channel(theirs)
+    member, caller = Member(EventLoop(), Channel(ours), 1, supervisor._star.acknowledgements), Channel(theirs)
     with files_of_at_most_a_page():
         supervisor._on_join(member, {"op": "join", "kind": "caller"})
     message, fds = caller.receive()

@@ -42,7 +42,7 @@ class Started:
         return child
 
     def _join(self, process: "subprocess.Popen[bytes]") -> None:
-        joined = Process(self.loop)
+        joined = Process(self.loop, Acknowledgements())
         joined.member.pid = process.pid
         assert process.stdin is not None
         joined.member.on_gone = process.stdin.close

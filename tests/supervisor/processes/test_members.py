@@ -22,7 +22,7 @@ class Process:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self.channel = Channel(theirs)
-        self.member = Member(loop, Channel(ours), pid=1)
+        self.member = Member(loop, Channel(ours), 1, Acknowledgements())
         self.said: list[Message] = []
         self.is_gone = False
         self.member.on_message = lambda message, _fds: self.said.append(message)
@@ -105,11 +105,11 @@ def test_what_a_process_counts_is_kept_beside_what_it_says(loop: EventLoop, star
     process = start()
     assert process.member.counts is None
     process.channel.send({"op": "ledger", "counts": {"descriptors": 9}})
-    process.channel.send({"op": "ack", "seq": 4})
+    process.channel.send({"op": "x"})
     for _ in range(2):
         run_until(loop)
     assert process.member.counts == {"descriptors": 9}
-    assert process.said == [{"op": "ack", "seq": 4}]
+    assert process.said == [{"op": "x"}]
 
 
 def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> None:

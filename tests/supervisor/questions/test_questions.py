@@ -8,7 +8,7 @@ import pytest
 from shoal.control import Channel, Message
 from shoal.errors import UnsupportedError
 from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.processes.members import Member
+from shoal.supervisor.processes.members import Acknowledgements, Member
 from shoal.supervisor.questions.questions import Question, Questions
 
 
@@ -17,7 +17,7 @@ class FrontEnd:
 
     def __init__(self, here: socket.socket, there: socket.socket) -> None:
         self.channel = Channel(here)
-        self.member = Member(EventLoop(), Channel(there), 1)
+        self.member = Member(EventLoop(), Channel(there), 1, Acknowledgements())
 
     def answers(self) -> list[Message]:
         received = []

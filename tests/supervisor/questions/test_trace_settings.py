@@ -15,7 +15,7 @@ from shoal.control import Channel, Listener, Message
 from shoal.errors import InvalidArgumentError
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.children import spawn
-from shoal.supervisor.processes.members import Member
+from shoal.supervisor.processes.members import Acknowledgements, Member
 from shoal.supervisor.questions.questions import Question
 from shoal.supervisor.questions.trace_settings import Tracing
 from shoal.tracer.command_line import understand
@@ -29,10 +29,10 @@ class Asker(Member):
     """Keeps what it is told."""
 
     def __init__(self, loop: EventLoop) -> None:
-        super().__init__(loop, Channel(socket.socket()), 1)
-        self.answers: list[Message] = []
+        super().__init__(loop, Channel(socket.socket()), 1, Acknowledgements())
+        self.answers: list[Any] = []
 
-    def send(self, message: Message, fds: Any = ()) -> None:
+    def send(self, message: Any, fds: Any = (), seq: int = 0) -> None:
         self.answers.append(message)
 
 
@@ -53,7 +53,7 @@ class Surroundings:
     def _accept(self) -> None:
         accepted = self._listener.accept()
         assert accepted is not None
-        member = Member(self.loop, *accepted)
+        member = Member(self.loop, *accepted, self.sky.star.acknowledgements)
         member.on_message = lambda _message, _fds: self._join(member)
         member.start()
 

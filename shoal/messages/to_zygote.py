@@ -1,0 +1,45 @@
+"""Between the supervisor and a zygote, and each process that it forks (shoal/zygote.py).
+
+    zygote ── ZygoteReady or ZygoteUnfit ──► supervisor ── Fork, Fork, … ──► zygote
+    forked process ── Forked ──► supervisor ── Begin ──► forked process, on a connection of its own
+
+Nothing is acknowledged.
+"""
+
+from shoal.messages.message import Fd, Kinds, Message
+
+
+class ZygoteReady(Message):
+    """Sent by a zygote: its imports are done, and it forks what it is asked for."""
+
+
+class ZygoteUnfit(Message):
+    """Sent by a zygote that ends: its imports have failed or started threads, so no process of its kind is forked."""
+
+    sentence: str
+
+
+class Fork(Message):
+    """Sent by the supervisor: a process is forked that runs a module's main()."""
+
+    module: str
+    environment: dict[str, str]  # added to the zygote's own
+    link: Fd  # the process's end of a connection with the supervisor
+    stdout: Fd | None  # None: those of the zygote
+    stderr: Fd | None
+
+
+class Forked(Message):
+    """Sent by a forked process: it exists, and waits for Begin."""
+
+    pid: int
+
+
+class Begin(Message):
+    """Sent by the supervisor: it watches the process from now on, which runs its module."""
+
+
+FROM_ZYGOTE = Kinds[ZygoteReady | ZygoteUnfit](ZygoteReady, ZygoteUnfit)
+TO_ZYGOTE = Kinds(Fork)
+FROM_FORKED = Kinds(Forked)
+TO_FORKED = Kinds(Begin)
