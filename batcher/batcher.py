@@ -8,11 +8,9 @@ sent its open requests again.
 """
 
 import faulthandler
-import os
 import select
 import sys
 import time
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shoal import control, fault, log
@@ -28,10 +26,37 @@ from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.batcher.shared_answers import SharedAnswers
 from shoal.cache_settings import RedisSettings
-from shoal.control import GONE, Channel, Message
+from shoal.control import GONE, Channel
 from shoal.ledger import ledger_message
+from shoal.messages.from_batcher import BatcherConnected, ModelExplained
+from shoal.messages.message import close_descriptors, on, table
+from shoal.messages.shared import LedgerWanted, LogChanged, Ping, SegmentGone
+from shoal.messages.to_batcher import (
+    TO_BATCHER,
+    TO_STANDBY,
+    BatcherActivated,
+    BatcherMemoryMade,
+    ClientCaughtUp,
+    ClientJoined,
+    ClientLeft,
+    EnsembleAdded,
+    EnsembleRelinked,
+    ExplainModel,
+    InstanceGroupsChanged,
+    ModelAdded,
+    ModelFailed,
+    ModelRemoved,
+    PayloadAnnounced,
+    Resume,
+    RetireModel,
+    RetireWorker,
+    WorkerCaughtUp,
+    WorkerDied,
+    WorkerJoined,
+    WorkerReady,
+)
 from shoal.model_config.model_metrics import first_response_bounds
-from shoal.model_config.rate_limiter import Demand, Limit
+from shoal.model_config.rate_limiter import Demand
 from shoal.model_config.response_cache import enables_response_cache
 from shoal.model_config.signature import Signature
 from shoal.process import die_with_parent, ignore_group_signals, set_title
@@ -63,66 +88,51 @@ MAX_EVENTS = 64
 class Batcher:
     """The loop and the control messages; what they mean for requests is the exchange's business."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        bell: Doorbell,
-        counters: CounterTable,
-        max_queue_size: int,
-        max_in_flight: int,
-        *,
-        deadline_ns: int = 0,
-        counts_first_responses: bool,
-        cache_bytes: int,
-        redis: RedisSettings | None = None,
-        is_successor: bool,
-        rate_limits: Sequence[Limit] | None = None,
-        latency_target_ms: int = 0,
-    ) -> None:
+    def __init__(self, channel: Channel, settings: BatcherActivated) -> None:
         self._channel = channel
-        self._bell = bell
-        self._counters = counters
-        self._max_queue_size = max_queue_size
-        self._latency_target_ms = latency_target_ms
-        self._counts_first_responses = counts_first_responses
-        self._limiter = None if rate_limits is None else RateLimiter(rate_limits)
-        self._exchange = Exchange(time.time_ns() - time.monotonic_ns(), max_in_flight, self._limiter, deadline_ns)
-        self._on: dict[str, Callable[[Message, list[int]], None]] = {
-            "resume": self._on_resume,
-            "client": self._on_client,
-            "memory": self._on_memory,
-            "ensemble": self._on_ensemble,
-            "ensemble_models": self._on_ensemble_models,
-            "client_told": self._on_client_told,
-            "client_gone": self._on_client_gone,
-            "model": self._on_model,
-            "model_groups": self._on_model_groups,
-            "model_failed": self._on_model_failed,
-            "model_gone": self._on_model_gone,
-            "model_retire": self._on_model_retire,
-            "ping": lambda _message, _fds: None,  # its acknowledgement, from this loop, is the answer
-            "segment": self._on_segment,
-            "segment_gone": self._on_segment_gone,
-            "worker": self._on_worker,
-            "worker_ready": self._on_worker_ready,
-            "worker_told": lambda message, _fds: self._exchange.succession.expect_worker(message["owner"]),
-            "worker_gone": self._on_worker_gone,
-            "worker_retire": self._on_worker_retire,
-            "ledger": self._on_ledger,
-            "explain": self._on_explain,
-            "log": lambda message, _fds: log.configure(**message["log"]),
-        }
+        self._settings = settings
+        self._bell = bell = Doorbell(settings.bell)
+        self._counters = counters = CounterTable(Segment.attach(settings.counters))
+        self._limiter = None if settings.rate_limits is None else RateLimiter(settings.rate_limits)
+        wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self._exchange = Exchange(wall_offset_ns, settings.max_in_flight, self._limiter, settings.deadline_ns)
+        self.handlers = table(
+            on(Resume, self._on_resume),
+            on(BatcherMemoryMade, self._on_memory),
+            on(ClientJoined, self._on_client),
+            on(ClientCaughtUp, self._on_client_caught_up),
+            on(ClientLeft, self._on_client_left),
+            on(ModelAdded, self._on_model),
+            on(InstanceGroupsChanged, self._on_groups),
+            on(ModelFailed, self._on_model_failed),
+            on(RetireModel, self._on_retire_model),
+            on(ModelRemoved, self._on_model_removed),
+            on(EnsembleAdded, self._on_ensemble),
+            on(EnsembleRelinked, self._on_relinked),
+            on(PayloadAnnounced, self._on_payload),
+            on(SegmentGone, lambda message: self._exchange.blocks.remove(message.owner)),
+            on(WorkerJoined, self._on_worker),
+            on(WorkerReady, self._on_worker_ready),
+            on(WorkerCaughtUp, lambda message: self._exchange.succession.expect_worker(message.owner)),
+            on(RetireWorker, lambda message: self._exchange.retire_worker(message.owner)),
+            on(WorkerDied, self._on_worker_died),
+            on(ExplainModel, self._on_explain),
+            on(LedgerWanted, self._on_ledger),
+            on(LogChanged, lambda message: log.configure(**message.settings)),
+            on(Ping, lambda _message: None),  # its acknowledgement, from this loop, is the answer
+        )
         self._poller = select.epoll()
-        self._redis = None if redis is None else _connection(redis, self._poller, bell)
-        if cache_bytes:
+        redis = settings.redis
+        self._redis = None if redis is None else _connection(RedisSettings(*redis), self._poller, bell)
+        if settings.cache_bytes:
             shared = None if self._redis is None else SharedAnswers(self._redis)
-            self._exchange.enable_cache(counters.cache_figures(cache_bytes), time.monotonic_ns, shared)
+            self._exchange.enable_cache(counters.cache_figures(settings.cache_bytes), time.monotonic_ns, shared)
         # Changed by control messages: the bells that peers ring; those of clients, by owner; workers that are mapped
         # but not ready yet; whether a dead batcher's place is still being taken.
         self._bells: dict[int, Doorbell | GuestBell] = {}
         self._rung = Bells(self._poller)
         self._starting: dict[int, Worker] = {}
-        self._is_taking_over = is_successor
+        self._is_taking_over = settings.is_successor
 
     def run(self) -> None:
         """Serve until the supervisor hangs up."""
@@ -167,175 +177,166 @@ class Batcher:
                 self._report()
 
     def _receive(self) -> None:
-        message, fds = self._channel.receive()
-        self._on[message["op"]](message, fds)
-        if "seq" in message:
-            self._channel.acknowledge(message)
+        message, seq = self._channel.receive(TO_BATCHER)
+        self.handlers[type(message)](message)
+        self._channel.acknowledge(seq)
 
     def _report(self) -> None:
         for message in self._exchange.reports:
             self._channel.send(message)
         self._exchange.reports.clear()
 
-    def _on_resume(self, _message: Message, _fds: list[int]) -> None:
+    def _on_resume(self, _message: Resume) -> None:
         self._is_taking_over = False
         self._exchange.resume(time.monotonic_ns())
 
-    def _on_client(self, message: Message, fds: list[int]) -> None:
-        segment, link, bell_fd, *peers_fds = fds
-        owner, is_guest, is_caller = message["owner"], message.get("is_guest", False), message.get("is_caller", False)
-        bell = GuestBell(bell_fd) if is_guest else Doorbell(bell_fd)
+    def _on_client(self, message: ClientJoined) -> None:
+        owner, is_guest = message.owner, message.is_guest
+        bell = GuestBell(message.bell) if is_guest else Doorbell(message.bell)
         self._bells[owner] = bell
         try:
             client = Client(
                 owner,
-                Segment.attach(link),
-                SegmentView.attach(segment),
+                Segment.attach(message.link),
+                SegmentView.attach(message.segment),
                 bell,
                 is_guest=is_guest,
-                is_front_end=not (is_guest or is_caller),
+                is_front_end=not (is_guest or message.is_caller),
             )
         except LayoutError:
             self._exchange.distrust(owner)  # a guest's, written over before a successor came to read it
             return
-        self._rung.add(owner, bell if isinstance(bell, GuestBell) else Doorbell(*peers_fds))
-        if message.get("is_late", False):
+        self._rung.add(owner, bell if message.clients_bell is None else Doorbell(message.clients_bell))
+        if message.is_late:
             client.reader.skip()
             self._exchange.succession.add_late(client)
         else:
             self._exchange.clients[owner] = client
 
-    def _on_client_told(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.succession.hear_late(message["owner"], time.monotonic_ns())
+    def _on_client_caught_up(self, message: ClientCaughtUp) -> None:
+        self._exchange.succession.hear_late(message.owner, time.monotonic_ns())
 
-    def _on_client_gone(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.remove_client(message["owner"], time.monotonic_ns())
-        self._rung.remove(message["owner"])
-        bell = self._bells.pop(message["owner"], None)
+    def _on_client_left(self, message: ClientLeft) -> None:
+        self._exchange.remove_client(message.owner, time.monotonic_ns())
+        self._rung.remove(message.owner)
+        bell = self._bells.pop(message.owner, None)
         if bell is not None:
             bell.close()
 
-    def _on_model(self, message: Message, _fds: list[int]) -> None:
-        scheduler = from_config(message["config"], self._max_queue_size, self._latency_target_ms)
+    def _on_model(self, message: ModelAdded) -> None:
+        scheduler = from_config(message.config, self._settings.max_queue_size, self._settings.latency_target_ms)
         if self._limiter is not None:
             scheduler = RateLimitedScheduler(scheduler, self._limiter)
         row = self._counters.restored_row if self._is_taking_over else self._counters.row
         model = Model(
-            message["model"],
+            message.model_id,
             scheduler,
-            row(message["row"]),
-            max_rows=max(1, message["config"]["max_batch_size"]),
-            is_fixed=is_fixed(message["config"]),
-            may_run_again=message["may_run_again"],
-            keeps_order=keeps_order(message["config"]),
-            signature=Signature.from_config(message["config"]),
-            version=message["version"],
-            groups=message["groups"],
+            row(message.row),
+            max_rows=max(1, message.config["max_batch_size"]),
+            is_fixed=is_fixed(message.config),
+            may_run_again=message.may_run_again,
+            keeps_order=keeps_order(message.config),
+            signature=Signature.from_config(message.config),
+            version=message.version,
+            groups=message.groups,
             sharing=self._sharing(message),
         )
-        if self._counts_first_responses:
-            model.row.first_response_bounds = first_response_bounds(message["config"])
+        if self._settings.counts_first_responses:
+            model.row.first_response_bounds = first_response_bounds(message.config)
         self._exchange.models[model.id] = model
 
-    def _on_model_groups(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.models[message["model"]].groups = message["groups"]
+    def _on_groups(self, message: InstanceGroupsChanged) -> None:
+        self._exchange.models[message.model_id].groups = message.groups
 
-    def _on_memory(self, _message: Message, fds: list[int]) -> None:
+    def _on_memory(self, message: BatcherMemoryMade) -> None:
         # Of a cache's memory the pages come as it fills.
-        self._exchange.ensembles.connect(Segment.attach(fds[0], populate=self._exchange.cached is None))
+        self._exchange.ensembles.connect(Segment.attach(message.segment, populate=self._exchange.cached is None))
 
-    def _on_ensemble(self, message: Message, _fds: list[int]) -> None:
+    def _on_ensemble(self, message: EnsembleAdded) -> None:
         row = self._counters.restored_row if self._is_taking_over else self._counters.row
         ensemble = Ensemble(
-            message["model"],
-            message["config"],
-            row(message["row"]),
-            version=message["version"],
-            models=message["models"],
-            may_run_again=message["may_run_again"],
+            message.model_id,
+            message.config,
+            row(message.row),
+            version=message.version,
+            models=message.models,
+            may_run_again=message.may_run_again,
             sharing=self._sharing(message),
-            decoupled=message["decoupled"],
+            decoupled=message.decoupled,
         )
-        if self._counts_first_responses:
-            ensemble.row.first_response_bounds = first_response_bounds(message["config"])
+        if self._settings.counts_first_responses:
+            ensemble.row.first_response_bounds = first_response_bounds(message.config)
         self._exchange.add_ensemble(ensemble)
 
-    def _on_ensemble_models(self, message: Message, _fds: list[int]) -> None:
-        ensemble, cached = self._exchange.models.get(message["model"]), self._exchange.cached
+    def _on_relinked(self, message: EnsembleRelinked) -> None:
+        ensemble, cached = self._exchange.models.get(message.model_id), self._exchange.cached
         self._exchange.ensembles.relink(
-            message["model"], message["models"], message["decoupled"], may_run_again=message["may_run_again"]
+            message.model_id, message.models, message.decoupled, may_run_again=message.may_run_again
         )
         if cached is not None and ensemble is not None and ensemble.sharing is cached:
-            cached.name(ensemble.id, message["revision"], time.monotonic_ns())
+            cached.name(ensemble.id, message.revision, time.monotonic_ns())
 
-    def _sharing(self, message: Message) -> CachedResponses | None:
+    def _sharing(self, message: ModelAdded | EnsembleAdded) -> CachedResponses | None:
         cached = self._exchange.cached
-        if cached is None or not enables_response_cache(message["config"]):
+        if cached is None or not enables_response_cache(message.config):
             return None
-        cached.name(message["model"], message["revision"], time.monotonic_ns())
+        cached.name(message.model_id, message.revision, time.monotonic_ns())
         return cached
 
-    def _on_model_failed(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.fail_model(message["model"], time.monotonic_ns())
+    def _on_model_failed(self, message: ModelFailed) -> None:
+        self._exchange.fail_model(message.model_id, time.monotonic_ns())
 
-    def _on_model_gone(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.remove_model(message["model"], time.monotonic_ns())
+    def _on_model_removed(self, message: ModelRemoved) -> None:
+        self._exchange.remove_model(message.model_id, time.monotonic_ns())
 
-    def _on_model_retire(self, message: Message, _fds: list[int]) -> None:
+    def _on_retire_model(self, message: RetireModel) -> None:
         # The step that follows looks into clients' rings before it looks whether anything is left.
-        self._exchange.retire_model(message["model"])
+        self._exchange.retire_model(message.model_id)
 
-    def _on_segment(self, message: Message, fds: list[int]) -> None:
-        owner, writer, blocks = message["owner"], message.get("worker", 0), self._exchange.blocks
+    def _on_payload(self, message: PayloadAnnounced) -> None:
+        blocks = self._exchange.blocks
         try:
-            blocks.add_payload(owner, writer or message["asker"], SegmentView.attach(fds[0]))
+            blocks.add_payload(message.owner, message.writer, SegmentView.attach(message.segment))
         except LayoutError:
             return  # a guest's, written over: nothing can be read there
-        if writer:
-            blocks.add_result(owner, writer)
+        if message.is_result:
+            blocks.add_result(message.owner, message.writer)
 
-    def _on_segment_gone(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.blocks.remove(message["owner"])
-
-    def _on_worker(self, message: Message, fds: list[int]) -> None:
-        segment, link, bell, peers_bell = fds
-        model = self._exchange.models.get(message["model"])
+    def _on_worker(self, message: WorkerJoined) -> None:
+        model = self._exchange.models.get(message.model_id)
         if model is None:  # of a dead worker, which a successor is told of
-            for fd in fds:
-                os.close(fd)
+            close_descriptors(message)
             return
-        worker = Worker(message["owner"], Segment.attach(link), SegmentView.attach(segment), Doorbell(bell), model)
+        link, segment = Segment.attach(message.link), SegmentView.attach(message.segment)
+        worker = Worker(message.owner, link, segment, Doorbell(message.bell), model)
         if self._limiter is not None:
-            self._limiter.add(worker.owner, Demand.from_message(message["demand"]))
+            self._limiter.add(worker.owner, Demand.from_message(message.demand))
         if self._is_taking_over:
             worker.take_over()
-        self._rung.add(worker.owner, Doorbell(peers_bell))
+        self._rung.add(worker.owner, Doorbell(message.workers_bell))
         self._starting[worker.owner] = worker
 
-    def _on_worker_ready(self, message: Message, _fds: list[int]) -> None:
-        if (worker := self._starting.pop(message["owner"], None)) is not None:
+    def _on_worker_ready(self, message: WorkerReady) -> None:
+        if (worker := self._starting.pop(message.owner, None)) is not None:
             self._exchange.add_worker(worker, time.monotonic_ns())
 
-    def _on_worker_retire(self, message: Message, _fds: list[int]) -> None:
-        self._exchange.retire_worker(message["owner"])
-
-    def _on_worker_gone(self, message: Message, _fds: list[int]) -> None:
-        owner = message["owner"]
+    def _on_worker_died(self, message: WorkerDied) -> None:
+        owner = message.owner
         self._rung.remove(owner)
         worker = self._starting.pop(owner, None) or self._exchange.workers.get(owner)
         if self._limiter is not None:
             self._limiter.remove(owner)
-        self._exchange.remove_worker(owner, time.monotonic_ns(), Reason(message["reason"]), message["detail"])
+        self._exchange.remove_worker(owner, time.monotonic_ns(), Reason(message.reason), message.detail)
         # What the dead worker's last answers became is shown before the acknowledgement: then its segment may go.
         self._exchange.step(time.monotonic_ns())
         if worker is not None:
             worker.bell.close()
 
-    def _on_explain(self, message: Message, _fds: list[int]) -> None:
-        if (model := self._exchange.models.get(message["model"])) is not None:
-            self._channel.send({"op": "explained", "model": model.id, "told": model.scheduler.explain()})
+    def _on_explain(self, message: ExplainModel) -> None:
+        if (model := self._exchange.models.get(message.model_id)) is not None:
+            self._channel.send(ModelExplained(model.id, model.scheduler.explain()))
 
-    def _on_ledger(self, _message: Message, _fds: list[int]) -> None:
+    def _on_ledger(self, _message: LedgerWanted) -> None:
         exchange = self._exchange
         if not self._is_taking_over:
             exchange.step(time.monotonic_ns())  # what clients have released goes on to the workers, who are asked next
@@ -370,26 +371,13 @@ def main() -> None:
     ignore_group_signals()
     fault.install("batcher")
     try:
-        with control.join("batcher") as channel:
+        with control.join(BatcherConnected()) as channel:
             set_title("batcher (standby)")
             # One that stands by waits here, with all its imports done.
-            message, (bell, counters) = channel.receive()
+            settings, _ = channel.receive(TO_STANDBY)
             set_title("batcher")
-            log.configure(**message["log"])
-            batcher = Batcher(
-                channel,
-                Doorbell(bell),
-                CounterTable(Segment.attach(counters)),
-                message["max_queue_size"],
-                message["max_in_flight"],
-                deadline_ns=message["deadline_ns"],
-                counts_first_responses=message["counts_first_responses"],
-                cache_bytes=message["cache_bytes"],
-                redis=None if message["redis"] is None else RedisSettings(*message["redis"]),
-                is_successor=message["is_successor"],
-                rate_limits=message["rate_limits"],
-                latency_target_ms=message["latency_target_ms"],
-            )
+            log.configure(**settings.log)
+            batcher = Batcher(channel, settings)
             batcher.run()
     except GONE:
         sys.exit(0)  # the supervisor is gone; whatever it wanted acknowledged no longer matters

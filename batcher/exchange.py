@@ -26,7 +26,7 @@ from shoal.batcher.shared_answers import SharedAnswers
 from shoal.batcher.shortages import Shortages
 from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT
 from shoal.batcher.succession import Succession
-from shoal.control import Message
+from shoal.messages.from_batcher import FromBatcher, ProcessDistrusted
 from shoal.reasons import Reason
 from shoal.shm import layout
 from shoal.shm.counters import CacheFigures
@@ -89,7 +89,7 @@ class Exchange:
         self._read: list[Peer] = []
         self._retirement = Retirement()
         #: What the loop must tell the supervisor.
-        self.reports: list[Message] = []
+        self.reports: list[FromBatcher] = []
 
     @property
     def num_open(self) -> int:
@@ -321,7 +321,7 @@ class Exchange:
     def distrust(self, owner: int) -> None:
         """A client has written what cannot be: nothing more of it is read, and the supervisor ends it."""
         self.remove_client(owner)
-        self.reports.append({"op": "distrusted", "owner": owner})
+        self.reports.append(ProcessDistrusted(owner))
 
     # --- records from workers: user code may have written them ---
 
@@ -334,7 +334,7 @@ class Exchange:
             unheld = self._obey_worker(worker, records, now_ns)
         except LayoutError:
             self.remove_worker(worker.owner, now_ns, Reason.DAMAGED)
-            self.reports.append({"op": "distrusted", "owner": worker.owner})
+            self.reports.append(ProcessDistrusted(worker.owner))
             return
         for ref in set(unheld):
             if not self.holders.is_held(ref):

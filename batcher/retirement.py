@@ -6,7 +6,7 @@ Lives in the batcher.
 from collections.abc import Iterable
 
 from shoal.batcher.peers import Model, Worker
-from shoal.control import Message
+from shoal.messages.from_batcher import ModelRetired, WorkerRetired
 
 
 class Retirement:
@@ -19,17 +19,17 @@ class Retirement:
         self.workers: set[Worker] = set()
         self.models: set[Model] = set()
 
-    def reports(self, all_workers: Iterable[Worker], in_use: set[int]) -> list[Message]:
+    def reports(self, all_workers: Iterable[Worker], in_use: set[int]) -> list[ModelRetired | WorkerRetired]:
         """Of those that have nothing left; by now their last answers have been shown to clients.
 
         `in_use` are the models that a request on its way may still need, though nothing is queued or running there.
         """
-        reports: list[Message] = []
+        reports: list[ModelRetired | WorkerRetired] = []
         for worker in [each for each in self.workers if not each.missing]:
             self.workers.remove(worker)
-            reports.append({"op": "worker_retired", "owner": worker.owner})
+            reports.append(WorkerRetired(worker.owner))
         busy = in_use | {worker.model.id for worker in all_workers if worker.missing}
         for model in [each for each in self.models if not each.scheduler.pending and each.id not in busy]:
             self.models.remove(model)
-            reports.append({"op": "model_retired", "model": model.id})
+            reports.append(ModelRetired(model.id))
         return reports

@@ -6,11 +6,21 @@ Lanes use it in their only thread, the roads behind a lock (transport.py).
 from dataclasses import dataclass
 
 from shoal import fault, log
-from shoal.control import Message
 from shoal.frontend import tracing
 from shoal.frontend.regions import Regions
 from shoal.frontend.state import ServerState
 from shoal.grpc_settings import GrpcSettings
+from shoal.messages.from_client import FrontEndConnected
+from shoal.messages.message import Handlers, on, table
+from shoal.messages.shared import LogChanged, Ping
+from shoal.messages.to_client import (
+    ModelsKnown,
+    RegionRegistered,
+    RegionUnregistered,
+    ServerStopping,
+    ToClient,
+    TraceSettingsChanged,
+)
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CounterTableView
 from shoal.shm.segment import SegmentView
@@ -24,33 +34,43 @@ class FrontEnd:
     state: ServerState
     place: Place
 
-    def apply(self, message: Message, fds: list[int]) -> None:
-        """Take a message into force, as the place."""
-        self.place.apply(message, fds, self._apply_other)
+    def apply(self, message: ToClient, seq: int) -> None:
+        """Put a message in force, as the place."""
+        self.place.apply(message, seq, self._apply_other)
 
-    def _apply_other(self, message: Message, fds: list[int]) -> None:
-        op = message["op"]
-        if op == "started":
-            self.state.started = True
-        elif op == "exiting":
-            self.state.exiting = True
-        elif op == "log":
-            log.configure(**message["log"])
-            self.state.log_settings = message["log"]
-        elif op == "trace_settings":
-            self.state.tracing = tracing.changed(self.state.tracing, message, fds, self.state.models.names)
-        elif op == "region":
-            self.state.regions.add(message, fds[0])
-        elif op == "region_gone":
-            self.state.regions.remove(message["name"])
-        elif op != "ping":  # its acknowledgement, from this process's own loop, is the answer
-            raise ValueError(f"a front end does not know the message '{op}'")
+    @property
+    def handlers(self) -> Handlers:
+        """Of the messages that concern front ends, beside those that the place applies."""
+        state = self.state
+        return table(
+            on(ModelsKnown, self._start),
+            on(ServerStopping, self._stop),
+            on(LogChanged, self._configure_log),
+            on(TraceSettingsChanged, self._change_tracing),
+            on(RegionRegistered, state.regions.add),
+            on(RegionUnregistered, lambda message: state.regions.remove(message.name)),
+            on(Ping, lambda _message: None),  # its acknowledgement, from this process's own loop, is the answer
+        )
 
-    def settle(self, welcome: Message) -> None:
+    def _apply_other(self, message: ToClient) -> None:
+        self.handlers[type(message)](message)
+
+    def _start(self, _message: ModelsKnown) -> None:
+        self.state.started = True
+
+    def _stop(self, _message: ServerStopping) -> None:
+        self.state.exiting = True
+
+    def _configure_log(self, message: LogChanged) -> None:
+        log.configure(**message.settings)
+        self.state.log_settings = message.settings
+
+    def _change_tracing(self, message: TraceSettingsChanged) -> None:
+        self.state.tracing = tracing.changed(self.state.tracing, message, self.state.models.names)
+
+    def settle(self, seq: int) -> None:
         """Hear of every model and every segment; from then on clients are told that this process answers."""
-        self.place.channel.acknowledge(welcome)
-        while not self.state.started:
-            self.apply(*self.place.channel.receive())
+        self.place.settle(seq, self._apply_other)
 
     def close(self) -> None:
         """Hang up, where nothing is in flight any more."""
@@ -59,22 +79,22 @@ class FrontEnd:
         self.place.channel.close()
 
 
-def enter(name: str) -> tuple[FrontEnd, Message]:
-    """Join the supervisor as a client of the star; what is left to do is `settle`, with the message that comes along.
+def enter(name: str) -> tuple[FrontEnd, int]:
+    """Join the supervisor as a client of the star; what is left to do is `settle`, with the number that comes along.
 
     Raises EOFError when the supervisor is gone.
     """
     fault.install("road" if name.endswith("road") else "lane")
-    place, welcome, counters = take_place("client", name=name)
-    log.configure(**welcome["log"])
-    settings = welcome["state"]
+    place, welcome, seq = take_place(FrontEndConnected)
+    log.configure(**welcome.log)
+    settings = welcome.state
     settings["grpc"] = GrpcSettings(**settings["grpc"])
     settings["metrics_config"] = MetricsConfig(**settings["metrics_config"])
     are_allowed = settings.pop("allow_client_shm")
     settings["regions"] = Regions(are_allowed=are_allowed, max_string_bytes=settings["http_max_input_size"])
-    table = CounterTableView(SegmentView.attach(counters))
-    state = ServerState(**settings, log_settings=welcome["log"], counters=table, models=place.models)
-    return FrontEnd(state, place), welcome
+    table = CounterTableView(SegmentView.attach(welcome.counters))
+    state = ServerState(**settings, log_settings=welcome.log, counters=table, models=place.models)
+    return FrontEnd(state, place), seq
 
 
 def join(name: str) -> FrontEnd:
@@ -82,6 +102,6 @@ def join(name: str) -> FrontEnd:
 
     Raises EOFError when the supervisor is gone.
     """
-    front_end, welcome = enter(name)
-    front_end.settle(welcome)
+    front_end, seq = enter(name)
+    front_end.settle(seq)
     return front_end

@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.frontend.doors import Doors
 from shoal.frontend.front_end import FrontEnd
+from shoal.messages.to_client import TO_CLIENT
 from shoal.star.place import REPLIES_FIRST
 
 #: Open connections of one lane, at most (ours); further ones wait in the kernel.
@@ -161,10 +162,10 @@ class Lane(ABC, Generic[ConnectionT]):
             self._on_other(fd, event)
 
     def _receive_message(self) -> None:
-        message, fds = self._place.channel.receive()
-        if message["op"] in REPLIES_FIRST:
+        message, seq = self._place.channel.receive(TO_CLIENT)
+        if isinstance(message, REPLIES_FIRST):
             self._deliver()
-        self._front_end.apply(message, fds)
+        self._front_end.apply(message, seq)
 
     def _drain_wakeup(self) -> None:
         with suppress(BlockingIOError):

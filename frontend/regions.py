@@ -7,9 +7,9 @@ unregistered, they can no longer be found, and nothing else.
 
 from typing import Any
 
-from shoal.control import Message
 from shoal.datatypes import BYTES, Datatype
 from shoal.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from shoal.messages.to_client import RegionRegistered
 from shoal.shm.client_regions import ClientRegion, RegionSlice
 
 
@@ -22,10 +22,9 @@ class Regions:
         # Changed by add and remove.
         self._regions: dict[str, ClientRegion] = {}
 
-    def add(self, message: Message, fd: int) -> None:
-        """A region has been registered; the descriptor is ours."""
-        name = message["name"]
-        self._regions[name] = ClientRegion(name, message["key"], message["offset"], message["byte_size"], fd)
+    def add(self, message: RegionRegistered) -> None:
+        """A region has been registered; takes the descriptor."""
+        self._regions[message.name] = ClientRegion(*message.values)
 
     def remove(self, name: str) -> None:
         """A region has been unregistered; all of them where `name` is ""."""

@@ -15,9 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shoal.control import MAX_INLINE_BYTES, Channel, Message
+from shoal.control import MAX_INLINE_BYTES, Channel
 from shoal.datatypes import BY_WIRE
 from shoal.errors import ShoalError
+from shoal.messages.to_client import TraceSettingsChanged
+from shoal.messages.to_tracer import TraceEnded
 from shoal.request import TensorRef, unpack_request, unpack_response
 from shoal.shm.layout import T, unpack_span
 from shoal.shm.port import Reply
@@ -72,12 +74,11 @@ class Outlet:
     def _try(self, trace: Trace, children: Sequence[Record], names: Mapping[int, str]) -> bool:
         nbytes = CHILD_NBYTES * len(children) + sum([len(tensor.data) for tensor in trace.tensors])
         named = [(model, names.get(model, "")) for model in {record[_MODEL] for record in children}]
-        message = {"trace": trace, "children": children, "names": named, "dropped": self._num_dropped}
         try:
             # A large message is a file of its own, of which the socket's bound knows nothing: one at a time.
             if nbytes > MAX_INLINE_BYTES // 2 and _num_unread(self._channel):
                 return False
-            self._channel.send(message)
+            self._channel.send(TraceEnded(trace, children, named, self._num_dropped))
         except OSError:  # the socket is full, or nobody traces any more
             return False
         return True
@@ -187,21 +188,21 @@ def _context(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
 
 
-def changed(before: Tracing | None, message: Message, fds: list[int], names: Mapping[int, str]) -> Tracing | None:
+def changed(before: Tracing | None, message: TraceSettingsChanged, names: Mapping[int, str]) -> Tracing | None:
     """What is traced from now on; the descriptor that comes where anything is leads to the tracer, always the same.
 
     `names` are those of models, by their ids.
     """
-    if not fds:
+    if message.outlet is None:
         if before is not None:
             before.outlet.close()
         return None
     if before is not None:
-        os.close(fds[0])
+        os.close(message.outlet)
         outlet = before.outlet
     else:
-        channel = Channel(socket.socket(fileno=fds[0]))
+        channel = Channel(socket.socket(fileno=message.outlet))
         channel.setblocking(False)
         outlet = Outlet(channel)
-    settings = {model: TraceSetting(**each) for model, each in message["settings"].items()}
+    settings = {model: TraceSetting(**each) for model, each in message.settings.items()}
     return Tracing(settings, outlet, names)

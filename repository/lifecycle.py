@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from shoal.messages.to_client import ModelChanged
 from shoal.repository.identifier import ModelIdentifier
 
 
@@ -111,25 +112,24 @@ class ModelVersion:
         number = str(self.version) if self.version != NO_VERSION else "-"
         return str(self.identifier), number, f"{self.state.value}: {self.reason}" if self.reason else self.state.value
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> ModelChanged:
         """What front ends are told of it."""
-        return {
-            "op": "model",
-            "name": self.name,
-            "namespace": self.namespace,
-            "version": self.version,
-            "model": self.model_id,
-            "row": self.row,
-            "state": self.state.value,
-            "reason": self.reason,
-            "failed": self.is_failed,
-            "polled": self.is_polled,
-            "num_instances": self.num_instances,
-            "num_instances_up": self.num_instances_up,
-            "config": self.config if self.is_config_final else None,
-            "groups": self.groups,
-            "labels": self.labels,
-            "load_seconds": self.load_seconds,
-            "has_ready_check": self.has_ready_check,
-            "is_cached": self.is_cached,
-        }
+        return ModelChanged(
+            name=self.name,
+            namespace=self.namespace,
+            version=self.version,
+            model_id=self.model_id,
+            row=self.row,
+            state=self.state.value,
+            reason=self.reason,
+            is_failed=self.is_failed,
+            is_polled=self.is_polled,
+            num_instances=self.num_instances,
+            num_instances_up=self.num_instances_up,
+            config=self.config if self.is_config_final else None,
+            groups=self.groups,
+            labels=self.labels,
+            load_seconds=self.load_seconds,
+            has_ready_check=self.has_ready_check,
+            is_cached=self.is_cached,
+        )

@@ -16,7 +16,7 @@ from shoal import control, log
 from shoal.cloud_url import CloudUrl
 from shoal.control import GONE, Channel
 from shoal.errors import ShoalError
-from shoal.messages.message import on
+from shoal.messages.message import on, table
 from shoal.messages.shared import LogChanged
 from shoal.messages.to_poller import (
     POLLER_WELCOME,
@@ -31,6 +31,7 @@ from shoal.messages.to_poller import (
     OrderRefused,
     Poll,
     Polled,
+    PollerConnected,
 )
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.repository.cloud import CloudRepository
@@ -44,15 +45,13 @@ class Poller:
     def __init__(self, channel: Channel, repositories: Repositories) -> None:
         self._channel = channel
         self._repositories = repositories
-        self.handlers = dict(
-            [
-                on(Poll, self._poll),
-                on(Look, self._look),
-                on(LookAll, self._look_all),
-                on(Discard, self._discard),
-                on(Forget, self._forget),
-                on(LogChanged, lambda message: log.configure(**message.settings)),
-            ]
+        self.handlers = table(
+            on(Poll, self._poll),
+            on(Look, self._look),
+            on(LookAll, self._look_all),
+            on(Discard, self._discard),
+            on(Forget, self._forget),
+            on(LogChanged, lambda message: log.configure(**message.settings)),
         )
 
     def run(self) -> None:
@@ -101,7 +100,7 @@ def main() -> int:
     faulthandler.enable()
     ignore_group_signals()
     try:
-        with control.join("poller") as channel:
+        with control.join(PollerConnected()) as channel:
             set_title("repository poller")
             welcome, _ = channel.receive(POLLER_WELCOME)
             log.configure(**welcome.log)

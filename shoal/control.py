@@ -1,10 +1,10 @@
 """The control plane: one Unix socket, msgpack messages, descriptors beside them.
 
 The supervisor listens; every other process joins once, is told what it needs and is told of later arrivals on the same
-connection. A message is a dict with "op". One that carries "seq" is acknowledged when its content is in force: nothing
-that names a segment is dispatched to a process before that process has acknowledged it. End of file is the news of a
-death, on either side. The socket's address is abstract, random, and open to the same user only, so nothing is left
-behind.
+connection. What they send each other is in shoal/messages. A message that has a sequence number is acknowledged when
+its content is in force: nothing that names a segment is dispatched to a process before that process has acknowledged
+it. End of file is the news of a death, on either side. The socket's address is abstract, random, and open to the same
+user only, so nothing is left behind.
 """
 
 import array
@@ -17,15 +17,10 @@ import stat
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, overload
 
-import msgpack
-
-from shoal.messages import message as typed
-from shoal.messages.message import Kinds, M, MessageError
+from shoal.messages.from_client import GuestConnected
+from shoal.messages.message import Kinds, M, Message, MessageError, encode
 from shoal.messages.shared import Acknowledged
-
-Message = dict[str, Any]
 
 #: Where a child finds the supervisor.
 ADDRESS_VARIABLE = "SHOAL_CONTROL"
@@ -44,7 +39,7 @@ class Channel:
     """One connection: messages one way and the other, whole and in order."""
 
     def __init__(self, connection: socket.socket, *, is_guests: bool = False) -> None:
-        """Of a guest, what is no message is the end; nor does it send any that is large."""
+        """`is_guests`: the peer is an untrusted client, whose oversized messages are no messages."""
         self._socket = connection
         self._is_guests = is_guests
 
@@ -56,9 +51,12 @@ class Channel:
         """Non-blocking channels raise BlockingIOError where there is nothing to receive."""
         self._socket.setblocking(blocking)
 
-    def send(self, message: Message | typed.Message, fds: Sequence[int] = (), seq: int = 0) -> None:
-        """Send a message and duplicates of descriptors. Raises OSError where the peer is gone or reads nothing."""
-        self.send_encoded(*encoded(message, fds, seq))
+    def send(self, message: Message, seq: int = 0) -> None:
+        """Send a message, to be acknowledged where it has a sequence number, and duplicates of its descriptors.
+
+        Raises OSError where the peer is gone or reads nothing.
+        """
+        self.send_encoded(*encode(message, seq))
 
     def send_encoded(self, body: bytes, fds: Sequence[int]) -> None:
         """Send what `encode` has made of a message. Raises OSError where the peer is gone or reads nothing."""
@@ -77,11 +75,7 @@ class Channel:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self._socket.sendmsg([data], rights)
 
-    @overload
-    def receive(self) -> tuple[Message, list[int]]: ...
-    @overload
-    def receive(self, kinds: Kinds[M]) -> tuple[M, int]: ...
-    def receive(self, kinds: Kinds[M] | None = None) -> tuple[Message, list[int]] | tuple[M, int]:
+    def receive(self, kinds: Kinds[M]) -> tuple[M, int]:
         """The next message, one of these kinds, and its sequence number; what it carries is the caller's to close.
 
         Raises EOFError when the peer is gone; MessageError for what is no such message, as user code in a worker may
@@ -90,28 +84,23 @@ class Channel:
         data, fds = self._receive()
         if not data:
             raise EOFError("the control connection is closed")
-        body: bytes | memoryview = memoryview(data)[1:]
         try:
-            if data[0] == 1 and self._is_guests:
-                raise MessageError("a client's message is too large")
-            if data[0] == 1:
-                body = _read_spilled(fds)
-            if kinds is not None:
-                return kinds.decode(body, fds)
-            message = msgpack.unpackb(body, raw=False)
-            if self._is_guests and (type(message) is not dict or type(message.get("op")) is not str):
-                raise ValueError("it has no op")
-        except MessageError as error:
+            body = memoryview(data)[1:] if data[0] == 0 else self._read_spilled(fds)
+            return kinds.decode(body, fds)
+        except MessageError:
             for fd in fds:
                 os.close(fd)
-            if kinds is None:
-                raise EOFError(f"no message: {error}") from error
             raise
-        except (IndexError, OSError, TypeError, ValueError, msgpack.UnpackException) as error:
-            for fd in fds:
-                os.close(fd)
-            raise EOFError(f"what came over the control connection is no message: {error}") from error
-        return message, fds
+
+    def _read_spilled(self, fds: list[int]) -> bytes:
+        """The body of a large message, whose last descriptor it is. Raises MessageError."""
+        if self._is_guests or not fds:
+            raise MessageError("a message that is too large, or has no body")
+        with os.fdopen(fds.pop(), "rb") as file:
+            try:
+                return os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
+            except OSError as error:
+                raise MessageError(f"a large message cannot be read: {error}") from error
 
     def _receive(self) -> tuple[bytes, list[int]]:
         limits = MAX_INLINE_BYTES + 1, socket.CMSG_SPACE(MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
@@ -130,12 +119,10 @@ class Channel:
             raise EOFError("a control message was cut short")
         return data, fds.tolist()
 
-    def acknowledge(self, message: Message | int) -> None:
-        """Tell the sender that what a message says is in force here, which has this sequence number, if any."""
-        if not isinstance(message, int):
-            self.send({"op": "ack", "seq": message["seq"]})
-        elif message:
-            self.send(Acknowledged(message))
+    def acknowledge(self, seq: int) -> None:
+        """Tell the sender that what its message says is in force here; of 0 nothing is wanted to be told."""
+        if seq:
+            self.send(Acknowledged(seq))
 
     def is_hung_up(self) -> bool:
         """Whether the peer has closed its end, as far as is known now; there may be messages left to receive."""
@@ -157,22 +144,6 @@ class Channel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def encoded(message: Message | typed.Message, fds: Sequence[int], seq: int) -> tuple[bytes, Sequence[int]]:
-    """Legacy."""
-    if isinstance(message, typed.Message):
-        return typed.encode(message, seq)
-    return typed._PACKING.packer.pack({**message, "seq": seq} if seq else message), fds
-
-
-def _read_spilled(fds: list[int]) -> bytes:
-    """The body of a large message, whose last descriptor it is. Raises MessageError."""
-    try:
-        with os.fdopen(fds.pop(), "rb") as file:
-            return os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
-    except (IndexError, OSError) as error:
-        raise MessageError(f"a large message cannot be read: {error}") from error
 
 
 class Listener:
@@ -268,12 +239,12 @@ def visit(path: str) -> Channel:
         raise
     channel = Channel(connection)
     with suppress(BrokenPipeError):  # it has no room, has said so, and has hung up: that is to be read
-        channel.send({"op": "join"})
+        channel.send(GuestConnected())
     return channel
 
 
-def join(kind: str, **facts: Any) -> Channel:
-    """Connect this process to its supervisor and say what it is. The channel is blocking.
+def join(message: Message) -> Channel:
+    """Connect this process to its supervisor and send it this first message, which says what it is. Blocking.
 
     Raises OSError where there is no supervisor.
     """
@@ -284,5 +255,5 @@ def join(kind: str, **facts: Any) -> Channel:
         connection.close()
         raise
     channel = Channel(connection)
-    channel.send({"op": "join", "kind": kind, "pid": os.getpid(), **facts})
+    channel.send(message)
     return channel

@@ -6,9 +6,9 @@ Used in every process, and only when somebody asks: nothing here is counted on t
 import os
 import re
 from contextlib import suppress
-from typing import Any
 
 from shoal import memo
+from shoal.messages.shared import LedgerCounted
 
 #: Our memory in /proc/self/maps: a segment is a memfd or a file in /dev/shm without a name.
 _OURS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/#)", re.MULTILINE)
@@ -16,10 +16,10 @@ _OURS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*(?:/memfd:shoal|/dev/shm/#)", re
 _LISTEN = "0A"
 
 
-def ledger_message(**counts: int) -> dict[str, Any]:
+def ledger_message(**counts: int) -> LedgerCounted:
     """What this process answers when the supervisor asks for its ledger: `counts` beside the kernel's and memos'."""
     kernel = {"descriptors": descriptors(), "mapped_bytes": mapped_bytes()}
-    return {"op": "ledger", "counts": {**kernel, **counts, **memo.figures()}}
+    return LedgerCounted({**kernel, **counts, **memo.figures()})
 
 
 def descriptors() -> int:

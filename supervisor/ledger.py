@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.ledger import descriptors
+from shoal.messages.shared import LedgerWanted
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Member
@@ -55,7 +56,7 @@ class Ledger:
             member.counts = None
             self._asked.append((member, title_of(member.pid)))
         self._loop.call_after(ANSWER_S, lambda: self._go_on(number))
-        recipients = [(member, {"op": "ledger"}, ()) for member in members]
+        recipients = [(member, LedgerWanted()) for member in members]
         self._star.acknowledgements.announce(recipients, lambda: self._go_on(number))
 
     def _tell(self) -> None:

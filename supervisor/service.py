@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
 
+from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
@@ -89,7 +90,7 @@ class Service:
             _log.warning("no sign of life within %g s from %s", period_s, ", ".join(sorted(silent)))
         for name, member in members.items():
             echoed = partial(self._on_echo, number, name)
-            self._star.acknowledgements.announce([(member, {"op": "ping"}, ())], echoed)
+            self._star.acknowledgements.announce([(member, Ping())], echoed)
 
     def _members(self) -> dict[str, Member]:
         members = {f"front end {client.member.pid}": client.member for client in self._star.front_ends}

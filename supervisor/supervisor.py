@@ -18,8 +18,10 @@ from weakref import WeakSet
 from shoal import log
 from shoal import metric_families as families
 from shoal.cloud_url import CloudUrl
-from shoal.control import Listener, Message
+from shoal.control import Listener
 from shoal.errors import InvalidArgumentError, ShoalError, index_reason
+from shoal.messages import from_batcher, from_client, from_worker, to_client, to_poller, to_tracer
+from shoal.messages.message import Handlers, on, table
 from shoal.nvml import load_nvml
 from shoal.options import ServerOptions
 from shoal.placement import Machine
@@ -156,6 +158,12 @@ class Supervisor:
         )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
         self._signals = Signals(self._loop, self._on_signal, self._ledger.ask)
+        self.batcher_handlers = table(
+            on(from_batcher.ProcessDistrusted, self._on_distrusted),
+            on(from_batcher.WorkerRetired, self._on_worker_retired),
+            on(from_batcher.ModelRetired, lambda message: self._models.on_drained(message.model_id)),
+            on(from_batcher.ModelExplained, self._explanations.hear),
+        )
         # Changed by signals, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected; the last words of some are not heard
         self._is_serving = self._is_stopping = self._is_over = False
@@ -199,30 +207,23 @@ class Supervisor:
         channel, pid = accepted
         member = Member(self._loop, channel, pid, self._star.acknowledgements)
         self._members.add(member)
-        member.on_message = lambda message, _fds: self._on_join(member, message)
+        member.listen_only(self.join_handlers(member))
         member.start()
 
-    def _on_join(self, member: Member, message: Message) -> None:
-        kind = message["kind"]
-        if kind == "batcher":
-            self._batchers.join(member)
-        elif kind == "worker":
-            self._roster.join(message["instance"], member)
-        elif kind == "client":
-            self._clients.join_front_end(member)
-        elif kind == "caller":
-            self._clients.join_caller(member)
-        elif kind == "poller":
-            self._repository.join(member)
-        elif kind == "tracer":
-            self._tracing.tracer.join(member)
-        else:
-            member.hang_up()
+    def join_handlers(self, member: Member) -> Handlers:
+        """Of the first message of each process."""
+        return table(
+            on(from_batcher.BatcherConnected, lambda _message: self._batchers.join(member)),
+            on(from_worker.WorkerConnected, lambda message: self._roster.join(message.instance, member)),
+            on(from_client.FrontEndConnected, lambda _message: self._clients.join_front_end(member)),
+            on(from_client.CallerConnected, lambda _message: self._clients.join_caller(member)),
+            on(to_poller.PollerConnected, lambda _message: self._repository.join(member)),
+            on(to_tracer.TracerConnected, lambda _message: self._tracing.tracer.join(member)),
+        )
 
     def _join_batcher(self, member: Member) -> None:
         """The first one has nobody to hear of yet; each later one takes a dead one's place."""
-        member.on_message = lambda message, _fds: self._on_batcher_message(message)
-        member.on_gone = lambda: None  # what it has not acknowledged stays open until its process has ended
+        member.listen(self.batcher_handlers)
         is_successor = self._star.has_had_batcher
         try:
             self._star.join_batcher(member)
@@ -264,18 +265,14 @@ class Supervisor:
         _log.error("one batcher after the other has failed; the server ends, start it again")
         self._end(EXIT_FAILED)
 
-    def _on_batcher_message(self, message: Message) -> None:
-        if message["op"] == "distrusted":
-            _log.error("process with segment %d wrote what cannot be read; that is its end here", message["owner"])
-            self._kill_owner(message["owner"])
-        elif message["op"] == "worker_retired":
-            retired = self._roster.by_owner(message["owner"])
-            if retired is not None:
-                retired.stop()
-        elif message["op"] == "explained":
-            self._explanations.hear(message)
-        elif message["op"] == "model_retired":
-            self._models.on_drained(message["model"])
+    def _on_distrusted(self, message: from_batcher.ProcessDistrusted) -> None:
+        _log.error("process with segment %d wrote what cannot be read; that is its end here", message.owner)
+        self._kill_owner(message.owner)
+
+    def _on_worker_retired(self, message: from_batcher.WorkerRetired) -> None:
+        retired = self._roster.by_owner(message.owner)
+        if retired is not None:
+            retired.stop()
 
     def _kill_owner(self, owner: int) -> None:
         instance, client = self._roster.by_owner(owner), self._star.clients.get(owner)
@@ -344,7 +341,7 @@ class Supervisor:
         self._loop.call_after(self._options.exit_timeout_secs, self._on_exit_timeout)
         self._service.stopping(self._models.versions)
         self._guests.close()
-        self._star.tell_clients({"op": "exiting"})
+        self._star.tell_clients(to_client.ServerStopping())
         self._front_ends.stop()
 
     def _on_drained(self) -> None:

@@ -1,16 +1,14 @@
 """Every type of control message, for tests that receive what any process sends."""
 
 import importlib
-import os
 import pkgutil
 from collections.abc import Iterator
-from typing import Any
-
-import msgpack
+from typing import Any, get_args
 
 from shoal import messages
 from shoal.control import Channel
-from shoal.messages.message import Kinds, Message, _fd_positions
+from shoal.messages.message import Fd, Kinds, Message
+from shoal.messages.to_client import ModelChanged
 
 for _module in pkgutil.iter_modules(messages.__path__):
     importlib.import_module(f"shoal.messages.{_module.name}")
@@ -23,7 +21,7 @@ def _types(base: type[Message]) -> Iterator[type[Message]]:
 EVERY_KIND = Kinds[Message](*_types(Message))
 
 
-def receive(channel: Channel) -> tuple[Message, int]:
+def receive(channel: Channel) -> tuple[Any, int]:
     """The next message, of whatever type, and its sequence number."""
     return channel.receive(EVERY_KIND)
 
@@ -32,25 +30,36 @@ def receive(channel: Channel) -> tuple[Message, int]:
 FD = -1
 
 
-def receive_any(channel: Channel) -> tuple[Any, int, list[int]]:
-    """The next message, its sequence number, and its descriptors, in whose places it has FD."""
-    data, fds = channel._receive()
-    if not data:
-        raise EOFError
-    body = memoryview(data)[1:]
-    if data[0] == 1:
-        body = memoryview(os.pread(fds.pop(), 1 << 26, 0))
-    legacy = msgpack.unpackb(body)
-    if isinstance(legacy, dict):
-        return legacy, legacy.pop("seq", 0), fds
-    message, seq = EVERY_KIND.decode(body, fds)
-    return without_descriptors(message), seq, fds
-
-
 def without_descriptors(message: Message) -> Message:
     """The message with FD in the places of its descriptors."""
-    values = message.values
-    for position in _fd_positions(type(message)):
-        if values[position] is not None:
-            values[position] = FD
-    return type(message)(*values)
+    kinds = zip(type(message).__annotations__.values(), message.values, strict=True)
+    is_fd = [value is not None and (kind == Fd or Fd in get_args(kind)) for kind, value in kinds]
+    return type(message)(*[FD if each else value for each, value in zip(is_fd, message.values, strict=True)])
+
+
+def model_message(name: str, version: int, model: int, config: dict[str, Any] | None, **more: Any) -> ModelChanged:
+    """What the supervisor sends about a model version that is READY, or as `more` says."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "namespace": "",
+        "version": version,
+        "model_id": model,
+        "row": model,
+        "state": "READY",
+        "reason": "",
+        "is_failed": False,
+        "is_polled": True,
+        "num_instances": 2,
+        "num_instances_up": 2,
+        "config": config,
+        "groups": [],
+        "labels": {},
+        "load_seconds": 0.25,
+        "has_ready_check": False,
+        "is_cached": False,
+    }
+    return ModelChanged(**fields | more)
+
+
+class Nonsense(Message):
+    """A message that no receiver knows."""

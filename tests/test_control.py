@@ -14,6 +14,11 @@ import pytest
 
 from shoal import control
 from shoal.control import Channel, Listener
+from shoal.messages.from_worker import WorkerConnected
+from shoal.messages.message import MessageError
+from shoal.messages.shared import Acknowledged, LogChanged, Ping, Refused, SegmentAnnounced, SegmentGone
+from shoal.messages.to_client import TraceSettingsChanged
+from tests.messages import receive
 
 
 @pytest.fixture
@@ -26,17 +31,18 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 def test_message_is_a_zero_byte_and_msgpack() -> None:
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with left, right:
-        Channel(left).send({"op": "ack", "seq": 7})
-        assert right.recv(100) == b"\x00\x82\xa2op\xa3ack\xa3seq\x07"
+        Channel(left).send(Acknowledged(7))
+        assert right.recv(100) == b"\x00\x93\xacAcknowledged\x00\x07"
 
 
 def test_descriptors_travel_beside_the_message(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"hello")
     with path.open("rb") as file:
-        ends[0].send({"op": "x"}, [file.fileno()])
-    message, (fd,) = ends[1].receive()
-    assert (message, os.read(fd, 100)) == ({"op": "x"}, b"hello")
+        ends[0].send(SegmentAnnounced(7, file.fileno()), 3)
+    message, seq = receive(ends[1])
+    fd = message.segment
+    assert (message, seq, os.read(fd, 100)) == (SegmentAnnounced(7, fd), 3, b"hello")
     assert not os.get_inheritable(fd)
     os.close(fd)
 
@@ -46,11 +52,11 @@ def test_large_message_travels_in_memory_of_its_own(
 ) -> None:
     read_fd, write_fd = os.pipe()
     before = num_descriptors()
-    config = {"op": "model", "config": "x" * (4 * control.MAX_INLINE_BYTES)}
-    ends[0].send(config, [read_fd])
-    message, (fd,) = ends[1].receive()
-    assert message == config
-    os.close(fd)
+    settings = {"model": {"config": "x" * (4 * control.MAX_INLINE_BYTES)}}
+    ends[0].send(TraceSettingsChanged(settings, read_fd))
+    message, _ = receive(ends[1])
+    assert message.settings == settings
+    os.close(message.outlet)
     assert num_descriptors() == before
     os.close(read_fd)
     os.close(write_fd)
@@ -65,35 +71,35 @@ def test_a_copy_of_a_process_sends_whatever_another_thread_was_at(ends: tuple[Ch
             go_on.wait()
             return super().items()
 
-    thread = threading.Thread(target=ends[0].send, args=(Slow(op="slow"),))
+    thread = threading.Thread(target=ends[0].send, args=(LogChanged(Slow(log="slow")),))
     thread.start()
     is_packing.wait()
     child = os.fork()
     if child == 0:
         signal.alarm(60)
-        ends[1].send({"op": "quick"})
+        ends[1].send(SegmentGone(1))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     go_on.set()
     thread.join()
     assert status == 0
-    assert ends[0].receive()[0] == {"op": "quick"}
-    assert ends[1].receive()[0] == {"op": "slow"}
+    assert receive(ends[0])[0] == SegmentGone(1)
+    assert receive(ends[1])[0] == LogChanged({"log": "slow"})
 
 
 def test_end_of_file_is_the_news_of_a_death(ends: tuple[Channel, Channel]) -> None:
     ends[0].close()
     with pytest.raises(EOFError):
-        ends[1].receive()
+        receive(ends[1])
 
 
 def test_what_the_dead_had_said_is_heard_though_they_had_not_read_all(ends: tuple[Channel, Channel]) -> None:
-    ends[1].send({"op": "unread"})
-    ends[0].send({"op": "failed", "sentence": "no such file"})
+    ends[1].send(Ping())
+    ends[0].send(Refused(4, "no such file"))
     ends[0].close()
-    assert ends[1].receive() == ({"op": "failed", "sentence": "no such file"}, [])
+    assert receive(ends[1]) == (Refused(4, "no such file"), 0)
     with pytest.raises(EOFError):
-        ends[1].receive()
+        receive(ends[1])
 
 
 @pytest.mark.parametrize(("is_all_read", "error"), [(True, BrokenPipeError), (False, ConnectionResetError)])
@@ -101,25 +107,27 @@ def test_a_death_is_news_to_who_sends_too(
     ends: tuple[Channel, Channel], is_all_read: bool, error: type[OSError]
 ) -> None:
     if not is_all_read:
-        ends[1].send({"op": "unread"})
+        ends[1].send(Ping())
     ends[0].close()
     with pytest.raises(control.GONE) as raised:
-        ends[1].send({"op": "x"})
+        ends[1].send(Ping())
     assert raised.type is error
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"\0\xc1", b"\0\xa2\xff\xfe", b"\0", b"\1", b"\0\x81\xa2op"],
+    [b"\0\xc1", b"\0\xa2\xff\xfe", b"\0", b"\1", b"\0\x92\xa4Ping"],
     ids=["no msgpack", "no text", "nothing", "no descriptor", "cut short"],
 )
-def test_what_is_no_message_ends_the_connection(data: bytes, num_descriptors: Callable[[], int]) -> None:
+def test_what_is_no_message_is_refused_and_its_descriptors_closed(
+    data: bytes, num_descriptors: Callable[[], int]
+) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, before = Channel(ours), num_descriptors()
     with theirs, open("/dev/null", "rb") as file:
         socket.send_fds(theirs, [data], [file.fileno()] if data[0] == 0 else [])
-        with pytest.raises(EOFError, match="no message"):
-            channel.receive()
+        with pytest.raises(MessageError):
+            receive(channel)
     assert num_descriptors() == before - 1
     channel.close()
 
@@ -127,12 +135,12 @@ def test_what_is_no_message_ends_the_connection(data: bytes, num_descriptors: Ca
 def test_join_introduces_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener.create()
     monkeypatch.setenv(control.ADDRESS_VARIABLE, listener.address)
-    child = control.join("worker", instance=3)
+    child = control.join(WorkerConnected(3))
     accepted = listener.accept()
     assert accepted is not None
     channel, pid = accepted
     assert pid == os.getpid()
-    assert channel.receive() == ({"op": "join", "kind": "worker", "pid": os.getpid(), "instance": 3}, [])
+    assert receive(channel) == (WorkerConnected(3), 0)
     child.close()
     channel.close()
     listener.close()
@@ -144,7 +152,7 @@ def test_listener_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(control.ADDRESS_VARIABLE, listener.address)
     listener.close()
     with pytest.raises(control.GONE) as raised:
-        control.join("worker")
+        control.join(WorkerConnected(3))
     assert raised.type is ConnectionRefusedError
 
 

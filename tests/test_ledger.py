@@ -11,6 +11,7 @@ import pytest
 from shoal import memo
 from shoal.ledger import connections, descriptors, ledger_message, mapped_bytes
 from shoal.memo import Memo
+from shoal.messages.shared import LedgerCounted
 from shoal.shm import segment
 from shoal.shm.layout import LINK, Geometry
 from shoal.shm.segment import SegmentView
@@ -76,13 +77,5 @@ def test_a_process_tells_its_counts_beside_the_kernels_and_its_memos(monkeypatch
     monkeypatch.setattr(memo, "_functions", {})
     Memo[str, int]("ledger", 1).keep("a", 1)
     message = ledger_message(requests_open=3)
-    assert message == {
-        "op": "ledger",
-        "counts": {
-            "descriptors": descriptors(),
-            "mapped_bytes": mapped_bytes(),
-            "requests_open": 3,
-            "memo_ledger_kept": 1,
-            "memo_ledger_dropped": 0,
-        },
-    }
+    counts = {"descriptors": descriptors(), "mapped_bytes": mapped_bytes(), "requests_open": 3}
+    assert message == LedgerCounted({**counts, "memo_ledger_kept": 1, "memo_ledger_dropped": 0})

@@ -17,7 +17,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal import control, log
-from shoal.control import GONE, Channel, Message
+from shoal.control import GONE, Channel
+from shoal.messages.message import on, table
+from shoal.messages.shared import LogChanged
+from shoal.messages.to_tracer import (
+    FROM_FRONT_END,
+    TO_TRACER,
+    TRACER_WELCOME,
+    TraceEnded,
+    TracerConnected,
+    TracesCollected,
+    TracingChanged,
+)
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.tracer.collector import Collector
 from shoal.tracer.settings import TraceSetting
@@ -46,6 +57,9 @@ class Tracer:
         self._supervisor = supervisor
         self._traces = traces
         self._collector = collector
+        self.handlers = table(
+            on(TracingChanged, self._set), on(LogChanged, lambda message: log.configure(**message.settings))
+        )
         # Changed as traces come.
         self._num_dropped = 0
         self._next_line_s = 0.0
@@ -63,19 +77,17 @@ class Tracer:
                     # What came before the settings is not theirs.
                     for _ in range(MAX_PASSES):
                         self._collect()
-                    self._apply(self._supervisor.receive()[0])
+                    self._apply(*self._supervisor.receive(TO_TRACER))
         except GONE:
             self._tell_dropped()
             self._collector.close()
 
-    def _apply(self, message: Message) -> None:
-        if message["op"] == "log":
-            log.configure(**message["log"])
-            return
-        if message["op"] != "settings":
-            raise ValueError(f"a tracer does not know the message '{message['op']}'")
-        self._collector.set([TraceSetting(**setting) for setting in message["settings"]])
-        self._supervisor.acknowledge(message)
+    def _apply(self, message: TracingChanged | LogChanged, seq: int) -> None:
+        self.handlers[type(message)](message)
+        self._supervisor.acknowledge(seq)
+
+    def _set(self, message: TracingChanged) -> None:
+        self._collector.set([TraceSetting(**setting) for setting in message.settings])
 
     def _collect(self) -> None:
         """Take what has come, up to a bound, and write it."""
@@ -83,17 +95,17 @@ class Tracer:
         num_traces = num_large_bytes = 0
         while num_traces < MAX_TRACES and num_large_bytes < MAX_LARGE_BYTES:
             try:
-                message, _ = self._traces.receive()
+                message, _ = self._traces.receive(FROM_FRONT_END)
             except (BlockingIOError, EOFError):
                 break
             trace = _trace(message)
             self._collector.add(trace, wall_offset_ns)
-            self._num_dropped += message["dropped"]
+            self._num_dropped += message.num_dropped
             num_traces += 1
-            num_large_bytes += CHILD_NBYTES * len(message["children"]) + sum([len(each.data) for each in trace.tensors])
+            num_large_bytes += CHILD_NBYTES * len(message.children) + sum([len(each.data) for each in trace.tensors])
         counts = self._collector.write()
         if counts:
-            self._supervisor.send({"op": "collected", "counts": list(counts.items())})
+            self._supervisor.send(TracesCollected(list(counts.items())))
         if time.monotonic() >= self._next_line_s:
             self._tell_dropped()
 
@@ -104,12 +116,12 @@ class Tracer:
             self._next_line_s = time.monotonic() + DROPPED_S
 
 
-def _trace(message: Message) -> Trace:
+def _trace(message: TraceEnded) -> Trace:
     """A trace as a front end sends it, with those of the steps and calls that belong to it."""
-    revision, is_counted, model, version, request_id, stamps, tensors, context, _ = message["trace"]
+    revision, is_counted, model, version, request_id, stamps, tensors, context, _ = message.trace
     found = [Tensor(*tensor) for tensor in tensors]
     trace = Trace(revision, is_counted, model, version, request_id, stamps, found, context)
-    return trace._replace(children=children(trace, message["children"], dict(message["names"])))
+    return trace._replace(children=children(trace, message.children, dict(message.names)))
 
 
 def _make_export(options: Mapping[str, str], resource: Mapping[str, str]) -> "SpanExport | None":
@@ -129,16 +141,16 @@ def main() -> int:
     set_title("tracer")
     ignore_group_signals()
     try:
-        supervisor = control.join("tracer")
-        message, (traces,) = supervisor.receive()
+        supervisor = control.join(TracerConnected())
+        welcome, _ = supervisor.receive(TRACER_WELCOME)
     except GONE:
         return 0  # the supervisor is gone, or wants none any more
-    log.configure(**message["log"])
-    channel = Channel(socket.socket(fileno=traces))
+    log.configure(**welcome.log)
+    channel = Channel(socket.socket(fileno=welcome.traces))
     channel.setblocking(False)
-    export = _make_export(message["options"], message["resource"])
+    export = _make_export(welcome.options, welcome.resource)
     with supervisor, channel:
-        Tracer(supervisor, channel, Collector(message["first_number"], message["since_s"], export)).run()
+        Tracer(supervisor, channel, Collector(welcome.first_number, welcome.since_s, export)).run()
     return 0
 
 

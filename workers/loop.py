@@ -7,16 +7,29 @@ supervisor says stop or is gone, or when the GPU answers this process no more (f
 import functools
 import gc
 import logging
-import os
 import select
 import threading
 import time
 from collections.abc import Sequence
 
 from shoal import log
-from shoal.control import Channel, Message
+from shoal.control import Channel
 from shoal.errors import InternalError, ShoalError
 from shoal.ledger import ledger_message
+from shoal.messages.from_worker import ReadyAnswered
+from shoal.messages.message import MessageError, close_descriptors, on, table
+from shoal.messages.shared import (
+    BatcherReplaced,
+    LedgerWanted,
+    LogChanged,
+    PayloadGranted,
+    PayloadReady,
+    PayloadRefused,
+    SegmentAnnounced,
+    SegmentGone,
+    SegmentMissing,
+)
+from shoal.messages.to_worker import TO_WORKER, CheckReady, ReportMetrics, StopWorker, ToWorker
 from shoal.model_config.signature import Signature
 from shoal.shm.doorbell import RING_AFTER_NS
 from shoal.shm.layout import DONE, B, unpack_span
@@ -58,7 +71,7 @@ class ReadyCheck:
         if complaint and complaint != self._complaint:
             _log.error("is_ready of model instance '%s' failed: %s", self._instance, complaint)
         self._complaint = complaint
-        channel.send({"op": "is_ready", "is_ready": is_ready})
+        channel.send(ReadyAnswered(is_ready))
 
 
 _log = logging.getLogger(__name__)
@@ -91,9 +104,25 @@ class Loop:
         self._open_batches = OpenBatches(memory)
         self._ready_check = ReadyCheck(backend, instance)
         self._listening = threading.Lock()
+        segments, oversize = memory.segments, memory.oversize
+        self.handlers = table(
+            on(SegmentAnnounced, self._add_segment),
+            on(SegmentGone, lambda message: segments.remove(message.owner)),
+            on(SegmentMissing, lambda message: segments.remove(message.owner)),
+            on(PayloadGranted, oversize.hear),
+            on(PayloadRefused, oversize.hear),
+            on(PayloadReady, oversize.hear),
+            on(BatcherReplaced, lambda _message: memory.tell_blocks()),
+            on(LedgerWanted, lambda _message: self._channel.send(ledger_message(**memory.count()))),
+            on(LogChanged, lambda message: log.configure(**message.settings)),
+            on(ReportMetrics, self._report_metrics),
+            on(CheckReady, self._check_ready),
+            on(StopWorker, self._stop),
+        )
         # Changed by run.
         self._reporter: MetricsReporter | None = None
         # Changed by obey.
+        self._channel: Channel
         self._is_stopping = False
         # Changed by executions: the most rows that go together, 0 for any number; until when; why the GPU is lost.
         self._most_rows = self._most_rows_until_ns = 0
@@ -131,44 +160,39 @@ class Loop:
         poller.register(channel.fileno(), select.POLLIN)
         with self._listening:
             if poller.poll(0):
-                self.obey(channel, *channel.receive())
+                try:
+                    message, seq = channel.receive(TO_WORKER)
+                except MessageError as error:
+                    _log.warning("worker %s ignores a message: %s", self._instance, error)
+                else:
+                    self.obey(channel, message, seq)
 
-    def obey(self, channel: Channel, message: Message, fds: list[int]) -> None:
-        """Put a message of the supervisor in force; "stop" ends `run` after what has been taken."""
-        op = message["op"]
-        if op == "segment":
-            segments, owner, guest = self._memory.segments, message["owner"], message.get("guest", 0)
-            if segments.has(owner):
-                pass  # it was asked for before this was read
-            elif guest:
-                segments.add_guests(owner, guest, fds.pop(0))
-            else:
-                segments.add(owner, SegmentView.attach(fds.pop(0)))
-        elif op in ("segment_gone", "segment_missing"):
-            self._memory.segments.remove(message["owner"])
-        elif op in ("oversize", "oversize_ready"):
-            self._memory.oversize.hear(message, fds)
-            fds = []
-        elif op == "batcher":
-            self._memory.tell_blocks()
-        elif op == "ledger":
-            channel.send(ledger_message(**self._memory.count()))
-        elif op == "log":
-            log.configure(**message["log"])
-        elif op == "metrics" and self._reporter is not None:
-            self._reporter.flush()
-        elif op == "is_ready":
-            self._ready_check.is_asked = True
-            self._memory.bell.ring()  # as below
-        elif op == "stop":
-            self._is_stopping = self._open_batches.must_wake = True
-            self._memory.bell.ring()  # it may be a sender's thread that hears this
+    def obey(self, channel: Channel, message: ToWorker, seq: int) -> None:
+        """Put a message of the supervisor in force; StopWorker ends `run` after what has been taken."""
+        self._channel = channel
+        self.handlers[type(message)](message)
+        channel.acknowledge(seq)
+
+    def _add_segment(self, message: SegmentAnnounced) -> None:
+        segments = self._memory.segments
+        if segments.has(message.owner):
+            close_descriptors(message)  # it was asked for before this was read
+        elif message.guest:
+            segments.add_guests(message.owner, message.guest, message.segment)
         else:
-            _log.warning("worker %s ignores the message '%s'", self._instance, op)
-        for fd in fds:
-            os.close(fd)
-        if "seq" in message:
-            channel.acknowledge(message)
+            segments.add(message.owner, SegmentView.attach(message.segment))
+
+    def _report_metrics(self, _message: ReportMetrics) -> None:
+        if self._reporter is not None:
+            self._reporter.flush()
+
+    def _check_ready(self, _message: CheckReady) -> None:
+        self._ready_check.is_asked = True
+        self._memory.bell.ring()  # as below
+
+    def _stop(self, _message: StopWorker) -> None:
+        self._is_stopping = self._open_batches.must_wake = True
+        self._memory.bell.ring()  # it may be a sender's thread that hears this
 
     def step(self) -> int:
         """Run every batch that has come. Returns how many executions that took. Raises DeviceLostError like `run`."""

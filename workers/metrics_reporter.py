@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from shoal.control import GONE, Channel
+from shoal.messages.from_worker import MetricsReported
 from shoal.shm.doorbell import Doorbell
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class MetricsReporter:
         with self._reporting:
             changes = self._registry.take_changes()
             if changes:
-                self._channel.send({"op": "metrics", "families": changes})
+                self._channel.send(MetricsReported(changes))
         return bool(changes)
 
     def listen_with(self, listen: Callable[[], None]) -> None:
@@ -68,7 +69,7 @@ class MetricsReporter:
     def _note(self) -> None:
         """There are changes. Also called by finalizers, but not before the thread has started."""
         if self._thread is None:
-            self._channel.send({"op": "metrics", "families": []})  # before any scrape: from now on it asks us, too
+            self._channel.send(MetricsReported([]))  # before any scrape: from now on it asks us, too
             self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
             self._thread.start()
         self._bell.ring()

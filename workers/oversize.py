@@ -8,14 +8,23 @@ all blocks, and would have one freed that is still awaited.
 """
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
 
 from shoal import errors
-from shoal.control import Channel, Message
+from shoal.control import Channel
 from shoal.errors import ShoalError, UnavailableError
+from shoal.messages.message import close_descriptors
+from shoal.messages.shared import (
+    PayloadGranted,
+    PayloadMapped,
+    PayloadReady,
+    PayloadRefused,
+    PayloadReleased,
+    PayloadWanted,
+)
+from shoal.messages.to_worker import PAYLOAD_ANSWERS
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import KEEP_S, WholeSlabs
@@ -35,7 +44,7 @@ class OversizeBlocks:
         self._wait_s = wait_s
         #: Whether other threads than the loop's free, too; it alone looks, before it sleeps.
         self.is_shared = False
-        self.listen: Callable[[], None] = lambda: self.hear(*channel.receive())
+        self.listen: Callable[[], None] = lambda: self.hear(channel.receive(PAYLOAD_ANSWERS)[0])
         self._allocating = threading.Lock()
         self._slabs = WholeSlabs()
         #: By their owner ids, those that hold a result or are kept for the next one; while there are any, `look`.
@@ -60,7 +69,7 @@ class OversizeBlocks:
     def _allocate(self, nbytes: int) -> Block:
         self._request += 1
         self._segment, self._is_ready, self._refusal, self._is_waiting = None, False, None, True
-        self._channel.send({"op": "oversize", "request": self._request, "nbytes": nbytes})
+        self._channel.send(PayloadWanted(self._request, nbytes))
         try:
             self._wait()
         finally:
@@ -69,7 +78,7 @@ class OversizeBlocks:
         if segment is not None and self._is_ready:
             return self._slabs.add(segment, _ALL, may_be_kept=self._may_be_kept)
         if segment is not None:
-            self._channel.send({"op": "oversize_gone", "owner": segment.header.owner})
+            self._channel.send(PayloadReleased(segment.header.owner))
         if isinstance(self._refusal, UnavailableError) and self._let_go_of_kept(math.inf)[0]:
             return self._allocate(nbytes)  # those that were kept had counted as this worker's
         raise self._take_refusal() or UnavailableError(
@@ -87,19 +96,22 @@ class OversizeBlocks:
 
         listen_until(is_settled, self._channel, self.listen, self._wait_s)
 
-    def hear(self, message: Message, fds: list[int]) -> None:
-        """Take in what the supervisor says about a segment that was asked for; takes the descriptors."""
-        if message["op"] == "oversize_ready":
-            self._is_ready = self._segment is not None and message["owner"] == self._segment.header.owner
-        elif not (self._is_waiting and message["request"] == self._request):
-            if fds:  # too late: nobody waits for it any more
-                os.close(fds[0])
-                self._channel.send({"op": "oversize_gone", "owner": message["owner"]})
-        elif not fds:
-            self._refusal = errors.from_wire(message["wire"], message["sentence"])
-        else:
-            self._segment, self._may_be_kept = Segment.attach(fds[0], populate=False), "keep" in message
-            self._channel.send({"op": "oversize_mapped", "owner": message["owner"]})
+    def hear(self, message: PayloadGranted | PayloadRefused | PayloadReady) -> None:
+        """Apply what the supervisor answers about a segment that was asked for; takes the descriptor."""
+        if isinstance(message, PayloadReady):
+            self._is_ready = self._segment is not None and message.owner == self._segment.header.owner
+            return
+        is_awaited = self._is_waiting and message.request == self._request
+        if isinstance(message, PayloadRefused):
+            if is_awaited:
+                self._refusal = errors.from_wire(message.wire, message.sentence)
+        elif is_awaited:
+            self._segment = Segment.attach(message.segment, populate=False)
+            self._may_be_kept = message.may_be_kept
+            self._channel.send(PayloadMapped(message.owner))
+        else:  # too late
+            close_descriptors(message)
+            self._channel.send(PayloadReleased(message.owner))
 
     @property
     def refs(self) -> list[int]:
@@ -112,7 +124,7 @@ class OversizeBlocks:
 
     def _let_go(self, ref: int, *, keep: bool) -> None:
         if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
-            self._channel.send({"op": "oversize_gone", "owner": owner})
+            self._channel.send(PayloadReleased(owner))
 
     def look(self) -> float | None:
         """Let go of what was kept for nothing; returns for how long the next look may wait (s; None for ever)."""
@@ -125,5 +137,5 @@ class OversizeBlocks:
         """See `WholeSlabs.expire`, whose answer this is."""
         idle, left_s = self._slabs.expire(now_s)
         for owner in idle:
-            self._channel.send({"op": "oversize_gone", "owner": owner})
+            self._channel.send(PayloadReleased(owner))
         return idle, left_s

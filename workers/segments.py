@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from shoal.control import Channel
+from shoal.messages.shared import SegmentWanted
 from shoal.shm.layout import OWNER_SHIFT, LayoutError, ref_owner
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import SlabView
@@ -92,7 +93,7 @@ class Segments:
         if self._channel is None:
             return None
         self._wanted = owner
-        self._channel.send({"op": "segment_wanted", "owner": owner})
+        self._channel.send(SegmentWanted(owner))
         listen_until(lambda: not self._wanted, self._channel, self._listen, BORROW_WAIT_S)
         return self._views.get(owner)
 

@@ -9,13 +9,17 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from typing import TypeAlias
 
 from shoal import control, fault, log
-from shoal.control import GONE, Channel, Message
+from shoal.control import GONE, Channel
 from shoal.errors import InternalError, ShoalError
+from shoal.messages.from_worker import MemoryMapped, ModelIOFound, ModelLoaded, WorkerConnected
+from shoal.messages.message import Kinds, M
+from shoal.messages.shared import Refused
+from shoal.messages.to_worker import ConfigFinished, LoadModel, MemoryGranted, StopWorker
 from shoal.model_config import sequences
+from shoal.model_config.messages import Config
 from shoal.model_config.python_backends import runs_on
 from shoal.model_config.signature import Signature
 from shoal.placement import format_cores
@@ -44,7 +48,7 @@ def main() -> int:
     fault.install("worker")
     ignore_group_signals()
     try:
-        with control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"])) as channel:
+        with control.join(WorkerConnected(int(os.environ["SHOAL_INSTANCE"]))) as channel:
             serve(channel)
     except GONE:
         return 1  # the supervisor is gone, and with it everyone who could be answered
@@ -55,27 +59,25 @@ def main() -> int:
 
 def serve(channel: Channel) -> None:
     """From the load message to the stop message. Raises EOFError when the supervisor is gone."""
-    order = _receive(channel, "load")
+    order = _receive(channel, LoadModel)
     if order is None:
         return
-    message, _ = order
-    log.configure(**message["log"])
-    instance_name = message["instance_name"]
-    log_verbose = message["log"]["log_verbose"]
-    device = Device(message["kind"], message["device_id"], tuple(message["cores"]), log_verbose)
-    pin(instance_name, device, message["gpu"])
-    loaded = _load(channel, message, device)
+    log.configure(**order.log)
+    instance_name = order.instance_name
+    device = Device(order.kind, order.device_id, tuple(order.cores), order.log["log_verbose"])
+    pin(instance_name, device, order.gpu)
+    loaded = _load(channel, order, device)
     if loaded is None:
         return
     backend, signature, tensors = loaded
     reporter = report_metrics(channel)
-    received = _receive(channel, "memory")
-    if received is not None:
-        log.configure(**received[0]["log"])
-        memory = map_memory(received[1], OversizeBlocks(channel))
+    granted = _receive(channel, MemoryGranted)
+    if granted is not None:
+        log.configure(**granted.log)
+        memory = map_memory(granted, OversizeBlocks(channel))
         os.register_at_fork(after_in_child=memory.leave)
-        channel.send({"op": "mapped"})
-        may_run_again = message["may_run_again"]
+        channel.send(MemoryMapped())
+        may_run_again = order.may_run_again
         Loop(backend, signature, instance_name, memory, tensors, may_run_again=may_run_again).run(channel, reporter)
     backend.unload()
     if reporter is not None:
@@ -97,17 +99,17 @@ def pin(instance_name: str, device: Device, gpu: int = 0) -> None:
 Loaded: TypeAlias = tuple[Backend, Signature, SequenceTensors | None]
 
 
-def load(channel: Channel, order: Message, device: Device) -> Loaded | None:
+def load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
     """Load and warm up what `order` says; None where the supervisor says stop meanwhile. Raises what goes wrong."""
-    config = order["config"]
+    config = order.config
     backend = backends.create(runs_on(config))
-    if not order["final"]:
+    if not order.is_config_final:
         model_io = backend.describe(_model(order, config), device)
-        channel.send({"op": "model_io", **model_io._asdict()})
-        final = _receive(channel, "config")
-        if final is None:
+        channel.send(ModelIOFound(*model_io))
+        finished = _receive(channel, ConfigFinished)
+        if finished is None:
             return None
-        config = final[0]["config"]
+        config = finished.config
     model = _model(order, config)
     backend.load(model, device)
     tensors = SequenceTensors(config, model.version_dir) if "sequence_batching" in config else None
@@ -115,7 +117,7 @@ def load(channel: Channel, order: Message, device: Device) -> Loaded | None:
     return backend, Signature.from_config(config), tensors
 
 
-def _load(channel: Channel, order: Message, device: Device) -> Loaded | None:
+def _load(channel: Channel, order: LoadModel, device: Device) -> Loaded | None:
     """`load`, its outcome told to the supervisor; None where there is nothing to go on with."""
     try:
         loaded = load(channel, order, device)
@@ -123,44 +125,40 @@ def _load(channel: Channel, order: Message, device: Device) -> Loaded | None:
         raise
     except Exception as error:  # noqa: BLE001 - the rim: whatever a model file provokes is the reason of its failure
         if not isinstance(error, ShoalError):
-            _log.error("model '%s' cannot be loaded", order["name"], exc_info=error)
+            _log.error("model '%s' cannot be loaded", order.name, exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")
-        error = explained(error, order["model_file"])
-        channel.send({"op": "failed", "wire": error.wire, "sentence": str(error)})
+        error = explained(error, order.model_file)
+        channel.send(Refused(error.wire, str(error)))
         return None
     if loaded is not None:
-        channel.send({"op": "loaded", "has_ready_check": loaded[0].has_ready_check})
+        channel.send(ModelLoaded(loaded[0].has_ready_check))
     return loaded
 
 
-def _model(order: Message, config: Message) -> Model:
+def _model(order: LoadModel, config: Config) -> Model:
     if runs_on(config) != "python":  # whose models are told of their configuration, and look at no tensor in it
         config = sequences.with_sequence_tensors(config)
     return Model(
-        name=order["name"],
-        version=order["version"],
-        instance_name=order["instance_name"],
-        version_dir=order["version_dir"],
-        file=order["model_file"],
+        name=order.name,
+        version=order.version,
+        instance_name=order.instance_name,
+        version_dir=order.version_dir,
+        file=order.model_file,
         config=config,
-        backend_config=order["backend_config"],
+        backend_config=order.backend_config,
     )
 
 
-def map_memory(fds: Sequence[int], oversize: OversizeBlocks) -> Memory:
-    """The worker's shared memory, from [own segment, the batcher's, own bell, the batcher's]; takes the descriptors."""
-    segment, link, bell, batcher_bell = fds
-    return Memory(Segment.attach(segment), SegmentView.attach(link), Doorbell(bell), Doorbell(batcher_bell), oversize)
+def map_memory(granted: MemoryGranted, oversize: OversizeBlocks) -> Memory:
+    """The worker's shared memory; takes the descriptors."""
+    segment, link = Segment.attach(granted.segment), SegmentView.attach(granted.link)
+    return Memory(segment, link, Doorbell(granted.bell), Doorbell(granted.batcher_bell), oversize)
 
 
-def _receive(channel: Channel, op: str) -> tuple[Message, list[int]] | None:
-    """The supervisor's next message, which must be `op`; None where it says stop instead."""
-    message, fds = channel.receive()
-    if message["op"] == "stop":
-        return None
-    if message["op"] != op:
-        raise RuntimeError(f"the supervisor sent '{message['op']}' where '{op}' was due")
-    return message, fds
+def _receive(channel: Channel, kind: type[M]) -> M | None:
+    """The supervisor's next message, which must be of this type; None where it says stop instead."""
+    message, _ = channel.receive(Kinds[M | StopWorker](kind, StopWorker))
+    return None if isinstance(message, StopWorker) else message
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ from contextlib import suppress
 
 import numpy as np
 
-from shoal.control import GONE, Message
+from shoal.control import GONE
 from shoal.errors import ConnectionLostError, ShoalError, UnavailableError
+from shoal.messages.message import MessageError
+from shoal.messages.to_client import ServerStopping, ToClient
 from shoal.shm.doorbell import WAIT_S, GuestBell
 from shoal.shm.pieces import whole
 from shoal.shm.port import Reply
@@ -234,10 +236,10 @@ class Connection:
             waiter.is_over = True
         waiter.notify()
 
-    def _apply(self, message: Message, fds: list[int]) -> None:
-        if message["op"] == "exiting":
+    def _apply(self, message: ToClient, seq: int) -> None:
+        if isinstance(message, ServerStopping):
             self.is_exiting = True
-        self._place.apply(message, fds)
+        self._place.apply(message, seq)
 
     def lose(self, why: str) -> None:
         """Everything that is open ends here, once."""
@@ -310,7 +312,7 @@ class Connection:
         """Take the supervisor's next message into force; False where there will be none."""
         try:
             self.shared.receive()
-        except (*GONE, OSError):
+        except (*GONE, OSError, MessageError):
             self.lose("the server is gone, or has hung up")
             self.channel.close()
             return False

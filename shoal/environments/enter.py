@@ -20,6 +20,10 @@ from shoal.environments.resolve import resolve
 from shoal.environments.server_packages import link_packages
 from shoal.environments.wanted import Wanted
 from shoal.errors import InternalError, ShoalError
+from shoal.messages.from_worker import WorkerConnected
+from shoal.messages.message import Kinds
+from shoal.messages.shared import Refused
+from shoal.messages.to_worker import LoadModel
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 
 # Not __name__: run with -m, this module is __main__, and the log is configured for shoal.
@@ -71,9 +75,9 @@ def main(text: str) -> int:
 def _fail(error: ShoalError) -> int:
     """Say it where a worker says why it cannot load."""
     try:
-        channel = control.join("worker", instance=int(os.environ["SHOAL_INSTANCE"]))
-        channel.receive()
-        channel.send({"op": "failed", "wire": error.wire, "sentence": str(error)})
+        channel = control.join(WorkerConnected(int(os.environ["SHOAL_INSTANCE"])))
+        channel.receive(Kinds(LoadModel))
+        channel.send(Refused(error.wire, str(error)))
     except control.GONE:
         return 1  # the supervisor is gone
     return 0

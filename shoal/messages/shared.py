@@ -39,15 +39,16 @@ class LedgerCounted(Message):
 
 
 class Refused(Message):
-    """Sent to who asked to join or has loaded: it failed, for the reason of a ShoalError (`shoal.errors.from_wire`)."""
+    """Sent by the supervisor to a client that gets no place, or by a worker whose model cannot be loaded: the error
+    that says why (`shoal.errors.from_wire`)."""
 
     wire: int
     sentence: str
 
 
 class SegmentAnnounced(Message):
-    """Sent by the supervisor to front ends and workers, and to who has asked: blocks of this owner's lie in a segment
-    that the receiver maps to read."""
+    """Sent by the supervisor to front ends and workers, and as the answer to SegmentWanted: the receiver maps this
+    owner's segment, to read blocks in it."""
 
     owner: int
     segment: Fd
@@ -55,7 +56,7 @@ class SegmentAnnounced(Message):
 
 
 class SegmentMissing(Message):
-    """Sent by the supervisor to who has asked: no segment has this owner id, or none that the asker may read."""
+    """Sent by the supervisor as the answer to SegmentWanted: no segment that the process may read has this owner id."""
 
     owner: int
 

@@ -14,7 +14,7 @@ from shoal.messages.message import Kinds, Message
 from shoal.messages.shared import LogChanged, LogSettings
 
 
-class PollerJoined(Message):
+class PollerConnected(Message):
     """Sent by the process that reads repositories, first: it waits for PollerWelcomed."""
 
 
@@ -98,5 +98,5 @@ class OrderRefused(Message):
 
 Order = Poll | LookAll | Look | Discard
 TO_POLLER = Kinds[Order | Forget | LogChanged](Poll, LookAll, Look, Discard, Forget, LogChanged)
+FromPoller = ModelFound | Polled | OrderDone | OrderRefused
 POLLER_WELCOME = Kinds(PollerWelcomed)
-FROM_POLLER = Kinds[ModelFound | Polled | OrderDone | OrderRefused](ModelFound, Polled, OrderDone, OrderRefused)

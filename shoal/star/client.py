@@ -20,6 +20,7 @@ import numpy as np
 
 from shoal import errors
 from shoal.errors import ShoalError, UnavailableError
+from shoal.messages.from_client import CallerConnected
 from shoal.options import MIB
 from shoal.request import InferResponse, unpack_response
 from shoal.shm.pieces import whole
@@ -305,12 +306,9 @@ def join() -> Client:
 
     Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
     """
-    place, message, counters = take_place("caller", asks_for_segments=True)
-    os.close(counters)
-    place.channel.acknowledge(message)
-    while message["op"] != "started":
-        message, fds = place.channel.receive()
-        place.apply(message, fds)
+    place, welcome, seq = take_place(CallerConnected, asks_for_segments=True)
+    os.close(welcome.counters)
+    place.settle(seq)
     client = Client(place)
     client.start()
     return client

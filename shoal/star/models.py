@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from shoal.messages.to_client import ModelChanged, ModelForgotten
 from shoal.model_config.signature import Signature, client_dims
 from shoal.reasons import ALL_FAILED
 from shoal.repository.identifier import ModelIdentifier, meant_by
@@ -89,20 +90,18 @@ class ModelTable:
         #: Counts what apply() took in: while it stays, lookup() finds what it found.
         self.num_changes = 0
 
-    def apply(self, message: Mapping[str, Any]) -> None:
-        """Take in one message of the supervisor: `model` replaces an entry, `model_removed` drops it."""
-        identifier, version = ModelIdentifier(message["name"], message["namespace"]), message["version"]
+    def apply(self, message: ModelChanged | ModelForgotten) -> None:
+        """Replace an entry, or drop it."""
+        identifier, version = ModelIdentifier(message.name, message.namespace), message.version
         versions = dict(self._models.get(identifier, {}))
-        if message["op"] == "model":
+        if isinstance(message, ModelChanged):
             previous = versions.get(version)
             if version != NO_VERSION:
                 versions.pop(NO_VERSION, None)  # its versions are known now
             versions[version] = _entry(message, previous)
-            self.names[message["model"]] = message["name"]
-        elif message["op"] == "model_removed":
-            versions.pop(version, None)
+            self.names[message.model_id] = message.name
         else:
-            raise ValueError(f"not a message about a model: {message['op']!r}")
+            versions.pop(version, None)
         self._replace(identifier, dict(sorted(versions.items())))
         if len(self.names) > MAX_NAMES:
             self._forget_names()
@@ -204,34 +203,34 @@ def _is_wanted(versions: Versions) -> bool:
     return any(number != NO_VERSION and not entry.is_unloaded for number, entry in versions.items())
 
 
-def _entry(message: Mapping[str, Any], previous: ModelEntry | None) -> ModelEntry:
-    config, labels = message["config"], message["labels"]
+def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
+    config, labels = message.config, message.labels
     if config is None:
         # Said once per load: later messages about the same load need not repeat it.
-        known = previous is not None and previous.model_id == message["model"]
+        known = previous is not None and previous.model_id == message.model_id
         if previous is not None and known:
             config, labels = previous.config, previous.labels
         else:
-            config, labels = _config_unknown(message["name"]), {}
+            config, labels = _config_unknown(message.name), {}
     return ModelEntry(
-        name=message["name"],
-        version=message["version"],
-        model_id=message["model"],
-        row=message["row"],
-        state=message["state"],
-        reason=message["reason"],
-        failed=message["failed"],
-        num_instances=message["num_instances"],
-        num_instances_up=message["num_instances_up"],
+        name=message.name,
+        version=message.version,
+        model_id=message.model_id,
+        row=message.row,
+        state=message.state,
+        reason=message.reason,
+        failed=message.is_failed,
+        num_instances=message.num_instances,
+        num_instances_up=message.num_instances_up,
         config=config,
         signature=Signature.from_config(config),
-        load_seconds=message["load_seconds"],
+        load_seconds=message.load_seconds,
         labels={output: tuple(lines) for output, lines in labels.items()},
-        groups=tuple(message["groups"]),
-        namespace=message["namespace"],
-        has_ready_check=message["has_ready_check"],
-        is_polled=message.get("polled", True),
-        is_cached=message["is_cached"],
+        groups=tuple(message.groups),
+        namespace=message.namespace,
+        has_ready_check=message.has_ready_check,
+        is_polled=message.is_polled,
+        is_cached=message.is_cached,
     )
 
 

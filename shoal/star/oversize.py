@@ -4,26 +4,28 @@ Runs in any client with threads: those that ask wait, the thread that listens to
 it says. Never on the way of an ordinary request.
 """
 
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from shoal import errors
-from shoal.control import Message
 from shoal.errors import ShoalError, UnavailableError
+from shoal.messages.message import Message, close_descriptors
+from shoal.messages.shared import (
+    PayloadGranted,
+    PayloadMapped,
+    PayloadReady,
+    PayloadRefused,
+    PayloadReleased,
+    PayloadWanted,
+)
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import WholeSlabs
 
-
-class Heard(NamedTuple):
-    """A message of the supervisor and the descriptors that came with it."""
-
-    message: Message
-    fds: list[int]
+#: What the supervisor answers about a segment.
+Heard = PayloadGranted | PayloadRefused | PayloadReady
 
 
 class OversizeBlocks:
@@ -52,19 +54,19 @@ class OversizeBlocks:
         with self._lock:
             self._request = request = self._request + 1
             self._waiting[request] = news
-        self._send({"op": "oversize", "request": request, "nbytes": nbytes, "model": model_id})
+        self._send(PayloadWanted(request, nbytes, model_id))
         granted = self._next(self._waiting, request, news, deadline)
         if granted is None:
             raise self._late(nbytes)
-        message, fds = granted
-        if not fds:
-            raise errors.from_wire(message["wire"], message["sentence"])
-        owner = message["owner"]
-        segment = Segment.attach(fds[0], populate=False)
-        block = self._slabs.add(segment, model_id, may_be_kept="keep" in message)
+        if isinstance(granted, PayloadRefused):
+            raise errors.from_wire(granted.wire, granted.sentence)
+        assert isinstance(granted, PayloadGranted)
+        owner = granted.owner
+        segment = Segment.attach(granted.segment, populate=False)
+        block = self._slabs.add(segment, model_id, may_be_kept=granted.may_be_kept)
         with self._lock:
             self._mapped[owner] = news
-        self._send({"op": "oversize_mapped", "owner": owner})
+        self._send(PayloadMapped(owner))
         if self._next(self._mapped, owner, news, deadline) is None:
             self.free(block.ref)
             raise self._late(nbytes)
@@ -90,19 +92,19 @@ class OversizeBlocks:
             "(--request-timeout-secs)"
         )
 
-    def hear(self, message: Message, fds: list[int]) -> None:
-        """Pass on what the supervisor says about a segment; takes the descriptors."""
+    def hear(self, message: Heard) -> None:
+        """Pass on what the supervisor says about a segment; takes the descriptor."""
         with self._lock:
-            if message["op"] == "oversize":
-                waiter = self._waiting.pop(message["request"], None)
+            if isinstance(message, PayloadReady):
+                waiter = self._mapped.pop(message.owner, None)
             else:
-                waiter = self._mapped.pop(message["owner"], None)
+                waiter = self._waiting.pop(message.request, None)
             if waiter is not None:
-                waiter.put(Heard(message, fds))
+                waiter.put(message)
                 return
-        if fds:  # nobody waits for it any more
-            os.close(fds[0])
-            self._send({"op": "oversize_gone", "owner": message["owner"]})
+        if isinstance(message, PayloadGranted):  # nobody waits for it any more
+            close_descriptors(message)
+            self._send(PayloadReleased(message.owner))
 
     def lose(self, why: ShoalError) -> None:
         """The supervisor is gone: whoever waits for a segment has waited in vain."""
@@ -111,13 +113,13 @@ class OversizeBlocks:
             self._waiting.clear()
             self._mapped.clear()
         for waiter in waiting:
-            waiter.put(Heard({"wire": why.wire, "sentence": str(why)}, []))
+            waiter.put(PayloadRefused(0, why.wire, str(why)))
 
     def free(self, ref: int, *, keep: bool = False) -> None:
         """The block's request has been answered, or was never submitted. To `keep` it for the next one is for whoever
         will `look`."""
         if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
-            self._send({"op": "oversize_gone", "owner": owner})
+            self._send(PayloadReleased(owner))
 
     def look(self) -> float | None:
         """Let go of what was kept for nobody; returns for how long the next look may wait (s; None for ever)."""
@@ -125,5 +127,5 @@ class OversizeBlocks:
             return None
         idle, left_s = self._slabs.expire(time.monotonic())
         for owner in idle:
-            self._send({"op": "oversize_gone", "owner": owner})
+            self._send(PayloadReleased(owner))
         return left_s

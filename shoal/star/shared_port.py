@@ -12,8 +12,18 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shoal.control import GONE, Message
+from shoal.control import GONE
 from shoal.errors import ShoalError
+from shoal.messages.message import Message, on, table
+from shoal.messages.shared import (
+    PayloadGranted,
+    PayloadReady,
+    PayloadRefused,
+    SegmentAnnounced,
+    SegmentMissing,
+    SegmentWanted,
+)
+from shoal.messages.to_client import TO_CLIENT, QuestionAnswered, ToClient
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import NoRoomError, Reply
 from shoal.shm.slab import Block
@@ -22,7 +32,7 @@ from shoal.star.place import REPLIES_FIRST, Apply, Place
 from shoal.star.questions import Questions
 
 #: After which what could not be opened can, or never will.
-SEGMENT_NEWS = frozenset({"segment", "segment_missing"})
+SEGMENT_NEWS = (SegmentAnnounced, SegmentMissing)
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +64,15 @@ class SharedPort:
         self._channel_lock = threading.Lock()
         self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
         self._questions = Questions(self._send)
+        #: Of messages that answer a thread, beside those that `apply` gets.
+        self.handlers = table(
+            on(PayloadGranted, self._oversize.hear),
+            on(PayloadRefused, self._oversize.hear),
+            on(PayloadReady, self._oversize.hear),
+            on(QuestionAnswered, self._questions.hear),
+        )
         # Changed under the lock: messages of REPLIES_FIRST that came while a reply waited for its segment.
-        self._put_off: list[tuple[Message, list[int]]] = []
+        self._put_off: list[tuple[ToClient, int]] = []
         self._largest_shared_nbytes = place.port.slab.largest_nbytes // SLAB_PARTS
 
     # --- threads that ask ---
@@ -151,33 +168,31 @@ class SharedPort:
             spent, port.spent = port.spent, []
             wanted = port.wanted if port.wanted != was_wanted else 0
         if wanted:
-            self._send({"op": "segment_wanted", "owner": wanted})
+            self._send(SegmentWanted(wanted))
         for ref in spent:
             self._oversize.free(ref, keep=True)
 
     def receive(self) -> None:
         """Take one message of the supervisor into force and acknowledge it."""
-        message, fds = self._place.channel.receive()
-        op = message["op"]
-        if op in ("oversize", "oversize_ready"):
-            self._oversize.hear(message, fds)
-        elif op == "answer":
-            self._questions.hear(message)
+        message, seq = self._place.channel.receive(TO_CLIENT)
+        handler = self.handlers.get(type(message))
+        if handler is not None:
+            handler(message)
         else:
-            if op in REPLIES_FIRST:
+            if isinstance(message, REPLIES_FIRST):
                 self.deliver()
             with self.lock:
-                if op in REPLIES_FIRST and self._port.wanted:
-                    self._put_off.append((message, fds))
+                if isinstance(message, REPLIES_FIRST) and self._port.wanted:
+                    self._put_off.append((message, seq))
                 else:
                     with self._channel_lock:
-                        self._apply(message, fds)
-            if op in SEGMENT_NEWS and self._port.asks_for_segments:
+                        self._apply(message, seq)
+            if isinstance(message, SEGMENT_NEWS) and self._port.asks_for_segments:
                 self.hand_out()  # what lies there could not be read before
 
     def _apply_put_off(self) -> None:
         """Every reply that came before them has been collected. Under the lock."""
         put_off, self._put_off = self._put_off, []
         with self._channel_lock:
-            for message, fds in put_off:
-                self._apply(message, fds)
+            for message, seq in put_off:
+                self._apply(message, seq)

@@ -11,6 +11,7 @@ from shoal.batcher.peers import Model as ScheduledModel
 from shoal.batcher.response_order import keeps_order
 from shoal.batcher.scheduling.scheduler import from_config
 from shoal.errors import InvalidArgumentError
+from shoal.messages.to_client import ModelForgotten
 from shoal.model_config import sequences
 from shoal.model_config.autocomplete import ModelIO, needs_autocomplete
 from shoal.model_config.ensemble import LATEST, decoupled_steps, mismatches, steps
@@ -87,7 +88,7 @@ class Models:
     def unload(self, name: str) -> None:
         """Unload a model if it is loaded; requests that wait for it fail."""
         for model in self.loaded.pop(name, []):
-            self._star.client.models.apply({**model.version.message(), "op": "model_removed"})
+            self._star.client.models.apply(ModelForgotten(*model.version.identifier, model.version.version))
             self._star.remove_model(model.scheduled)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
 from shoal.batcher.peers import Client, Model
 from shoal.errors import ShoalError
+from shoal.messages.from_batcher import WorkerRetired
 from shoal.model_config.response_cache import enables_response_cache
 from shoal.reasons import Reason
 from shoal.repository.lifecycle import ModelVersion
@@ -208,8 +209,8 @@ class Star:
             if self._num_records != before:
                 self.changed.notify_all()
             for report in self.exchange.reports:
-                if report["op"] == "worker_retired" and report["owner"] in self._instances:
-                    self._remove(self._instances[report["owner"]])
+                if isinstance(report, WorkerRetired) and report.owner in self._instances:
+                    self._remove(self._instances[report.owner])
             self.exchange.reports.clear()
 
     @property

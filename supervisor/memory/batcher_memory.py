@@ -3,9 +3,9 @@ where there is a cache, else with the first ensemble; anew for each batcher. Run
 """
 
 import os
-from collections.abc import Sequence
 
-from shoal.control import Message
+from shoal.messages.shared import SegmentAnnounced
+from shoal.messages.to_batcher import BatcherMemoryMade
 from shoal.shm import layout, segment
 from shoal.shm.layout import Geometry
 from shoal.supervisor.memory.participant import create_segment
@@ -28,7 +28,7 @@ class BatcherMemory:
         try:
             self._read_only_fds[owner] = segment.read_only(fd)
             self.owner = owner
-            batcher.send({"op": "memory"}, [fd])
+            batcher.send(BatcherMemoryMade(fd))
         finally:
             os.close(fd)
 
@@ -44,6 +44,6 @@ class BatcherMemory:
         os.close(self._read_only_fds.pop(owner))
 
     @property
-    def message(self) -> tuple[Message, Sequence[int]]:
-        """What clients hear of it."""
-        return {"op": "segment", "owner": self.owner}, [self._read_only_fds[self.owner]]
+    def message(self) -> SegmentAnnounced:
+        """What front ends are sent of it."""
+        return SegmentAnnounced(self.owner, self._read_only_fds[self.owner])

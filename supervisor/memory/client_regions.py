@@ -7,10 +7,10 @@ later is handed all there are. Runs in the supervisor, which reads and writes no
 """
 
 import resource
-from typing import Any
 
-from shoal.control import Message
 from shoal.errors import AlreadyExistsError, UnavailableError
+from shoal.messages.message import Message
+from shoal.messages.to_client import RegionRegistered, RegionUnregistered
 from shoal.shm.client_regions import ClientRegion, open_region
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
@@ -37,7 +37,7 @@ class ClientRegions:
     def tell(self, client: Participant) -> None:
         """A front end has joined."""
         for region in self._regions.values():
-            client.member.send(_message(region), [region.fd])
+            client.member.send(_message(region))
 
     def _register(self, question: Question) -> None:
         name = question.arguments["name"]
@@ -49,7 +49,7 @@ class ClientRegions:
                 "or raise the limit of open files (ulimit -n)"
             )
         self._regions[name] = opened = open_region(**question.arguments)
-        self._announce(_message(opened), [opened.fd], question)
+        self._announce(_message(opened), question)
 
     def _unregister(self, question: Question) -> None:
         """All of them where the name is ""."""
@@ -58,18 +58,12 @@ class ClientRegions:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
-        self._announce({"op": "region_gone", "name": name}, [], question)
+        self._announce(RegionUnregistered(name), question)
 
-    def _announce(self, message: Message, fds: list[int], question: Question) -> None:
-        recipients = [(client.member, message, fds) for client in self._star.front_ends]
+    def _announce(self, message: Message, question: Question) -> None:
+        recipients = [(client.member, message) for client in self._star.front_ends]
         self._star.acknowledgements.announce(recipients, question.answer)
 
 
-def _message(region: ClientRegion) -> dict[str, Any]:
-    return {
-        "op": "region",
-        "name": region.name,
-        "key": region.key,
-        "offset": region.offset,
-        "byte_size": region.byte_size,
-    }
+def _message(region: ClientRegion) -> RegionRegistered:
+    return RegionRegistered(region.name, region.key, region.offset, region.byte_size, region.fd)

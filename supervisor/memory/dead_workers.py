@@ -8,15 +8,13 @@ Then clients read them, some of which ask for a worker's segment only when they 
 (loans.py). So a dead worker's segment can be had until they all have acknowledged that it goes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from shoal.control import Message
+from shoal.messages.message import Message
+from shoal.messages.to_batcher import RetireWorker, WorkerDied, WorkerReady
 from shoal.reasons import Reason
-from shoal.supervisor.memory.participant import Participant, worker_message
+from shoal.supervisor.memory.participant import Participant, worker_joined
 from shoal.supervisor.processes.members import Acknowledgements, Member
-
-#: A message and the descriptors that go with it.
-Introduction = tuple[Message, list[int]]
 
 
 class DeadWorkers:
@@ -26,7 +24,7 @@ class DeadWorkers:
         self._acknowledgements = acknowledgements
         self._let_go = let_go
         # Changed by add and report: the message for a batcher; the batcher that serves, None while its place is taken.
-        self._dead: dict[int, tuple[Participant, Message]] = {}
+        self._dead: dict[int, tuple[Participant, WorkerDied]] = {}
         self._passed_on: dict[int, Participant] = {}  # and by close
         self._batcher: Member | None = None
 
@@ -39,7 +37,7 @@ class DeadWorkers:
 
     def add(self, worker: Participant, reason: Reason, detail: int) -> None:
         """Announce a worker's death to the batcher, or to the next one."""
-        gone = {"op": "worker_gone", "owner": worker.owner, "reason": int(reason), "detail": detail}
+        gone = WorkerDied(worker.owner, int(reason), detail)
         self._dead[worker.owner] = worker, gone
         if self._batcher is not None:
             self._report(worker.owner, self._batcher)
@@ -51,15 +49,13 @@ class DeadWorkers:
             for owner in tuple(self._dead):
                 self._report(owner, batcher)
 
-    def introductions(self, results_of: Callable[[Participant], list[Introduction]]) -> list[Introduction]:
+    def introductions(self, results_of: Callable[[Participant], Sequence[Message]]) -> list[Message]:
         """What a successor is told before it serves, of workers that may have been given requests: that they get
         nothing more. `results_of` is what it must know of a worker's segments for single payloads."""
-        told: list[Introduction] = []
+        told: list[Message] = []
         for worker, _ in self._dead.values():
             if worker.is_ready:
-                told.append(worker_message(worker))
-                told.append(({"op": "worker_ready", "owner": worker.owner}, []))
-                told.append(({"op": "worker_retire", "owner": worker.owner}, []))
+                told += [worker_joined(worker), WorkerReady(worker.owner), RetireWorker(worker.owner)]
                 told += results_of(worker)
         return told
 
@@ -77,4 +73,4 @@ class DeadWorkers:
                 self._passed_on[owner] = worker
                 self._let_go(worker)
 
-        self._acknowledgements.announce([(batcher, gone, ())], passed_on)
+        self._acknowledgements.announce([(batcher, gone)], passed_on)

@@ -7,6 +7,7 @@ supervisor.
 
 from collections.abc import Callable, Iterable
 
+from shoal.messages.shared import SegmentAnnounced, SegmentGone, SegmentMissing
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.members import Acknowledgements, Member
 
@@ -26,11 +27,10 @@ class Loans:
     def lend(self, borrower: Member, owner: int, fd: int | None, guest: int = 0) -> None:
         """Answer whoever asked for a segment; without a descriptor, that there is none. `guest` is whose it is."""
         if fd is None:
-            borrower.send({"op": "segment_missing", "owner": owner})
+            borrower.send(SegmentMissing(owner))
             return
         self._borrowers.setdefault(owner, set()).add(borrower)
-        whose = {"guest": guest} if guest else {}
-        borrower.send({"op": "segment", "owner": owner, **whose}, [fd])
+        borrower.send(SegmentAnnounced(owner, fd, guest))
 
     def end(self, owner: int) -> Iterable[Member]:
         """The segment is gone; returns who must be told."""
@@ -39,7 +39,7 @@ class Loans:
     def tell_end(self, owner: int) -> None:
         """The same; they are told of it, and nobody waits for their word."""
         for borrower in self.end(owner):
-            borrower.send({"op": "segment_gone", "owner": owner})
+            borrower.send(SegmentGone(owner))
 
     def end_when_read(
         self, owner: int, clients: Iterable[Participant], acknowledgements: Acknowledgements, then: Callable[[], None]
@@ -48,7 +48,7 @@ class Loans:
 
         Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
         """
-        gone = {"op": "segment_gone", "owner": owner}
+        gone = SegmentGone(owner)
         asking = {client.member for client in clients if not client.is_front_end}
         for member in {*self.end(owner), *(client.member for client in clients)} - asking:
             member.send(gone)
@@ -57,7 +57,7 @@ class Loans:
             self.tell_end(owner)  # who have asked meanwhile
             then()
 
-        acknowledgements.announce([], end, briefly=[(each, gone, ()) for each in asking], patience_s=ASKING_S)
+        acknowledgements.announce([], end, briefly=[(each, gone) for each in asking], patience_s=ASKING_S)
 
     def forget(self, borrower: Member) -> None:
         """It is dead."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.cache_settings import redis_settings
-from shoal.control import Message
+from shoal.messages.to_batcher import BatcherActivated, ClientJoined, WorkerJoined
 from shoal.model_config.rate_limiter import Demand
 from shoal.options import ServerOptions
 from shoal.shm import layout, segment
@@ -54,38 +54,38 @@ class Participant:
             self.batcher_bell.close()
 
 
-def batcher_welcome(options: ServerOptions, log_settings: dict[str, Any], *, is_successor: bool) -> Message:
+def batcher_activated(
+    options: ServerOptions, log_settings: dict[str, Any], bell_fd: int, counters_fd: int, *, is_successor: bool
+) -> BatcherActivated:
     """The first message to a batcher."""
-    return {
-        "op": "joined",
-        "log": log_settings,
-        "max_queue_size": options.default_max_queue_size,
-        "max_in_flight": MODELS_AT_ONCE * options.max_in_flight,
-        "cache_bytes": options.cache_bytes,
-        "redis": redis_settings(options.cache_config, os.environ),
-        "deadline_ns": options.request_deadline_ms * 1_000_000,
-        "counts_first_responses": options.metrics_config.histogram_latencies,
-        "is_successor": is_successor,
-        "rate_limits": options.rate_limits,
-        "latency_target_ms": options.latency_target,
-    }
+    return BatcherActivated(
+        log=log_settings,
+        max_queue_size=options.default_max_queue_size,
+        max_in_flight=MODELS_AT_ONCE * options.max_in_flight,
+        deadline_ns=options.request_deadline_ms * 1_000_000,
+        counts_first_responses=options.metrics_config.histogram_latencies,
+        cache_bytes=options.cache_bytes,
+        redis=redis_settings(options.cache_config, os.environ),
+        is_successor=is_successor,
+        rate_limits=options.rate_limits,
+        latency_target_ms=options.latency_target,
+        bell=bell_fd,
+        counters=counters_fd,
+    )
 
 
-def client_message(client: Participant) -> tuple[Message, list[int]]:
-    """What the batcher hears of a client."""
-    fds = [client.read_only_fd, client.link_fd, client.bell.fd]
-    if client.batcher_bell is not None:
-        fds.append(client.batcher_bell.fd)
-    kind = {name: True for name in ("is_guest", "is_caller") if getattr(client, name)}
-    return {"op": "client", "owner": client.owner, **kind}, fds
+def client_joined(client: Participant, *, is_late: bool = False) -> ClientJoined:
+    """The message that introduces a client to the batcher."""
+    own_bell = None if client.batcher_bell is None else client.batcher_bell.fd
+    fds = client.read_only_fd, client.link_fd, client.bell.fd, own_bell
+    return ClientJoined(client.owner, *fds, client.is_guest, client.is_caller, is_late)
 
 
-def worker_message(worker: Participant) -> tuple[Message, list[int]]:
-    """What the batcher hears of a worker."""
+def worker_joined(worker: Participant) -> WorkerJoined:
+    """The message that introduces a worker to the batcher."""
     assert worker.batcher_bell is not None
-    fds = [worker.read_only_fd, worker.link_fd, worker.bell.fd, worker.batcher_bell.fd]
-    limited = {} if worker.demand is None else {"demand": worker.demand}
-    return {"op": "worker", "owner": worker.owner, "model": worker.model_id, **limited}, fds
+    fds = worker.read_only_fd, worker.link_fd, worker.bell.fd, worker.batcher_bell.fd
+    return WorkerJoined(worker.owner, worker.model_id, worker.demand, *fds)
 
 
 def make_participant(

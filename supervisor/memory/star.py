@@ -17,7 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.control import Message
+from shoal.messages.message import Message
+from shoal.messages.shared import BatcherReplaced, Ping, SegmentAnnounced
+from shoal.messages.to_batcher import ClientCaughtUp, ClientLeft, Resume, RetireWorker, WorkerCaughtUp, WorkerReady
+from shoal.messages.to_client import ClientWelcomed
+from shoal.messages.to_worker import MemoryGranted
 from shoal.options import ServerOptions
 from shoal.placement import Placement
 from shoal.reasons import Reason
@@ -40,14 +44,17 @@ from shoal.supervisor.memory.oversize import RESULT
 from shoal.supervisor.memory.owner_ids import OwnerIds
 from shoal.supervisor.memory.participant import (
     Participant,
-    batcher_welcome,
-    client_message,
+    batcher_activated,
+    client_joined,
     make_participant,
     read_only,
-    worker_message,
+    worker_joined,
 )
 from shoal.supervisor.memory.payloads import Payloads
 from shoal.supervisor.processes.members import Acknowledgements, Member, Recipient
+
+#: Makes the first message to a client, of that client's place: its memory and the key.
+Welcome = Callable[..., ClientWelcomed]
 
 
 @dataclass(slots=True)
@@ -86,13 +93,14 @@ class Star:
     def join_batcher(self, member: Member) -> None:
         """The batcher is there: it gets its bell and the table of counters."""
         self.batcher = member
+        member.on_gone = lambda: None  # what it has not acknowledged stays open until `leave_batcher`
         is_successor = self.has_had_batcher
         if not is_successor:
             has_windows = self.options.metrics_config.summary_latencies
             self.nbytes += self.counter_memory.make(self.take_owner(), has_windows=has_windows)
             self.dead_workers.report_to(member)
-        welcome = batcher_welcome(self.options, self.log_settings, is_successor=is_successor)
-        member.send(welcome, [self._batcher_bell.fd, self.counter_memory.fd])
+        fds = self._batcher_bell.fd, self.counter_memory.fd
+        member.send(batcher_activated(self.options, self.log_settings, *fds, is_successor=is_successor))
         if self.batcher_memory.owner:
             self._renew_batcher_memory(member)
         elif self.options.cache_bytes or self.payloads.ensembles:  # the first may have come while there was no batcher
@@ -104,9 +112,8 @@ class Star:
             geometry = batcher_geometry(self.options)
             self.batcher_memory.make(self.batcher, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
             self.nbytes += geometry.nbytes
-            message, fds = self.batcher_memory.message
             for front_end in self.front_ends:
-                front_end.member.send(message, fds)
+                front_end.member.send(self.batcher_memory.message)
 
     def _renew_batcher_memory(self, successor: Member) -> None:
         ended, geometry = self.batcher_memory.owner, batcher_geometry(self.options)
@@ -125,61 +132,57 @@ class Star:
 
         It passes over the records in clients' rings as it maps them, so no client may send its open requests again
         before that. It waits for no client: a client's requests are put off until the client has sent them again
-        (`client_told`). `then` is called when it serves.
+        (ClientCaughtUp). `then` is called when it serves.
         """
         successor = self.batcher
         assert successor is not None
         late = self.joined
-        told = []
-        for client in self.clients.values():
-            message, fds = client_message(client)
-            told.append(({**message, "is_late": True} if client.is_joined else message, fds))
+        told: list[Message] = [client_joined(each, is_late=each.is_joined) for each in self.clients.values()]
         for worker in self.workers.values():
             if worker.is_joined:
-                told.append(worker_message(worker))
+                told.append(worker_joined(worker))
             if worker.is_ready:
-                told.append(({"op": "worker_ready", "owner": worker.owner}, []))
+                told.append(WorkerReady(worker.owner))
             if worker.is_retiring:
-                told.append(({"op": "worker_retire", "owner": worker.owner}, []))
+                told.append(RetireWorker(worker.owner))
             told += self.payloads.results_of(worker)
         told += self.dead_workers.introductions(self.payloads.results_of)
         told += self.payloads.requests_to_ensembles()
-        recipients = [(successor, message, fds) for message, fds in told]
+        recipients = [(successor, message) for message in told]
         self.acknowledgements.announce(recipients, lambda: self._reopen(successor, late, then))
 
     def _reopen(self, successor: Member, late: Sequence[Participant], then: Callable[[], None]) -> None:
         if self.batcher is not successor:
             return  # dead already; the next one is introduced by itself
-        successor.send({"op": "resume"})
+        successor.send(Resume())
         self.dead_workers.report_to(successor)
         for client in late:
             client.is_late = True
-            news: list[Recipient] = [(client.member, {"op": "batcher"}, ())]
+            news: list[Recipient] = [(client.member, BatcherReplaced())]
             if self.batcher_memory.owner and client.is_front_end:
-                news.insert(0, (client.member, *self.batcher_memory.message))
+                news.insert(0, (client.member, self.batcher_memory.message))
             self.acknowledgements.announce(news, functools.partial(self._end_wait, client, successor))
         for worker in self.workers.values():
             # The successor does not look into the ring of a worker without a batch: so this message.
-            told = {"op": "worker_told", "owner": worker.owner}
-            news = [(worker.member, {"op": "batcher"}, ())]
-            self.acknowledgements.announce(news, functools.partial(successor.send, told))
+            caught_up = functools.partial(successor.send, WorkerCaughtUp(worker.owner))
+            self.acknowledgements.announce([(worker.member, BatcherReplaced())], caught_up)
         then()
 
     def _end_wait(self, client: Participant, successor: Member) -> None:
         """A client has sent a successor what it waits for and what it holds."""
         if self.batcher is successor:  # else the client is late until it has told the next one
             client.is_late = False
-            successor.send({"op": "client_told", "owner": client.owner})
+            successor.send(ClientCaughtUp(client.owner))
 
     # --- clients ---
 
-    def join_client(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
+    def join_client(self, member: Member, welcome: Welcome, then: Callable[[Participant], None]) -> Participant:
         """A front end wants to submit requests; `then` when the batcher has its segment and it has everything."""
         client = self._client(member, client_geometry(self.options), sealed=False)
         self.announce_client(client, lambda: self._welcome_client(client, welcome, then))
         return client
 
-    def join_caller(self, member: Member, welcome: Message, then: Callable[[Participant], None]) -> Participant:
+    def join_caller(self, member: Member, welcome: Welcome, then: Callable[[Participant], None]) -> Participant:
         """A worker wants to submit requests of its model's; `then` when it has everything. It asks for segments."""
         caller = self._client(member, caller_geometry(self.options), sealed=True)
         caller.is_caller = True
@@ -198,28 +201,34 @@ class Star:
         """`then` when the batcher has its segment, or at once if there is none; if that raises, the client has left."""
         self.clients[client.owner] = client
         try:
-            self.acknowledgements.announce(self.to_batcher(*client_message(client)), then)
+            self.acknowledgements.announce(self.to_batcher(client_joined(client)), then)
         except BaseException:
             self.leave_client(client)
             raise
 
-    def _welcome_client(self, client: Participant, welcome: Message, then: Callable[[Participant], None]) -> None:
+    def _welcome_client(self, client: Participant, welcome: Welcome, then: Callable[[Participant], None]) -> None:
         assert client.batcher_bell is not None
-        message = {"op": "joined", "correlation_key": self.correlation_key, **welcome}
         with read_only(client.link_fd, self.counter_memory.fd) as (link_fd, counters_fd):
-            fds = [client.segment_fd, link_fd, client.bell.fd, client.batcher_bell.fd, counters_fd]
-            self.acknowledgements.announce([(client.member, message, fds)], lambda: then(client))
+            message = welcome(
+                correlation_key=self.correlation_key,
+                segment=client.segment_fd,
+                link=link_fd,
+                bell=client.bell.fd,
+                batcher_bell=client.batcher_bell.fd,
+                counters=counters_fd,
+            )
+            self.acknowledgements.announce([(client.member, message)], lambda: then(client))
         client.is_joined = True
         if not client.is_front_end:
             return
         if self.batcher_memory.owner:
-            client.member.send(*self.batcher_memory.message)
+            client.member.send(self.batcher_memory.message)
         for worker in self.workers.values():
             if worker.is_joined:
-                client.member.send({"op": "segment", "owner": worker.owner}, [worker.read_only_fd])
+                client.member.send(SegmentAnnounced(worker.owner, worker.read_only_fd))
                 self.loans.lend(worker.member, client.owner, client.read_only_fd)
         for result in self.payloads.segments.read_by(RESULT):  # kept by its worker, it may hold an answer to this one
-            client.member.send({"op": "segment", "owner": result.owner}, [result.read_only_fd])
+            client.member.send(SegmentAnnounced(result.owner, result.read_only_fd))
 
     def leave_client(self, client: Participant) -> None:
         """A client is dead. Workers unmap its segments once the batcher has forgotten its requests."""
@@ -231,7 +240,7 @@ class Star:
             self.payloads.release_all(client)
             client.close()
 
-        self.acknowledgements.announce(self.to_batcher({"op": "client_gone", "owner": client.owner}), forgotten)
+        self.acknowledgements.announce(self.to_batcher(ClientLeft(client.owner)), forgotten)
 
     # --- workers ---
 
@@ -251,9 +260,8 @@ class Star:
             raise
         self.workers[worker.owner] = worker
         assert worker.batcher_bell is not None
-        fds = [worker.segment_fd, link_fd, worker.bell.fd, worker.batcher_bell.fd]
-        # The log's settings again: they may have changed while it loaded, when it heard nothing.
-        member.send({"op": "memory", "owner": worker.owner, "epoch": 1, "log": self.log_settings}, fds)
+        fds = worker.segment_fd, link_fd, worker.bell.fd, worker.batcher_bell.fd
+        member.send(MemoryGranted(self.log_settings, *fds))
         os.close(link_fd)
         return worker
 
@@ -266,21 +274,21 @@ class Star:
         worker.is_joined = True
         worker.model_id = model_id
         worker.demand = placement.demand if self.options.rate_limits is not None else None
-        recipients = self.to_batcher(*worker_message(worker))
+        recipients = self.to_batcher(worker_joined(worker))
         for front_end in self.front_ends:
-            recipients.append((front_end.member, {"op": "segment", "owner": worker.owner}, [worker.read_only_fd]))
+            recipients.append((front_end.member, SegmentAnnounced(worker.owner, worker.read_only_fd)))
             self.loans.lend(worker.member, front_end.owner, front_end.read_only_fd)
         self.acknowledgements.announce(recipients, then)
 
     def admit_worker(self, worker: Participant) -> None:
         """The batcher and all front ends map its memory: batches may go to it."""
         worker.is_ready = True
-        self.tell_batcher({"op": "worker_ready", "owner": worker.owner})
+        self.tell_batcher(WorkerReady(worker.owner))
 
     def retire_worker(self, worker: Participant) -> None:
         """No more batches to it; the batcher says when it has finished those it has."""
         worker.is_retiring = True
-        self.tell_batcher({"op": "worker_retire", "owner": worker.owner})
+        self.tell_batcher(RetireWorker(worker.owner))
 
     def leave_worker(self, worker: Participant, reason: Reason, detail: int) -> None:
         """A worker is dead; `reason` and `detail` are for the replies to what it was executing."""
@@ -357,7 +365,7 @@ class Star:
         Models that call others are waited for briefly, guests not at all. Such a client may still ask for what is gone:
         it is refused, and asks again when it has applied them.
         """
-        recipients = self.to_batcher({"op": "ping"})
+        recipients = self.to_batcher(Ping())
         briefly: list[Recipient] = []
         for client in self.joined:
             if client.is_guest:
@@ -365,17 +373,17 @@ class Star:
                     client.member.send(each)
             else:
                 told = recipients if client.is_front_end else briefly
-                told += [(client.member, each, ()) for each in messages]
+                told += [(client.member, each) for each in messages]
         self.acknowledgements.announce(recipients, then, briefly=briefly)
 
-    def tell_batcher(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def tell_batcher(self, message: Message) -> None:
         """The batcher, if there is one, hears of something that need not be acknowledged."""
         if self.batcher is not None:
-            self.batcher.send(message, fds)
+            self.batcher.send(message)
 
-    def to_batcher(self, message: Message, fds: Sequence[int] = ()) -> list[Recipient]:
+    def to_batcher(self, message: Message) -> list[Recipient]:
         """The batcher, if there is one, as who is told something."""
-        return [] if self.batcher is None else [(self.batcher, message, fds)]
+        return [] if self.batcher is None else [(self.batcher, message)]
 
     def _participant(self, member: Member, kind: int, own: Geometry, link: Geometry, *, sealed: bool) -> Participant:
         made = make_participant(self.take_owner(), member, kind, own, link, sealed=sealed)

@@ -14,8 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from shoal import errors, log
-from shoal.control import Message
 from shoal.errors import InternalError, ShoalError, UnavailableError
+from shoal.messages.from_worker import MemoryMapped, MetricsReported, ModelIOFound, ModelLoaded, ReadyAnswered
+from shoal.messages.message import on, table
+from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
+from shoal.messages.to_worker import ConfigFinished, StopWorker
 from shoal.model_config.execution_timeout import execution_timeout_ms
 from shoal.placement import Placement
 from shoal.process import pin_threads
@@ -78,16 +81,18 @@ class Instance:
         self._is_leaving = False
         self.has_been_up = False  # ever ready for batches
         self.is_failed = False  # it died too often and has not come up since, even if it is being tried again
-        self._on: dict[str, Callable[[Message], None]] = {
-            "model_io": self._on_model_io,
-            "loaded": self._on_loaded,
-            "failed": self._on_failed,
-            "mapped": self._on_mapped,
-            "metrics": self._on_metrics,
-            **dict.fromkeys(("oversize", "oversize_mapped", "oversize_gone"), self._on_oversize),
-            "segment_wanted": self._on_segment_wanted,
-            "is_ready": lambda message: host.readiness.hear(self.owner, is_ready=message["is_ready"]),
-        }
+        self.handlers = table(
+            on(ModelIOFound, self._on_model_io),
+            on(ModelLoaded, self._on_loaded),
+            on(Refused, self._on_refused),
+            on(MemoryMapped, self._on_mapped),
+            on(MetricsReported, self._on_metrics),
+            on(ReadyAnswered, lambda message: host.readiness.hear(self.owner, is_ready=message.is_ready)),
+            on(PayloadWanted, self._on_payload),
+            on(PayloadMapped, self._on_payload),
+            on(PayloadReleased, self._on_payload),
+            on(SegmentWanted, self._on_segment_wanted),
+        )
 
     @property
     def name(self) -> str:
@@ -149,13 +154,13 @@ class Instance:
         self.state = InstanceState.LOADING
         self._member = member
         member.domain = self
-        member.on_message = lambda message, _fds: self._on[message["op"]](message)
+        member.listen(self.handlers)
         member.send(load_message(self.version, self.placement, self._model_file, self._host))
 
     def finish_config(self) -> None:
         """The version's configuration is final now; the worker that reported its model's tensors goes on with it."""
         if self._member is not None:
-            self._member.send({"op": "config", "config": self.version.config})
+            self._member.send(ConfigFinished(self.version.config))
 
     def stop(self) -> None:
         """End the worker: one that is up has --exit-timeout-secs to finish what it has, others have nothing."""
@@ -166,7 +171,7 @@ class Instance:
             return
         self._host.gpu_memory.leaving(self.number, self.placement)
         if was is InstanceState.UP and self._member is not None:
-            self._member.send({"op": "stop"})
+            self._member.send(StopWorker())
             niceness.give_way(self.pid)
             limit_s = max(1, self._host.options.exit_timeout_secs)  # at 0, models are unloaded, too
             self._unless_over(limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
@@ -229,20 +234,20 @@ class Instance:
 
     # --- what the worker says ---
 
-    def _on_model_io(self, message: Message) -> None:
+    def _on_model_io(self, message: ModelIOFound) -> None:
         self._listener.on_model_io(self, reported_model_io(message))
 
-    def _on_loaded(self, message: Message) -> None:
+    def _on_loaded(self, message: ModelLoaded) -> None:
         if self._member is None or self.state is not InstanceState.LOADING:
             return
-        self.version.has_ready_check |= message["has_ready_check"]
+        self.version.has_ready_check |= message.has_ready_check
         try:
             self.participant = self._host.star.join_worker(self._member, self.version.config)
             self.state = InstanceState.MAPPING
         except (OutOfSharedMemoryError, OSError) as error:
             self._fail(UnavailableError(str(error)))
 
-    def _on_mapped(self, _message: Message) -> None:
+    def _on_mapped(self, _message: MemoryMapped) -> None:
         if self.participant is not None and self.state is InstanceState.MAPPING:
             self._host.star.announce_worker(self.participant, self.version.model_id, self._announced, self.placement)
 
@@ -258,19 +263,19 @@ class Instance:
         self._host.star.admit_worker(self.participant)
         self._listener.on_up(self)
 
-    def _on_failed(self, message: Message) -> None:
-        self._error = errors.from_wire(message["wire"], message["sentence"])
+    def _on_refused(self, message: Refused) -> None:
+        self._error = errors.from_wire(message.wire, message.sentence)
 
-    def _on_metrics(self, message: Message) -> None:
-        self._host.metrics.add(self.version.model_id, self.number, message.get("families"))
+    def _on_metrics(self, message: MetricsReported) -> None:
+        self._host.metrics.add(self.version.model_id, self.number, message.families)
 
-    def _on_oversize(self, message: Message) -> None:
+    def _on_payload(self, message: PayloadWanted | PayloadMapped | PayloadReleased) -> None:
         if self.participant is not None:
             self._host.star.payloads.hear(self.participant, message)
 
-    def _on_segment_wanted(self, message: Message) -> None:
+    def _on_segment_wanted(self, message: SegmentWanted) -> None:
         if self.participant is not None:
-            self._host.star.lend(self.participant, message["owner"])
+            self._host.star.lend(self.participant, message.owner)
 
     # --- its end ---
 

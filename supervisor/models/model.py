@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol
 
 from shoal import errors
-from shoal.control import Message
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError
+from shoal.messages.message import Message
+from shoal.messages.to_client import ModelForgotten
 from shoal.repository.found import FoundModel
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, UNLOADED, ModelVersion, VersionState
@@ -322,9 +323,8 @@ class Model:
                 served.version.reason = UNLOADED
         messages: list[Message] = [version.message() for version in self.rows if version is not self.problem]
         if self.problem is not None:
-            messages.append({"op": "model_removed", **self.identifier._asdict(), "version": NO_VERSION})
+            messages.append(ModelForgotten(*self.identifier, NO_VERSION))
             self.problem = None
-
         self._retire(messages, leaving, then)
 
     def _retire(self, messages: Sequence[Message], leaving: list[Served], then: Callable[[], None]) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from shoal import errors
-from shoal.control import Message
 from shoal.errors import InternalError, NoModelError, NotFoundError, ShoalError, UnavailableError
+from shoal.messages.message import Message
+from shoal.messages.shared import Ping
+from shoal.messages.to_client import ModelChanged
 from shoal.model_config.ensemble import is_ensemble, steps
 from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier, meant_by
@@ -211,13 +213,13 @@ class Models:
 
     def settle(self, then: Callable[[], None]) -> None:
         """`then` when clients and batcher act upon all that they were told."""
-        self._host.star.announce_to_clients([{"op": "ping"}], then)
+        self._host.star.announce_to_clients([Ping()], then)
 
     def settle_retired(self, then: Callable[[], None]) -> None:
         """Call `then` once all versions retired before that have no open request are ending. The batcher reports such
         versions after the message that it is dealing with: after its first acknowledgement, but before the second."""
         announce, to_batcher = self._host.star.acknowledgements.announce, self._host.star.to_batcher
-        announce(to_batcher({"op": "ping"}), lambda: announce(to_batcher({"op": "ping"}), then))
+        announce(to_batcher(Ping()), lambda: announce(to_batcher(Ping()), then))
 
     def find_composing(self, identifier: ModelIdentifier) -> Model | None:
         """What an ensemble means by a name: the model of its own repository, or the only one; None: there is none, or
@@ -263,7 +265,7 @@ class Models:
         """Instances that batches may go to."""
         return sum(version.num_instances_up for version in self.versions)
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[ModelChanged]:
         """What a front end that has just joined must hear."""
         return [version.message() for version in self.versions]
 

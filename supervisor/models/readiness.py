@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from shoal.messages.to_worker import CheckReady
 from shoal.supervisor.event_loop import Callback
 from shoal.supervisor.ledger import title_of
 from shoal.supervisor.memory.participant import Participant
@@ -71,7 +72,7 @@ class Readiness:
         for worker in asked:
             if worker.owner not in self._owing:
                 self._owing[worker.owner] = model_id
-                worker.member.send({"op": "is_ready"})
+                worker.member.send(CheckReady())
         return begun
 
     def _expire(self, model_id: int, begun: _Round) -> None:

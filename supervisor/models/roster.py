@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from shoal.messages.to_worker import ReportMetrics
 from shoal.model_config.python_backends import python_backend_file
 from shoal.placement import Placement
 from shoal.repository.lifecycle import ModelVersion
@@ -83,7 +84,7 @@ class Roster:
             if worker is not None:
                 run_in(instance, worker.member.drain)  # there may be the first that it says of any
                 if host.metrics.has_reported(instance.number) and not acknowledgements.is_late(worker.member):
-                    reporters.append((worker.member, {"op": "metrics"}, ()))
+                    reporters.append((worker.member, ReportMetrics()))
         acknowledgements.announce((), then, briefly=reporters, patience_s=METRICS_PATIENCE_S)
 
     def by_owner(self, owner: int) -> Instance | None:

@@ -10,11 +10,11 @@ Runs in the supervisor.
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from shoal import errors
-from shoal.control import Message
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.messages.message import Message
+from shoal.messages.to_batcher import InstanceGroupsChanged, ModelAdded, ModelFailed, ModelRemoved, RetireModel
 from shoal.model_config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelIO, needs_autocomplete
 from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
@@ -214,7 +214,7 @@ class Served:
         version.is_failed = True
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
         self._owner.on_changed(self)  # clients first: what they refuse, nobody has to queue
-        self._host.star.tell_batcher(self._message("model_failed"))
+        self._host.star.tell_batcher(ModelFailed(self.version.model_id))
 
     def on_stopped(self, instance: Instance) -> None:
         """It has ended for good."""
@@ -245,7 +245,7 @@ class Served:
         self._previous_groups = version.config["instance_group"]
         version.config = config
         version.name_groups()  # before an instance of a new one can die
-        self._host.star.tell_batcher({**self._message("model_groups"), "groups": version.groups})
+        self._host.star.tell_batcher(InstanceGroupsChanged(version.model_id, version.groups))
         for instance in [each for each in self.instances if each.placement.identity not in wanted]:
             self.instances.remove(instance)
             self._dismiss(instance)
@@ -322,7 +322,7 @@ class Served:
         if self.is_there:
             self.version.move(VersionState.UNLOADING)
         self._is_retiring = True
-        self._host.star.tell_batcher(self._message("model_retire"))
+        self._host.star.tell_batcher(RetireModel(self.version.model_id))
         self._host.loop.call_after(self._host.options.request_timeout_secs, self._check_drained)
 
     def _check_drained(self) -> None:
@@ -359,7 +359,7 @@ class Served:
             self.is_ending, self._is_over = False, True
             self._host.rate_limits.dismiss(self.version.model_id)
             if self.version.is_config_final:
-                self._host.star.tell_batcher(self._message("model_gone"))
+                self._host.star.tell_batcher(ModelRemoved(self.version.model_id))
             self._owner.on_over(self)
 
     # --- what the batcher hears ---
@@ -369,26 +369,24 @@ class Served:
         if self.version.is_config_final:
             self._host.star.tell_batcher(self._batcher_message())
         if self.version.is_failed:
-            self._host.star.tell_batcher(self._message("model_failed"))
+            self._host.star.tell_batcher(ModelFailed(self.version.model_id))
 
     def tell_batcher_again(self) -> None:
         """What a successor must hear after it has heard of the workers."""
         if self._is_retiring:
-            self._host.star.tell_batcher(self._message("model_retire"))
+            self._host.star.tell_batcher(RetireModel(self.version.model_id))
 
-    def _message(self, op: str) -> Message:
-        return {"op": op, "model": self.version.model_id}
-
-    def _batcher_message(self) -> dict[str, Any]:
-        return {
-            **self._message("model"),
-            "row": self.version.row,
-            "config": self.version.config,
-            "groups": self.version.groups,
-            "version": self.version.version,
-            "may_run_again": may_run_again(self.version.config),
-            "revision": self.revision,
-        }
+    def _batcher_message(self) -> Message:
+        version = self.version
+        return ModelAdded(
+            version.model_id,
+            version.row,
+            version.config,
+            version.version,
+            may_run_again(version.config),
+            self.revision,
+            version.groups,
+        )
 
     @property
     def revision(self) -> str:

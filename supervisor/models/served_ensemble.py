@@ -6,11 +6,11 @@ It is asked to look whenever a model has changed. Runs in the supervisor.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from shoal import errors
-from shoal.control import Message
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.messages.message import Message
+from shoal.messages.to_batcher import EnsembleAdded, EnsembleRelinked
 from shoal.model_config.ensemble import LATEST, decoupled_steps, mismatches, steps
 from shoal.model_config.finish import finish_config
 from shoal.model_config.idempotence import may_run_again
@@ -128,7 +128,7 @@ class ServedEnsemble(Served):
         were_up, has_changed = version.num_instances_up, composing != self._composing
         if has_changed:
             self._compose(composing)
-            self._host.star.tell_batcher({**self._message("ensemble_models"), **self._composition})
+            self._host.star.tell_batcher(EnsembleRelinked(version.model_id, *self._composition, self.revision))
         else:
             self._count()
         if self._is_broken:
@@ -201,18 +201,11 @@ class ServedEnsemble(Served):
     # --- what the batcher hears ---
 
     @property
-    def _ids(self) -> Sequence[int]:
-        return [each.version.model_id for each in self._composing] or [0] * len(self.names)
-
-    @property
-    def _composition(self) -> Message:
+    def _composition(self) -> tuple[list[int], Sequence[int], bool]:
+        """The model ids of its steps, which of them are decoupled, and whether all may run again."""
+        ids = [each.version.model_id for each in self._composing] or [0] * len(self.names)
         configs = [each.version.config for each in self._composing]
-        return {
-            "models": self._ids,
-            "decoupled": decoupled_steps(configs),
-            "may_run_again": all(map(may_run_again, configs)),
-            "revision": self.revision,
-        }
+        return ids, decoupled_steps(configs), all(map(may_run_again, configs))
 
     @property
     def revision(self) -> str:
@@ -220,15 +213,11 @@ class ServedEnsemble(Served):
         steps = [each.revision for each in self._composing]
         return revision(self.version.name, self.version.version, self.source, steps)
 
-    def _batcher_message(self) -> dict[str, Any]:
+    def _batcher_message(self) -> Message:
         version = self.version
-        return {
-            **self._message("ensemble"),
-            "row": version.row,
-            "config": version.config,
-            "version": version.version,
-            **self._composition,
-        }
+        return EnsembleAdded(
+            version.model_id, version.row, version.config, version.version, *self._composition, self.revision
+        )
 
 
 def _missing(ensemble: str, model: Model, wanted: int) -> str:

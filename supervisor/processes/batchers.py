@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 
 from shoal.control import ADDRESS_VARIABLE
+from shoal.messages.shared import Ping
 from shoal.reasons import describe_exit
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
@@ -171,7 +172,7 @@ class Batchers:
                 self._hear()
                 self._kill(self.active.pid)
             else:
-                self._acknowledgements.announce([(self.active, {"op": "ping"}, ())], self._hear)
+                self._acknowledgements.announce([(self.active, Ping())], self._hear)
 
     def _kill(self, pid: int) -> None:
         for child in self._children:

@@ -6,13 +6,17 @@ ours are guests (guests.py). Runs in the supervisor.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
-from shoal.control import Message
 from shoal.errors import UnavailableError
+from shoal.messages.from_client import QuestionAsked
+from shoal.messages.message import Handlers, on, table
+from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
+from shoal.messages.to_client import ModelsKnown
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.participant import Participant
-from shoal.supervisor.memory.star import Star
+from shoal.supervisor.memory.star import Star, Welcome
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.restarts import backoff_s
@@ -31,7 +35,7 @@ class Clients:
         star: Star,
         models: Models,
         questions: Questions,
-        welcome: Callable[[], Message],
+        welcome: Callable[[], Welcome],
         on_front_end: Callable[[Participant], None],
         gives_up: Callable[[Exception], bool],
     ) -> None:
@@ -68,7 +72,7 @@ class Clients:
             caller = self._star.join_caller(member, self._welcome(), self.tell_models)
         except (OutOfSharedMemoryError, OSError) as error:
             _log.error("a model cannot call others: %s", error)
-            member.send({"op": "failed", "wire": UnavailableError.wire, "sentence": str(error)})
+            member.send(Refused(UnavailableError.wire, str(error)))
             member.hang_up()
         else:
             self._listen_to(member, caller)
@@ -77,10 +81,10 @@ class Clients:
         """Tell a client, a guest too, of all models, and that it may start; `then` when it has heard."""
         for message in self._models.messages():
             client.member.send(message)
-        self._star.acknowledgements.announce([(client.member, {"op": "started"}, ())], then)
+        self._star.acknowledgements.announce([(client.member, ModelsKnown())], then)
 
     def _listen_to(self, member: Member, client: Participant) -> None:
-        member.on_message = lambda message, _fds: self._hear(client, message)
+        member.listen(client_handlers(self._star, self._questions, client))
 
         def gone() -> None:
             self._star.acknowledgements.gone(member)
@@ -88,10 +92,14 @@ class Clients:
 
         member.on_gone = gone
 
-    def _hear(self, client: Participant, message: Message) -> None:
-        if message["op"] == "ask":
-            self._questions.take(client.member, message)
-        elif message["op"] == "segment_wanted":
-            self._star.lend_to_client(client, message["owner"])
-        else:
-            self._star.payloads.hear(client, message)
+
+def client_handlers(star: Star, questions: Questions, client: Participant) -> Handlers:
+    """Of what a client may send, a guest too."""
+    hear_payload = partial(star.payloads.hear, client)
+    return table(
+        on(QuestionAsked, partial(questions.take, client.member)),
+        on(SegmentWanted, lambda message: star.lend_to_client(client, message.owner)),
+        on(PayloadWanted, hear_payload),
+        on(PayloadMapped, hear_payload),
+        on(PayloadReleased, hear_payload),
+    )

@@ -10,11 +10,13 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.control import ADDRESS_VARIABLE
 from shoal.errors import InvalidArgumentError
 from shoal.grpc_settings import GrpcSettings
+from shoal.messages.to_client import ClientWelcomed
 from shoal.options import ServerOptions
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.arbiter import Arbiter
@@ -172,12 +174,13 @@ class FrontEnds:
         """Processes that answer clients when all are well: lanes and road."""
         return sum(arbiter.num_processes for arbiter in self._arbiters)
 
-    def welcome(self) -> Message:
-        """What a front end is told when it joins, beside its memory."""
+    def welcome(self) -> Callable[..., ClientWelcomed]:
+        """The first message to a front end, but for its place in the star."""
         options = self._options
-        return {
-            "log": self._log_settings,
-            "state": {
+        return partial(
+            ClientWelcomed,
+            log=self._log_settings,
+            state={
                 "server_id": options.id,
                 "strict_readiness": options.strict_readiness,
                 "http_max_input_size": options.http_max_input_size,
@@ -202,11 +205,11 @@ class FrontEnds:
                 "vertex_ai_health_route": options.vertex_ai_health_route,
                 "has_repositories": self._has_repositories,
             },
-            "model_namespacing": options.model_namespacing,
-            "max_in_flight": options.max_in_flight,
-            "request_timeout_s": options.request_timeout_secs,
-            "answer_timeout_s": options.model_load_timeout_secs + ANSWER_SLACK_S,
-        }
+            model_namespacing=options.model_namespacing,
+            max_in_flight=options.max_in_flight,
+            request_timeout_s=options.request_timeout_secs,
+            answer_timeout_s=options.model_load_timeout_secs + ANSWER_SLACK_S,
+        )
 
     def on_client_started(self) -> None:
         """A front end answers now; when all do for the first time, say so in the words that scripts wait for."""

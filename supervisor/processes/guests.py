@@ -14,11 +14,14 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from shoal.client.socket_path import server_path, sweep
-from shoal.control import Listener, Message
+from shoal.control import Listener
 from shoal.errors import UnavailableError
+from shoal.messages.from_client import GuestConnected
+from shoal.messages.message import Handlers, on, table
+from shoal.messages.shared import PayloadWanted, Refused
+from shoal.messages.to_client import GuestWelcomed
 from shoal.options import ServerOptions
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.descriptors import Descriptors
@@ -26,6 +29,7 @@ from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop
 from shoal.supervisor.memory.memory_plan import client_link_geometry, guest_geometry
 from shoal.supervisor.memory.participant import Participant, make_guest, read_only
 from shoal.supervisor.memory.star import Star
+from shoal.supervisor.processes.clients import client_handlers
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.questions.questions import Questions
 
@@ -34,14 +38,6 @@ _log = logging.getLogger(__name__)
 #: Messages that may wait for a guest beside the 200 KB that its socket takes, and how long it has to send a batcher's
 #: successor again what it holds, which is kept for it until then (ours).
 MAX_OUTBOX, WORD_S = 256, 0.5
-#: The messages of guests, and the types of their fields beside `op`.
-_FORMS: dict[str, dict[str, type]] = {
-    "ask": {"question": int, "verb": str, "arguments": dict},
-    "oversize": {"request": int, "nbytes": int, "model": int},
-    "oversize_mapped": {"owner": int},
-    "oversize_gone": {"owner": int},
-    "segment_wanted": {"owner": int},
-}
 
 
 class Guests:
@@ -147,18 +143,16 @@ class Guests:
             self._refuse(member, sentence)
             return
         self._connections.add(member)
-        member.on_message = lambda message, _fds: self._join(member, message)
+        member.listen_only(table(on(GuestConnected, lambda _message: self._join(member))))
+        member.on_malformed = lambda: self._distrust(member, "did not join")
         member.on_gone = lambda: self._leave(member)
         member.start()
 
     def _refuse(self, member: Member, sentence: str) -> None:
-        member.send({"op": "failed", "wire": UnavailableError.wire, "sentence": sentence})
+        member.send(Refused(UnavailableError.wire, sentence))
         member.hang_up()
 
-    def _join(self, member: Member, message: Message) -> None:
-        if message != {"op": "join"}:
-            self._distrust(member, "did not join")
-            return
+    def _join(self, member: Member) -> None:
         try:
             self._descriptors.check_guest()
             guest = self._make(member)
@@ -166,7 +160,8 @@ class Guests:
             _log.error("a client cannot join: %s", error)
             self._refuse(member, str(error))
             return
-        member.on_message = lambda message, _fds: self._hear(guest, message)
+        member.listen(self._handlers(guest))
+        member.on_malformed = lambda: self._distrust(member, "said what no client says")
 
         def gone() -> None:
             self._star.acknowledgements.gone(member)
@@ -181,35 +176,29 @@ class Guests:
 
         def let_in() -> None:
             with read_only(guest.link_fd) as (link_fd,):
-                recipient = member, self._welcome(), [guest.segment_fd, link_fd, far_end.fd]
+                welcome = GuestWelcomed(
+                    correlation_key=star.correlation_key,
+                    max_in_flight=options.max_in_flight,
+                    model_namespacing=options.model_namespacing,
+                    request_timeout_s=options.request_timeout_secs,
+                    answer_timeout_s=options.model_load_timeout_secs,
+                    segment=guest.segment_fd,
+                    link=link_fd,
+                    bell=far_end.fd,
+                )
                 guest.is_joined = True
-                star.acknowledgements.announce([recipient], lambda: self._tell_models(guest))
+                star.acknowledgements.announce([(member, welcome)], lambda: self._tell_models(guest))
             far_end.close()
 
         star.announce_client(guest, let_in)
         return guest
 
-    def _welcome(self) -> Message:
-        options = self._options
-        return {
-            "op": "joined",
-            "max_in_flight": options.max_in_flight,
-            "correlation_key": self._star.correlation_key,
-            "model_namespacing": options.model_namespacing,
-            "request_timeout_s": options.request_timeout_secs,
-            "answer_timeout_s": options.model_load_timeout_secs,
-        }
+    def _handlers(self, guest: Participant) -> Handlers:
+        handlers = client_handlers(self._star, self._questions, guest)
+        return handlers | table(on(PayloadWanted, lambda message: self._make_payload(guest, message)))
 
-    def _hear(self, guest: Participant, message: Any) -> None:
-        op = message.get("op") if type(message) is dict else None
-        form = _FORMS.get(op) if type(op) is str else None
-        if form is None or any(type(message.get(name)) is not kind for name, kind in form.items()):
-            self._distrust(guest.member, "said what no client says")
-        elif op == "ask":
-            self._questions.take(guest.member, message)
-        elif op == "segment_wanted":
-            self._star.lend_to_client(guest, message["owner"])
-        elif op == "oversize" and message["nbytes"] < 0:
+    def _make_payload(self, guest: Participant, message: PayloadWanted) -> None:
+        if message.nbytes < 0:
             self._distrust(guest.member, "asked for less than nothing")
         else:
             self._star.payloads.hear(guest, message)

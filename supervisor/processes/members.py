@@ -8,11 +8,9 @@ import os
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-from shoal.control import Channel, Message, encoded
-from shoal.messages import message as typed
-from shoal.messages.message import Kinds, M
+from shoal.control import Channel
+from shoal.messages.message import Handlers, Kinds, Message, MessageError, encode, on, table
 from shoal.messages.shared import Acknowledged, LedgerCounted
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import FailureDomain, bound, run_in
@@ -23,14 +21,14 @@ MAX_OUTBOX = 8192
 #: an idle one acknowledges within a millisecond).
 PATIENCE_S = 0.25
 
-#: A member, a message to it, and the descriptors that go along.
-Recipient = tuple["Member", Message | typed.Message, Sequence[int]]
-#: What every member may send; a member applies it itself.
-OWN = Kinds[Acknowledged | LedgerCounted](Acknowledged, LedgerCounted)
+#: A member and a message to it.
+Recipient = tuple["Member", Message]
 
 
 class Member:
-    """A joined process. `on_message` gets what it says, `on_gone` is called once when it hangs up."""
+    """A process at the other end of a connection. `on_gone` is called once when it hangs up; by default announcements
+    wait for it no longer. `on_malformed` is called for what is no message; by default its domain gets the error.
+    """
 
     def __init__(
         self,
@@ -44,14 +42,18 @@ class Member:
         self._max_outbox = max_outbox
         self._loop = loop
         self._channel = channel
-        self._acknowledgements = acknowledgements
         # Changed by send and by the loop's callbacks.
         self._outbox: deque[tuple[bytes, list[int]]] = deque()  # encoded, with duplicates of its descriptors
         self._is_open = True
         #: What it counted when it was asked for its ledger last; None where it has not answered.
         self.counts: dict[str, int] | None = None
-        self._kinds: Kinds[Any] | None = None
-        self.on_message: Callable[[Any, list[int]], None] = lambda _message, _fds: None
+        self._own = table(
+            on(Acknowledged, lambda message: acknowledgements.received(self, message.seq)),
+            on(LedgerCounted, self._on_ledger),
+        )
+        self._handlers: Handlers = self._own
+        self._kinds = Kinds(*self._own)
+        self.on_malformed: Callable[[], None] | None = None
         self.on_gone: Callable[[], None] = lambda: acknowledgements.gone(self)
         #: What an error in hearing it costs: this connection, or what the process belongs to.
         self.domain: FailureDomain = self
@@ -74,16 +76,21 @@ class Member:
         """Begin to listen to it."""
         self._loop.on_readable(self._channel.fileno(), lambda: run_in(self.domain, self._hear))
 
-    def listen(self, kinds: Kinds[M], hear: Callable[[M], None]) -> None:
-        """From now on the process may send messages of these kinds, which `hear` gets."""
-        self._kinds = Kinds[Any](*OWN, *kinds)
-        self.on_message = lambda message, _fds: hear(message)
+    def listen(self, handlers: Handlers) -> None:
+        """From now on the process may send messages of these types, each of which goes to its handler, beside
+        acknowledgements and its ledger."""
+        self.listen_only(handlers | self._own)
 
-    def send(self, message: Message | typed.Message, fds: Sequence[int] = (), seq: int = 0) -> None:
+    def listen_only(self, handlers: Handlers) -> None:
+        """The process may send messages of these types alone: it has not joined yet."""
+        self._handlers = handlers
+        self._kinds = Kinds(*handlers)
+
+    def send(self, message: Message, seq: int = 0) -> None:
         """Send now or as soon as the process reads; descriptors are duplicated, so the caller keeps its own."""
         if not self._is_open:
             return
-        body, fds = encoded(message, fds, seq)
+        body, fds = encode(message, seq)
         if not self._outbox:
             try:
                 self._channel.send_encoded(body, fds)
@@ -162,8 +169,6 @@ class Member:
         """Take a message; False where there is none."""
         if not self._is_open:
             return False
-        if self._kinds is None:
-            return self._hear_legacy()
         try:
             message, _ = self._channel.receive(self._kinds)
         except BlockingIOError:
@@ -171,32 +176,16 @@ class Member:
         except EOFError:
             self.hang_up()
             return False
-        if isinstance(message, Acknowledged):
-            self._acknowledgements.received(self, message.seq)
-        elif isinstance(message, LedgerCounted):
-            self.counts = message.counts
-        else:
-            self.on_message(message, [])
+        except MessageError:
+            if self.on_malformed is None:
+                raise
+            self.on_malformed()
+            return True
+        self._handlers[type(message)](message)
         return True
 
-    def _hear_legacy(self) -> bool:
-        try:
-            message, fds = self._channel.receive()
-        except BlockingIOError:
-            return False
-        except EOFError:
-            self.hang_up()
-            return False
-        try:
-            if message["op"] == "ledger":
-                self.counts = message.get("counts")
-            elif message["op"] == "ack":
-                self._acknowledgements.received(self, message["seq"])
-            else:
-                self.on_message(message, fds)
-        finally:
-            _close_all(fds)
-        return True
+    def _on_ledger(self, message: LedgerCounted) -> None:
+        self.counts = message.counts
 
 
 class Acknowledgements:
@@ -230,11 +219,11 @@ class Acknowledgements:
         if not recipients:
             then()
             return
-        self._pending[seq] = (Counter(member for member, _, _ in recipients), bound(then))
+        self._pending[seq] = (Counter(member for member, _ in recipients), bound(then))
         if brief and self._loop is not None:
-            self._loop.call_after(patience_s, lambda: self._pass_over(seq, {member for member, _, _ in brief}))
-        for member, message, fds in recipients:
-            member.send(message, fds, seq)
+            self._loop.call_after(patience_s, lambda: self._pass_over(seq, {member for member, _ in brief}))
+        for member, message in recipients:
+            member.send(message, seq)
 
     def _pass_over(self, seq: int, members: set[Member]) -> None:
         if seq in self._pending:

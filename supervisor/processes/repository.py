@@ -15,26 +15,13 @@ from shoal import errors
 from shoal.cloud_url import CloudUrl
 from shoal.control import ADDRESS_VARIABLE
 from shoal.errors import InternalError, ShoalError
+from shoal.messages import to_poller
+from shoal.messages.message import on, table
 from shoal.messages.shared import LogChanged
-from shoal.messages.to_poller import (
-    FROM_POLLER,
-    Discard,
-    Forget,
-    Look,
-    LookAll,
-    ModelFound,
-    Order,
-    OrderDone,
-    OrderRefused,
-    Poll,
-    Polled,
-    PollerWelcomed,
-)
 from shoal.options import ServerOptions
 from shoal.reasons import describe_exit
-from shoal.repository import found as repository
 from shoal.repository.cloud_cache import Slot
-from shoal.repository.found import FoundModel
+from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.failure_domains import bound
@@ -45,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 Failed = Callable[[ShoalError], None]
 #: What an order's last answer says, and the models that it has found.
-Done = Callable[[Polled | OrderDone, list[FoundModel]], None]
+Done = Callable[[to_poller.Polled | to_poller.OrderDone, list[FoundModel]], None]
 
 
 class OpenOrder:
     """An order, until it is answered."""
 
-    def __init__(self, message: Order, on_done: Done, on_failed: Failed) -> None:
+    def __init__(self, message: to_poller.Order, on_done: Done, on_failed: Failed) -> None:
         self.message = message
         # In the failure domain of the code that asks.
         self.on_done = bound(on_done)
@@ -76,6 +63,12 @@ class Repository:
         self._control_address = control_address
         self._log_settings = log_settings
         self._numbers = itertools.count(1)
+        self.handlers = table(
+            on(to_poller.ModelFound, self._on_found),
+            on(to_poller.Polled, self._on_done),
+            on(to_poller.OrderDone, self._on_done),
+            on(to_poller.OrderRefused, self._on_refused),
+        )
         # Changed by orders, answers and the process's end.
         self._child: Child | None = None
         self._member: Member | None = None
@@ -93,10 +86,10 @@ class Repository:
         """The process has connected: it gets what has been asked meanwhile."""
         self._member = member
         self._heard_s = self._loop.now_s()
-        member.listen(FROM_POLLER, self._on_answer)
+        member.listen(self.handlers)
         options = self._options
         member.send(
-            PollerWelcomed(
+            to_poller.PollerWelcomed(
                 log=self._log_settings,
                 repositories=[
                     (str(place), None if isinstance(place, Path) else str(self._slots[place].directory))
@@ -114,7 +107,7 @@ class Repository:
     def forget(self, keep: Collection[Path]) -> None:
         """Have the copies from cloud storage removed that nobody needs any more."""
         if self._slots and self._member is not None:
-            self._member.send(Forget([str(directory) for directory in keep]))
+            self._member.send(to_poller.Forget([str(directory) for directory in keep]))
 
     def stop(self) -> None:
         """End the process; nobody asks any more."""
@@ -123,16 +116,16 @@ class Repository:
 
     # --- questions ---
 
-    def poll(self, names: Collection[str] | None, then: Callable[[repository.Poll], None], failed: Failed) -> None:
+    def poll(self, names: Collection[str] | None, then: Callable[[Poll], None], failed: Failed) -> None:
         """Every model there is; only `names`, or all, are looked into."""
 
-        def polled(answer: Polled | OrderDone, found: list[FoundModel]) -> None:
-            assert isinstance(answer, Polled)
+        def polled(answer: to_poller.Polled | to_poller.OrderDone, found: list[FoundModel]) -> None:
+            assert isinstance(answer, to_poller.Polled)
             problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer.problems}
             identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer.identifiers)
-            then(repository.Poll({model.identifier: model for model in found}, problems, identifiers))
+            then(Poll({model.identifier: model for model in found}, problems, identifiers))
 
-        self._order(Poll(next(self._numbers), None if names is None else list(names)), polled, failed)
+        self._order(to_poller.Poll(next(self._numbers), None if names is None else list(names)), polled, failed)
 
     def look_all(
         self,
@@ -145,7 +138,7 @@ class Repository:
         repository: str | None = None,
     ) -> None:
         """Find the models of a name, with what a load request brings along (poll.py's Override)."""
-        order = LookAll(next(self._numbers), name, config, directory, repository)
+        order = to_poller.LookAll(next(self._numbers), name, config, directory, repository)
         self._order(order, lambda _answer, found: then(found), failed)
 
     def look(
@@ -153,19 +146,19 @@ class Repository:
     ) -> None:
         """Find a model by its name, of several the one of the `preferred` namespace; `then` gets None for none."""
 
-        order = Look(next(self._numbers), name, preferred)
+        order = to_poller.Look(next(self._numbers), name, preferred)
         self._order(order, lambda _answer, found: then(found[0] if found else None), failed)
 
     def discard(self, directory: Path) -> None:
         """Have a directory removed that was made for one load."""
-        self._order(Discard(next(self._numbers), str(directory)), lambda _answer, _found: None, _log_failure)
+        self._order(to_poller.Discard(next(self._numbers), str(directory)), lambda _answer, _found: None, _log_failure)
 
     def configure_log(self) -> None:
         """The settings of the log have changed."""
         if self._member is not None:
             self._member.send(LogChanged(self._log_settings))
 
-    def _order(self, message: Order, on_done: Done, on_failed: Failed) -> None:
+    def _order(self, message: to_poller.Order, on_done: Done, on_failed: Failed) -> None:
         number = message.order
         self._orders[number] = OpenOrder(message, on_done, on_failed)
         try:
@@ -180,19 +173,20 @@ class Repository:
 
     # --- answers ---
 
-    def _on_answer(self, answer: ModelFound | Polled | OrderDone | OrderRefused) -> None:
+    def _on_found(self, answer: to_poller.ModelFound) -> None:
         self._heard_s = self._loop.now_s()
-        order = self._orders.get(answer.order)
-        if order is None:
-            return
-        if isinstance(answer, ModelFound):
-            order.found.append(FoundModel.from_message(answer.model))
-            return
-        del self._orders[answer.order]
-        if isinstance(answer, OrderRefused):
-            order.on_failed(errors.from_wire(answer.wire, answer.sentence))
-        else:
+        if answer.order in self._orders:
+            self._orders[answer.order].found.append(FoundModel.from_message(answer.model))
+
+    def _on_done(self, answer: to_poller.Polled | to_poller.OrderDone) -> None:
+        self._heard_s = self._loop.now_s()
+        if (order := self._orders.pop(answer.order, None)) is not None:
             order.on_done(answer, order.found)
+
+    def _on_refused(self, answer: to_poller.OrderRefused) -> None:
+        self._heard_s = self._loop.now_s()
+        if (order := self._orders.pop(answer.order, None)) is not None:
+            order.on_failed(errors.from_wire(answer.wire, answer.sentence))
 
     def _check_answered(self, number: int, asked_s: float) -> None:
         """Whoever is silent for too long is killed; each model that was found is a sign of life."""

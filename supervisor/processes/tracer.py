@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.control import ADDRESS_VARIABLE
+from shoal.messages.message import on, table
+from shoal.messages.shared import LogChanged
+from shoal.messages.to_tracer import TracerWelcomed, TracesCollected, TracingChanged
 from shoal.reasons import describe_exit
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.children import Child, spawn
@@ -84,7 +87,7 @@ class Tracer:
     def configure_log(self) -> None:
         """The settings of the log have changed."""
         if self._member is not None:
-            self._member.send({"op": "log", "log": self._log_settings})
+            self._member.send(LogChanged(self._log_settings))
 
     def close(self, then: Callable[[], None]) -> None:
         """Nothing is traced any more; `then` when everything is written and exported, or has taken too long."""
@@ -118,24 +121,18 @@ class Tracer:
         self.inlet()
         assert self._sockets is not None
         self._member = member
-        member.on_message = lambda message, _fds: self._on_message(message)
-        welcome = {
-            "op": "joined",
-            "log": self._log_settings,
-            "first_number": self._num_started << NUMBER_BITS | 1,
-            "since_s": self._since_s,
-            "options": self._config.options,
-            "resource": self._config.resource,
-        }
+        member.listen(table(on(TracesCollected, self._on_traces)))
+        first_number = self._num_started << NUMBER_BITS | 1
+        options, resource, traces = self._config.options, self._config.resource, self._sockets[0].fileno()
         self._num_started += 1
-        member.send(welcome, [self._sockets[0].fileno()])
+        member.send(TracerWelcomed(self._log_settings, first_number, self._since_s, options, resource, traces))
         waiting, self._waiting = self._waiting, []
         self._tell(member, lambda: _call_all(waiting))
 
     def _tell(self, member: Member, then: Callable[[], None]) -> None:
         told = self._settings
-        message = {"op": "settings", "settings": [dataclasses.asdict(each) for each in told]}
-        self._acknowledgements.announce([(member, message, ())], lambda: self._in_force(member, told, then))
+        message = TracingChanged([dataclasses.asdict(each) for each in told])
+        self._acknowledgements.announce([(member, message)], lambda: self._in_force(member, told, then))
 
     def _in_force(self, member: Member, told: Sequence[TraceSetting], then: Callable[[], None]) -> None:
         # Only when it has heard of nothing being traced it has written everything.
@@ -196,8 +193,8 @@ class Tracer:
         self._is_pausing = True
         self._loop.call_after(pause_s, self._start)
 
-    def _on_message(self, message: Message) -> None:
-        for revision, count in message["counts"]:
+    def _on_traces(self, message: TracesCollected) -> None:
+        for revision, count in message.counts:
             self._on_collected(revision, count)
 
 

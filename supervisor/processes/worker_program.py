@@ -6,10 +6,12 @@ And what the worker is told to load. Runs in the supervisor.
 import os
 from pathlib import Path
 
-from shoal.control import ADDRESS_VARIABLE, Message
+from shoal.control import ADDRESS_VARIABLE
 from shoal.environments import enter
 from shoal.environments.cache import cache_directory
 from shoal.environments.wanted import wanted
+from shoal.messages.from_worker import ModelIOFound
+from shoal.messages.to_worker import LoadModel
 from shoal.model_config.autocomplete import IOTensor, ModelIO
 from shoal.model_config.idempotence import may_run_again
 from shoal.model_config.python_backends import runs_on
@@ -45,31 +47,30 @@ def worker_program(
     return "", Program(f"worker {name}", module, variables, gives_way=gives_way)
 
 
-def load_message(version: ModelVersion, placement: Placement, model_file: Path | None, host: Host) -> Message:
-    """What its worker hears first."""
-    return {
-        "op": "load",
-        "name": version.name,
-        "version": version.version,
-        "version_dir": str(version.version_dir),
-        "model_file": str(model_file or ""),
-        "config": version.config,
-        "final": version.is_config_final,
-        "may_run_again": may_run_again(version.config),
-        "instance_name": placement.instance_name,
-        "kind": placement.kind,
-        "device_id": 0,
-        "gpu": placement.device_id,
-        "cores": list(placement.cores),
-        "backend_config": host.options.backend_settings(version.config["backend"]),
-        "log": host.log_settings,
-    }
-
-
-def reported_model_io(message: Message) -> ModelIO:
-    """What it answers where its model's file must be looked into first."""
-    inputs, outputs = (
-        tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in message[side])
-        for side in ("inputs", "outputs")
+def load_message(version: ModelVersion, placement: Placement, model_file: Path | None, host: Host) -> LoadModel:
+    """The first message to the worker of an instance."""
+    return LoadModel(
+        name=version.name,
+        version=version.version,
+        version_dir=str(version.version_dir),
+        model_file=str(model_file or ""),
+        config=version.config,
+        is_config_final=version.is_config_final,
+        may_run_again=may_run_again(version.config),
+        instance_name=placement.instance_name,
+        kind=placement.kind,
+        device_id=0,
+        gpu=placement.device_id,
+        cores=list(placement.cores),
+        backend_config=host.options.backend_settings(version.config["backend"]),
+        log=host.log_settings,
     )
-    return ModelIO(inputs, outputs, message["completed"], message["fills_max_batch_size"])
+
+
+def reported_model_io(message: ModelIOFound) -> ModelIO:
+    """The tensors of a model's file, as the worker that has looked into it reports them."""
+    inputs, outputs = (
+        tuple(IOTensor(name, data_type, tuple(dims)) for name, data_type, dims in side)
+        for side in (message.inputs, message.outputs)
+    )
+    return ModelIO(inputs, outputs, message.completed, message.fills_max_batch_size)

@@ -6,8 +6,9 @@ Runs in the supervisor, for `GET /v2/repository/models/NAME/batches` and `shoal 
 from collections.abc import Callable
 from typing import Any
 
-from shoal.control import Message
 from shoal.errors import UnavailableError
+from shoal.messages.from_batcher import ModelExplained
+from shoal.messages.to_batcher import ExplainModel
 from shoal.shm.counters import RowView
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
@@ -33,15 +34,15 @@ class Explanations:
         """What front ends may ask."""
         return {"explain": self._explain}
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: ModelExplained) -> None:
         """The batcher tells of one model version."""
-        self._told[message["model"]] = message["told"]
+        self._told[message.model_id] = message.explanation
 
     def _explain(self, question: Question) -> None:
         model, number = self._models.get(question.arguments["model"]), question.arguments["version"]
         versions = [model.serving[each] for each in sorted(model.serving) if number in (None, each)]
         asked = [each for each in versions if "ensemble_scheduling" not in each.version.config]
-        messages = [{"op": "explain", "model": each.version.model_id} for each in asked]
+        messages = [ExplainModel(each.version.model_id) for each in asked]
         recipients = [recipient for message in messages for recipient in self._star.to_batcher(message)]
 
         def answer() -> None:

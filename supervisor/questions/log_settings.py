@@ -8,6 +8,7 @@ judged by the front end that asks.
 from typing import Any, Protocol
 
 from shoal import log
+from shoal.messages.shared import LogChanged
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.questions.questions import Question
 
@@ -40,11 +41,11 @@ class LogSettings:
         for each in self._others:
             each.configure_log()
         now = dict(self._settings)
-        message = {"op": "log", "log": now}
+        message = LogChanged(now)
         star = self._star
         for worker in star.workers.values():
             worker.member.send(message)
         listening = [client.member for client in star.front_ends]
         if star.batcher is not None:
             listening.append(star.batcher)
-        star.acknowledgements.announce([(member, message, ()) for member in listening], lambda: question.answer(now))
+        star.acknowledgements.announce([(member, message) for member in listening], lambda: question.answer(now))

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.control import Message
 from shoal.errors import InternalError, ShoalError
+from shoal.messages.from_client import QuestionAsked
+from shoal.messages.to_client import QuestionAnswered
 from shoal.supervisor.failure_domains import own_error, run_in
 from shoal.supervisor.processes.members import Member
 
@@ -33,13 +34,11 @@ class Question:
 
     def answer(self, result: Any = None) -> None:
         """Done: `result` is of what msgpack can carry."""
-        self.asker.send({"op": "answer", "question": self.number, "wire": 0, "sentence": "", "result": result})
+        self.asker.send(QuestionAnswered(self.number, result=result))
 
     def refuse(self, error: ShoalError) -> None:
         """Not done; the client gets this sentence, with the status of the error's class."""
-        self.asker.send(
-            {"op": "answer", "question": self.number, "wire": error.wire, "sentence": str(error), "result": None}
-        )
+        self.asker.send(QuestionAnswered(self.number, error.wire, str(error)))
 
 
 Handler = Callable[[Question], None]
@@ -54,10 +53,10 @@ class Questions:
     def __init__(self, handlers: dict[str, Handler]) -> None:
         self._handlers = {"ping": Question.answer, **handlers}
 
-    def take(self, asker: Member, message: Message) -> None:
+    def take(self, asker: Member, message: QuestionAsked) -> None:
         """Hand a front end's message to whom it concerns."""
-        question = Question(asker, message["question"], message["arguments"])
-        run_in(question, self._take, question, message["verb"])
+        question = Question(asker, message.question, message.arguments)
+        run_in(question, self._take, question, message.verb)
 
     def _take(self, question: Question, verb: str) -> None:
         handler = self._handlers.get(verb)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from shoal.control import Message
+from shoal.messages.to_client import TraceSettingsChanged
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
@@ -57,24 +57,24 @@ class Tracing:
             answer()
             return
         self._settings.change(model, changes)
-        message, fds = self._message()
+        message = self._message()
         self._star.acknowledgements.announce(
-            [(client.member, message, fds) for client in self._star.front_ends], lambda: self._tell_tracer(answer)
+            [(client.member, message) for client in self._star.front_ends], lambda: self._tell_tracer(answer)
         )
 
     def tell(self, client: Participant) -> None:
         """A front end has joined."""
-        client.member.send(*self._message())
+        client.member.send(self._message())
 
     def _tell_tracer(self, then: Callable[[], None]) -> None:
         self.tracer.set([setting for setting in self._settings.in_force.values() if setting.is_on], then)
 
-    def _message(self) -> tuple[Message, list[int]]:
+    def _message(self) -> TraceSettingsChanged:
         """What front ends hear; they are given the way to the tracer where there is something to send."""
         in_force = self._settings.in_force
         settings = {model: dataclasses.asdict(setting) for model, setting in in_force.items()}
         is_on = any(setting.is_on for setting in in_force.values())
-        return {"op": "trace_settings", "settings": settings}, [self.tracer.inlet()] if is_on else []
+        return TraceSettingsChanged(settings, self.tracer.inlet() if is_on else None)
 
     def _on_collected(self, revision: int, count: int) -> None:
         """Nothing is left to be collected under a setting: tell those who sample."""

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from shoal.batcher.batcher import Batcher
-from shoal.control import Channel, Message
+from shoal.control import Channel
+from shoal.messages.message import Message
+from shoal.messages.shared import Acknowledged
+from shoal.messages.to_batcher import BatcherActivated, ClientJoined, ModelAdded, WorkerJoined, WorkerReady
 from shoal.shm import counters, layout, segment
-from shoal.shm.counters import CounterTable
 from shoal.shm.doorbell import Doorbell
-from shoal.shm.layout import COUNTERS, DONE, LINK, REQUEST, WORKER, B
+from shoal.shm.layout import CLIENT, COUNTERS, DONE, LINK, REQUEST, WORKER, B
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from tests.batcher.star import GEOMETRY
+from tests.messages import receive
 
 MODEL, FRONT_END, FIRST, SECOND = 5, 21, 31, 32
 CONFIG = {"input": [], "output": [], "instance_group": [], "name": "m", "max_batch_size": 0}
@@ -31,30 +34,33 @@ class Supervisor:
         self.channel = channel
         self.bell = bell
 
-    def tell(self, message: dict[str, Any], *fds: int) -> None:
+    def tell(self, message: Message) -> None:
         """Say something, and wait until it is in force. What the batcher says before it acknowledges fails the test."""
-        self.channel.send({**message, "seq": 7}, fds)
-        assert self.hear() == {"op": "ack", "seq": 7}
+        self.channel.send(message, 7)
+        assert self.hear() == Acknowledged(7)
 
-    def hear(self) -> Message:
+    def hear(self) -> Any:
         """The next message; TimeoutError where none comes within 10 s."""
-        return self.channel.receive()[0]
+        return receive(self.channel)[0]
 
-    def add(self, kind: int, owner: int, **message: Any) -> "End":
+    def add(self, kind: int, owner: int) -> "End":
         """Introduce a client or a worker."""
         own = segment.create(kind, owner, 1, GEOMETRY, sealed=True)
         link = segment.create(LINK, owner, 1, GEOMETRY, sealed=False)
         views = segment.read_only(own), segment.read_only(link)
         bell, batcher_bell = Doorbell.create(), Doorbell.create()
-        self.tell({**message, "owner": owner}, views[0], link, bell.fd, batcher_bell.fd)
+        if kind == CLIENT:
+            self.tell(ClientJoined(owner, views[0], link, bell.fd, batcher_bell.fd))
+        else:
+            self.tell(WorkerJoined(owner, MODEL, None, views[0], link, bell.fd, batcher_bell.fd))
         os.close(views[0])
         os.close(link)
         return End(Segment.attach(own), SegmentView.attach(views[1]), bell, batcher_bell)
 
     def add_worker(self, owner: int) -> "End":
         """Introduce a worker to which batches may go."""
-        worker = self.add(WORKER, owner, op="worker", model=MODEL)
-        self.tell({"op": "worker_ready", "owner": owner})
+        worker = self.add(WORKER, owner)
+        self.tell(WorkerReady(owner))
         return worker
 
 
@@ -85,10 +91,12 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     ours.settimeout(10)
     bell = Doorbell.create()
     table = segment.create(COUNTERS, 1, 1, counters.GEOMETRY, sealed=False)
-    figures = CounterTable(Segment.attach(table))
-    batcher = Batcher(
-        Channel(theirs), bell, figures, 100, 100, counts_first_responses=False, cache_bytes=0, is_successor=is_successor
-    )
+    settings = BatcherActivated(
+        log={}, max_queue_size=100, max_in_flight=100, deadline_ns=0, counts_first_responses=False, cache_bytes=0,
+        redis=None, is_successor=is_successor, rate_limits=None, latency_target_ms=0, bell=os.dup(bell.fd),
+        counters=table,
+    )  # fmt: skip
+    batcher = Batcher(Channel(theirs), settings)
 
     def run() -> None:
         with pytest.raises(EOFError):
@@ -99,15 +107,7 @@ def batching(*, is_successor: bool = False) -> Iterator[Supervisor]:
     try:
         supervisor = Supervisor(Channel(ours), bell)
         supervisor.tell(
-            {
-                "op": "model",
-                "model": MODEL,
-                "row": 0,
-                "version": 1,
-                "config": CONFIG,
-                "groups": [],
-                "may_run_again": True,
-            }
+            ModelAdded(model_id=MODEL, row=0, version=1, config=CONFIG, groups=[], may_run_again=True, revision="")
         )
         yield supervisor
     finally:

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 
+from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.shm import layout
 from shoal.shm.layout import B
 from tests.batcher.star import CLIENT, HEADER, MODEL, WORKER, End, Star
@@ -102,8 +103,8 @@ class Fuzz:
     def _step(self) -> None:
         self._now_ns += 1000
         self._star.exchange.step(self._now_ns)
-        for op, owner in self._star.reports():
-            assert (op, owner) == ("distrusted", GUEST)
+        for report in self._star.reports():
+            assert report == ProcessDistrusted(GUEST)
             self.num_distrusted += 1
             self._guest = self._come_back()
 

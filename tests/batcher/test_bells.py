@@ -173,7 +173,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def test_a_lone_request_costs_no_look_more_beside_busy_workers_and_idle_clients(looks: Counter[str]) -> None:
     with batching() as supervisor:
-        client, worker = supervisor.add(CLIENT, FRONT_END, op="client"), supervisor.add_worker(FIRST)
+        client, worker = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
 
         def lone(number: int) -> int:
             """How many looks one request takes."""
@@ -196,7 +196,7 @@ def test_a_lone_request_costs_no_look_more_beside_busy_workers_and_idle_clients(
 def test_an_answer_before_a_long_execution_is_passed_on_though_no_bell_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "MAX_SLEEP_S", 60.0)
     with batching() as supervisor:
-        client, worker = supervisor.add(CLIENT, FRONT_END, op="client"), supervisor.add_worker(FIRST)
+        client, worker = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
         for number in range(1, 41):  # so fast that the worker is given work ahead
             ask_for(client, number)
             answer(worker, worker.hear())
@@ -213,7 +213,7 @@ def test_an_answer_before_a_long_execution_is_passed_on_though_no_bell_rings(mon
 def _keep_busy(supervisor: Supervisor, client: Peer, worker: Peer) -> list[tuple[Peer, tuple[int, ...]]]:
     """Many clients that are idle, many workers that execute, and the first one idle again."""
     for owner in range(50, 50 + MANY):
-        supervisor.add(CLIENT, owner, op="client")
+        supervisor.add(CLIENT, owner)
     workers = [supervisor.add_worker(owner) for owner in range(70, 70 + MANY)]
     for number in range(10, 11 + MANY):
         ask_for(client, number)

@@ -6,6 +6,7 @@ import weakref
 import pytest
 
 from shoal.batcher.peers import Client
+from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.reasons import Reason
 from shoal.shm.layout import (
     CANCEL,
@@ -234,7 +235,7 @@ def test_guests_have_no_children_and_are_none(kind: int) -> None:
             CHILD_REQUEST, 2, MODEL, INPUT_BLOCK, HEADER, 1, 0, 0, 0, 0, 0, 100, FRONT_END << NUMBER_BITS | 1
         )
         star.exchange.step(200)
-        assert star.reports() == [("distrusted", FRONT_END)]
+        assert star.reports() == [ProcessDistrusted(FRONT_END)]
 
 
 def test_a_front_end_is_told_of_an_ensemble_s_steps() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.messages.from_batcher import ModelRetired
 from shoal.reasons import Reason
 from shoal.shm import layout
 from shoal.shm.layout import CANCEL, REQUEST, B, P
@@ -241,7 +242,7 @@ def test_models_stay_until_the_requests_that_began_with_them_end() -> None:
     sky.answer(sky.double, item)
     assert sky.reports() == []
     result = sky.answer(sky.double, sky.item(sky.double))
-    assert sky.reports() == [("model_retired", DOUBLE)]
+    assert sky.reports() == [ModelRetired(DOUBLE)]
     sky.release(1, result)
     sky.ask(2)
     assert sky.items(sky.double) == []  # the next one begins with the others

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, RELEASE, REPLY, TRACE, B, P, pack_ref
 from tests.batcher.star import (
@@ -73,7 +74,7 @@ def test_one_record_releases_several_replies_and_a_false_number_ends_its_client(
     assert (worker.heard(), star.exchange.holders.num_held) == ([], 1)
     client.say(RELEASE, 2, 0, 0, 1 << 40 | 5)
     star.exchange.step(now_ns=3_000)
-    assert star.exchange.reports == [{"op": "distrusted", "owner": CLIENT}]
+    assert star.exchange.reports == [ProcessDistrusted(CLIENT)]
 
 
 def test_the_times_are_in_the_reply_to_who_asked_for_them() -> None:
@@ -263,7 +264,7 @@ def test_ring_that_lies_ends_its_owner() -> None:
     star.exchange.step(now_ns=500)
     worker.own.words[8] = 10**9
     star.exchange.step(now_ns=600)
-    assert star.reports() == [("distrusted", WORKER)]
+    assert star.reports() == [ProcessDistrusted(WORKER)]
     star.exchange.step(now_ns=700)
     assert [(reply[P.NUMBER], reply[P.REASON]) for reply in client.heard()] == [(1, Reason.DAMAGED)]
 

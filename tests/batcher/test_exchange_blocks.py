@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCHER as BATCHER_KIND
 from shoal.shm.layout import DONE, HAVE, RESPONSE, B, Geometry, P, pack_ref
@@ -52,7 +53,7 @@ def test_a_block_of_another_process_is_left_alone_and_ends_the_worker(kind: int,
     assert blocks.own is not None
     assert blocks.own.is_taken(two.batchers)
     assert [(reply[P.BLOCK], reply[P.REASON]) for reply in two.client.heard()] == [(0, Reason.DAMAGED)]
-    assert two.star.reports() == [("distrusted", WORKER)]
+    assert two.star.reports() == [ProcessDistrusted(WORKER)]
     assert len(two.star.exchange.holders) == 0
 
 
@@ -61,7 +62,7 @@ def test_a_block_of_another_process_is_left_alone_and_ends_the_worker(kind: int,
 def test_an_answer_in_a_segment_that_is_not_there_ends_the_worker(kind: int, owner: int) -> None:
     two = Two()
     two.name(kind, pack_ref(owner, 0, 1))
-    assert two.star.reports() == [("distrusted", WORKER)]
+    assert two.star.reports() == [ProcessDistrusted(WORKER)]
 
 
 def test_a_block_of_a_segment_that_is_gone_may_be_told_late() -> None:
@@ -77,4 +78,4 @@ def test_a_result_of_a_worker_that_is_not_there_is_nobodys() -> None:
     two = Two()
     two.star.exchange.blocks.add_result(95, OTHER + 1)
     two.name(DONE, pack_ref(95, 0, 1))
-    assert two.star.reports() == [("distrusted", WORKER)]
+    assert two.star.reports() == [ProcessDistrusted(WORKER)]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.messages.from_batcher import WorkerRetired
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, CANCEL, DONE, FREE, HOLD, READY, RELEASE, RESCHEDULE, RESPONSE, B, P, pack_ref
 from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each
@@ -263,7 +264,7 @@ def test_a_retiring_worker_waits_for_its_streams() -> None:
     assert star.reports() == []
     end(worker, item)
     star.exchange.step(now_ns=800)
-    assert star.reports() == [("worker_retired", WORKER)]
+    assert star.reports() == [WorkerRetired(WORKER)]
 
 
 def test_what_does_not_fit_into_a_client_s_ring_follows_in_order() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.messages.from_batcher import ModelRetired, WorkerRetired
 from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM, DONE, B, P
 from tests.batcher.star import CLIENT, MODEL, SINGLE, WORKER, End, Star, ask, one_of_each
@@ -29,7 +30,7 @@ def test_an_idle_worker_is_reported_with_the_next_step_and_gets_nothing_more() -
     star.exchange.retire_worker(WORKER)
     ask(client, 1)
     star.exchange.step(now_ns=500)
-    assert star.reports() == [("worker_retired", WORKER)]
+    assert star.reports() == [WorkerRetired(WORKER)]
     star.exchange.step(now_ns=600)
     assert (star.reports(), worker.heard()) == ([], [])
     successor = star.add_worker(WORKER + 1, star.model(MODEL))
@@ -50,7 +51,7 @@ def test_a_busy_worker_is_reported_when_clients_have_its_last_answer() -> None:
         assert star.reports() == []
         answer(worker, item)
     star.exchange.step(now_ns=700)
-    assert star.reports() == [("worker_retired", WORKER)]
+    assert star.reports() == [WorkerRetired(WORKER)]
     assert (numbers(client), worker.heard()) == ([1, 2, 3], [])
 
 
@@ -79,7 +80,7 @@ def test_a_model_is_reported_when_nothing_of_it_is_queued_or_running() -> None:
         (item,) = worker.heard()
         answer(worker, item)
     star.exchange.step(now_ns=1_500)
-    assert star.reports() == [("model_retired", MODEL)]
+    assert star.reports() == [ModelRetired(MODEL)]
     assert numbers(client) == [1, 2]
     ask(client, 3)  # from a client that looked the model up before it heard
     star.exchange.step(now_ns=1_600)
@@ -98,7 +99,7 @@ def test_a_model_whose_queue_is_refused_has_nothing_left() -> None:
     assert star.reports() == []
     star.exchange.fail_model(MODEL, now_ns=600)
     star.exchange.step(now_ns=700)
-    assert star.reports() == [("model_retired", MODEL)]
+    assert star.reports() == [ModelRetired(MODEL)]
 
 
 def test_whoever_is_gone_or_was_never_there_is_not_reported() -> None:
@@ -126,7 +127,7 @@ def test_a_successor_reports_once_what_the_dead_one_left_is_answered() -> None:
     assert star.reports() == []
     answer(worker, item)
     star.exchange.step(now_ns=700)
-    assert star.reports() == [("worker_retired", WORKER), ("model_retired", MODEL)]
+    assert star.reports() == [WorkerRetired(WORKER), ModelRetired(MODEL)]
     assert numbers(client) == [1]
 
 
@@ -188,14 +189,15 @@ class Play:
             items = [record for record in end.heard() if record[0] == BATCH_ITEM]
             assert not items or owner not in self.retiring_workers
             self.todo[owner] += items
-        for op, who in self.star.reports():
-            if op == "worker_retired":
+        for report in self.star.reports():
+            if isinstance(report, WorkerRetired):
+                who = report.owner
                 self.retiring_workers.remove(who)
                 assert not self.todo[who]
                 del self.ends[who], self.todo[who]  # its process ends by itself
                 self.star.remove_worker(who, self.now_ns)
             else:
-                assert (op, who, self.is_model_retiring) == ("model_retired", MODEL, True)
+                assert (report, self.is_model_retiring) == (ModelRetired(MODEL), True)
                 assert not self.open
                 assert not any(self.todo.values())
                 self.is_model_retiring = False

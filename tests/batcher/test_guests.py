@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.batcher.guests import GUEST_HOLDS_NS, MAX_HEADER_BYTES, is_fixed
+from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.shm import layout
 from shoal.shm.layout import B
 from tests.batcher.fuzz import Fuzz
@@ -58,7 +59,7 @@ def test_a_record_that_no_client_writes_ends_its_guest_alone(record: tuple[int, 
     ask(client, 1)
     guest.say(*record)
     star.exchange.step(NOW)
-    assert star.reports() == [("distrusted", GUEST)]
+    assert star.reports() == [ProcessDistrusted(GUEST)]
     assert GUEST not in star.exchange.clients
     (item,) = worker.heard()
     worker.say(7, item[B.KEY], item[B.BATCH], 0, RESULT)
@@ -137,7 +138,7 @@ def test_a_guest_that_asks_more_than_it_may_is_ended() -> None:
     for number in range(1, 42):
         guest.say(*request(number))
     star.exchange.step(NOW)
-    assert star.reports() == [("distrusted", GUEST)]
+    assert star.reports() == [ProcessDistrusted(GUEST)]
     assert star.exchange.num_open == 0
 
 
@@ -153,7 +154,7 @@ def test_nothing_more_is_read_of_a_guest_that_is_ended_while_others_are_read() -
     last.say(*request(6, block=mine))
     ask(client, 1, 2)
     star.exchange.step(NOW)
-    assert star.reports() == [("distrusted", OTHER)]
+    assert star.reports() == [ProcessDistrusted(OTHER)]
     assert star.exchange.num_open == 2
 
 
@@ -165,7 +166,7 @@ def test_a_guest_that_takes_no_answers_is_ended(monkeypatch: pytest.MonkeyPatch)
         number += 1
         guest.say(*request(number, model=999))
         star.exchange.step(NOW)
-    assert star.reports() == [("distrusted", GUEST)]
+    assert star.reports() == [ProcessDistrusted(GUEST)]
     assert number < 200
 
 
@@ -216,7 +217,7 @@ def test_a_guest_that_starves_a_worker_goes() -> None:
         assert star.reports() == []
         worker.say(8, 0, 0, 2)
         star.exchange.step(now_ns)
-    assert star.reports() == [("distrusted", GUEST)]
+    assert star.reports() == [ProcessDistrusted(GUEST)]
     assert [record[3] for record in worker.heard() if record[0] == 6] == [layout.pack_ref(WORKER, 1 + GUEST, 1)]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from shoal.batcher.scheduling.deadlines import DeadlineScheduler
 from shoal.batcher.shared_answers import SharedAnswers
+from shoal.messages.from_batcher import ModelRetired
 from shoal.reasons import Reason
 from shoal.shm.layout import CANCEL, P
 from tests.batcher.caching_star import DIGEST, NUM_BLOCKS, SINGLE, Larder
@@ -172,7 +173,7 @@ def test_a_model_that_goes_is_reported_when_nobody_is_looked_up(larder: SharingL
     larder.step()
     assert larder.exchange.reports == []
     larder.find(1, larder.learn())
-    assert larder.exchange.reports == [{"op": "model_retired", "model": MODEL}]
+    assert larder.exchange.reports == [ModelRetired(MODEL)]
 
 
 def test_a_model_that_is_gone_has_nobody_looked_up(larder: SharingLarder) -> None:

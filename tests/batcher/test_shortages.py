@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.batcher.guests import GUEST_HOLDS_NS
+from shoal.messages.from_batcher import ProcessDistrusted
 from shoal.shm.layout import BATCH_ITEM, DONE, RECALL, RELEASE, RESPONSE, WANT, B, pack_ref
 from tests.batcher.star import MODEL, SINGLE, WORKER, End, Star, ask
 
@@ -115,7 +116,7 @@ def test_a_guest_goes_only_where_there_is_no_other_memory(urgency: int) -> None:
     if urgency == NEWS:
         assert star.reports() == []
         want(star, worker, ROOM_NOW, NOW + 2 * GUEST_HOLDS_NS + 2)
-    assert star.reports() == [("distrusted", GUEST)]
+    assert star.reports() == [ProcessDistrusted(GUEST)]
 
 
 @pytest.mark.parametrize("kind", [DONE, RESPONSE])
@@ -139,4 +140,4 @@ def test_a_guest_has_its_time_again_once_the_worker_has_gone_on(kind: int) -> No
     want(star, worker, ROOM_NOW, later + GUEST_HOLDS_NS)
     assert star.reports() == []
     want(star, worker, ROOM_NOW, later + GUEST_HOLDS_NS + 1)
-    assert star.reports() == [("distrusted", GUEST)]
+    assert star.reports() == [ProcessDistrusted(GUEST)]

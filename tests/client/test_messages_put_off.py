@@ -6,10 +6,19 @@ The test plays the supervisor and the batcher.
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from shoal.control import Channel, Message
+from shoal.control import Channel
+from shoal.messages.shared import (
+    Acknowledged,
+    BatcherReplaced,
+    SegmentAnnounced,
+    SegmentGone,
+    SegmentMissing,
+    SegmentWanted,
+)
 from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
@@ -21,6 +30,7 @@ from shoal.star.models import ModelTable
 from shoal.star.place import Place
 from shoal.star.shared_port import SharedPort
 from tests.batcher.star import MODEL, End
+from tests.messages import receive
 
 GEOMETRY = Geometry(0, 4 * layout.UNIT)
 
@@ -52,7 +62,7 @@ class Asking:
         self.answers: dict[int, bytes | None] = {}
         self.shared = SharedPort(place, self._take, place.apply)
         self.known, self.unknown = Worker(51), Worker(52)
-        self.send({"op": "segment", "owner": 51}, self.known.fd)
+        self.send(SegmentAnnounced(owner=51, segment=self.known.fd))
         self.first, self.second = (
             self.port.submit(MODEL, self.shared.allocate(1, MODEL), 0, 1, 0, 0) for _ in range(2)
         )
@@ -66,12 +76,12 @@ class Asking:
         self.batcher.push((layout.REPLY, number, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
         self.batcher.publish()
 
-    def send(self, message: Message, *fds: int) -> None:
-        self.supervisor.send(message, fds)
+    def send(self, message: Any, seq: int = 0) -> None:
+        self.supervisor.send(message, seq)
         self.shared.receive()
 
-    def said(self) -> Message:
-        message, _ = self.supervisor.receive()
+    def said(self) -> Any:
+        message, _ = receive(self.supervisor)
         return message
 
 
@@ -87,28 +97,28 @@ def asking() -> Iterator[Asking]:
 
 
 def test_a_segment_goes_when_the_replies_that_lie_there_are_read(asking: Asking) -> None:
-    asking.send({"op": "segment_gone", "owner": 51, "seq": 7})
-    assert asking.said() == {"op": "segment_wanted", "owner": 52}
+    asking.send(SegmentGone(51), seq=7)
+    assert asking.said() == SegmentWanted(52)
     assert asking.answers == {}
-    asking.send({"op": "segment", "owner": 52}, asking.unknown.fd)
+    asking.send(SegmentAnnounced(owner=52, segment=asking.unknown.fd))
     assert asking.answers == {asking.first: b"  52", asking.second: b"  51"}
-    assert asking.said() == {"op": "ack", "seq": 7}
+    assert asking.said() == Acknowledged(7)
     assert asking.port._segments.keys() == {52}
 
 
 def test_the_segment_that_is_asked_for_may_be_the_one_that_goes(asking: Asking) -> None:
-    asking.send({"op": "segment_gone", "owner": 52, "seq": 7})
-    assert asking.said() == {"op": "segment_wanted", "owner": 52}
-    asking.send({"op": "segment", "owner": 52}, asking.unknown.fd)
+    asking.send(SegmentGone(52), seq=7)
+    assert asking.said() == SegmentWanted(52)
+    asking.send(SegmentAnnounced(owner=52, segment=asking.unknown.fd))
     assert asking.answers == {asking.first: b"  52", asking.second: b"  51"}
-    assert asking.said() == {"op": "ack", "seq": 7}
+    assert asking.said() == Acknowledged(7)
     assert asking.port._segments.keys() == {51}
 
 
 def test_a_batchers_successor_is_sent_no_request_that_is_answered(asking: Asking) -> None:
-    asking.send({"op": "batcher", "seq": 8})
-    assert asking.said() == {"op": "segment_wanted", "owner": 52}
-    asking.send({"op": "segment_missing", "owner": 52})
+    asking.send(BatcherReplaced(), seq=8)
+    assert asking.said() == SegmentWanted(52)
+    asking.send(SegmentMissing(52))
     assert asking.answers == {asking.first: None, asking.second: b"  51"}
-    assert asking.said() == {"op": "ack", "seq": 8}
+    assert asking.said() == Acknowledged(8)
     assert asking.port.counts["requests_open"] == 0

@@ -10,6 +10,8 @@ import pytest
 from shoal.client import socket_path
 from shoal.client.socket_path import client_paths, directories, is_private, server_path, sweep
 from shoal.control import Listener, visit
+from shoal.messages.from_client import GuestConnected
+from tests.messages import receive
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_a_guest_is_known_by_its_user(tmp_path: Path) -> None:
         channel, pid = accepted
         assert pid == os.getpid()
         channel.setblocking(True)
-        assert channel.receive() == ({"op": "join"}, [])
+        assert receive(channel) == (GuestConnected(), 0)
         channel.close()
     listener.close()
 
@@ -86,7 +88,7 @@ def test_descriptors_of_a_message_that_is_cut_short_are_closed(
         before = num_descriptors()
         socket.send_fds(sender, [b"\x00\x80"], [0] * 20)
         with pytest.raises(EOFError, match="cut short"):
-            channel.receive()
+            receive(channel)
         assert num_descriptors() == before
         channel.close()
     listener.close()

@@ -145,11 +145,12 @@ def raw(path: str) -> socket.socket:
         b"\x00\xc1",
         b"\x00" + b"\x91" * 4000,
         b"x" * 60_000,
-        {"op": "batcher"},
-        {"op": "join", "kind": "batcher"},
+        ["BatcherReplaced", 0],
+        ["BatcherConnected", 0],
+        ["GuestConnected", 0, 5],
         {"op": 5},
         [1],
-        {"op": "ack", "seq": 1},
+        ["Acknowledged", 0, 1],
     ],
     ids=lambda said: str(said)[:20],
 )
@@ -163,20 +164,21 @@ def test_who_does_not_join_is_hung_up_on(client: Client, client_path: str, said:
 @pytest.mark.parametrize(
     "said",
     [
-        {"op": "oversize", "request": 1, "nbytes": -1, "model": 0},
-        {"op": "oversize", "request": 1, "nbytes": "1", "model": 0},
-        {"op": "oversize_gone"},
-        {"op": "segment_wanted", "owner": None},
-        {"op": "ask", "question": 1, "verb": "statistics", "arguments": []},
-        {"op": "worker_gone", "owner": 1},
+        ["PayloadWanted", 0, 1, -1, 0],
+        ["PayloadWanted", 0, 1, "1", 0],
+        ["PayloadReleased", 0],
+        ["SegmentWanted", 0, None],
+        ["SegmentWanted", 0, 1, 2],
+        ["QuestionAsked", 0, 1, "statistics", []],
+        ["WorkerDied", 0, 1, 5, 0],
     ],
     ids=str,
 )
-def test_who_says_what_no_client_says_is_hung_up_on(client: Client, client_path: str, said: dict[str, object]) -> None:
+def test_who_says_what_no_client_says_is_hung_up_on(client: Client, client_path: str, said: list[object]) -> None:
     with Client(client_path) as hostile:
         assert sums(hostile)
         answers = hostile.stream("repeat", LASTING)
-        hostile._connected().connection.shared._send(said)
+        hostile._connected().connection.channel.send_encoded(msgpack.packb(said) or b"", ())
         with pytest.raises(ConnectionLostError):
             list(answers)
         assert sums(hostile)  # connected anew

@@ -27,6 +27,7 @@ from tests.scarcity import limited
 ECHO, LIE, COMPLAIN = range(3)
 LIAR = """
 import gc, sys
+import msgpack
 import triton_python_backend_utils as pb_utils
 from shoal.control import Channel
 
@@ -37,7 +38,7 @@ class TritonPythonModel:
             word = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
             if word[0, 0] == 1:
                 for channel in (each for each in gc.get_objects() if isinstance(each, Channel)):
-                    channel.send({"op": "segment_wanted"})
+                    channel.send_encoded(msgpack.packb(["SegmentWanted", 0]), ())
             if word[0, 0] == 2:
                 raise ValueError("as it was told")
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("B", word)]))
@@ -121,7 +122,7 @@ def test_a_worker_that_lies_costs_itself(server: Server, client: triton.Inferenc
     with suppress(InferenceServerException):  # its instance may be killed before it has answered
         ask(client, "liar", LIE)
     assert server.read_log(b"instance 'liar_0_0' of model 'liar' has met an error of the server's own", start=start)
-    assert server.read_log(b"KeyError: 'owner'", start=start)
+    assert server.read_log(b"MessageError: no message that is due", start=start)
     wait_until(lambda: pid_of(client, "liar") not in (0, liar) and client.is_model_ready("liar"))
     ask(client, "liar")
     assert pid_of(client, "steady") == steady

@@ -19,6 +19,7 @@ from shoal.shm.counters import GEOMETRY, CounterTable, CounterTableView
 from shoal.shm.layout import COUNTERS, unpack_span
 from shoal.shm.segment import Segment, SegmentView
 from tests.frontend.lane_star import Star
+from tests.messages import model_message
 
 
 def tensor(name: str, data_type: str, dims: list[int], **more: Any) -> dict[str, Any]:
@@ -46,30 +47,6 @@ ECHO = {
 }
 LOG_SETTINGS = {"log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
 STREAM = {**ECHO, "name": "stream", "metric_tags": {}, "model_transaction_policy": {"decoupled": True}}
-
-
-def model_message(name: str, version: int, model: int, config: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
-    """What the supervisor sends about a model version that is READY, or as `more` says."""
-    return {
-        "op": "model",
-        "name": name,
-        "namespace": "",
-        "version": version,
-        "model": model,
-        "row": model,
-        "state": "READY",
-        "reason": "",
-        "failed": False,
-        "num_instances": 2,
-        "num_instances_up": 2,
-        "config": config,
-        "load_seconds": 0.25,
-        "has_ready_check": False,
-        "is_cached": False,
-        "labels": {},
-        "groups": [],
-        **more,
-    }
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from shoal.frontend.http.submission import Asked, Submission, body_offset
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.infer import prepare
+from shoal.messages.to_client import ModelChanged
 from shoal.request import InferRequest, InferResponse, pack_response, unpack_request
 from shoal.shm import segment
 from shoal.shm.doorbell import Doorbell
@@ -19,6 +20,7 @@ from shoal.shm.port import Port, Reply
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Slab, SlabView
+from tests.messages import model_message
 
 DATATYPES = ("BOOL", "UINT8", "UINT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES")
 
@@ -30,15 +32,10 @@ def config(name: str, max_batch_size: int, *tensors: tuple[str, str, list[int]],
     return {"name": name, "max_batch_size": max_batch_size, "input": inputs, "output": outputs} | more
 
 
-def message(model_id: int, configuration: dict[str, Any], **more: Any) -> dict[str, Any]:
+def message(model_id: int, configuration: dict[str, Any], **more: Any) -> ModelChanged:
     """What the supervisor says of a model that is READY, or as `more` says."""
-    return {
-        "op": "model", "name": configuration["name"], "namespace": "", "version": 1, "model": model_id, "row": -1,
-        "state": "READY", "reason": "", "failed": False, "num_instances": 1, "num_instances_up": 1,
-        "config": configuration, "load_seconds": 0.0, "has_ready_check": False, "is_cached": False, "labels": {},
-        "groups": [],
-        **more,
-    }  # fmt: skip
+    fields = {"row": -1, "num_instances": 1, "num_instances_up": 1, "load_seconds": 0.0, **more}
+    return model_message(configuration["name"], fields.pop("version", 1), model_id, configuration, **fields)
 
 
 CONFIGS = [

@@ -8,6 +8,7 @@ import pytest
 from shoal.datatypes import BYTES, FP32
 from shoal.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from shoal.frontend.regions import NO_REGIONS, Regions
+from shoal.messages.to_client import RegionRegistered
 from shoal.shm.client_regions import RegionSlice
 
 
@@ -18,8 +19,8 @@ def memory(contents: bytes) -> int:
 
 
 def add(regions: Regions, name: str, contents: bytes = b"\1\0\0\0a") -> None:
-    message = {"op": "region", "name": name, "key": f"/{name}", "offset": 0, "byte_size": len(contents)}
-    regions.add(message, memory(contents))
+    message = RegionRegistered(name=name, key=f"/{name}", offset=0, byte_size=len(contents), memory=memory(contents))
+    regions.add(message)
 
 
 @pytest.fixture

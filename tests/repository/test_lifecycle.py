@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.messages.to_client import ModelChanged
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 
 
@@ -18,20 +19,30 @@ def test_front_ends_are_told_the_labels_beside_the_configuration(version: ModelV
     version.num_instances, version.num_instances_up = 2, 1
     version.load_seconds = 0.5
     version.move(VersionState.READY)
-    assert version.message() == {
-        "op": "model", "name": "m", "namespace": "", "version": 3, "model": 7, "row": 2, "state": "READY", "reason": "",
-        "failed": False,
-        "polled": True,
-        "num_instances": 2, "num_instances_up": 1, "config": {"name": "m"},
-        "groups": [], "labels": {"OUT": ("zero", "one")},
-        "load_seconds": 0.5,
-        "has_ready_check": False, "is_cached": False,
-    }  # fmt: skip
+    assert version.message() == ModelChanged(
+        name="m",
+        namespace="",
+        version=3,
+        model_id=7,
+        row=2,
+        state="READY",
+        reason="",
+        is_failed=False,
+        is_polled=True,
+        num_instances=2,
+        num_instances_up=1,
+        config={"name": "m"},
+        groups=[],
+        labels={"OUT": ("zero", "one")},
+        load_seconds=0.5,
+        has_ready_check=False,
+        is_cached=False,
+    )
 
 
 def test_an_unfinished_configuration_is_not_told(version: ModelVersion) -> None:
-    assert version.message()["config"] is None
-    assert version.message()["state"] == "LOADING"
+    assert version.message().config is None
+    assert version.message().state == "LOADING"
 
 
 def test_a_move_that_the_table_does_not_have_changes_nothing(version: ModelVersion) -> None:
@@ -57,4 +68,4 @@ def test_where_there_is_a_namespace_everybody_is_told(version: ModelVersion) -> 
     assert version.status()[0] == "m"
     version.namespace = "/models"
     assert version.status()[0] == "/models::m"
-    assert version.message()["namespace"] == "/models"
+    assert version.message().namespace == "/models"

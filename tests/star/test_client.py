@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.control import ADDRESS_VARIABLE, Listener, Message
+from shoal.control import ADDRESS_VARIABLE, Listener
 from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableError
+from shoal.messages.from_client import CallerConnected
+from shoal.messages.shared import Refused
 from shoal.request import unpack_request
 from shoal.shm import layout
 from shoal.star import client as module
@@ -20,6 +22,7 @@ from shoal.star.client import Answer, join
 from shoal.star.models import ModelEntry
 from tests.batcher.star import CLIENT
 from tests.client.surroundings import WAIT_S, Surroundings
+from tests.messages import receive
 
 FAR = 1 << 62
 
@@ -253,7 +256,7 @@ def test_a_request_is_given_up_although_the_ring_has_no_room_to_say_so(around: S
 class Supervisor:
     """What answers one join, at an address of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Message) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
         self._listener = Listener.create()
         monkeypatch.setenv(ADDRESS_VARIABLE, self._listener.address)
         self._answer = answer
@@ -266,7 +269,7 @@ class Supervisor:
         assert accepted is not None
         channel, _ = accepted
         channel.setblocking(True)
-        assert channel.receive()[0]["kind"] == "caller"
+        assert receive(channel)[0] == CallerConnected()
         channel.send(self._answer)
         channel.close()
         self._listener.close()
@@ -276,7 +279,7 @@ class Supervisor:
 
 
 def test_a_join_that_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Supervisor(monkeypatch, {"op": "failed", "wire": 5, "sentence": "no room"})
+    supervisor = Supervisor(monkeypatch, Refused(wire=5, sentence="no room"))
     with pytest.raises(UnavailableError, match=r"^no room$"):
         join()
     supervisor.close()

@@ -6,17 +6,27 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from shoal.control import Channel, Message
+from shoal.control import Channel
 from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.messages.shared import (
+    PayloadGranted,
+    PayloadMapped,
+    PayloadReady,
+    PayloadRefused,
+    PayloadReleased,
+    PayloadWanted,
+)
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import Block, SlabView
 from shoal.shm.whole_slabs import KEEP_S
 from shoal.star.oversize import OversizeBlocks
+from tests.messages import receive
 
 
 class Surroundings:
@@ -30,20 +40,18 @@ class Surroundings:
     def allocate(self, nbytes: int) -> "Future[Block]":
         return self._pool.submit(self.blocks.allocate, nbytes, 3)
 
-    def heard(self) -> Message:
-        message, fds = self.supervisor.receive()
-        assert fds == []
-        return message
+    def heard(self) -> Any:
+        return receive(self.supervisor)[0]
 
-    def say(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def say(self, message: Any) -> None:
         """The supervisor says it, the listening thread passes it on."""
-        self.supervisor.send(message, fds)
-        self.blocks.hear(*self.channel.receive())
+        self.supervisor.send(message)
+        self.blocks.hear(receive(self.channel)[0])
 
-    def grant(self, request: int, owner: int, **more: bool) -> SegmentView:
+    def grant(self, request: int, owner: int, *, keep: bool = False) -> SegmentView:
         fd = segment.create(OVERSIZE, owner, 1, Geometry(0, 3 * 4096), sealed=True)
         view = SegmentView.attach(segment.read_only(fd))
-        self.say({"op": "oversize", "request": request, "owner": owner, **more}, (fd,))
+        self.say(PayloadGranted(request, owner, keep, fd))
         os.close(fd)
         return view
 
@@ -65,11 +73,11 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_a_block_is_there_once_its_readers_have_it(channels: tuple[Channel, Channel], pool: ThreadPoolExecutor) -> None:
     star = Surroundings(channels, pool)
     first = star.allocate(9000)
-    assert star.heard() == {"op": "oversize", "request": 1, "nbytes": 9000, "model": 3}
+    assert star.heard() == PayloadWanted(request=1, nbytes=9000, model_id=3)
     view = star.grant(1, 80)
-    assert star.heard() == {"op": "oversize_mapped", "owner": 80}
+    assert star.heard() == PayloadMapped(80)
     assert not first.done()
-    star.say({"op": "oversize_ready", "owner": 80})
+    star.say(PayloadReady(80))
     block = first.result()
     assert (block.ref, len(block.memory)) == (0x000050_00000_00001, 3 * 4096)
     block.memory[-4:] = b"last"
@@ -77,7 +85,7 @@ def test_a_block_is_there_once_its_readers_have_it(channels: tuple[Channel, Chan
     assert opened is not None
     assert bytes(opened[-4:]) == b"last"
     star.blocks.free(block.ref)
-    assert star.heard() == {"op": "oversize_gone", "owner": 80}
+    assert star.heard() == PayloadReleased(80)
 
 
 def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
@@ -91,7 +99,7 @@ def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
     star.heard()
     star.grant(1, 80, keep=True)
     star.heard()
-    star.say({"op": "oversize_ready", "owner": 80})
+    star.say(PayloadReady(80))
     first = asked.result()
     star.blocks.free(first.ref, keep=True)
     second = star.blocks.allocate(9000, 3)  # nobody is asked
@@ -100,17 +108,17 @@ def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
     assert star.blocks.look() == KEEP_S
     now_s += KEEP_S
     assert star.blocks.look() is None
-    assert star.heard() == {"op": "oversize_gone", "owner": 80}
+    assert star.heard() == PayloadReleased(80)
 
 
 def test_each_thread_hears_what_is_meant_for_it(channels: tuple[Channel, Channel], pool: ThreadPoolExecutor) -> None:
     star = Surroundings(channels, pool)
     first, second = star.allocate(5000), star.allocate(6000)
-    sizes = {message["request"]: message["nbytes"] for message in (star.heard(), star.heard())}
+    sizes = {message.request: message.nbytes for message in (star.heard(), star.heard())}
     for request, owner in ((2, 82), (1, 81)):
         star.grant(request, owner)
-        assert star.heard() == {"op": "oversize_mapped", "owner": owner}
-        star.say({"op": "oversize_ready", "owner": owner})
+        assert star.heard() == PayloadMapped(owner)
+        star.say(PayloadReady(owner))
     owners = {5000: first.result().ref >> 40, 6000: second.result().ref >> 40}
     assert owners == {sizes[1]: 81, sizes[2]: 82}
 
@@ -122,7 +130,7 @@ def test_a_refusal_is_raised(
     star = Surroundings(channels, pool)
     refused = star.allocate(9000)
     star.heard()
-    star.say({"op": "oversize", "request": 1, "wire": wire, "sentence": "raise --shm-oversize-mib"})
+    star.say(PayloadRefused(request=1, wire=wire, sentence="raise --shm-oversize-mib"))
     with pytest.raises(kind, match=r"^raise --shm-oversize-mib$"):
         refused.result()
 
@@ -137,9 +145,9 @@ def test_what_comes_too_late_is_given_back(
         star.blocks.allocate(9000, 3)
     star.heard()
     star.grant(1, 80)
-    assert star.heard() == {"op": "oversize_gone", "owner": 80}
-    star.say({"op": "oversize_ready", "owner": 80})
-    star.say({"op": "oversize", "request": 1, "wire": 5, "sentence": "no"})
+    assert star.heard() == PayloadReleased(80)
+    star.say(PayloadReady(80))
+    star.say(PayloadRefused(request=1, wire=5, sentence="no"))
     assert num_descriptors() == before
 
 
@@ -149,9 +157,9 @@ def test_a_block_that_no_reader_maps_in_time_is_given_back(
     star = Surroundings(channels, pool)
     now_s = [time.monotonic()]
 
-    def send(message: Message) -> None:
+    def send(message: Any) -> None:
         star.channel.send(message)
-        if message["op"] == "oversize_mapped":
+        if isinstance(message, PayloadMapped):
             now_s[0] += 10.0  # the time is up
 
     star.blocks._send = send
@@ -161,5 +169,5 @@ def test_a_block_that_no_reader_maps_in_time_is_given_back(
     star.grant(1, 80)
     with pytest.raises(UnavailableError, match=r"^Request timeout expired"):
         late.result()
-    assert [star.heard()["op"] for _ in range(2)] == ["oversize_mapped", "oversize_gone"]
-    star.say({"op": "oversize_ready", "owner": 80})
+    assert [type(star.heard()) for _ in range(2)] == [PayloadMapped, PayloadReleased]
+    star.say(PayloadReady(80))

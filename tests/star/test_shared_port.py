@@ -9,8 +9,21 @@ from typing import Any, NoReturn
 
 import pytest
 
-from shoal.control import Channel, Message
+from shoal.control import Channel
 from shoal.errors import UnavailableError
+from shoal.messages.from_client import QuestionAsked
+from shoal.messages.message import Message
+from shoal.messages.shared import (
+    Acknowledged,
+    BatcherReplaced,
+    LedgerCounted,
+    LedgerWanted,
+    Ping,
+    SegmentGone,
+    SegmentMissing,
+    SegmentWanted,
+)
+from shoal.messages.to_client import ModelForgotten, QuestionAnswered, ToClient, TraceSettingsChanged
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.port import Port
 from shoal.star.models import ModelTable
@@ -18,6 +31,7 @@ from shoal.star.place import Place
 from shoal.star.questions import NoAnswerError
 from shoal.star.shared_port import SharedPort
 from tests.batcher.star import CLIENT, Star
+from tests.messages import receive
 
 UNKNOWN_MODEL = 4
 
@@ -31,20 +45,20 @@ class Surroundings:
         self.supervisor = Channel(supervisor)
         self.port = Port(end.own, end.link_view, Doorbell.create(), max_in_flight=8)
         self.place = Place(self.port, end.bell, Channel(channel), ModelTable(), 10, 10)
-        #: What was taken and applied: numbers of replies, ops of messages.
-        self.heard: list[int | str] = []
+        #: What was taken and applied: numbers of replies, messages.
+        self.heard: list[int | Message] = []
         self.shared = SharedPort(self.place, lambda reply: self.heard.append(reply.number), self.apply)
 
-    def apply(self, message: Message, fds: list[int]) -> None:
-        self.heard.append(message["op"])
-        self.place.apply(message, fds)
+    def apply(self, message: ToClient, seq: int) -> None:
+        self.heard.append(message)
+        self.place.apply(message, seq)
 
     def submit(self) -> int:
         """A request that the batcher will refuse. Not shown to it yet."""
         return self.port.submit(UNKNOWN_MODEL, self.shared.allocate(1, UNKNOWN_MODEL), 0, 1, 0, 0)
 
-    def say(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        self.supervisor.send(message, fds)
+    def say(self, message: Message, seq: int = 0) -> None:
+        self.supervisor.send(message, seq)
         self.shared.receive()
 
     def listen(self, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -74,36 +88,36 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-@pytest.mark.parametrize("op", ["segment_gone", "batcher"])
-def test_replies_are_taken_before_a_message_that_makes_them_void(surroundings: Surroundings, op: str) -> None:
+@pytest.mark.parametrize("message", [SegmentGone(31), BatcherReplaced()])
+def test_replies_are_taken_before_a_message_that_makes_them_void(surroundings: Surroundings, message: Message) -> None:
     number = surroundings.submit()
     surroundings.port.flush()
     surroundings.star.exchange.step(0)
-    surroundings.say({"op": op, "owner": 31})
-    assert surroundings.heard == [number, op]
+    surroundings.say(message)
+    assert surroundings.heard == [number, message]
     assert surroundings.port.slab.num_taken == 0
 
 
 def test_what_concerns_others_is_passed_over_and_its_descriptors_closed(surroundings: Surroundings) -> None:
     reading, writing = os.pipe()
-    surroundings.say({"op": "trace_settings", "seq": 2}, (writing,))
+    surroundings.say(TraceSettingsChanged({}, writing), seq=2)
     os.close(writing)
     assert os.read(reading, 1) == b""  # nobody has the other end any more
     os.close(reading)
-    assert surroundings.supervisor.receive() == ({"op": "ack", "seq": 2}, [])
+    assert receive(surroundings.supervisor) == (Acknowledged(2), 0)
 
 
 def test_the_ledger_is_told_before_it_is_acknowledged(surroundings: Surroundings) -> None:
     surroundings.submit()
-    surroundings.say({"op": "ledger", "seq": 5})
-    told, _ = surroundings.supervisor.receive()
-    assert surroundings.supervisor.receive() == ({"op": "ack", "seq": 5}, [])
-    assert told["op"] == "ledger"
-    assert told["counts"].pop("descriptors") > 0
-    assert told["counts"].pop("mapped_bytes") >= (16 + 16) * 4096
-    counts = {name: count for name, count in told["counts"].items() if not name.startswith("memo_")}
+    surroundings.say(LedgerWanted(), seq=5)
+    told, _ = receive(surroundings.supervisor)
+    assert receive(surroundings.supervisor) == (Acknowledged(5), 0)
+    assert isinstance(told, LedgerCounted)
+    assert told.counts.pop("descriptors") > 0
+    assert told.counts.pop("mapped_bytes") >= (16 + 16) * 4096
+    counts = {name: count for name, count in told.counts.items() if not name.startswith("memo_")}
     assert counts == {"connections_open": 0, **surroundings.port.counts}
-    assert told["counts"]["blocks_acquired"] == told["counts"]["requests_open"] == 1
+    assert told.counts["blocks_acquired"] == told.counts["requests_open"] == 1
 
 
 def test_what_was_pushed_is_shown_before_a_message_is_acknowledged(
@@ -111,13 +125,13 @@ def test_what_was_pushed_is_shown_before_a_message_is_acknowledged(
 ) -> None:
     shown: list[int] = []
 
-    def acknowledge(_channel: Channel, _message: Message) -> None:
+    def acknowledge(_channel: Channel, _message: Any) -> None:
         surroundings.star.exchange.step(0)
         shown.extend(reply.number for reply in surroundings.port.poll())
 
     monkeypatch.setattr(Channel, "acknowledge", acknowledge)
     number = surroundings.submit()
-    surroundings.say({"op": "model_removed", "name": "m", "namespace": "", "version": 1, "seq": 1})
+    surroundings.say(ModelForgotten(name="m", namespace="", version=1), seq=1)
     assert shown == [number]
 
 
@@ -126,10 +140,10 @@ def test_what_was_pushed_is_shown_before_a_message_is_acknowledged(
 
 def test_a_question_waits_for_its_own_answer(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
     future = pool.submit(surroundings.shared.ask, "load", {"model": "simple"})
-    asked, _ = surroundings.supervisor.receive()
-    assert asked == {"op": "ask", "question": 1, "verb": "load", "arguments": {"model": "simple"}}
+    asked, _ = receive(surroundings.supervisor)
+    assert asked == QuestionAsked(question=1, verb="load", arguments={"model": "simple"})
     for question in (7, 1):
-        surroundings.say({"op": "answer", "question": question, "wire": 0, "sentence": "", "result": question})
+        surroundings.say(QuestionAnswered(question=question, wire=0, sentence="", result=question))
     assert future.result() == 1
 
 
@@ -137,8 +151,8 @@ def test_a_refused_question_raises_what_the_supervisor_said(
     surroundings: Surroundings, pool: ThreadPoolExecutor
 ) -> None:
     future = pool.submit(surroundings.shared.ask, "load", {})
-    question = surroundings.supervisor.receive()[0]["question"]
-    surroundings.say({"op": "answer", "question": question, "wire": 5, "sentence": "not now", "result": None})
+    question = receive(surroundings.supervisor)[0].question
+    surroundings.say(QuestionAnswered(question=question, wire=5, sentence="not now", result=None))
     with pytest.raises(UnavailableError, match=r"^not now$"):
         future.result()
 
@@ -162,22 +176,22 @@ def test_it_ends_quietly_with_the_supervisor(
 def test_it_ends_quietly_where_the_supervisor_is_gone_before_it_is_told_something(
     surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surroundings.shared._send({"op": "unread"})
-    surroundings.supervisor.send({"op": "ping", "seq": 1})
+    surroundings.shared._send(SegmentWanted(1))
+    surroundings.supervisor.send(Ping(), seq=1)
     surroundings.supervisor.close()
     with pytest.raises(ConnectionResetError):
-        surroundings.shared._send({"op": "now it is known"})
+        surroundings.shared._send(SegmentWanted(1))
     assert surroundings.listen(monkeypatch) == 0
 
 
 def test_a_fault_of_ours_ends_the_process_with_its_traceback(
     surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_message: Message, _fds: list[int]) -> Any:
+    def fail(_message: Any, _seq: int) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(surroundings.shared, "_apply", fail)
     monkeypatch.setattr("shoal.log.logger.propagate", True)
-    surroundings.supervisor.send({"op": "segment", "owner": 1})
+    surroundings.supervisor.send(SegmentMissing(1))
     assert surroundings.listen(monkeypatch) == 1
     assert "Too many open files" in caplog.text

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ShoalError
+from shoal.messages.from_worker import MemoryMapped, ModelLoaded
+from shoal.messages.message import Message
+from shoal.messages.shared import Refused
 from shoal.model_config import pbtxt
 from shoal.model_config.normalise import normalise
 from shoal.options import ServerOptions
@@ -102,17 +105,17 @@ class Version:
     def bring_up(self, instance: Instance) -> None:
         """Its worker joins, loads, maps, and everybody acknowledges it."""
         process = self._join(instance)
-        process.member.on_message({"op": "loaded", "has_ready_check": self.has_ready_check}, [])
+        process.say(ModelLoaded(self.has_ready_check))
         self.sky.settle()
         self.words[instance.number] = Segment.attach(os.dup(process.fds[0])).words
-        process.member.on_message({"op": "mapped"}, [])
+        process.say(MemoryMapped())
         self.sky.settle()
         assert instance.state is InstanceState.UP
 
     def refuse(self, instance: Instance) -> None:
         """Its worker says that it cannot load, and ends."""
         process = self._join(instance)
-        process.member.on_message({"op": "failed", "wire": 1, "sentence": "no such file"}, [])
+        process.say(Refused(wire=1, sentence="no such file"))
         self.end(instance)
 
     def _join(self, instance: Instance) -> Process:
@@ -120,16 +123,16 @@ class Version:
         self.roster.join(instance.number, process.member)
         return process
 
-    def say(self, instance: Instance, message: dict[str, Any]) -> None:
+    def say(self, instance: Instance, message: Message) -> None:
         """Its worker says it."""
-        self._processes[instance.number].member.on_message(message, [])
+        self._processes[instance.number].say(message)
 
-    def told(self, instance: Instance) -> list[dict[str, Any]]:
+    def told(self, instance: Instance) -> list[Any]:
         """What its worker was told."""
         self.sky.settle()
         return self._processes[instance.number].all_heard
 
-    def told_batcher(self) -> list[dict[str, Any]]:
+    def told_batcher(self) -> list[Any]:
         self.sky.settle()
         return self.sky.batcher.all_heard
 

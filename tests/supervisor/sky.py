@@ -2,10 +2,14 @@
 
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shoal.control import Channel
+from shoal.messages.message import Message, descriptors
+from shoal.messages.shared import PayloadMapped, PayloadWanted
+from shoal.messages.to_client import ClientWelcomed
 from shoal.model_config.rate_limiter import Demand, Resource
 from shoal.options import ServerOptions
 from shoal.placement import Placement
@@ -13,11 +17,23 @@ from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Acknowledgements, Member
-from tests.messages import receive_any
+from tests.messages import FD, receive, without_descriptors
 
 OPTIONS = ServerOptions(
     model_repository=(Path(),), shm_client_slab_mib=1, shm_worker_slab_mib=1, shm_oversize_mib=4, max_in_flight=8
 )
+#: Of a client, but for its place.
+WELCOME = partial(
+    ClientWelcomed,
+    max_in_flight=8,
+    model_namespacing=False,
+    request_timeout_s=1.0,
+    answer_timeout_s=1.0,
+    log={},
+    state={},
+)
+#: And of its place.
+PLACE = {"correlation_key": b"", "segment": FD, "link": FD, "bell": FD, "batcher_bell": FD, "counters": FD}
 CONFIG = {"max_batch_size": 0, "output": []}
 NBYTES = 2 << 20
 PLACEMENT = Placement("m_0", "m", "KIND_CPU", 0, (0,), demand=Demand(2, ((Resource("R", 0), 3),)))
@@ -37,15 +53,21 @@ class Process:
         self.all_heard: list[Any] = []
         self.unacknowledged: list[int] = []
 
+    def say(self, message: Message) -> None:
+        """Send the supervisor a message, which it handles at once."""
+        self.channel.send(message)
+        self.member.drain()
+
     def heard(self) -> list[Any]:
         """What came since the last time, without sequence numbers."""
         found = list[Any]()
         while True:
             try:
-                message, seq, fds = receive_any(self.channel)
+                received, seq = receive(self.channel)
             except BlockingIOError:
                 return found
-            self.fds += fds
+            self.fds += descriptors(received)
+            message = without_descriptors(received)
             if seq:
                 self.unacknowledged.append(seq)
             found.append(message)
@@ -87,7 +109,7 @@ class Sky:
 
     def join_client(self) -> tuple[Process, Participant]:
         process = self.start()
-        client = self.star.join_client(process.member, {}, lambda _client: None)
+        client = self.star.join_client(process.member, WELCOME, lambda _client: None)
         self.settle()
         return process, client
 
@@ -113,13 +135,13 @@ class Sky:
 
     def ask(self, process: Process, asker: Participant) -> Any:
         """Ask for a segment for model 3; the answer."""
-        self.star.payloads.hear(asker, {"op": "oversize", "request": 7, "nbytes": NBYTES, "model": 3})
+        self.star.payloads.hear(asker, PayloadWanted(request=7, nbytes=NBYTES, model_id=3))
         return process.heard()[-1]
 
     def make(self, process: Process, asker: Participant) -> int:
         """A segment that its writer has mapped and that everybody knows; its owner id."""
-        owner = int(self.ask(process, asker)["owner"])
-        self.star.payloads.hear(asker, {"op": "oversize_mapped", "owner": owner})
+        owner = int(self.ask(process, asker).owner)
+        self.star.payloads.hear(asker, PayloadMapped(owner))
         self.settle()
         return owner
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from shoal.ledger import descriptors
+from shoal.messages.shared import LedgerWanted
 from shoal.shm import segment
 from shoal.shm.layout import LINK, Geometry
 from shoal.supervisor import ledger
 from shoal.supervisor.ledger import Ledger, num_children, shared_bytes
 from tests.supervisor.sky import Process, Sky
 
-ASKED = [{"op": "ledger"}]
+ASKED = [LedgerWanted()]
 
 
 class Ground(Sky):

@@ -8,6 +8,7 @@ from secrets import token_hex
 
 import pytest
 
+from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.notify import Notifier
@@ -126,7 +127,7 @@ def test_the_last_echo_of_a_round_feeds_the_watchdog_and_time_does_not(systemd: 
     for _ in range(2):
         for process in systemd.processes:
             assert systemd.heard() == []
-            assert process.heard() == [{"op": "ping"}]
+            assert process.heard() == [Ping()]
             systemd.sky.acknowledge(process)
         assert systemd.heard() == ["WATCHDOG=1"]
         assert systemd.clock.tick() == 2.0

@@ -4,11 +4,14 @@ import os
 import socket
 
 from shoal.control import Channel
+from shoal.messages.from_client import CallerConnected
+from shoal.messages.shared import Refused
 from shoal.placement import Machine
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.supervisor import Supervisor
+from tests.messages import receive
 from tests.scarcity import files_of_at_most_a_page
 from tests.supervisor.sky import OPTIONS
 
@@ -19,10 +22,10 @@ def test_a_caller_for_whom_there_is_no_memory_is_told_so_and_the_server_goes_on(
     theirs.setblocking(False)
     member, caller = Member(EventLoop(), Channel(ours), 1, supervisor._star.acknowledgements), Channel(theirs)
     with files_of_at_most_a_page():
-        supervisor._on_join(member, {"op": "join", "kind": "caller"})
-    message, fds = caller.receive()
-    assert (message["op"], message["wire"], fds) == ("failed", 5, [])
-    assert message["sentence"].startswith("no shared memory for a client segment of ")
+        supervisor.join_handlers(member)[CallerConnected](CallerConnected())
+    message, _ = receive(caller)
+    assert (type(message), message.wire) == (Refused, 5)
+    assert message.sentence.startswith("no shared memory for a client segment of ")
     assert not member.is_open
     assert not supervisor._is_stopping
     caller.close()

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
-from shoal.control import ADDRESS_VARIABLE, Channel, Listener, Message
+from shoal.control import ADDRESS_VARIABLE, Channel, Listener
+from shoal.messages.shared import Acknowledged, LogChanged
+from shoal.messages.to_tracer import TraceEnded, TracerConnected, TracerWelcomed, TracingChanged
 from shoal.tracer.collector import Collector
 from shoal.tracer.main import Tracer
 from shoal.tracer.settings import TIMESTAMPS, TraceSetting
 from shoal.tracer.trace import STAMPS, Tensor, Trace
+from tests.messages import receive
 from tests.tracer.receiver import receiving
 
 DEADLINE_S = 60.0
@@ -41,22 +44,19 @@ class Supervisor:
         assert accepted is not None
         self.channel, pid = accepted
         self.channel.setblocking(True)
-        joined = self.channel.receive()[0]
-        assert (joined["kind"], pid) == ("tracer", self.process.pid)
-        welcome = {
-            "op": "joined", "log": {}, "first_number": 1, "since_s": time.time() - 60, "options": options or {},
-            "resource": {"service.name": "x"},
-        }  # fmt: skip
-        self.channel.send(welcome, [self._receiving.fileno()])
+        joined = receive(self.channel)[0]
+        assert (joined, pid) == (TracerConnected(), self.process.pid)
+        resource, traces = {"service.name": "x"}, self._receiving.fileno()
+        self.channel.send(TracerWelcomed({}, 1, time.time() - 60, options or {}, resource, traces))
         self._seq = 0
 
-    def set(self, *settings: TraceSetting) -> list[Message]:
+    def set(self, *settings: TraceSetting) -> list[Any]:
         """Have them in force; what was said before that."""
         self._seq += 1
         message = [dataclasses.asdict(setting) for setting in settings]
-        self.channel.send({"op": "settings", "settings": message, "seq": self._seq})
+        self.channel.send(TracingChanged(message), seq=self._seq)
         said = []
-        while (heard := self.channel.receive()[0]) != {"op": "ack", "seq": self._seq}:
+        while (heard := receive(self.channel)[0]) != Acknowledged(self._seq):
             said.append(heard)
         return said
 
@@ -69,7 +69,7 @@ class Supervisor:
         children: Sequence[Sequence[int]] = (),
     ) -> None:
         trace = Trace(revision, True, "m", 1, request_id, list(range(11, 11 + len(STAMPS))), tensors, {})
-        self.traces.send({"trace": trace, "children": children, "names": [(5, "step")], "dropped": dropped})
+        self.traces.send(TraceEnded(trace, children, [(5, "step")], dropped))
 
     def finish(self) -> str:
         """Hang up; what the tracer printed as an error until it ended."""
@@ -113,10 +113,10 @@ def test_counts_are_told_and_the_rest_is_written_at_the_end(supervisor: Supervis
     path = tmp_path / "t"
     supervisor.set(TraceSetting(TIMESTAMPS, 1, 3, 0, str(path), revision=4))
     supervisor.send("a", revision=4)
-    assert supervisor.channel.receive()[0] == {"op": "collected", "counts": [[4, 1]]}
+    assert receive(supervisor.channel)[0].counts == [[4, 1]]
     for number in range(5):
         supervisor.send(str(number), revision=4)
-    counted = sum([count for message in supervisor.set() for _, count in message["counts"]])
+    counted = sum([count for message in supervisor.set() for _, count in message.counts])
     assert counted == 2
     assert request_ids(tmp_path / "t.0") == ["a", "0", "1"]
     supervisor.set(TraceSetting(TIMESTAMPS, 1, -1, 9, str(path), revision=5))
@@ -161,9 +161,7 @@ def test_few_traces_with_many_children_are_written_at_once(tmp_path: Path) -> No
         trace = Trace(1, True, "m", 1, "a", list(range(11, 11 + len(STAMPS))), (), {})
         front_end = Channel(sending)
         for _ in range(6):
-            front_end.send({
-                "trace": trace, "children": [child(key) for key in range(1, 1001)], "names": [], "dropped": 0,
-            })  # fmt: skip
+            front_end.send(TraceEnded(trace, [child(key) for key in range(1, 1001)], [], 0))
         tracer._collect()
         assert request_ids(tmp_path / "t").count("a") == 2 * 1001
         tracer._collect()
@@ -172,7 +170,7 @@ def test_few_traces_with_many_children_are_written_at_once(tmp_path: Path) -> No
 
 
 def test_it_heeds_the_settings_of_the_log(supervisor: Supervisor, tmp_path: Path) -> None:
-    supervisor.channel.send({"op": "log", "log": {"log_warning": False}})
+    supervisor.channel.send(LogChanged({"log_warning": False}))
     supervisor.set(TraceSetting(TIMESTAMPS, 1, -1, 0, str(tmp_path / "t"), revision=1))
     supervisor.send("a", dropped=3)
     supervisor.set()

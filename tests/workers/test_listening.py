@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.control import Channel
+from shoal.messages.shared import LedgerWanted, LogChanged, SegmentGone
+from shoal.messages.to_worker import StopWorker
 from shoal.workers.segments import listen_until
+from tests.messages import receive
 
 
 @pytest.fixture
@@ -21,10 +24,11 @@ def connection() -> Iterator[tuple[Channel, Channel]]:
 def test_each_message_is_obeyed_until_the_one_that_is_waited_for(connection: tuple[Channel, Channel]) -> None:
     supervisor, worker = connection
     heard = list[object]()
-    for op in ("log", "ledger", "segment", "stop"):
-        supervisor.send({"op": op})
-    listen_until(lambda: "segment" in heard, worker, lambda: heard.append(worker.receive()[0]["op"]), 10)
-    assert heard == ["log", "ledger", "segment"]
+    messages = [LogChanged({}), LedgerWanted(), SegmentGone(7), StopWorker()]
+    for message in messages:
+        supervisor.send(message)
+    listen_until(lambda: SegmentGone(7) in heard, worker, lambda: heard.append(receive(worker)[0]), 10)
+    assert heard == messages[:3]
 
 
 def test_what_another_thread_hears_ends_the_wait_too(connection: tuple[Channel, Channel]) -> None:

@@ -11,11 +11,15 @@ import pytest
 
 from shoal import log
 from shoal.control import Channel
+from shoal.messages.shared import Acknowledged, LogChanged, SegmentAnnounced, SegmentGone
+from shoal.messages.to_batcher import BatcherMemoryMade
+from shoal.messages.to_worker import StopWorker
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.identity import IdentityBackend
 from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError
 from shoal.workers.loop import Loop
 from shoal.workers.tensors import Array
+from tests.messages import receive
 from tests.workers.surroundings import (
     CONFIG,
     CPU,
@@ -216,11 +220,11 @@ def test_announced_segments_are_acknowledged_and_stop_answers_what_was_taken(
     backend = IdentityBackend()
     backend.load(model(CONFIG), CPU)
     batcher.send(batcher.request([("INPUT0", "FP32", rows(5))]))
-    supervisor.send({"op": "segment", "owner": 7, "seq": 12}, [batcher.client_fd])
-    supervisor.send({"op": "segment_gone", "owner": 8})
-    supervisor.send({"op": "stop"})
+    supervisor.send(SegmentAnnounced(owner=7, segment=batcher.client_fd), seq=12)
+    supervisor.send(SegmentGone(8))
+    supervisor.send(StopWorker())
     Loop(backend, Signature.from_config(CONFIG), "m_0_0", memory).run(worker)
-    assert supervisor.receive() == ({"op": "ack", "seq": 12}, [])
+    assert receive(supervisor) == (Acknowledged(12), 0)
     assert batcher.done()[0].outputs["OUTPUT0"].tolist() == [[5, 5, 5, 5]]
 
 
@@ -235,19 +239,19 @@ def test_log_settings_are_in_force_before_the_next_batch(batcher: Batcher, chann
     supervisor, worker = channels
     before = (log.logger.handlers[:], log.logger.level, log.logger.propagate)
     try:
-        supervisor.send({"op": "log", "log": {"log_verbose": 2}})
-        loop_of(batcher).obey(worker, *worker.receive())
+        supervisor.send(LogChanged({"log_verbose": 2}))
+        loop_of(batcher).obey(worker, *receive(worker))
         assert log.logger.level == log.verbose(2)
     finally:
         log.logger.handlers[:], log.logger.level, log.logger.propagate = before
 
 
-def test_descriptors_of_unknown_messages_are_closed(
+def test_unknown_messages_are_passed_over_and_their_descriptors_closed(
     batcher: Batcher, channels: tuple[Channel, Channel], num_descriptors: Callable[[], int]
 ) -> None:
     supervisor, worker = channels
     loop = loop_of(batcher)
     before = num_descriptors()
-    supervisor.send({"op": "news"}, [batcher.client_fd])
-    loop.obey(worker, *worker.receive())
+    supervisor.send(BatcherMemoryMade(batcher.client_fd))  # which is the batcher's
+    loop._listen(worker)
     assert num_descriptors() == before

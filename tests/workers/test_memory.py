@@ -6,26 +6,28 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from shoal.messages.shared import Acknowledged, LedgerCounted, LedgerWanted
 from shoal.shm.layout import DONE, HAVE, RESPONSE, LayoutError
 from shoal.shm.ring import RingReader
 from shoal.workers.answers import Answers
 from shoal.workers.loop import Loop
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Array
+from tests.messages import receive
 from tests.workers.surroundings import Batcher, Returning, loop_of, rows
 
 
 def counts(loop: Loop, batcher: Batcher) -> list[int]:
     """What the worker answers when it is asked for its ledger: blocks taken, given back and spare, segments for single
     results, slots taken and given back."""
-    loop.obey(batcher.worker_channel, {"op": "ledger", "seq": 3}, [])
-    told = batcher.supervisor.receive()[0]
-    assert batcher.supervisor.receive()[0] == {"op": "ack", "seq": 3}
-    assert told["op"] == "ledger"
+    loop.obey(batcher.worker_channel, LedgerWanted(), 3)
+    told = receive(batcher.supervisor)[0]
+    assert receive(batcher.supervisor)[0] == Acknowledged(3)
+    assert isinstance(told, LedgerCounted)
     names = ("blocks_acquired", "blocks_released", "blocks_spare", "oversize_held", "slots_acquired", "slots_released")
-    counted = tuple(name for name in told["counts"] if not name.startswith("memo_"))
+    counted = tuple(name for name in told.counts if not name.startswith("memo_"))
     assert counted == ("descriptors", "mapped_bytes", *names)
-    return [told["counts"][name] for name in names]
+    return [told.counts[name] for name in names]
 
 
 def test_a_block_is_used_again_once_it_is_freed(batcher: Batcher) -> None:

@@ -10,9 +10,13 @@ from triton_python_backend_utils import metrics
 from triton_python_backend_utils.metric_registry import Kind, MetricRegistry
 from triton_python_backend_utils.metrics import MetricFamily, set_registry
 
-from shoal.control import Channel, Message
+from shoal.control import Channel
+from shoal.messages.from_worker import MetricsReported
+from shoal.messages.shared import Ping
+from shoal.messages.to_worker import ReportMetrics
 from shoal.workers import metrics_reporter
 from shoal.workers.metrics_reporter import MetricsReporter, report_metrics
+from tests.messages import receive
 
 
 class Connection:
@@ -24,11 +28,11 @@ class Connection:
         self._supervisor = Channel(ours)
         self.worker = Channel(self.theirs)
 
-    def heard(self) -> Message:
-        message, _ = self._supervisor.receive()
+    def heard(self) -> Any:
+        message, _ = receive(self._supervisor)
         return message
 
-    def ask(self, message: Message) -> None:
+    def ask(self, message: Any) -> None:
         self._supervisor.send(message)
 
     def close(self) -> None:
@@ -66,11 +70,11 @@ def registry() -> Iterator[MetricRegistry]:
 
 
 #: The first of a worker's messages: it has metrics.
-NOTHING: Message = {"op": "metrics", "families": []}
+NOTHING: Any = MetricsReported([])
 
 
-def said(count: float | None) -> Message:
-    return {"op": "metrics", "families": [["n", "counter", "Number", [[[["a", "b"]], count]]]]}
+def said(count: float | None) -> Any:
+    return MetricsReported([["n", "counter", "Number", [[[["a", "b"]], count]]]])
 
 
 def test_what_there_is_is_told_at_once_and_changes_soon(connection: Connection, registry: MetricRegistry) -> None:
@@ -109,13 +113,13 @@ def test_changes_within_the_interval_are_told_together_or_when_they_are_asked_fo
     asked = threading.Event()
 
     def listen() -> None:
-        message, _ = connection.worker.receive()
-        assert message == {"op": "metrics"}
+        message, _ = receive(connection.worker)
+        assert message == ReportMetrics()
         reporter.flush()
         asked.set()
 
     reporter.listen_with(listen)
-    connection.ask({"op": "metrics"})
+    connection.ask(ReportMetrics())
     assert asked.wait(10)
     assert connection.heard() == said(7.0)
     counter.increment(5)
@@ -157,7 +161,7 @@ def test_reports_of_two_threads_arrive_in_the_order_of_the_changes(connection: C
     registry.meanwhile = meanwhile
     reporter.flush()
     other.join(10)
-    assert [connection.heard()["families"][0][3] for _ in range(2)] == [[[[], [1, 0.0]]], [[[], [2, 0.0]]]]
+    assert [connection.heard().families[0][3] for _ in range(2)] == [[[[], [1, 0.0]]], [[[], [2, 0.0]]]]
 
 
 def test_a_deleted_family_is_told(connection: Connection, registry: MetricRegistry) -> None:
@@ -173,9 +177,9 @@ def test_without_changes_nothing_is_said_and_no_thread_runs(connection: Connecti
     reporter = MetricsReporter(registry, connection.worker)
     reporter.start()
     reporter.flush()
-    connection.worker.send({"op": "end"})
-    assert connection.heard() == {"op": "end"}
+    connection.worker.send(Ping())
+    assert connection.heard() == Ping()
     MetricFamily("n", "Number", MetricFamily.COUNTER)
     reporter.flush()
-    connection.worker.send({"op": "end"})
-    assert connection.heard() == {"op": "end"}
+    connection.worker.send(Ping())
+    assert connection.heard() == Ping()

@@ -10,11 +10,14 @@ import pytest
 from shoal import log
 from shoal.control import Channel
 from shoal.errors import InternalError
+from shoal.messages.from_worker import ReadyAnswered
+from shoal.messages.to_worker import CheckReady, StopWorker
 from shoal.model_config.signature import Signature
 from shoal.workers.loop import Loop, ReadyCheck
+from tests.messages import receive
 from tests.workers.surroundings import CONFIG, Batcher, Returning, rows
 
-QUESTION, STOP = {"op": "is_ready"}, {"op": "stop"}
+QUESTION, STOP = CheckReady(), StopWorker()
 
 
 class Checked(Returning):
@@ -59,7 +62,7 @@ def test_it_is_answered_after_the_batches_that_have_come(batcher: Batcher, chann
     supervisor.send(QUESTION)
     supervisor.send(STOP)
     Loop(Checked(check), Signature.from_config(CONFIG), "m_0_0", batcher.memory()).run(worker)
-    assert supervisor.receive()[0] == {"op": "is_ready", "is_ready": True}
+    assert receive(supervisor)[0] == ReadyAnswered(True)
     assert done == [1]
 
 
@@ -67,10 +70,10 @@ def test_another_thread_may_hear_the_question(batcher: Batcher, channels: tuple[
     """A sender's that waits for memory, while the loop's own executes."""
     supervisor, worker = channels
     heard = Loop(Checked(lambda: False), Signature.from_config(CONFIG), "m_0_0", batcher.memory())
-    heard.obey(worker, QUESTION, [])
+    heard.obey(worker, QUESTION, 0)
     supervisor.send(STOP)
     heard.run(worker)
-    assert supervisor.receive()[0] == {"op": "is_ready", "is_ready": False}
+    assert receive(supervisor)[0] == ReadyAnswered(False)
 
 
 def test_what_goes_wrong_means_no_and_is_logged_once_until_it_changes(
@@ -89,7 +92,7 @@ def test_what_goes_wrong_means_no_and_is_logged_once_until_it_changes(
             ready_check.is_asked = True
             ready_check.answer(worker)
             assert not ready_check.is_asked
-    answers = [supervisor.receive()[0]["is_ready"] for _ in checks]
+    answers = [receive(supervisor)[0].is_ready for _ in checks]
     assert answers == [False, False, False, True, False]
     failed = "is_ready of model instance 'm_0_0' failed: "
     assert caplog.messages == [failed + "no database", failed + "no disk", failed + "no disk"]

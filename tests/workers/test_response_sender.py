@@ -11,6 +11,7 @@ import pytest
 
 from shoal.datatypes import BYTES, FP32, INT32
 from shoal.errors import InternalError, InvalidArgumentError, UnavailableError
+from shoal.messages.to_worker import StopWorker
 from shoal.model_config.signature import Signature
 from shoal.shm.slab import taken_nbytes
 from shoal.workers.answers import Answers
@@ -230,7 +231,7 @@ def test_stop_waits_for_open_senders(batcher: Batcher) -> None:
     backend = Sending()
     loop = loop_of(batcher, CONFIG, backend)
     batcher.send(batcher.request([("INPUT0", "FP32", rows(1))]))
-    batcher.supervisor.send({"op": "stop"})
+    batcher.supervisor.send(StopWorker())
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(loop.run, batcher.worker_channel)
         rung(batcher)
@@ -294,7 +295,7 @@ def race(make_batcher: Callable[..., Batcher], num_requests: int, num_threads: i
         finally:
             for _ in threads:
                 todo.put(None)
-            batcher.supervisor.send({"op": "stop"})
+            batcher.supervisor.send(StopWorker())
         for thread in threads:
             thread.join()
         running.result(timeout=10)

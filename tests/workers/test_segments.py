@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from shoal.control import Channel
+from shoal.messages.shared import SegmentAnnounced, SegmentMissing, SegmentWanted
 from shoal.shm import layout, segment
 from shoal.shm.layout import WORKER, Geometry
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Slab
 from shoal.workers.loop import Loop
+from tests.messages import receive
 from tests.workers.surroundings import WIRE, Batcher, loop_of, rows
 
 LENDER = 77
@@ -31,13 +33,13 @@ class Lender:
 
     def answer(self, *, is_there: bool = True) -> threading.Thread:
         def serve() -> None:
-            message, _ = self.supervisor.receive()
-            assert message["op"] == "segment_wanted"
-            self.asked.append(message["owner"])
+            message, _ = receive(self.supervisor)
+            assert isinstance(message, SegmentWanted)
+            self.asked.append(message.owner)
             if is_there:
-                self.supervisor.send({"op": "segment", "owner": message["owner"]}, [self.read_only_fd])
+                self.supervisor.send(SegmentAnnounced(owner=message.owner, segment=self.read_only_fd))
             else:
-                self.supervisor.send({"op": "segment_missing", "owner": message["owner"]})
+                self.supervisor.send(SegmentMissing(message.owner))
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -55,7 +57,7 @@ def connected(batcher: Batcher) -> Loop:
     """A loop that can ask, as `run` makes it."""
     loop = loop_of(batcher)
     channel = batcher.worker_channel
-    loop._memory.segments.connect(channel, lambda: loop.obey(channel, *channel.receive()))
+    loop._memory.segments.connect(channel, lambda: loop.obey(channel, *receive(channel)))
     return loop
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.messages.shared import PayloadGranted, PayloadMapped, PayloadReady, PayloadRefused, PayloadWanted
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, WANT, Geometry
 from shoal.shm.segment import SegmentView
 from shoal.shm.slab import SlabView
 from shoal.workers.loop import Loop
 from shoal.workers.memory import SEGMENT_AFTER_S
+from tests.messages import receive
 from tests.workers.surroundings import VARIABLE, Batcher, loop_of
 
 #: Four quarters of 16 KiB, and the odd unit.
@@ -44,19 +46,19 @@ class Supervisor:
         channel = self._batcher.supervisor
         while True:
             try:
-                message, _ = channel.receive()
+                message, _ = receive(channel)
             except (EOFError, OSError):
                 return
-            if message["op"] == "oversize":
-                self.asked.append(message["nbytes"])
+            if isinstance(message, PayloadWanted):
+                self.asked.append(message.nbytes)
                 if len(self.views) >= self._max_segments:
-                    channel.send({"op": "oversize", "request": message["request"], "wire": 5, "sentence": "no room"})
+                    channel.send(PayloadRefused(request=message.request, wire=5, sentence="no room"))
                     continue
                 owner = 50 + len(self.views)
-                fd, self.views[owner] = make(owner, -(-message["nbytes"] // 4096) * 4096)
-                channel.send({"op": "oversize", "request": message["request"], "owner": owner, "keep": True}, [fd])
-            elif message["op"] == "oversize_mapped":
-                channel.send({"op": "oversize_ready", "owner": message["owner"]})
+                fd, self.views[owner] = make(owner, -(-message.nbytes // 4096) * 4096)
+                channel.send(PayloadGranted(request=message.request, owner=owner, may_be_kept=True, segment=fd))
+            elif isinstance(message, PayloadMapped):
+                channel.send(PayloadReady(message.owner))
 
 
 def run(loop: Loop, batcher: Batcher, nbytes: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.control import Channel
+from shoal.messages.shared import BatcherReplaced, PayloadGranted, PayloadReady
 from shoal.model_config.signature import Signature
 from shoal.reasons import Reason
 from shoal.shm import segment
@@ -21,6 +22,7 @@ from shoal.workers.loop import Loop
 from shoal.workers.memory import Memory
 from shoal.workers.oversize import OversizeBlocks
 from tests.batcher.star import CLIENT, MODEL, WORKER, one_of_each
+from tests.messages import receive
 from tests.workers.surroundings import VARIABLE, Returning
 
 #: More than the worker's slab has.
@@ -57,9 +59,9 @@ class Pair:
 
     def listen(self) -> None:
         """Obey the next message; where it is of a new batcher, that serves at once."""
-        message, fds = self.channel.receive()
+        message, fds = receive(self.channel)
         self.loop.obey(self.channel, message, fds)
-        if message["op"] == "batcher":
+        if isinstance(message, BatcherReplaced):
             self.star.exchange.resume(now_ns=700)
 
     def succeed(self) -> None:
@@ -68,13 +70,13 @@ class Pair:
         self.star.exchange.blocks.add_result(RESULT, WORKER)
         for record in self._requests.values():
             self.client.say(*record)
-        self.supervisor.send({"op": "batcher"})
+        self.supervisor.send(BatcherReplaced())
 
     def grant(self) -> SlabView:
         """Give the worker a segment, which it may keep for its next result."""
         fd = segment.create(OVERSIZE, RESULT, 1, Geometry(0, 128 * 4096), sealed=True)
         view = SegmentView.attach(segment.read_only(fd))
-        self.supervisor.send({"op": "oversize", "request": 1, "owner": RESULT, "keep": True}, [fd])
+        self.supervisor.send(PayloadGranted(request=1, owner=RESULT, may_be_kept=True, segment=fd))
         os.close(fd)
         return SlabView(view)
 
@@ -96,7 +98,7 @@ def test_a_segment_that_is_still_awaited_is_not_freed_by_a_successor(pair: Pair)
     pair.star.exchange.step(now_ns=500)
     results = pair.grant()
     pair.succeed()
-    pair.supervisor.send({"op": "oversize_ready", "owner": RESULT})
+    pair.supervisor.send(PayloadReady(RESULT))
     pair.loop.step()
     pair.star.exchange.step(now_ns=800)
     (reply,) = pair.client.heard()

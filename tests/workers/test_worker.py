@@ -14,6 +14,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from shoal.control import Channel, Listener
+from shoal.messages.from_worker import MemoryMapped, ModelIOFound, ModelLoaded, WorkerConnected
+from shoal.messages.message import Message
+from shoal.messages.shared import Acknowledged, Refused, SegmentAnnounced
+from shoal.messages.to_worker import ConfigFinished, LoadModel, MemoryGranted, StopWorker
+from tests.messages import receive
 from tests.workers.surroundings import Batcher, model_config, tensor_config
 
 ROOT = Path(__file__).parents[2]
@@ -51,28 +56,26 @@ class Supervised:
 
     def load(self, config: dict[str, Any], *, final: bool = True, file: str = "") -> None:
         self.channel.send(
-            {
-                "op": "load",
-                "name": "m",
-                "version": 1,
-                "version_dir": os.path.dirname(file),
-                "model_file": file,
-                "config": config,
-                "final": final,
-                "instance_name": "m_0_0",
-                "kind": "KIND_CPU",
-                "device_id": 0,
-                "gpu": 0,
-                "cores": [CORE],
-                "backend_config": {},
-                "may_run_again": True,
-                "log": {"log_verbose": 0},
-            }
+            LoadModel(
+                name="m",
+                version=1,
+                version_dir=os.path.dirname(file),
+                model_file=file,
+                config=config,
+                is_config_final=final,
+                may_run_again=True,
+                instance_name="m_0_0",
+                kind="KIND_CPU",
+                device_id=0,
+                gpu=0,
+                cores=[CORE],
+                backend_config={},
+                log={"log_verbose": 0},
+            )
         )
 
-    def receive(self) -> dict[str, Any]:
-        message, fds = self.channel.receive()
-        assert fds == []
+    def receive(self) -> Message:
+        message: Message = receive(self.channel)[0]
         return message
 
     def end(self) -> tuple[int, str, str]:
@@ -109,24 +112,20 @@ def relu(tmp_path: Path) -> str:
 
 
 def test_a_whole_life(worker: Supervised, relu: str, batcher: Batcher) -> None:
-    assert worker.receive() == {"op": "join", "kind": "worker", "pid": worker.pid, "instance": 4}
+    assert worker.receive() == WorkerConnected(4)
     worker.load(model_config([], [], max_batch_size=0, backend="onnxruntime"), final=False, file=relu)
-    assert worker.receive() == {
-        "op": "model_io",
-        "inputs": [["INPUT0", "TYPE_FP32", [-1, 2]]],
-        "outputs": [["OUTPUT0", "TYPE_FP32", [-1, 2]]],
-        "completed": None,
-        "fills_max_batch_size": True,
-    }
-    worker.channel.send({"op": "config", "config": {**identity(), "backend": "onnxruntime"}})
-    assert worker.receive() == {"op": "loaded", "has_ready_check": False}
+    found = worker.receive()
+    assert isinstance(found, ModelIOFound)
+    assert found.values == [[["INPUT0", "TYPE_FP32", [-1, 2]]], [["OUTPUT0", "TYPE_FP32", [-1, 2]]], None, True]
+    worker.channel.send(ConfigFinished({**identity(), "backend": "onnxruntime"}))
+    assert worker.receive() == ModelLoaded(False)
     own, link = batcher.descriptors
     worker.channel.send(
-        {"op": "memory", "owner": 3, "epoch": 1, "log": {}}, [own, link, batcher.worker_bell.fd, batcher.bell.fd]
+        MemoryGranted(log={}, segment=own, link=link, bell=batcher.worker_bell.fd, batcher_bell=batcher.bell.fd)
     )
-    assert worker.receive() == {"op": "mapped"}
-    worker.channel.send({"op": "segment", "owner": 7, "seq": 1}, [batcher.client_fd])
-    assert worker.receive() == {"op": "ack", "seq": 1}
+    assert worker.receive() == MemoryMapped()
+    worker.channel.send(SegmentAnnounced(owner=7, segment=batcher.client_fd), seq=1)
+    assert worker.receive() == Acknowledged(1)
     assert os.sched_getaffinity(worker.pid) == {CORE}
     title = Path(f"/proc/{worker.pid}/cmdline").read_bytes().rstrip(b"\0").decode()
     assert title == f"shoal worker m_0_0 (CPU {CORE})"
@@ -135,7 +134,7 @@ def test_a_whole_life(worker: Supervised, relu: str, batcher: Batcher) -> None:
     assert select.select([batcher.bell], [], [], DEADLINE_S)[0]
     assert batcher.done()[0].outputs["OUTPUT0"].tolist() == [[0, 2]]
 
-    worker.channel.send({"op": "stop"})
+    worker.channel.send(StopWorker())
     status, out, complaints = worker.end()
     assert (status, complaints) == (0, "")
     assert out.count("\n") == 1
@@ -145,11 +144,9 @@ def test_a_whole_life(worker: Supervised, relu: str, batcher: Batcher) -> None:
 def test_a_model_that_cannot_be_loaded_is_told_and_the_worker_ends(worker: Supervised) -> None:
     worker.receive()
     worker.load({**identity(), "output": []})
-    assert worker.receive() == {
-        "op": "failed",
-        "wire": 4,
-        "sentence": "model configuration must have equal input/output pairs: model 'm' has 1 inputs and 0 outputs",
-    }
+    assert worker.receive() == Refused(
+        wire=4, sentence="model configuration must have equal input/output pairs: model 'm' has 1 inputs and 0 outputs"
+    )
     assert worker.end()[0] == 0
 
 
@@ -157,18 +154,16 @@ def test_a_sample_that_fails_is_told_before_the_worker_says_that_it_has_loaded(w
     worker.receive()
     samples = [{"name": "s", "batch_size": 9, "count": 1, "inputs": {}}]
     worker.load({**identity(), "model_warmup": samples})
-    assert worker.receive() == {
-        "op": "failed",
-        "wire": 4,
-        "sentence": "failed to run warmup sample 's': batch size 9 for 'm_0_0', max allowed is 8; ",
-    }
+    assert worker.receive() == Refused(
+        wire=4, sentence="failed to run warmup sample 's': batch size 9 for 'm_0_0', max allowed is 8; "
+    )
     assert worker.end()[0] == 0
 
 
 def test_an_unexpected_failure_is_internal_and_its_traceback_in_the_log(worker: Supervised) -> None:
     worker.receive()
     worker.load({"backend": "identity"})
-    assert worker.receive() == {"op": "failed", "wire": 2, "sentence": "KeyError: 'name'"}
+    assert worker.receive() == Refused(wire=2, sentence="KeyError: 'name'")
     status, _, complaints = worker.end()
     assert status == 0
     assert "Traceback" in complaints
@@ -177,8 +172,8 @@ def test_an_unexpected_failure_is_internal_and_its_traceback_in_the_log(worker: 
 def test_stop_before_there_is_memory(worker: Supervised) -> None:
     worker.receive()
     worker.load(identity())
-    assert worker.receive() == {"op": "loaded", "has_ready_check": False}
-    worker.channel.send({"op": "stop"})
+    assert worker.receive() == ModelLoaded(False)
+    worker.channel.send(StopWorker())
     assert worker.end()[0] == 0
 
 

@@ -26,6 +26,7 @@ from shoal.frontend.state import ServerState
 from shoal.request import InferResponse, TensorRef
 from shoal.star.models import ModelEntry, ModelTable
 from tests.frontend.grpc.messages import RAWS, message_of, prepare
+from tests.messages import model_message
 
 Make = Callable[..., ModelEntry]
 
@@ -144,11 +145,7 @@ def test_finds_the_model_that_is_meant(make_entry: Make) -> None:
     config = {"name": "m", "max_batch_size": 0, "input": [], "output": []}
     config["model_transaction_policy"] = {"decoupled": True}
     state.models = ModelTable()
-    state.models.apply({
-        "op": "model", "name": "m", "namespace": "", "version": 1, "model": 1, "row": -1, "state": "READY",
-        "reason": "", "failed": False, "num_instances": 1, "num_instances_up": 1, "config": config, "load_seconds": 0.0,
-        "has_ready_check": False, "is_cached": False, "labels": {}, "groups": [],
-    })  # fmt: skip
+    state.models.apply(model_message("m", 1, 1, config, row=-1))
     assert infer.find_model(state, message_of(model_version="1"), is_stream=True).name == "m"
     with pytest.raises(
         UnsupportedError, match=r"^ModelInfer RPC doesn't support models with decoupled transaction pol"

@@ -24,9 +24,11 @@ from shoal.frontend.road.transport import Answer, Waiter
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import TracedRequest, changed
 from shoal.grpc_settings import GrpcSettings
+from shoal.messages.to_client import TraceSettingsChanged
 from shoal.tracer.settings import GLOBAL, TIMESTAMPS, TraceSetting
 from tests.frontend.conftest import EchoTransport
 from tests.frontend.grpc.certificates import self_signed
+from tests.messages import receive
 
 RPC = "/inference.GRPCInferenceService/"
 DEADLINE_S = 10
@@ -123,10 +125,11 @@ def test_the_answer_ends_a_trace(state: ServerState, transport: Transport, chann
     receiving.settimeout(DEADLINE_S)
     with receiving, sending:
         setting = asdict(TraceSetting(TIMESTAMPS, rate=1, file="x"))
-        state.tracing = changed(None, {"settings": {GLOBAL: setting}}, [os.dup(sending.fileno())], state.models.names)
+        told = TraceSettingsChanged({GLOBAL: setting}, os.dup(sending.fileno()))
+        state.tracing = changed(None, told, state.models.names)
         assert state.tracing is not None
         ask(channel, "ModelInfer", **infer_fields())
-        stamps = Channel(receiving).receive()[0]["trace"][5]
+        stamps = receive(Channel(receiving))[0].trace[5]
         # The transport of the test knows no batcher: its time points are missing.
         assert [bool(stamp) for stamp in stamps] == [True, True] + [False] * 7 + [True, True]
         state.tracing.outlet.close()

@@ -11,6 +11,7 @@ from shoal.errors import InvalidArgumentError, NotFoundError
 from shoal.frontend.grpc.messages import service
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.regions import Regions
+from shoal.messages.to_client import RegionRegistered
 from shoal.request import InferResponse, TensorRef
 from tests.frontend.grpc.submission_lane import Lane, grid
 from tests.frontend.lane_star import ONE, TWO
@@ -26,8 +27,8 @@ class Client(Lane):
         self.fd = os.memfd_create("client")
         os.truncate(self.fd, REGION_NBYTES)
         self.state.regions = Regions(are_allowed=True)
-        message = {"op": "region", "name": "r", "key": "k", "offset": 0, "byte_size": REGION_NBYTES}
-        self.state.regions.add(message, os.dup(self.fd))
+        message = RegionRegistered(name="r", key="k", offset=0, byte_size=REGION_NBYTES, memory=os.dup(self.fd))
+        self.state.regions.add(message)
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_nothing_is_known_after_a_change_of_the_models(star: Star) -> None:
     assert known is not None
     assert submit_known(star, known, raw + GRID + ONE).model == 77
     for number, version in ((0, 1), (77, 2)):
-        gone = message(number, configuration, version=version, state="UNAVAILABLE", ready=False)
+        gone = message(number, configuration, version=version, state="UNAVAILABLE")
         star.state.models.apply(gone)
     assert star.submission.find(raw + GRID, len(raw + GRID) + 8) is None
     with pytest.raises(NotFoundError, match="'grid' has no available versions"):

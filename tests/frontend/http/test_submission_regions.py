@@ -9,6 +9,7 @@ from shoal.datatypes import FP32, UINT8
 from shoal.errors import InvalidArgumentError, NotFoundError
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.frontend.regions import Regions
+from shoal.messages.to_client import RegionRegistered
 from shoal.request import InferResponse, TensorRef
 from tests.frontend.lane_star import ONE, TWO, Star, binary, inputs
 
@@ -26,8 +27,8 @@ class Client(Star):
         self.register()
 
     def register(self) -> None:
-        message = {"op": "region", "name": "r", "key": "k", "offset": 0, "byte_size": REGION_NBYTES}
-        self.state.regions.add(message, os.dup(self.fd))
+        message = RegionRegistered(name="r", key="k", offset=0, byte_size=REGION_NBYTES, memory=os.dup(self.fd))
+        self.state.regions.add(message)
 
     def finish(self) -> None:
         self.refuse(self.records[-1][1])

@@ -9,6 +9,7 @@ from shoal import __version__
 from shoal import metric_families as families
 from shoal.frontend.metrics.exposition import Surroundings, exposition
 from shoal.frontend.state import ServerState
+from shoal.messages.to_client import ModelForgotten
 from shoal.options import MetricsConfig
 from shoal.shm import counters as layout
 from shoal.shm import segment
@@ -265,7 +266,7 @@ def test_only_loaded_versions_have_series(state: ServerState) -> None:
     assert 'model="simple",version="2"' not in text
     assert 'model="gone"' not in text
     assert 'model="broken"' not in text
-    state.models.apply({"op": "model_removed", "name": "simple", "namespace": "", "version": 3})
+    state.models.apply(ModelForgotten(name="simple", namespace="", version=3))
     assert 'model="simple",version="3"' not in exposition(state, NOTHING, NOW_NS)
 
 

@@ -12,8 +12,10 @@ from shoal.control import Channel
 from shoal.errors import UnavailableError
 from shoal.frontend.state import ServerState
 from shoal.frontend.tracing import changed
+from shoal.messages.to_client import TraceSettingsChanged
 from shoal.tracer.settings import GLOBAL, TIMESTAMPS, TraceSetting
 from tests.frontend.conftest import Client, EchoTransport
+from tests.messages import receive
 
 INFER = "/v2/models/simple/infer"
 BODY = json.dumps(
@@ -28,7 +30,8 @@ def traces(state: ServerState) -> Iterator[Channel]:
     receiving.setblocking(False)
     with receiving, sending:
         setting = dataclasses.asdict(TraceSetting(TIMESTAMPS, rate=1, file="x"))
-        state.tracing = changed(None, {"settings": {GLOBAL: setting}}, [os.dup(sending.fileno())], state.models.names)
+        told = TraceSettingsChanged({GLOBAL: setting}, os.dup(sending.fileno()))
+        state.tracing = changed(None, told, state.models.names)
         yield Channel(receiving)
         assert state.tracing is not None
         state.tracing.outlet.close()
@@ -38,10 +41,10 @@ def num_traces(traces: Channel) -> int:
     count = 0
     while True:
         try:
-            message = traces.receive()[0]
+            message = receive(traces)[0]
         except BlockingIOError:
             return count
-        stamps = message["trace"][5]
+        stamps = message.trace[5]
         # The transport of the test knows no batcher: its time points are missing.
         assert [bool(stamp) for stamp in stamps] == [True, True] + [False] * 7 + [True, True]
         assert stamps[0] <= stamps[1] <= stamps[9] <= stamps[10]

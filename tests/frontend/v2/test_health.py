@@ -10,8 +10,9 @@ from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.health import asks_model, live, model_ready, ready, reasons
+from shoal.messages.to_client import ModelChanged
 
-Message = Callable[..., dict[str, Any]]
+Message = Callable[..., ModelChanged]
 YES, NO = Response(200), Response(400)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import posix_ipc
 import pytest
 
-from shoal.control import Message
+from shoal.messages.from_client import QuestionAsked
+from shoal.messages.to_client import QuestionAnswered, RegionRegistered, RegionUnregistered
 from shoal.supervisor.memory.client_regions import ClientRegions
 from shoal.supervisor.questions.questions import Questions
+from tests.messages import FD
 from tests.supervisor.sky import Process, Sky
 
 KEY = f"shoal-test-supervisor-{os.getpid()}"
@@ -25,8 +27,7 @@ class Office(Sky):
         self.questions = Questions(self.regions.verbs)
 
     def ask_for(self, verb: str, name: str, **more: Any) -> None:
-        message = {"question": 1, "verb": verb, "arguments": {"name": name, **more}}
-        self.questions.take(self.a.member, message)
+        self.questions.take(self.a.member, QuestionAsked(1, verb, {"name": name, **more}))
 
     def register(self, name: str, nbytes: int = 8, offset: int = 0) -> None:
         self.ask_for("register_region", name, key=KEY, offset=offset, byte_size=nbytes)
@@ -41,12 +42,12 @@ def office() -> Iterator[Office]:
     made.close()
 
 
-def news(name: str, nbytes: int = 8) -> Message:
-    return {"op": "region", "name": name, "key": KEY, "offset": 0, "byte_size": nbytes}
+def news(name: str, nbytes: int = 8) -> RegionRegistered:
+    return RegionRegistered(name=name, key=KEY, offset=0, byte_size=nbytes, memory=FD)
 
 
 def answers(process: Process) -> list[tuple[int, str]]:
-    return [(message["wire"], message["sentence"]) for message in process.heard() if message["op"] == "answer"]
+    return [(message.wire, message.sentence) for message in process.heard() if isinstance(message, QuestionAnswered)]
 
 
 def test_the_client_hears_when_every_front_end_has_the_region(office: Office) -> None:
@@ -66,7 +67,7 @@ def test_and_when_it_is_gone_everywhere(office: Office, name: str, left: list[st
         office.register(each)
         office.settle()
     office.ask_for("unregister_region", name)
-    assert office.a.heard() == office.b.heard() == [{"op": "region_gone", "name": name}]
+    assert office.a.heard() == office.b.heard() == [RegionUnregistered(name)]
     office.acknowledge(office.a)
     assert answers(office.a) == []
     office.acknowledge(office.b)
@@ -97,8 +98,8 @@ def test_regions_leave_descriptors_for_connections(office: Office, monkeypatch: 
     for name in ("r", "s", "t"):
         office.register(name)
         office.settle()
-    (refused,) = [each for each in office.a.all_heard if each["op"] == "answer" and each["wire"]]
-    assert (refused["wire"], refused["sentence"][:33]) == (5, "2 shared memory regions are regis")
+    (refused,) = [each for each in office.a.all_heard if isinstance(each, QuestionAnswered) and each.wire]
+    assert (refused.wire, refused.sentence[:33]) == (5, "2 shared memory regions are regis")
 
 
 def test_descriptors_go_with_their_regions(office: Office, num_descriptors: Callable[[], int]) -> None:

@@ -6,6 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
+from shoal.messages.shared import (
+    BatcherReplaced,
+    PayloadGranted,
+    PayloadMapped,
+    PayloadReady,
+    PayloadRefused,
+    PayloadReleased,
+    PayloadWanted,
+    Ping,
+    SegmentAnnounced,
+    SegmentGone,
+)
+from shoal.messages.to_batcher import BatcherActivated, BatcherMemoryMade, ModelFailed, PayloadAnnounced, WorkerDied
+from shoal.messages.to_client import ModelForgotten
 from shoal.reasons import Reason
 from shoal.shm import segment
 from shoal.supervisor.descriptors import Descriptors, num_open
@@ -13,34 +27,37 @@ from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.members import PATIENCE_S, Member
 from shoal.supervisor.questions.questions import Questions
-from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, OPTIONS, PLACEMENT, Sky
+from tests.messages import FD
+from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, OPTIONS, PLACEMENT, WELCOME, Sky
 
 
 def test_a_request_may_be_named_at_once_and_its_worker_asks_for_it(sky: Sky) -> None:
     answer = sky.ask(sky.a, sky.client_a)
-    owner = answer["owner"]
-    assert answer == {"op": "oversize", "request": 7, "owner": owner}
-    sky.star.payloads.hear(sky.client_a, {"op": "oversize_mapped", "owner": owner})
+    owner = answer.owner
+    assert answer == PayloadGranted(request=7, owner=owner, may_be_kept=False, segment=FD)
+    sky.star.payloads.hear(sky.client_a, PayloadMapped(owner))
     assert fcntl.fcntl(sky.a.fds[-1], F_GET_SEALS) & FUTURE_WRITE_AND_SEAL == FUTURE_WRITE_AND_SEAL
-    assert sky.a.heard() == [{"op": "oversize_ready", "owner": owner}]
+    assert sky.a.heard() == [PayloadReady(owner)]
     assert sky.third.heard() == sky.b.heard() == sky.fourth.heard() == sky.batcher.heard() == []
     sky.star.lend(sky.worker_of_3, owner)
-    assert sky.third.heard() == [{"op": "segment", "owner": owner}]
+    assert sky.third.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.pwrite(sky.third.fds[-1], b"x", 0)
 
 
 def test_a_front_end_joins_although_every_worker_executes(sky: Sky) -> None:
     process, joined = sky.start(), list[Participant]()
-    client = sky.star.join_client(process.member, {}, joined.append)
+    client = sky.star.join_client(process.member, WELCOME, joined.append)
     for each in (sky.batcher, process):
         sky.acknowledge(each)
     assert joined == [client]
-    assert sky.third.heard() == sky.fourth.heard() == [{"op": "segment", "owner": client.owner}]  # to spare a question
+    assert (
+        sky.third.heard() == sky.fourth.heard() == [SegmentAnnounced(owner=client.owner, segment=FD)]
+    )  # to spare a question
     assert sky.third.unacknowledged == []
     sky.star.leave_client(client)
     sky.acknowledge(sky.batcher)
-    assert sky.third.heard() == sky.fourth.heard() == [{"op": "segment_gone", "owner": client.owner}]
+    assert sky.third.heard() == sky.fourth.heard() == [SegmentGone(client.owner)]
 
 
 @pytest.mark.parametrize("kind", ["front end", "caller", "guest"])
@@ -50,8 +67,8 @@ def test_who_cannot_be_welcomed_leaves_nothing(
     """While there is no batcher a client is welcomed at once, and no descriptor may be left for that."""
     guests = Guests(sky.loop, sky.star, OPTIONS, Questions({}), lambda _guest: None, Descriptors(num_open, lambda: 999))
     join: dict[str, Callable[[Member], object]] = {
-        "front end": lambda member: sky.star.join_client(member, {}, lambda _client: None),
-        "caller": lambda member: sky.star.join_caller(member, {}, lambda _client: None),
+        "front end": lambda member: sky.star.join_client(member, WELCOME, lambda _client: None),
+        "caller": lambda member: sky.star.join_caller(member, WELCOME, lambda _client: None),
         "guest": guests._make,
     }
     sky.star.leave_batcher(sky.batcher.member)
@@ -81,80 +98,84 @@ def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(sky: Sky) -> N
     assert up == []
     sky.acknowledge(sky.b)
     assert up == ["up"]
-    assert process.heard()[1:] == [{"op": "segment", "owner": each.owner} for each in (sky.client_a, sky.client_b)]
+    assert process.heard()[1:] == [
+        SegmentAnnounced(owner=each.owner, segment=FD) for each in (sky.client_a, sky.client_b)
+    ]
 
 
 def test_a_result_may_be_named_after_the_batcher_and_all_front_ends_know_it(sky: Sky) -> None:
-    owner = sky.ask(sky.third, sky.worker_of_3)["owner"]
-    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_mapped", "owner": owner})
-    assert sky.a.heard() == sky.b.heard() == [{"op": "segment", "owner": owner}]
-    assert sky.batcher.heard() == [{"op": "segment", "owner": owner, "worker": sky.worker_of_3.owner}]
+    owner = sky.ask(sky.third, sky.worker_of_3).owner
+    sky.star.payloads.hear(sky.worker_of_3, PayloadMapped(owner))
+    assert sky.a.heard() == sky.b.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
+    assert sky.batcher.heard() == [
+        PayloadAnnounced(owner=owner, writer=sky.worker_of_3.owner, is_result=True, segment=FD)
+    ]
     assert sky.fourth.heard() == []
     for process in (sky.a, sky.batcher, sky.b):
         assert sky.third.heard() == []
         sky.acknowledge(process)
-    assert sky.third.heard() == [{"op": "oversize_ready", "owner": owner}]
+    assert sky.third.heard() == [PayloadReady(owner)]
 
 
 def test_a_front_end_that_joins_later_knows_what_workers_may_have_kept(sky: Sky) -> None:
     result = sky.make(sky.third, sky.worker_of_3)
     late, _ = sky.join_client()
-    assert {"op": "segment", "owner": result} in late.all_heard
-    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_gone", "owner": result})
-    assert late.heard() == [{"op": "segment_gone", "owner": result}]
+    assert SegmentAnnounced(owner=result, segment=FD) in late.all_heard
+    sky.star.payloads.hear(sky.worker_of_3, PayloadReleased(result))
+    assert late.heard() == [SegmentGone(result)]
 
 
 def test_a_writer_is_told_what_it_may_keep(sky: Sky) -> None:
-    sky.star.payloads.hear(sky.client_a, {"op": "oversize", "request": 8, "nbytes": 4096, "model": 3})
+    sky.star.payloads.hear(sky.client_a, PayloadWanted(request=8, nbytes=4096, model_id=3))
     (answer,) = sky.a.heard()
-    assert answer == {"op": "oversize", "request": 8, "owner": answer["owner"], "keep": True}
+    assert answer == PayloadGranted(request=8, owner=answer.owner, may_be_kept=True, segment=FD)
 
 
 def test_room_comes_back_when_all_readers_have_let_go(sky: Sky) -> None:
     owner = sky.make(sky.a, sky.client_a)
     sky.star.lend(sky.worker_of_3, owner)
     refusal = sky.ask(sky.b, sky.client_b)
-    assert (refusal["request"], refusal["wire"]) == (7, 5)
-    assert refusal["sentence"].endswith("or raise --shm-oversize-mib")
-    assert sky.third.heard() == [{"op": "segment", "owner": owner}]
-    sky.star.payloads.hear(sky.client_b, {"op": "oversize_gone", "owner": owner})  # it is not b's to end
+    assert (refusal.request, refusal.wire) == (7, 5)
+    assert refusal.sentence.endswith("or raise --shm-oversize-mib")
+    assert sky.third.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
+    sky.star.payloads.hear(sky.client_b, PayloadReleased(owner))  # it is not b's to end
     assert sky.third.heard() == []
-    sky.star.payloads.hear(sky.client_a, {"op": "oversize_gone", "owner": owner})
-    sky.star.payloads.hear(sky.client_a, {"op": "oversize_gone", "owner": owner})
-    assert sky.third.heard() == [{"op": "segment_gone", "owner": owner}]
-    assert "sentence" in sky.ask(sky.b, sky.client_b)
+    sky.star.payloads.hear(sky.client_a, PayloadReleased(owner))
+    sky.star.payloads.hear(sky.client_a, PayloadReleased(owner))
+    assert sky.third.heard() == [SegmentGone(owner)]
+    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadRefused)
     sky.acknowledge(sky.third)
-    assert "owner" in sky.ask(sky.b, sky.client_b)
+    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadGranted)
 
 
 def test_a_worker_that_makes_room_is_answered_when_the_room_is_there(sky: Sky) -> None:
     kept = sky.make(sky.third, sky.worker_of_3)
-    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_gone", "owner": kept})
-    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize", "request": 8, "nbytes": 3 << 20})
+    sky.star.payloads.hear(sky.worker_of_3, PayloadReleased(kept))
+    sky.star.payloads.hear(sky.worker_of_3, PayloadWanted(request=8, nbytes=3 << 20))
     for reader in (sky.batcher, sky.a, sky.b):
         assert sky.third.heard() == []
         sky.acknowledge(reader)
     (answer,) = sky.third.heard()
-    assert answer == {"op": "oversize", "request": 8, "owner": answer["owner"]}
+    assert answer == PayloadGranted(request=8, owner=answer.owner, may_be_kept=False, segment=FD)
 
 
 def test_a_worker_waits_a_moment_only_for_room_that_it_makes(sky: Sky, monkeypatch: pytest.MonkeyPatch) -> None:
     patience: list[tuple[float, Callable[[], None]]] = []
     monkeypatch.setattr(sky.loop, "call_after", lambda delay_s, then: patience.append((delay_s, then)))
     kept = sky.make(sky.third, sky.worker_of_3)
-    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_gone", "owner": kept})
-    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize", "request": 8, "nbytes": 3 << 20})
+    sky.star.payloads.hear(sky.worker_of_3, PayloadReleased(kept))
+    sky.star.payloads.hear(sky.worker_of_3, PayloadWanted(request=8, nbytes=3 << 20))
     ((delay_s, give_up),) = patience
     assert (delay_s, sky.third.heard()) == (PATIENCE_S, [])
     give_up()
     (answer,) = sky.third.heard()
-    assert answer["sentence"].endswith("or raise --shm-oversize-mib")
+    assert answer.sentence.endswith("or raise --shm-oversize-mib")
 
 
 def test_a_worker_that_dies_before_it_has_the_room_gets_none(sky: Sky) -> None:
     kept = sky.make(sky.third, sky.worker_of_3)
-    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize_gone", "owner": kept})
-    sky.star.payloads.hear(sky.worker_of_3, {"op": "oversize", "request": 8, "nbytes": 3 << 20})
+    sky.star.payloads.hear(sky.worker_of_3, PayloadReleased(kept))
+    sky.star.payloads.hear(sky.worker_of_3, PayloadWanted(request=8, nbytes=3 << 20))
     sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
     sky.settle()
     assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
@@ -167,9 +188,9 @@ def test_a_dead_front_ends_requests_go_when_the_batcher_has_forgotten_them(sky: 
     sky.star.leave_client(sky.client_a)
     assert sky.third.heard() == []
     sky.acknowledge(sky.batcher)
-    assert {"op": "segment_gone", "owner": owner} in sky.third.heard()
+    assert SegmentGone(owner) in sky.third.heard()
     sky.acknowledge(sky.third)
-    assert "owner" in sky.ask(sky.b, sky.client_b)
+    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadGranted)
 
 
 def test_a_dead_workers_results_go_when_the_batcher_has_passed_them_on(sky: Sky) -> None:
@@ -177,15 +198,15 @@ def test_a_dead_workers_results_go_when_the_batcher_has_passed_them_on(sky: Sky)
     sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
     assert sky.a.heard() == []
     sky.acknowledge(sky.batcher)
-    assert {"op": "segment_gone", "owner": owner} in sky.a.heard()
-    assert "sentence" in sky.ask(sky.b, sky.client_b)
+    assert SegmentGone(owner) in sky.a.heard()
+    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadRefused)
     sky.settle()
-    assert "owner" in sky.ask(sky.b, sky.client_b)
+    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadGranted)
 
 
 def test_batcher_hears_how_a_worker_ended(sky: Sky) -> None:
     sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
-    assert sky.batcher.heard() == [{"op": "worker_gone", "owner": sky.worker_of_3.owner, "reason": 5, "detail": 77}]
+    assert sky.batcher.heard() == [WorkerDied(owner=sky.worker_of_3.owner, reason=5, detail=77)]
 
 
 def test_owner_ids_come_round_and_skip_who_is_there(sky: Sky) -> None:
@@ -206,47 +227,49 @@ def test_memory_of_the_batchers_own_is_made_once_and_anew_for_a_successor(sky: S
     sky.star.give_batcher_memory()
     sky.star.give_batcher_memory()
     owner = sky.star.batcher_memory.owner
-    assert sky.batcher.heard() == [{"op": "memory"}]
-    assert sky.a.heard() == sky.b.heard() == [{"op": "segment", "owner": owner}]
+    assert sky.batcher.heard() == [BatcherMemoryMade(FD)]
+    assert sky.a.heard() == sky.b.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
     sky.star.lend(sky.worker_of_3, owner)
-    assert sky.third.heard() == [{"op": "segment", "owner": owner}]
+    assert sky.third.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
     successor = sky.replace_batcher()
     joined, memory, *_ = successor.heard()
-    assert (joined["op"], memory) == ("joined", {"op": "memory"})
-    assert sky.third.heard() == [{"op": "segment_gone", "owner": owner}]
-    assert sky.a.heard() == [{"op": "segment_gone", "owner": owner}]
+    assert (type(joined), memory) == (BatcherActivated, BatcherMemoryMade(FD))
+    assert sky.third.heard() == [SegmentGone(owner)]
+    assert sky.a.heard() == [SegmentGone(owner)]
     sky.acknowledge(successor)
-    assert sky.a.heard() == [{"op": "segment", "owner": sky.star.batcher_memory.owner}, {"op": "batcher"}]
+    assert sky.a.heard() == [SegmentAnnounced(owner=sky.star.batcher_memory.owner, segment=FD), BatcherReplaced()]
     assert sky.star.batcher_memory.owner != owner
 
 
 def test_the_batcher_reads_large_requests_to_ensembles_itself(sky: Sky) -> None:
     sky.star.payloads.ensembles.add(3)
-    owner = int(sky.ask(sky.a, sky.client_a)["owner"])
-    sky.star.payloads.hear(sky.client_a, {"op": "oversize_mapped", "owner": owner})
+    owner = int(sky.ask(sky.a, sky.client_a).owner)
+    sky.star.payloads.hear(sky.client_a, PayloadMapped(owner))
     assert sky.third.heard() == []
-    assert sky.batcher.heard()[-1] == {"op": "segment", "owner": owner, "asker": sky.client_a.owner}
+    assert sky.batcher.heard()[-1] == PayloadAnnounced(
+        owner=owner, writer=sky.client_a.owner, is_result=False, segment=FD
+    )
 
 
 def test_a_change_is_in_force_once_clients_act_upon_it_and_the_batcher_upon_what_it_was_told(sky: Sky) -> None:
     done: list[str] = []
-    sky.star.tell_batcher({"op": "ensemble_models"})
-    sky.star.announce_to_clients([{"op": "version"}], lambda: done.append("changed"))
+    sky.star.tell_batcher(ModelFailed(9))
+    sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: done.append("changed"))
     for process in (sky.a, sky.b):
-        assert process.heard() == [{"op": "version"}]
+        assert process.heard() == [ModelForgotten("m", "", 1)]
         sky.acknowledge(process)
     assert done == []
-    assert sky.batcher.heard() == [{"op": "ensemble_models"}, {"op": "ping"}]
+    assert sky.batcher.heard() == [ModelFailed(9), Ping()]
     sky.acknowledge(sky.batcher)
     assert done == ["changed"]
 
 
 def test_a_change_does_not_wait_for_models_that_call_others_for_long(sky: Sky) -> None:
     process = sky.start()
-    sky.star.join_caller(process.member, {}, lambda _caller: None)
+    sky.star.join_caller(process.member, WELCOME, lambda _caller: None)
     sky.settle()
     done: list[str] = []
-    sky.star.announce_to_clients([{"op": "version"}], lambda: done.append("changed"))
+    sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: done.append("changed"))
     for each in (sky.a, sky.b, sky.batcher):
         sky.acknowledge(each)
     assert done == []  # it mostly hears at once, and then asks for nothing that is gone
@@ -254,5 +277,5 @@ def test_a_change_does_not_wait_for_models_that_call_others_for_long(sky: Sky) -
     sky.loop.run()
     assert done == ["changed"]
     sky.acknowledge(process)
-    assert process.all_heard[-1] == {"op": "version"}
+    assert process.all_heard[-1] == ModelForgotten("m", "", 1)
     assert done == ["changed"]

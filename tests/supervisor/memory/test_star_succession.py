@@ -1,34 +1,53 @@
 """A batcher dies: what its successor, clients and workers hear of one another, and when."""
 
+from shoal.messages.shared import BatcherReplaced, SegmentAnnounced, SegmentGone
+from shoal.messages.to_batcher import (
+    BatcherActivated,
+    BatcherMemoryMade,
+    ClientCaughtUp,
+    ClientJoined,
+    PayloadAnnounced,
+    Resume,
+    RetireWorker,
+    WorkerCaughtUp,
+    WorkerDied,
+    WorkerJoined,
+    WorkerReady,
+)
 from shoal.reasons import Reason
-from tests.supervisor.sky import Sky
+from tests.messages import FD
+from tests.supervisor.sky import WELCOME, Sky
 
 
 def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_nobody(sky: Sky) -> None:
     result = sky.make(sky.third, sky.worker_of_3)
     successor = sky.replace_batcher()
     joined, *told = successor.heard()
-    assert joined["is_successor"] is True
+    assert joined.is_successor is True
     assert told == [
-        {"op": "client", "owner": sky.client_a.owner, "is_late": True},
-        {"op": "client", "owner": sky.client_b.owner, "is_late": True},
-        {"op": "worker", "owner": sky.worker_of_3.owner, "model": 3},
-        {"op": "worker_ready", "owner": sky.worker_of_3.owner},
-        {"op": "segment", "owner": result, "worker": sky.worker_of_3.owner},
-        {"op": "worker", "owner": sky.worker_of_4.owner, "model": 4},
-        {"op": "worker_ready", "owner": sky.worker_of_4.owner},
+        ClientJoined(owner=sky.client_a.owner, is_late=True, segment=FD, link=FD, bell=FD, clients_bell=FD),
+        ClientJoined(owner=sky.client_b.owner, is_late=True, segment=FD, link=FD, bell=FD, clients_bell=FD),
+        WorkerJoined(
+            owner=sky.worker_of_3.owner, model_id=3, demand=None, segment=FD, link=FD, bell=FD, workers_bell=FD
+        ),
+        WorkerReady(sky.worker_of_3.owner),
+        PayloadAnnounced(owner=result, writer=sky.worker_of_3.owner, is_result=True, segment=FD),
+        WorkerJoined(
+            owner=sky.worker_of_4.owner, model_id=4, demand=None, segment=FD, link=FD, bell=FD, workers_bell=FD
+        ),
+        WorkerReady(sky.worker_of_4.owner),
     ]
     assert sky.a.heard() == sky.third.heard() == []
     sky.acknowledge(successor)
-    assert sky.a.heard() == sky.b.heard() == sky.third.heard() == [{"op": "batcher"}]
-    assert successor.heard() == [{"op": "resume"}]
-    for process, op, each in (
-        (sky.b, "client_told", sky.client_b),
-        (sky.third, "worker_told", sky.worker_of_3),
-        (sky.a, "client_told", sky.client_a),
+    assert sky.a.heard() == sky.b.heard() == sky.third.heard() == [BatcherReplaced()]
+    assert successor.heard() == [Resume()]
+    for process, message in (
+        (sky.b, ClientCaughtUp(sky.client_b.owner)),
+        (sky.third, WorkerCaughtUp(sky.worker_of_3.owner)),
+        (sky.a, ClientCaughtUp(sky.client_a.owner)),
     ):
         sky.acknowledge(process)
-        assert successor.heard() == [{"op": op, "owner": each.owner}]
+        assert successor.heard() == [message]
 
 
 def test_a_successor_has_memory_for_an_ensemble_that_came_while_there_was_no_batcher(sky: Sky) -> None:
@@ -37,24 +56,24 @@ def test_a_successor_has_memory_for_an_ensemble_that_came_while_there_was_no_bat
     sky.star.payloads.ensembles.add(5)
     successor = sky.start()
     sky.star.join_batcher(successor.member)
-    assert [message["op"] for message in successor.heard()] == ["joined", "memory"]
-    assert sky.a.heard() == [{"op": "segment", "owner": sky.star.batcher_memory.owner}]
+    assert [type(message) for message in successor.heard()] == [BatcherActivated, BatcherMemoryMade]
+    assert sky.a.heard() == [SegmentAnnounced(owner=sky.star.batcher_memory.owner, segment=FD)]
 
 
 def test_who_joins_while_a_successor_hears_of_everybody_has_said_nothing_before(sky: Sky) -> None:
     successor, late = sky.replace_batcher(), sky.start()
-    client = sky.star.join_client(late.member, {}, lambda _client: None)
+    client = sky.star.join_client(late.member, WELCOME, lambda _client: None)
     sky.settle()
-    assert {"op": "client", "owner": client.owner} in successor.all_heard
-    assert {"op": "batcher"} not in late.all_heard
-    assert {"op": "client_told", "owner": client.owner} not in successor.all_heard
+    assert ClientJoined(owner=client.owner, segment=FD, link=FD, bell=FD, clients_bell=FD) in successor.all_heard
+    assert BatcherReplaced() not in late.all_heard
+    assert ClientCaughtUp(client.owner) not in successor.all_heard
 
 
 def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_not_passed_on(sky: Sky) -> None:
     """Else it would have what they had begun executed a second time."""
     result = sky.make(sky.third, sky.worker_of_3)
     third = sky.worker_of_3.owner
-    gone = {"op": "worker_gone", "owner": third, "reason": 5, "detail": 77}
+    gone = WorkerDied(owner=third, reason=5, detail=77)
     sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
     assert sky.batcher.heard() == [gone]
     sky.star.leave_batcher(sky.batcher.member)
@@ -66,34 +85,33 @@ def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_n
         sky.star.introduce()
         told = successor.heard()[3:]
         assert told[:4] == [
-            {"op": "worker", "owner": third, "model": 3},
-            {"op": "worker_ready", "owner": third},
-            {"op": "worker_retire", "owner": third},
-            {"op": "segment", "owner": result, "worker": third},
+            WorkerJoined(owner=third, model_id=3, demand=None, segment=FD, link=FD, bell=FD, workers_bell=FD),
+            WorkerReady(third),
+            RetireWorker(third),
+            PayloadAnnounced(owner=result, writer=third, is_result=True, segment=FD),
         ]
-        assert [message["op"] for message in told[4:]] == ["worker", "worker_ready", "worker_retire"]
+        assert [type(message) for message in told[4:]] == [WorkerJoined, WorkerReady, RetireWorker]
         sky.acknowledge(successor)
         for process in (sky.a, sky.b):
-            assert process.heard() == [{"op": "batcher"}]
+            assert process.heard() == [BatcherReplaced()]
             sky.acknowledge(process)
-        assert [message["op"] for message in successor.heard()] == [
-            "resume", "worker_gone", "worker_gone", "client_told", "client_told",
-        ]  # fmt: skip
+        expected = [Resume, WorkerDied, WorkerDied, ClientCaughtUp, ClientCaughtUp]
+        assert [type(message) for message in successor.heard()] == expected
         if successor is first:
             sky.star.leave_batcher(successor.member)
             assert sky.a.heard() == []
     sky.acknowledge(second)
-    assert {"op": "segment_gone", "owner": third} in sky.a.heard()
+    assert SegmentGone(third) in sky.a.heard()
 
 
 def test_a_worker_that_dies_while_a_place_is_taken_is_reported_to_the_batcher_that_serves(sky: Sky) -> None:
     successor = sky.replace_batcher()
     sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 0)
     sky.acknowledge(successor)
-    assert "worker_gone" not in [message["op"] for message in successor.all_heard]
+    assert WorkerDied not in [type(message) for message in successor.all_heard]
     for process in (sky.a, sky.b):
         sky.acknowledge(process)
-    assert [message["op"] for message in successor.heard()] == ["resume", "worker_gone", "client_told", "client_told"]
+    assert [type(message) for message in successor.heard()] == [Resume, WorkerDied, ClientCaughtUp, ClientCaughtUp]
 
 
 def test_a_client_is_late_until_it_has_told_the_batcher_that_serves(sky: Sky) -> None:
@@ -101,7 +119,7 @@ def test_a_client_is_late_until_it_has_told_the_batcher_that_serves(sky: Sky) ->
     for _ in range(2):
         sky.batcher = sky.replace_batcher()
         sky.acknowledge(sky.batcher)
-    assert sky.a.heard() == [{"op": "batcher"}] * 2
+    assert sky.a.heard() == [BatcherReplaced()] * 2
     for seq, is_late in zip(sky.a.unacknowledged, (True, False), strict=True):
         sky.star.acknowledgements.received(sky.a.member, seq)
         assert sky.client_a.is_late == is_late
@@ -118,6 +136,6 @@ def test_a_successor_that_dies_while_it_hears_is_followed_by_another(sky: Sky) -
     sky.settle()
     assert sky.a.heard() == []
     assert sky.star.batcher is second.member
-    resumed = [message["op"] for message in second.all_heard].count("resume")
+    resumed = [type(message) for message in second.all_heard].count(Resume)
     assert resumed == 1
-    assert "resume" not in [message["op"] for message in first.all_heard]
+    assert Resume not in [type(message) for message in first.all_heard]

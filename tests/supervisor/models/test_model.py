@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shoal.control import Message
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
 from shoal.repository.found import FoundModel, FoundVersion
 from shoal.repository.identifier import ModelIdentifier
@@ -23,7 +23,7 @@ class Registry:
     num_retries = 0
 
     def __init__(self) -> None:
-        self.told: list[tuple[Sequence[Message], Callable[[], None]]] = []
+        self.told: list[tuple[Sequence[Any], Callable[[], None]]] = []
 
     def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
         raise AssertionError(f"version {number} of {found.name} must not be created")
@@ -42,7 +42,7 @@ class Registry:
     def settle_retired(self, then: Callable[[], None]) -> None:
         then()
 
-    def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
+    def tell(self, messages: Sequence[Any], then: Callable[[], None]) -> None:
         self.told.append((messages, then))
 
 
@@ -56,7 +56,7 @@ class Faulty(Registry):
 class Silent(Registry):
     """A registry that fails to tell."""
 
-    def tell(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
+    def tell(self, messages: Sequence[Any], then: Callable[[], None]) -> None:
         raise KeyError("row")
 
 
@@ -204,7 +204,7 @@ def test_an_error_after_an_announcement_is_answered_once(monkeypatch: pytest.Mon
     registry, outcomes = Room(), list[ShoalError | None]()
     model = Model(ModelIdentifier("m", ""), registry)
 
-    def tell(messages: Sequence[Message], then: Callable[[], None]) -> None:
+    def tell(messages: Sequence[Any], then: Callable[[], None]) -> None:
         registry.told.append((messages, then))
         raise OSError("no notification")
 
@@ -227,7 +227,7 @@ def test_versions_are_retired_once_though_their_end_cannot_be_announced(
     model.on_ready(two)  # type: ignore[arg-type]
     registry.confirm()
 
-    def tell(messages: Sequence[Message], then: Callable[[], None]) -> None:
+    def tell(messages: Sequence[Any], then: Callable[[], None]) -> None:
         if is_told:
             registry.told.append((messages, then))
         raise OSError("no notification")
@@ -262,7 +262,7 @@ def test_a_load_is_refused_once_everybody_knows_why() -> None:
     error = InvalidArgumentError("no such field")
     model.load(FoundModel("m", Path("/m"), {}, {}, {}, 0, error), outcomes.append)
     ((messages, then),) = registry.told
-    assert [(message["state"], message["reason"]) for message in messages] == [("UNAVAILABLE", "no such field")]
+    assert [(message.state, message.reason) for message in messages] == [("UNAVAILABLE", "no such field")]
     assert outcomes == []
     then()
     assert outcomes == [error]
@@ -303,7 +303,7 @@ def test_a_load_s_unexpected_error_does_not_keep_what_waits_from_its_turn() -> N
     model.load(found(1), outcomes.append)
     model.unload(lambda: unloads.append(True))
 
-    def tell(messages: Sequence[Message], then: Callable[[], None]) -> None:
+    def tell(messages: Sequence[Any], then: Callable[[], None]) -> None:
         del registry.tell
         raise KeyError("row")
 

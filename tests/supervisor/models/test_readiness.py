@@ -1,10 +1,12 @@
 """readiness.py: who is asked when, and what becomes of the questions; workers at real connections, timers by hand."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from shoal.control import Message
+from shoal.messages.to_client import QuestionAnswered
+from shoal.messages.to_worker import CheckReady
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.readiness import Readiness
 from shoal.supervisor.questions.questions import Question
@@ -31,9 +33,9 @@ class Probes:
 
     def answers(self) -> dict[int, bool]:
         """By the number of the question, those since the last time."""
-        told = [message for message in self.sky.a.heard() if message["op"] == "answer"]
-        assert not any(message["wire"] for message in told)
-        return {message["question"]: message["result"] for message in told}
+        told = [message for message in self.sky.a.heard() if isinstance(message, QuestionAnswered)]
+        assert not any(message.wire for message in told)
+        return {message.question: message.result for message in told}
 
     def second(self) -> tuple[Process, Participant]:
         joined = self.sky.join_worker(MODEL)
@@ -57,7 +59,7 @@ def probes() -> Iterator[Probes]:
     made.sky.close()
 
 
-QUESTION: Message = {"op": "is_ready"}
+QUESTION: Any = CheckReady()
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

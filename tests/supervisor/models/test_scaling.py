@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.messages.shared import Ping
+from shoal.messages.to_batcher import RetireWorker
 from shoal.repository.identifier import ModelIdentifier
 from shoal.shm.counters import ZERO_ROW
 from shoal.supervisor.models.model import Model
@@ -38,5 +40,5 @@ def test_it_is_answered_once_front_ends_and_the_batcher_act_upon_it(pair: Versio
         assert asker.heard() == []
         sky.acknowledge(process)
     (answer,) = asker.heard()
-    assert [each["name"] for each in answer["result"]["versions"][0]["instances"]] == ["m_0_0"]
-    assert [message["op"] for message in sky.batcher.all_heard[-2:]] == ["worker_retire", "ping"]
+    assert [each["name"] for each in answer.result["versions"][0]["instances"]] == ["m_0_0"]
+    assert [type(message) for message in sky.batcher.all_heard[-2:]] == [RetireWorker, Ping]

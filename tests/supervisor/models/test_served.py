@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import msgpack
 import pytest
 
 from shoal.errors import ShoalError
+from shoal.messages.from_worker import ReadyAnswered
+from shoal.messages.to_batcher import InstanceGroupsChanged, ModelAdded, RetireWorker, WorkerDied
+from shoal.messages.to_client import QuestionAnswered
+from shoal.messages.to_worker import CheckReady, StopWorker
 from shoal.reasons import DeathDetail
 from shoal.repository.lifecycle import VersionState
 from shoal.supervisor.descriptors import Descriptors
@@ -16,6 +22,7 @@ from shoal.supervisor.models.served import Served
 from shoal.supervisor.processes import restarts
 from shoal.supervisor.processes.death import Death
 from shoal.supervisor.questions.questions import Question
+from tests.messages import Nonsense
 from tests.scarcity import no_descriptors_left
 from tests.supervisor.served_version import Version, version
 from tests.supervisor.sky import OPTIONS
@@ -32,7 +39,7 @@ def replace_first(pair: Version) -> tuple[Instance, Instance]:
 
 
 def retired(pair: Version, instance: Instance) -> bool:
-    return {"op": "worker_retire", "owner": instance.owner} in pair.told_batcher()
+    return RetireWorker(instance.owner) in pair.told_batcher()
 
 
 def test_the_old_one_serves_until_the_fresh_one_does_and_then_ends(pair: Version) -> None:
@@ -44,9 +51,9 @@ def test_the_old_one_serves_until_the_fresh_one_does_and_then_ends(pair: Version
     assert pair.served.instances == [fresh, second]
     assert (pair.served.version.num_instances_up, pair.served.version.num_instances) == (2, 2)
     assert retired(pair, old)
-    assert {"op": "stop"} not in pair.told(old)
+    assert StopWorker() not in pair.told(old)
     old.stop()  # the batcher has nothing more for it
-    assert {"op": "stop"} in pair.told(old)
+    assert StopWorker() in pair.told(old)
     pair.end(old)
     assert list(pair.roster) == [second, fresh]
     assert old.state is InstanceState.STOPPED
@@ -76,16 +83,16 @@ def test_one_at_a_time_and_only_while_nothing_else_changes(pair: Version) -> Non
 
 
 def test_clients_hear_of_a_death_before_those_who_asked_it_do(pair: Version, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[list[str]] = []
+    told: list[list[type[Any]]] = []
     pair.told_batcher()
 
     def on_changed(_served: Served) -> None:
-        told.append([message["op"] for message in pair.sky.batcher.heard()])
+        told.append([type(message) for message in pair.sky.batcher.heard()])
 
     monkeypatch.setattr(pair.owner, "on_changed", on_changed)
     pair.end(pair.served.instances[0])
     assert told == [[]]
-    assert "worker_gone" in [message["op"] for message in pair.told_batcher()]
+    assert WorkerDied in [type(message) for message in pair.told_batcher()]
 
 
 def test_where_the_fresh_one_cannot_load_the_old_one_stays(pair: Version) -> None:
@@ -139,11 +146,9 @@ def test_an_instance_of_a_group_that_is_gone_dies_under_its_name(pair: Version, 
     )
     owner = old.owner
     pair.end(old)
-    (detail,) = (
-        told["detail"] for told in pair.told_batcher() if told["op"] == "worker_gone" and told["owner"] == owner
-    )
-    told = [each["groups"] for each in pair.told_batcher() if each["op"] in ("model", "model_groups")]
-    assert told[-1] == served.version.message()["groups"] == ["m_0", "first", "second"]
+    (detail,) = (told.detail for told in pair.told_batcher() if isinstance(told, WorkerDied) and told.owner == owner)
+    told = [each.groups for each in pair.told_batcher() if isinstance(each, ModelAdded | InstanceGroupsChanged)]
+    assert told[-1] == served.version.message().groups == ["m_0", "first", "second"]
     assert DeathDetail.unpack(detail).instance_name(told[-1]) == f"m_0_{number}"
     for instance in served.instances:
         pair.bring_up(instance)
@@ -158,11 +163,11 @@ def test_a_worker_that_says_what_no_worker_says_costs_its_instance(
     first, second = pair.served.instances
     process, pid = pair._processes[first.number], first.pid
     process.member.start()
-    process.channel.send({"op": "segment_wanted"})  # without what belongs to it
-    process.channel.send({})
+    process.channel.send_encoded(msgpack.packb(["SegmentWanted", 0]) or b"", ())  # without what belongs to it
+    process.channel.send(Nonsense())
     pair.until(lambda: first.pid not in (0, pid))
     assert "instance 'm_0_0' of model 'm' has met an error of the server's own" in caplog.text
-    assert "KeyError: 'owner'" in caplog.text
+    assert "no message that is due" in caplog.text
     pair._forget(first.number)
     pair.bring_up(first)
     assert (first.state, second.state) == (InstanceState.UP, InstanceState.UP)
@@ -182,7 +187,7 @@ def test_an_error_in_handling_a_workers_end_costs_no_more_than_the_end(
     assert not member.is_open
     assert owner not in pair.sky.star.workers
     pair.bring_up(first)
-    assert [told["owner"] for told in pair.told_batcher() if told["op"] == "worker_gone"] == [owner]
+    assert [told.owner for told in pair.told_batcher() if isinstance(told, WorkerDied)] == [owner]
     assert [instance.state for instance in (first, second)] == [InstanceState.UP] * 2
     assert pair.served.version.num_instances_up == 2
 
@@ -195,7 +200,7 @@ def test_a_last_message_that_cannot_be_read_leaves_nobody_waiting(
     ask(pair, 5)
     left = list[int]()
     monkeypatch.setattr(pair.host.metrics, "leave", left.append)
-    pair._processes[first.number].channel.send({})
+    pair._processes[first.number].channel.send(Nonsense())
     pair.end(first)
     pair.until(lambda: first.state is InstanceState.STARTING)
     assert answers(pair) == {5: False}
@@ -208,7 +213,7 @@ def test_what_an_error_leaves_of_an_instance_goes_even_if_that_fails(
 ) -> None:
     first, _ = pair.served.instances
     process = pair._processes[first.number]
-    process.channel.send({})
+    process.channel.send(Nonsense())
     with monkeypatch.context() as broken:
         broken.setattr(type(pair.sky.star), "leave_worker", lambda *_arguments: 1 / 0)
         pair.end(first)
@@ -272,23 +277,23 @@ def ask(pair: Version, number: int) -> None:
 
 def answers(pair: Version) -> dict[int, bool]:
     pair.sky.settle()
-    return {told["question"]: told["result"] for told in pair.sky.a.all_heard if told["op"] == "answer"}
+    return {told.question: told.result for told in pair.sky.a.all_heard if isinstance(told, QuestionAnswered)}
 
 
 def test_instances_are_asked_and_one_that_dies_is_not_ready(pair: Version) -> None:
     first, second = pair.served.instances
     ask(pair, 1)
     for instance in (first, second):
-        assert {"op": "is_ready"} in pair.told(instance)
+        assert CheckReady() in pair.told(instance)
         assert answers(pair) == {}
-        pair.say(instance, {"op": "is_ready", "is_ready": True})
+        pair.say(instance, ReadyAnswered(True))
     assert answers(pair) == {1: True}
     ask(pair, 2)
-    pair.say(first, {"op": "is_ready", "is_ready": True})
+    pair.say(first, ReadyAnswered(True))
     pair.end(second)
     assert answers(pair) == {1: True, 2: False}
     ask(pair, 3)
-    pair.say(first, {"op": "is_ready", "is_ready": True})
+    pair.say(first, ReadyAnswered(True))
     assert answers(pair) == {1: True, 2: False, 3: True}
 
 
@@ -298,7 +303,7 @@ def test_clients_hear_whether_there_is_anything_to_ask(has_ready_check: bool) ->
     made.has_ready_check = has_ready_check
     try:
         made.load()
-        assert made.served.version.message()["has_ready_check"] is has_ready_check
+        assert made.served.version.message().has_ready_check is has_ready_check
     finally:
         made.close()
 
@@ -310,7 +315,7 @@ def test_front_ends_hear_whose_answers_are_cached(
     made = Version("response_cache { enable: true }", replace(OPTIONS, cache_config=cache))
     try:
         made.load()
-        assert made.served.version.message()["is_cached"] is bool(cache)
+        assert made.served.version.message().is_cached is bool(cache)
         assert ("give --cache-config" in caplog.text) is not bool(cache)
     finally:
         made.close()
@@ -329,7 +334,7 @@ def hasty() -> Iterator[Version]:
 def test_a_recycled_instance_has_so_long_to_answer_and_to_end(hasty: Version) -> None:
     old, fresh = replace_first(hasty)
     hasty.bring_up(fresh)
-    hasty.until(lambda: {"op": "stop"} in hasty.told(old))  # without a word of the batcher's
+    hasty.until(lambda: StopWorker() in hasty.told(old))  # without a word of the batcher's
     assert old.pid
     hasty.until(lambda: old not in hasty.roster)
     assert (old.state, fresh.state) == (InstanceState.STOPPED, InstanceState.UP)
@@ -339,8 +344,8 @@ def test_a_recycled_instance_has_so_long_to_answer_and_to_end(hasty: Version) ->
 def test_a_version_has_so_long_to_drain_and_to_end(hasty: Version) -> None:
     pair = list(hasty.served.instances)
     hasty.served.retire()
-    assert not any({"op": "stop"} in hasty.told(each) for each in pair)
-    hasty.until(lambda: all({"op": "stop"} in hasty.told(each) for each in pair))
+    assert not any(StopWorker() in hasty.told(each) for each in pair)
+    hasty.until(lambda: all(StopWorker() in hasty.told(each) for each in pair))
     assert not hasty.owner.is_over
     hasty.until(lambda: hasty.owner.is_over)
     hasty.served._check_drained()  # too late: it is over

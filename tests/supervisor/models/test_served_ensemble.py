@@ -62,7 +62,7 @@ def test_clients_hear_the_labels_of_the_version_that_a_step_means_now(step: Vers
     model.versions[1] = Served(fresh, step.served.source, step.host, step.owner)
     ensemble.look()
     assert owner.labels == [{}, {"B": ("new",)}]
-    assert step.told_batcher()[-1]["models"] == [11]
+    assert step.told_batcher()[-1].models == [11]
 
 
 def test_an_ensemble_that_lacks_a_model_is_there_until_it_is_unloaded(step: Version) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.messages.to_batcher import RetireWorker
 from shoal.supervisor.descriptors import Descriptors
 from shoal.supervisor.models import roster
 from tests.supervisor.served_version import Version
@@ -43,7 +44,7 @@ def test_a_resize_for_which_there_is_no_model_file_changes_nothing(
         served.resize([{**config["instance_group"][0], "name": "other", "count": 2}], lambda _error: None)
     assert served.instances == list(pair.roster) == before
     assert served.version.config is config
-    assert not any(told["op"] == "worker_retire" for told in pair.told_batcher())
+    assert not any(isinstance(told, RetireWorker) for told in pair.told_batcher())
 
 
 def test_instances_that_cannot_come_back_are_tried_again_in_a_while(

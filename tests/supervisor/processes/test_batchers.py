@@ -12,6 +12,7 @@ from shoal.supervisor.processes.batchers import Batchers
 from shoal.supervisor.processes.children import Child, Program, prepare
 from shoal.supervisor.processes.members import Acknowledgements, Member
 from shoal.supervisor.processes.silence import Observed
+from tests.messages import Nonsense
 from tests.supervisor.sky import Process
 
 pytestmark = pytest.mark.usefixtures("subreaper")
@@ -96,9 +97,8 @@ def test_an_error_in_hearing_a_batcher_costs_that_one(started: Started) -> None:
     started.batchers.start()
     started.until(lambda: "active" in started.said)
     process, _ = started._joined[0]
-    process.member.on_message = lambda message, _fds: message["owner"]
     process.member.start()
-    process.channel.send({"op": "distrusted"})
+    process.channel.send(Nonsense())
     started.until(lambda: started.said.count("active") == 2)
     assert started.said == ["active", "inactive", "active"]
 

@@ -10,7 +10,7 @@ import pytest
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.listeners import bind
-from tests.supervisor.sky import OPTIONS
+from tests.supervisor.sky import OPTIONS, PLACE
 
 
 class Running:
@@ -115,7 +115,7 @@ def test_a_road_without_endpoints_accepts_nothing(run: Callable[..., Running]) -
 
 def test_no_address_leads_to_the_road_s_endpoint_for_grpc(run: Callable[..., Running]) -> None:
     running = run()
-    state = running.front_ends.welcome()["state"]
+    state = running.front_ends.welcome()(**PLACE).state
     assert sorted(state["endpoints"].values()) == ["http", "metrics"]
     assert state["grpc"]["keepalive_time"] == 7_200_000
 

@@ -6,13 +6,28 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from shoal.control import Channel, Message
+from shoal.control import Channel
+from shoal.messages.message import Fd, Kinds, Message, close_descriptors
+from shoal.messages.shared import LedgerCounted
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.members import MAX_OUTBOX, Acknowledgements, Member
 from tests.scarcity import no_descriptors_left
+
+
+class Said(Message):
+    """A message of these tests."""
+
+    number: int
+    padding: str = ""
+    fd: Fd | None = None
+
+
+SAID = Kinds(Said)
+X = Said(7)
 
 
 class Process:
@@ -23,9 +38,9 @@ class Process:
         ours.setblocking(False)
         self.channel = Channel(theirs)
         self.member = Member(loop, Channel(ours), 1, Acknowledgements())
-        self.said: list[Message] = []
+        self.said: list[Any] = []
         self.is_gone = False
-        self.member.on_message = lambda message, _fds: self.said.append(message)
+        self.member.listen({Said: self.said.append})
         self.member.on_gone = self._gone
         self.member.start()
 
@@ -62,14 +77,14 @@ def run_until(loop: EventLoop, seconds: float = 0.0) -> None:
 def test_what_a_process_had_said_before_its_end_is_heard(start: Callable[[], Process]) -> None:
     process = start()
     for number in range(3):
-        process.channel.send({"op": "say", "number": number})
+        process.channel.send(Said(number))
     process.member.drain()
-    assert process.said == [{"op": "say", "number": number} for number in range(3)]
+    assert process.said == [Said(number) for number in range(3)]
     assert process.member.is_open
-    process.channel.send({"op": "last"})
+    process.channel.send(Said(9))
     process.channel.close()
     process.member.drain()
-    assert process.said[3:] == [{"op": "last"}]
+    assert process.said[3:] == [Said(9)]
     assert process.is_gone
     process.member.drain()
     assert len(process.said) == 4
@@ -80,23 +95,22 @@ def test_process_that_reads_late_gets_everything_in_order(loop: EventLoop, start
     count = 2000  # more than a socket's buffer holds
     fd = os.open("/dev/null", os.O_RDONLY)
     for number in range(count):
-        process.member.send({"op": "x", "number": number, "padding": "p" * 500}, [fd] if number % 100 == 0 else [])
+        process.member.send(Said(number, "p" * 500, fd if number % 100 == 0 else None))
     os.close(fd)
     numbers = []
     for _ in range(count):
         run_until(loop)
-        message, fds = process.channel.receive()
-        assert len(fds) == (message["number"] % 100 == 0)
-        for each in fds:
-            os.close(each)
-        numbers.append(message["number"])
+        message, _ = process.channel.receive(SAID)
+        assert (message.fd is not None) == (message.number % 100 == 0)
+        close_descriptors(message)
+        numbers.append(message.number)
     assert numbers == list(range(count))
 
 
 def test_process_that_never_reads_is_hung_up_on(start: Callable[[], Process]) -> None:
     process = start()
     for _ in range(MAX_OUTBOX * 2):
-        process.member.send({"op": "x", "padding": "p" * 500})
+        process.member.send(Said(0, "p" * 500))
     assert process.is_gone
     assert not process.member.is_open
 
@@ -104,12 +118,12 @@ def test_process_that_never_reads_is_hung_up_on(start: Callable[[], Process]) ->
 def test_what_a_process_counts_is_kept_beside_what_it_says(loop: EventLoop, start: Callable[[], Process]) -> None:
     process = start()
     assert process.member.counts is None
-    process.channel.send({"op": "ledger", "counts": {"descriptors": 9}})
-    process.channel.send({"op": "x"})
+    process.channel.send(LedgerCounted({"descriptors": 9}))
+    process.channel.send(X)
     for _ in range(2):
         run_until(loop)
     assert process.member.counts == {"descriptors": 9}
-    assert process.said == [{"op": "x"}]
+    assert process.said == [X]
 
 
 def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> None:
@@ -125,10 +139,8 @@ def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> No
 def test_announcement_waits_for_everybody(start: Callable[[], Process]) -> None:
     acknowledgements, done = Acknowledgements(), list[str]()
     first, second = start(), start()
-    acknowledgements.announce(
-        [(first.member, {"op": "x"}, ()), (second.member, {"op": "x"}, ())], lambda: done.append("done")
-    )
-    seq = first.channel.receive()[0]["seq"]
+    acknowledgements.announce([(first.member, X), (second.member, X)], lambda: done.append("done"))
+    seq = first.channel.receive(SAID)[1]
     acknowledgements.received(first.member, seq)
     acknowledgements.received(first.member, seq)
     assert done == []
@@ -140,10 +152,8 @@ def test_announcement_waits_for_everybody(start: Callable[[], Process]) -> None:
 def test_announcement_of_several_messages_waits_for_each(start: Callable[[], Process]) -> None:
     acknowledgements, done = Acknowledgements(), list[str]()
     first, second = start(), start()
-    acknowledgements.announce(
-        [(process.member, {"op": "x"}, ()) for process in (first, second, first)], lambda: done.append("done")
-    )
-    seq = second.channel.receive()[0]["seq"]
+    acknowledgements.announce([(process.member, X) for process in (first, second, first)], lambda: done.append("done"))
+    seq = second.channel.receive(SAID)[1]
     acknowledgements.received(first.member, seq)
     acknowledgements.received(second.member, seq)
     assert done == []
@@ -155,10 +165,8 @@ def test_announcement_does_not_wait_for_the_dead(start: Callable[[], Process]) -
     acknowledgements, done = Acknowledgements(), list[str]()
     living, dying, dead = start(), start(), start()
     dead.member.hang_up()
-    acknowledgements.announce(
-        [(process.member, {"op": "x"}, ()) for process in (living, dying, dead)], lambda: done.append("done")
-    )
-    acknowledgements.received(living.member, living.channel.receive()[0]["seq"])
+    acknowledgements.announce([(process.member, X) for process in (living, dying, dead)], lambda: done.append("done"))
+    acknowledgements.received(living.member, living.channel.receive(SAID)[1])
     assert done == []
     acknowledgements.gone(dying.member)
     assert done == ["done"]
@@ -167,14 +175,14 @@ def test_announcement_does_not_wait_for_the_dead(start: Callable[[], Process]) -
 def test_a_member_is_late_until_it_has_acknowledged_something(loop: EventLoop, start: Callable[[], Process]) -> None:
     acknowledgements = Acknowledgements(loop)
     prompt, late, dead = processes = start(), start(), start()
-    brief = [(process.member, {"op": "x"}, ()) for process in processes]
+    brief = [(process.member, X) for process in processes]
     acknowledgements.announce((), loop.stop, briefly=brief, patience_s=0.0)
-    acknowledgements.received(prompt.member, prompt.channel.receive()[0]["seq"])
+    acknowledgements.received(prompt.member, prompt.channel.receive(SAID)[1])
     acknowledgements.gone(dead.member)
     assert not any(acknowledgements.is_late(process.member) for process in processes)
     loop.run()
     assert [acknowledgements.is_late(process.member) for process in processes] == [False, True, False]
-    acknowledgements.received(late.member, late.channel.receive()[0]["seq"])
+    acknowledgements.received(late.member, late.channel.receive(SAID)[1])
     assert not acknowledgements.is_late(late.member)
     acknowledgements.announce((), loop.stop, briefly=brief[1:2], patience_s=0.0)
     loop.run()
@@ -189,7 +197,7 @@ def test_announcement_to_nobody_is_in_force_at_once(start: Callable[[], Process]
     processes = [start() for _ in range(num_dead)]
     for process in processes:
         process.member.hang_up()
-    Acknowledgements().announce([(process.member, {"op": "x"}, ()) for process in processes], lambda: done.append("x"))
+    Acknowledgements().announce([(process.member, X) for process in processes], lambda: done.append("x"))
     assert done == ["x"]
 
 

@@ -60,7 +60,7 @@ def test_a_worker_on_a_gpu_sees_no_other() -> None:
     config: dict[str, Any] = {"backend": "identity"}
     host = SimpleNamespace(options=ServerOptions(), log_settings={})
     told = load_message(ModelVersion("m", 1, 1, 0, Path("/r/m/1"), config), placement, None, cast(Host, host))
-    assert (told["kind"], told["device_id"], told["gpu"]) == ("KIND_GPU", 0, 3)
+    assert (told.kind, told.device_id, told.gpu) == ("KIND_GPU", 0, 3)
 
 
 def test_a_worker_hears_whether_it_may_execute_a_request_again() -> None:
@@ -68,4 +68,4 @@ def test_a_worker_hears_whether_it_may_execute_a_request_again() -> None:
     host = cast(Host, SimpleNamespace(options=ServerOptions(), log_settings={}))
     for backend, expected in (("identity", True), ("python", False)):
         version = ModelVersion("m", 1, 1, 0, Path("/r/m/1"), {"backend": backend})
-        assert load_message(version, PLACEMENT, None, host)["may_run_again"] is expected
+        assert load_message(version, PLACEMENT, None, host).may_run_again is expected

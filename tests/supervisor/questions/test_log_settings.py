@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 
 from shoal import log
+from shoal.messages.from_client import QuestionAsked
+from shoal.messages.shared import LogChanged
+from shoal.messages.to_client import QuestionAnswered
+from shoal.messages.to_worker import MemoryGranted
 from shoal.options import ServerOptions
 from shoal.supervisor.processes.repository import Repository
 from shoal.supervisor.questions.log_settings import LogSettings
@@ -39,7 +43,7 @@ class Office(Sky):
 
     def change(self, **changes: Any) -> None:
         arguments = {"changes": changes}
-        self._questions.take(self.a.member, {"question": 1, "verb": "log_settings", "arguments": arguments})
+        self._questions.take(self.a.member, QuestionAsked(1, "log_settings", arguments))
 
 
 @pytest.fixture
@@ -52,13 +56,13 @@ def office() -> Iterator[Office]:
 
 
 def answers(process: Process) -> list[Any]:
-    return [message["result"] for message in process.heard() if message["op"] == "answer"]
+    return [message.result for message in process.heard() if isinstance(message, QuestionAnswered)]
 
 
 def test_the_client_hears_when_every_front_end_and_the_batcher_have_acknowledged(office: Office) -> None:
     office.change(log_verbose=2, log_format="ISO8601")
     now = SETTINGS | {"log_verbose": 2, "log_format": "ISO8601"}
-    told = [{"op": "log", "log": now}]
+    told = [LogChanged(now)]
     for process in (office.a, office.b, office.batcher, office.third, office.fourth):
         assert process.heard() == told
     # A worker may be at a batch that takes a minute: it is not waited for.
@@ -96,12 +100,12 @@ def test_who_joins_later_is_told_what_is_in_force_then(office: Office) -> None:
     office.change(log_verbose=3)
     joined = office.star.join_worker(worker.member, {"max_batch_size": 0, "output": []})
     (memory,) = worker.heard()
-    assert (memory["op"], memory["log"]) == ("memory", office.settings)
+    assert (type(memory), memory.log) == (MemoryGranted, office.settings)
     # From now on it listens, whether it has mapped its memory or not.
     office.change(log_verbose=4)
-    assert worker.heard() == [{"op": "log", "log": SETTINGS | {"log_verbose": 4}}]
+    assert worker.heard() == [LogChanged(SETTINGS | {"log_verbose": 4})]
     office.star.leave_batcher(office.batcher.member)
     successor = office.start()
     office.star.join_batcher(successor.member)
-    assert successor.heard()[0]["log"]["log_verbose"] == 4
+    assert successor.heard()[0].log["log_verbose"] == 4
     assert joined.owner in office.star.workers

@@ -2,14 +2,18 @@
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from shoal.control import Channel, Message
+from shoal.control import Channel
 from shoal.errors import UnsupportedError
+from shoal.messages.from_client import QuestionAsked
+from shoal.messages.to_client import QuestionAnswered
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.members import Acknowledgements, Member
 from shoal.supervisor.questions.questions import Question, Questions
+from tests.messages import receive
 
 
 class FrontEnd:
@@ -19,11 +23,11 @@ class FrontEnd:
         self.channel = Channel(here)
         self.member = Member(EventLoop(), Channel(there), 1, Acknowledgements())
 
-    def answers(self) -> list[Message]:
+    def answers(self) -> list[Any]:
         received = []
         while True:
             try:
-                received.append(self.channel.receive()[0])
+                received.append(receive(self.channel)[0])
             except BlockingIOError:
                 return received
 
@@ -37,12 +41,12 @@ def front_end() -> Iterator[FrontEnd]:
         yield FrontEnd(here, there)
 
 
-def asked(verb: str, number: int = 3) -> Message:
-    return {"op": "ask", "question": number, "verb": verb, "arguments": {"model": "m"}}
+def asked(verb: str, number: int = 3) -> Any:
+    return QuestionAsked(question=number, verb=verb, arguments={"model": "m"})
 
 
-def told(number: int = 3, *, wire: int = 0, sentence: str = "", result: object = None) -> Message:
-    return {"op": "answer", "question": number, "wire": wire, "sentence": sentence, "result": result}
+def told(number: int = 3, *, wire: int = 0, sentence: str = "", result: object = None) -> Any:
+    return QuestionAnswered(question=number, wire=wire, sentence=sentence, result=result)
 
 
 def test_the_handler_answers_when_it_is_done(front_end: FrontEnd) -> None:
@@ -64,4 +68,4 @@ def test_what_a_handler_raises_is_the_answer(front_end: FrontEnd) -> None:
 def test_an_unknown_verb_is_refused(front_end: FrontEnd) -> None:
     Questions({}).take(front_end.member, asked("fly"))
     (answer,) = front_end.answers()
-    assert (answer["wire"], answer["sentence"]) == (2, "the supervisor does not know the verb 'fly'")
+    assert (answer.wire, answer.sentence) == (2, "the supervisor does not know the verb 'fly'")

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from shoal.control import Channel, Listener, Message
+from shoal.control import Channel, Listener
 from shoal.errors import InvalidArgumentError
+from shoal.messages.message import on, table
+from shoal.messages.to_client import TraceSettingsChanged
+from shoal.messages.to_tracer import TraceEnded, TracerConnected
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.children import spawn
 from shoal.supervisor.processes.members import Acknowledgements, Member
@@ -32,7 +35,7 @@ class Asker(Member):
         super().__init__(loop, Channel(socket.socket()), 1, Acknowledgements())
         self.answers: list[Any] = []
 
-    def send(self, message: Any, fds: Any = (), seq: int = 0) -> None:
+    def send(self, message: Any, seq: int = 0) -> None:
         self.answers.append(message)
 
 
@@ -54,14 +57,14 @@ class Surroundings:
         accepted = self._listener.accept()
         assert accepted is not None
         member = Member(self.loop, *accepted, self.sky.star.acknowledgements)
-        member.on_message = lambda _message, _fds: self._join(member)
+        member.listen(table(on(TracerConnected, lambda _message: self._join(member))))
         member.start()
 
     def _join(self, member: Member) -> None:
         self.tracer = member
         self.tracing.tracer.join(member)
 
-    def ask(self, model: str, changes: dict[str, Any] | None) -> list[Message]:
+    def ask(self, model: str, changes: dict[str, Any] | None) -> list[Any]:
         """The answers so far; front ends have yet to acknowledge."""
         self.tracing.take(Question(self._asker, 1, {"model": model, "changes": changes}))
         return self._asker.answers
@@ -70,7 +73,7 @@ class Surroundings:
         """The next answer, when everybody does what is theirs."""
         self.sky.settle()
         self.run_until(lambda: bool(self._asker.answers))
-        answer: dict[str, Any] = self._asker.answers.pop()["result"]
+        answer: dict[str, Any] = self._asker.answers.pop().result
         return answer
 
     def change(self, model: str, **changes: Any) -> dict[str, Any]:
@@ -88,10 +91,10 @@ class Surroundings:
         """A front end sends a trace by what it was told last."""
         process = process or self.sky.a
         process.heard()
-        told = [message for message in process.all_heard if message["op"] == "trace_settings"][-1]
+        told = [message for message in process.all_heard if isinstance(message, TraceSettingsChanged)][-1]
         channel = Channel(socket.socket(fileno=os.dup(process.fds[-1])))
-        trace = Trace(told["settings"][""]["revision"], True, "m", 1, request_id, [1] * len(STAMPS), [], {})
-        channel.send({"trace": trace, "children": [], "names": [], "dropped": 0})
+        trace = Trace(told.settings[""]["revision"], True, "m", 1, request_id, [1] * len(STAMPS), [], {})
+        channel.send(TraceEnded(trace, [], [], 0))
         channel.close()
 
     def written(self, end: str = "") -> list[str]:
@@ -130,10 +133,10 @@ def test_nothing_is_traced_and_no_process_there_until_somebody_wants_it(surround
     num_fds = len(surroundings.sky.a.fds)
     surroundings.tracing.tell(surroundings.sky.client_a)
     (told,) = surroundings.sky.a.heard()
-    assert (told["op"], told["settings"][""]["level"]) == ("trace_settings", 0)
+    assert (type(told), told.settings[""]["level"]) == (TraceSettingsChanged, 0)
     assert len(surroundings.sky.a.fds) == num_fds
     (answer,) = surroundings.ask("m", None)
-    assert answer["result"] == {
+    assert answer.result == {
         "trace_level": ["OFF"], "trace_rate": "1", "trace_count": "-1", "log_frequency": "0",
         "trace_file": str(surroundings.path), "trace_mode": "triton",
     }  # fmt: skip
@@ -143,7 +146,7 @@ def test_a_change_is_answered_when_front_ends_and_tracer_have_it(surroundings: S
     assert surroundings.ask("", {"level": 1}) == []
     sky = surroundings.sky
     (told,) = sky.a.heard()
-    assert told["settings"][""]["level"] == 1
+    assert told.settings[""]["level"] == 1
     sky.acknowledge(sky.a)
     assert surroundings.tracer is None  # front ends first: what they still send is for the old settings
     assert surroundings.answer()["trace_level"] == ["TIMESTAMPS"]
@@ -169,7 +172,7 @@ def test_what_is_refused_changes_nothing(surroundings: Surroundings) -> None:
     with pytest.raises(InvalidArgumentError, match="sample rate must be non-zero"):
         surroundings.ask("", {"level": 1, "rate": 0})
     surroundings.sky.settle()
-    assert surroundings.sky.a.all_heard[-1]["op"] != "trace_settings"
+    assert not isinstance(surroundings.sky.a.all_heard[-1], TraceSettingsChanged)
     assert surroundings.tracer is None
 
 
@@ -179,8 +182,8 @@ def test_the_last_of_a_count_is_told_to_those_who_sample(surroundings: Surroundi
         surroundings.trace(request_id)
     told = surroundings.sky.b.all_heard
     surroundings.run_until(lambda: bool(surroundings.sky.b.heard()))
-    assert told[-1]["settings"][""]["count"] == 0
-    assert surroundings.ask("", None).pop()["result"]["trace_count"] == "0"
+    assert told[-1].settings[""]["count"] == 0
+    assert surroundings.ask("", None).pop().result["trace_count"] == "0"
     assert surroundings.written(".0") == ["a", "b"]
 
 

@@ -1,0 +1,150 @@
+"""Every control message: it travels whole, a receiver handles it, and what is malformed is refused with one error."""
+
+import os
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast, get_args, get_origin
+
+import msgpack
+import pytest
+
+from shoal.batcher.batcher import Batcher
+from shoal.frontend.front_end import FrontEnd
+from shoal.frontend.state import ServerState
+from shoal.messages.from_batcher import FromBatcher
+from shoal.messages.from_client import FromClient, GuestConnected
+from shoal.messages.from_worker import FromWorker
+from shoal.messages.message import Fd, Kinds, Message, MessageError, encode
+from shoal.messages.shared import Acknowledged, LedgerWanted
+from shoal.messages.to_batcher import TO_BATCHER, BatcherActivated
+from shoal.messages.to_client import TO_CLIENT
+from shoal.messages.to_poller import TO_POLLER, FromPoller
+from shoal.messages.to_tracer import TO_TRACER
+from shoal.messages.to_worker import TO_WORKER
+from shoal.placement import Machine
+from shoal.repository.main import Poller
+from shoal.shm import counters, segment
+from shoal.shm.doorbell import Doorbell
+from shoal.shm.layout import COUNTERS
+from shoal.star.models import ModelTable
+from shoal.star.place import Place
+from shoal.star.shared_port import SharedPort
+from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.notify import Notifier
+from shoal.supervisor.processes.clients import client_handlers
+from shoal.supervisor.supervisor import Supervisor
+from shoal.tracer.main import Tracer
+from tests.messages import EVERY_KIND, FD
+from tests.supervisor.sky import OPTIONS, Sky
+from tests.workers import surroundings as workers
+
+NONE = cast(Any, None)
+TYPES = sorted(EVERY_KIND, key=lambda kind: kind.__name__)
+
+
+def sample(annotation: Any) -> Any:
+    """A value of a field, as msgpack returns it."""
+    if annotation == Fd:
+        return FD
+    if get_origin(annotation) is None:
+        samples: dict[Any, Any] = {int: 7, str: "x", bool: True, float: 1.5, bytes: b"b", Any: [None, {"a": b"b"}]}
+        return samples[annotation]
+    origin = get_origin(annotation)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"a": [1]}
+    return ["b"] if isinstance(origin, type) and issubclass(origin, list | tuple) else sample_of_others(annotation)
+
+
+def sample_of_others(annotation: Any) -> Any:
+    """Of a sequence, a list; of a union, a value of its first type."""
+    return sample(get_args(annotation)[0]) if type(None) in get_args(annotation) else ["b"]
+
+
+def made(kind: type[Message]) -> Message:
+    return kind(*[sample(annotation) for annotation in kind.__annotations__.values()])
+
+
+def decoded(fields: Any, fds: tuple[int, ...] = (), kinds: Kinds[Message] = EVERY_KIND) -> tuple[Message, int]:
+    return kinds.decode(msgpack.packb(fields) or b"", fds)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_message_travels_whole(kind: type[Message]) -> None:
+    message = made(kind)
+    assert EVERY_KIND.decode(*encode(message, 3)) == (message, 3)
+    without = [None if type(None) in get_args(each) else sample(each) for each in kind.__annotations__.values()]
+    assert EVERY_KIND.decode(*encode(kind(*without))) == (kind(*without), 0)
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_malformed_message_is_refused(kind: type[Message]) -> None:
+    body, fds = encode(made(kind))
+    name, seq, *values = fields = msgpack.unpackb(body)
+    wrong = [[name, seq, *values, 1], [name], [name, "1", *values], ["Unknown", seq, *values], [[name], seq], 5, {}]
+    if values:
+        wrong.append(fields[:-1])
+    for position, annotation in enumerate(kind.__annotations__.values(), 2):
+        if annotation is not Any:
+            wrong.append([*fields[:position], msgpack.Timestamp(1), *fields[position + 1 :]])
+    for each in wrong:
+        with pytest.raises(MessageError):
+            decoded(each, tuple(fds))
+    for others in ([*fds, FD], fds[1:]):
+        if others != fds:
+            with pytest.raises(MessageError):
+                decoded(fields, tuple(others))
+    with pytest.raises(MessageError):
+        decoded(fields, tuple(fds), Kinds(*(each for each in TYPES if each is not kind)))
+
+
+def test_messages_of_two_types_are_never_equal() -> None:
+    assert LedgerWanted() == LedgerWanted()
+    assert LedgerWanted() != GuestConnected()
+    for values, named in (((), {}), ((1, 2), {}), ((1,), {"seq": 1}), ((), {"number": 1})):
+        with pytest.raises(TypeError, match="Acknowledged consists of"):
+            Acknowledged(*values, **named)
+
+
+def batcher() -> Batcher:
+    bell, table = Doorbell.create(), segment.create(COUNTERS, 1, 1, counters.GEOMETRY, sealed=False)
+    settings = BatcherActivated({}, 1, 1, 0, False, 0, None, False, None, 0, os.dup(bell.fd), table)
+    bell.close()
+    return Batcher(NONE, settings)
+
+
+def types(union: Any) -> set[type[Message]]:
+    return set(get_args(union))
+
+
+def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
+    supervisor = Supervisor(OPTIONS, {}, {}, Notifier.take({}, os.getpid()), {}, Machine((0,)))
+    sky = Sky()
+    place = Place(NONE, NONE, NONE, ModelTable(), 0.0, 0.0)
+    place_with_port = Place(
+        cast(Any, SimpleNamespace(slab=SimpleNamespace(largest_nbytes=0))), NONE, NONE, NONE, 0.0, 0.0
+    )
+    shared = SharedPort(place_with_port, NONE, NONE)
+    front_end = FrontEnd(ServerState(), place)
+    worker = workers.Batcher(1 << 20, 1 << 20, 10.0)
+    instance = Instance(1, NONE, NONE, None, cast(Any, SimpleNamespace(readiness=None)), NONE)
+    clients = client_handlers(sky.star, supervisor._clients._questions, sky.client_a)
+    tables: list[tuple[Mapping[Any, Callable[[Any], None]], set[Any]]] = [
+        (batcher().handlers, set(TO_BATCHER)),
+        (workers.loop_of(worker).handlers, set(TO_WORKER)),
+        (Poller(NONE, NONE).handlers, set(TO_POLLER)),
+        (Tracer(NONE, NONE, NONE).handlers, set(TO_TRACER)),
+        (instance.handlers, types(FromWorker)),
+        (supervisor.batcher_handlers, types(FromBatcher)),
+        (supervisor._repository.handlers, types(FromPoller)),
+        (clients, types(FromClient)),
+        (supervisor._guests._handlers(sky.client_a), types(FromClient)),
+        (place.handlers | shared.handlers | front_end.handlers, set(TO_CLIENT)),
+    ]
+    worker.close()
+    sky.close()
+    supervisor._control.close()
+    supervisor._front_ends.close()
+    for handlers, known in tables:
+        assert handlers.keys() == known
+    assert not (place.handlers.keys() & shared.handlers.keys() | shared.handlers.keys() & front_end.handlers.keys())
