@@ -29,10 +29,9 @@ from shoal.cache_settings import RedisSettings
 from shoal.control import GONE, Channel
 from shoal.ledger import ledger_message
 from shoal.messages.from_batcher import BatcherConnected, ModelExplained
-from shoal.messages.message import close_descriptors, on, table
+from shoal.messages.message import Kinds, close_descriptors, on, table
 from shoal.messages.shared import LedgerWanted, LogChanged, Ping, SegmentGone
 from shoal.messages.to_batcher import (
-    TO_BATCHER,
     TO_STANDBY,
     BatcherActivated,
     BatcherMemoryMade,
@@ -121,6 +120,7 @@ class Batcher:
             on(LogChanged, lambda message: log.configure(**message.settings)),
             on(Ping, lambda _message: None),  # its acknowledgement, from this loop, is the answer
         )
+        self._kinds = Kinds(*self.handlers)
         self._poller = select.epoll()
         redis = settings.redis
         self._redis = None if redis is None else _connection(RedisSettings(*redis), self._poller, bell)
@@ -177,7 +177,7 @@ class Batcher:
                 self._report()
 
     def _receive(self) -> None:
-        message, seq = self._channel.receive(TO_BATCHER)
+        message, seq = self._channel.receive(self._kinds)
         self.handlers[type(message)](message)
         self._channel.acknowledge(seq)
 

@@ -26,7 +26,8 @@ from shoal.batcher.shared_answers import SharedAnswers
 from shoal.batcher.shortages import Shortages
 from shoal.batcher.statistics import OLDEST_QUEUED_NS, PENDING_COUNT
 from shoal.batcher.succession import Succession
-from shoal.messages.from_batcher import FromBatcher, ProcessDistrusted
+from shoal.messages.from_batcher import ProcessDistrusted
+from shoal.messages.message import Message
 from shoal.reasons import Reason
 from shoal.shm import layout
 from shoal.shm.counters import CacheFigures
@@ -89,7 +90,7 @@ class Exchange:
         self._read: list[Peer] = []
         self._retirement = Retirement()
         #: What the loop must tell the supervisor.
-        self.reports: list[FromBatcher] = []
+        self.reports: list[Message] = []
 
     @property
     def num_open(self) -> int:

@@ -16,11 +16,10 @@ from shoal import control, log
 from shoal.cloud_url import CloudUrl
 from shoal.control import GONE, Channel
 from shoal.errors import ShoalError
-from shoal.messages.message import on, table
+from shoal.messages.message import Kinds, on, table
 from shoal.messages.shared import LogChanged
 from shoal.messages.to_poller import (
     POLLER_WELCOME,
-    TO_POLLER,
     Discard,
     Forget,
     Look,
@@ -56,8 +55,9 @@ class Poller:
 
     def run(self) -> None:
         """Serve until the supervisor hangs up, which raises EOFError."""
+        kinds = Kinds(*self.handlers)
         while True:
-            message, _ = self._channel.receive(TO_POLLER)
+            message, _ = self._channel.receive(kinds)
             try:
                 self.handlers[type(message)](message)
             except ShoalError as error:

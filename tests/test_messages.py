@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast, get_args, get_origin
 
 import msgpack
@@ -11,16 +11,34 @@ import pytest
 from shoal.batcher.batcher import Batcher
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.state import ServerState
-from shoal.messages.from_batcher import FromBatcher
-from shoal.messages.from_client import FromClient, GuestConnected
-from shoal.messages.from_worker import FromWorker
+from shoal.messages import from_batcher, from_worker, to_batcher, to_worker
+from shoal.messages.from_batcher import BatcherConnected
+from shoal.messages.from_client import GuestConnected, QuestionAsked
+from shoal.messages.from_worker import WorkerConnected
 from shoal.messages.message import Fd, Kinds, Message, MessageError, encode
-from shoal.messages.shared import Acknowledged, LedgerWanted
-from shoal.messages.to_batcher import TO_BATCHER, BatcherActivated
+from shoal.messages.shared import (
+    Acknowledged,
+    BatcherReplaced,
+    LedgerWanted,
+    LogChanged,
+    PayloadGranted,
+    PayloadMapped,
+    PayloadReady,
+    PayloadRefused,
+    PayloadReleased,
+    PayloadWanted,
+    Ping,
+    Refused,
+    SegmentAnnounced,
+    SegmentGone,
+    SegmentMissing,
+    SegmentWanted,
+)
+from shoal.messages.to_batcher import BatcherActivated
 from shoal.messages.to_client import TO_CLIENT
-from shoal.messages.to_poller import TO_POLLER, FromPoller
-from shoal.messages.to_tracer import TO_TRACER
-from shoal.messages.to_worker import TO_WORKER
+from shoal.messages.to_poller import Discard, Forget, Look, LookAll, ModelFound, OrderDone, OrderRefused, Poll, Polled
+from shoal.messages.to_tracer import TracingChanged
+from shoal.messages.to_worker import ConfigFinished, LoadModel, MemoryGranted
 from shoal.placement import Machine
 from shoal.repository.main import Poller
 from shoal.shm import counters, segment
@@ -113,8 +131,9 @@ def batcher() -> Batcher:
     return Batcher(NONE, settings)
 
 
-def types(union: Any) -> set[type[Message]]:
-    return set(get_args(union))
+def declared(module: ModuleType, *first: type[Message]) -> set[type[Message]]:
+    """The messages that a file declares, but for those that come first on a connection."""
+    return {each for each in TYPES if each.__module__ == module.__name__} - set(first)
 
 
 def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
@@ -129,16 +148,21 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
     worker = workers.Batcher(1 << 20, 1 << 20, 10.0)
     instance = Instance(1, NONE, NONE, None, cast(Any, SimpleNamespace(readiness=None)), NONE)
     clients = client_handlers(sky.star, supervisor._clients._questions, sky.client_a)
+    wishes = {SegmentWanted, PayloadWanted, PayloadMapped, PayloadReleased}
+    to_batchers = declared(to_batcher, BatcherActivated) | {SegmentGone, LedgerWanted, LogChanged, Ping}
+    to_workers = declared(to_worker, LoadModel, ConfigFinished, MemoryGranted) | {LedgerWanted, LogChanged}
+    to_workers |= {SegmentAnnounced, SegmentGone, SegmentMissing, BatcherReplaced}
+    to_workers |= {PayloadGranted, PayloadRefused, PayloadReady}
     tables: list[tuple[Mapping[Any, Callable[[Any], None]], set[Any]]] = [
-        (batcher().handlers, set(TO_BATCHER)),
-        (workers.loop_of(worker).handlers, set(TO_WORKER)),
-        (Poller(NONE, NONE).handlers, set(TO_POLLER)),
-        (Tracer(NONE, NONE, NONE).handlers, set(TO_TRACER)),
-        (instance.handlers, types(FromWorker)),
-        (supervisor.batcher_handlers, types(FromBatcher)),
-        (supervisor._repository.handlers, types(FromPoller)),
-        (clients, types(FromClient)),
-        (supervisor._guests._handlers(sky.client_a), types(FromClient)),
+        (batcher().handlers, to_batchers),
+        (workers.loop_of(worker).handlers, to_workers),
+        (Poller(NONE, NONE).handlers, {Poll, LookAll, Look, Discard, Forget, LogChanged}),
+        (Tracer(NONE, NONE, NONE).handlers, {TracingChanged, LogChanged}),
+        (instance.handlers, declared(from_worker, WorkerConnected) | {Refused} | wishes),
+        (supervisor.batcher_handlers, declared(from_batcher, BatcherConnected)),
+        (supervisor._repository.handlers, {ModelFound, Polled, OrderDone, OrderRefused}),
+        (clients, {QuestionAsked} | wishes),
+        (supervisor._guests._handlers(sky.client_a), {QuestionAsked} | wishes),
         (place.handlers | shared.handlers | front_end.handlers, set(TO_CLIENT)),
     ]
     worker.close()

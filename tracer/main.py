@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 from shoal import control, log
 from shoal.control import GONE, Channel
-from shoal.messages.message import on, table
+from shoal.messages.message import Kinds, Message, on, table
 from shoal.messages.shared import LogChanged
 from shoal.messages.to_tracer import (
     FROM_FRONT_END,
-    TO_TRACER,
     TRACER_WELCOME,
     TraceEnded,
     TracerConnected,
@@ -66,7 +65,7 @@ class Tracer:
 
     def run(self) -> None:
         """Collect until the supervisor hangs up."""
-        poller = select.epoll()
+        kinds, poller = Kinds(*self.handlers), select.epoll()
         poller.register(self._supervisor.fileno(), select.EPOLLIN)
         poller.register(self._traces.fileno(), select.EPOLLIN)
         try:
@@ -77,12 +76,12 @@ class Tracer:
                     # What came before the settings is not theirs.
                     for _ in range(MAX_PASSES):
                         self._collect()
-                    self._apply(*self._supervisor.receive(TO_TRACER))
+                    self._apply(*self._supervisor.receive(kinds))
         except GONE:
             self._tell_dropped()
             self._collector.close()
 
-    def _apply(self, message: TracingChanged | LogChanged, seq: int) -> None:
+    def _apply(self, message: Message, seq: int) -> None:
         self.handlers[type(message)](message)
         self._supervisor.acknowledge(seq)
 

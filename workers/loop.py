@@ -17,7 +17,7 @@ from shoal.control import Channel
 from shoal.errors import InternalError, ShoalError
 from shoal.ledger import ledger_message
 from shoal.messages.from_worker import ReadyAnswered
-from shoal.messages.message import MessageError, close_descriptors, on, table
+from shoal.messages.message import Kinds, Message, MessageError, close_descriptors, on, table
 from shoal.messages.shared import (
     BatcherReplaced,
     LedgerWanted,
@@ -29,7 +29,7 @@ from shoal.messages.shared import (
     SegmentGone,
     SegmentMissing,
 )
-from shoal.messages.to_worker import TO_WORKER, CheckReady, ReportMetrics, StopWorker, ToWorker
+from shoal.messages.to_worker import CheckReady, ReportMetrics, StopWorker
 from shoal.model_config.signature import Signature
 from shoal.shm.doorbell import RING_AFTER_NS
 from shoal.shm.layout import DONE, B, unpack_span
@@ -119,6 +119,7 @@ class Loop:
             on(CheckReady, self._check_ready),
             on(StopWorker, self._stop),
         )
+        self._kinds = Kinds(*self.handlers)
         # Changed by run.
         self._reporter: MetricsReporter | None = None
         # Changed by obey.
@@ -161,13 +162,13 @@ class Loop:
         with self._listening:
             if poller.poll(0):
                 try:
-                    message, seq = channel.receive(TO_WORKER)
+                    message, seq = channel.receive(self._kinds)
                 except MessageError as error:
                     _log.warning("worker %s ignores a message: %s", self._instance, error)
                 else:
                     self.obey(channel, message, seq)
 
-    def obey(self, channel: Channel, message: ToWorker, seq: int) -> None:
+    def obey(self, channel: Channel, message: Message, seq: int) -> None:
         """Put a message of the supervisor in force; StopWorker ends `run` after what has been taken."""
         self._channel = channel
         self.handlers[type(message)](message)

@@ -17,14 +17,14 @@ from shoal.control import Channel
 from shoal.errors import ShoalError, UnavailableError
 from shoal.messages.message import close_descriptors
 from shoal.messages.shared import (
-    PayloadGranted,
+    PAYLOAD_NEWS,
     PayloadMapped,
+    PayloadNews,
     PayloadReady,
     PayloadRefused,
     PayloadReleased,
     PayloadWanted,
 )
-from shoal.messages.to_worker import PAYLOAD_ANSWERS
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import KEEP_S, WholeSlabs
@@ -44,7 +44,7 @@ class OversizeBlocks:
         self._wait_s = wait_s
         #: Whether other threads than the loop's free, too; it alone looks, before it sleeps.
         self.is_shared = False
-        self.listen: Callable[[], None] = lambda: self.hear(channel.receive(PAYLOAD_ANSWERS)[0])
+        self.listen: Callable[[], None] = lambda: self.hear(channel.receive(PAYLOAD_NEWS)[0])
         self._allocating = threading.Lock()
         self._slabs = WholeSlabs()
         #: By their owner ids, those that hold a result or are kept for the next one; while there are any, `look`.
@@ -96,7 +96,7 @@ class OversizeBlocks:
 
         listen_until(is_settled, self._channel, self.listen, self._wait_s)
 
-    def hear(self, message: PayloadGranted | PayloadRefused | PayloadReady) -> None:
+    def hear(self, message: PayloadNews) -> None:
         """Apply what the supervisor answers about a segment that was asked for; takes the descriptor."""
         if isinstance(message, PayloadReady):
             self._is_ready = self._segment is not None and message.owner == self._segment.header.owner

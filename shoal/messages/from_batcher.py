@@ -3,7 +3,7 @@
 BatcherConnected first: it stands by, with all its imports done
 """
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from shoal.messages.message import Message
 
@@ -35,6 +35,3 @@ class ModelExplained(Message):
 
     model_id: int
     explanation: dict[str, Any]
-
-
-FromBatcher: TypeAlias = ProcessDistrusted | WorkerRetired | ModelRetired | ModelExplained

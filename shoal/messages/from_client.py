@@ -6,10 +6,9 @@ A guest is no process of the server and may send anything. What is decoded has t
 they say is checked where it is used.
 """
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from shoal.messages.message import Message
-from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, SegmentWanted
 
 
 class FrontEndConnected(Message):
@@ -30,6 +29,3 @@ class QuestionAsked(Message):
     question: int  # a number of the client's own
     verb: str
     arguments: dict[str, Any]
-
-
-FromClient: TypeAlias = QuestionAsked | PayloadWanted | PayloadMapped | PayloadReleased | SegmentWanted

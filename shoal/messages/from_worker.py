@@ -4,16 +4,9 @@ WorkerConnected ─► [ModelIOFound] ─► ModelLoaded or Refused, which ends 
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from shoal.messages.message import Message
-from shoal.messages.shared import (
-    PayloadMapped,
-    PayloadReleased,
-    PayloadWanted,
-    Refused,
-    SegmentWanted,
-)
 
 
 class WorkerConnected(Message):
@@ -51,17 +44,3 @@ class ReadyAnswered(Message):
     """The model says whether it is ready; answers CheckReady."""
 
     is_ready: bool
-
-
-FromWorker: TypeAlias = (
-    ModelIOFound
-    | ModelLoaded
-    | Refused
-    | MemoryMapped
-    | MetricsReported
-    | ReadyAnswered
-    | PayloadWanted
-    | PayloadMapped
-    | PayloadReleased
-    | SegmentWanted
-)

@@ -2,7 +2,7 @@
 
     [name of the type, sequence number, field, field, …]      of a descriptor: whether there is one
 
-A receiver decodes only the types that it names, and each field must have the type that it is declared with. Anything
+A receiver decodes only the types that it handles, and each field must have the type that it is declared with. Anything
 else is refused here, with one error, be it an untrusted client's or a process of the server's own. A message whose
 sequence number is not 0 is acknowledged once what it says is in force. Pure: no socket, no clock.
 """
@@ -88,11 +88,12 @@ class Kinds(Generic[M]):
             kind = self.types[name]
             if len(values) != len(kind.fields):
                 raise ValueError(f"{name} has {len(values)} fields, not {len(kind.fields)}")
-            for field, value, accepted in zip(("seq", *kind.fields), (seq, *values), _accepted(kind), strict=True):
+            classes, fd_positions = _layout(kind)
+            for field, value, accepted in zip(("seq", *kind.fields), (seq, *values), classes, strict=True):
                 if accepted and type(value) not in accepted:
                     raise TypeError(f"{field} of {name} is of {type(value)}")
             left = list(fds)
-            for position in _fd_positions(kind):
+            for position in fd_positions:
                 if values[position] is not None:
                     values[position] = left.pop(0)
             if left:
@@ -115,16 +116,18 @@ _PACKING = _Packing()
 
 def encode(message: Message, seq: int = 0) -> tuple[bytes, list[int]]:
     """What `Kinds.decode` decodes: a body, and the descriptors to go with it, which stay the message's."""
-    values = message.values
-    for position in _fd_positions(type(message)):
-        values[position] = None if values[position] is None else True
-    return _PACKING.packer.pack([type(message).__name__, seq, *values]), descriptors(message)
+    values, fds = message.values, []
+    for position in _layout(type(message))[1]:
+        if values[position] is not None:
+            fds.append(values[position])
+            values[position] = True
+    return _PACKING.packer.pack([type(message).__name__, seq, *values]), fds
 
 
 def descriptors(message: Message) -> list[int]:
     """The descriptors that a message carries, in order."""
     values = message.values
-    return [values[each] for each in _fd_positions(type(message)) if values[each] is not None]
+    return [values[each] for each in _layout(type(message))[1] if values[each] is not None]
 
 
 def close_descriptors(message: Message) -> None:
@@ -133,25 +136,18 @@ def close_descriptors(message: Message) -> None:
         os.close(fd)
 
 
-#: By type of message, once it has been sent or received: see `_fd_positions`, `_accepted`.
-_FD_POSITIONS: dict[type, list[int]] = {}
-_ACCEPTED: dict[type, list[tuple[type, ...]]] = {}
+#: By type of message, once it has been sent or received: see `_layout`.
+_LAYOUTS: dict[type, tuple[list[tuple[type, ...]], list[int]]] = {}
 
 
-def _fd_positions(kind: type[Message]) -> list[int]:
-    """Which of a message's fields are descriptors."""
-    if kind not in _FD_POSITIONS:
-        annotations = enumerate(kind.__annotations__.values())
-        _FD_POSITIONS[kind] = [position for position, each in annotations if each == Fd or Fd in get_args(each)]
-    return _FD_POSITIONS[kind]
-
-
-def _accepted(kind: type[Message]) -> list[tuple[type, ...]]:
-    """Of the sequence number and each field: the classes that its value may have as it comes from msgpack; () for any.
-    Of a descriptor comes only whether there is one."""
-    if kind not in _ACCEPTED:
-        _ACCEPTED[kind] = [(int,), *map(_classes, kind.__annotations__.values())]
-    return _ACCEPTED[kind]
+def _layout(kind: type[Message]) -> tuple[list[tuple[type, ...]], list[int]]:
+    """Of the sequence number and each field, the classes that its value may have as it comes from msgpack, () for any;
+    and which fields are descriptors, of which only comes whether there is one."""
+    if kind not in _LAYOUTS:
+        annotations = list(kind.__annotations__.values())
+        fds = [position for position, each in enumerate(annotations) if each == Fd or Fd in get_args(each)]
+        _LAYOUTS[kind] = [(int,), *map(_classes, annotations)], fds
+    return _LAYOUTS[kind]
 
 
 def _classes(annotation: Any) -> tuple[type, ...]:

@@ -4,9 +4,9 @@ supervisor ── Ping, LogChanged, LedgerWanted, SegmentAnnounced, … ──�
 any ── Acknowledged (what has a sequence number is in force), LedgerCounted ──► supervisor
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
-from shoal.messages.message import Fd, Message
+from shoal.messages.message import Fd, Kinds, Message
 
 #: The arguments of `shoal.log.configure`.
 LogSettings = dict[str, Any]
@@ -114,6 +114,11 @@ class PayloadReady(Message):
     """Sent by the supervisor: the readers of a payload's segment have mapped it, so records may name it."""
 
     owner: int
+
+
+#: The answers to PayloadWanted, and what follows PayloadMapped.
+PayloadNews: TypeAlias = PayloadGranted | PayloadRefused | PayloadReady
+PAYLOAD_NEWS: Kinds[PayloadNews] = Kinds(PayloadGranted, PayloadRefused, PayloadReady)
 
 
 class PayloadReleased(Message):

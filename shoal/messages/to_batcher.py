@@ -8,10 +8,10 @@ learned from a message before, it knows when it acknowledges a later one. What i
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, get_args
+from typing import Any
 
 from shoal.messages.message import Fd, Kinds, Message
-from shoal.messages.shared import LedgerWanted, LogChanged, LogSettings, Ping, SegmentGone
+from shoal.messages.shared import LogSettings
 
 
 class BatcherActivated(Message):
@@ -180,31 +180,5 @@ class ExplainModel(Message):
     model_id: int
 
 
-ToBatcher: TypeAlias = (
-    Resume
-    | BatcherMemoryMade
-    | ClientJoined
-    | ClientCaughtUp
-    | ClientLeft
-    | ModelAdded
-    | InstanceGroupsChanged
-    | ModelFailed
-    | RetireModel
-    | ModelRemoved
-    | EnsembleAdded
-    | EnsembleRelinked
-    | PayloadAnnounced
-    | WorkerJoined
-    | WorkerReady
-    | WorkerCaughtUp
-    | RetireWorker
-    | WorkerDied
-    | ExplainModel
-    | SegmentGone
-    | LedgerWanted
-    | LogChanged
-    | Ping
-)
-TO_BATCHER: Kinds[ToBatcher] = Kinds(*get_args(ToBatcher))
 #: To a batcher that stands by.
 TO_STANDBY = Kinds(BatcherActivated)

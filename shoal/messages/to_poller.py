@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.messages.message import Kinds, Message
-from shoal.messages.shared import LogChanged, LogSettings
+from shoal.messages.shared import LogSettings
 
 
 class PollerConnected(Message):
@@ -97,6 +97,4 @@ class OrderRefused(Message):
 
 
 Order = Poll | LookAll | Look | Discard
-TO_POLLER = Kinds[Order | Forget | LogChanged](Poll, LookAll, Look, Discard, Forget, LogChanged)
-FromPoller = ModelFound | Polled | OrderDone | OrderRefused
 POLLER_WELCOME = Kinds(PollerWelcomed)

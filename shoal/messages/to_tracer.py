@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.messages.message import Fd, Kinds, Message
-from shoal.messages.shared import LogChanged, LogSettings
+from shoal.messages.shared import LogSettings
 
 
 class TracerConnected(Message):
@@ -49,6 +49,5 @@ class TraceEnded(Message):
     num_dropped: int  # before this one, which the socket did not take
 
 
-TO_TRACER = Kinds[TracingChanged | LogChanged](TracingChanged, LogChanged)
 TRACER_WELCOME = Kinds(TracerWelcomed)
 FROM_FRONT_END = Kinds(TraceEnded)

@@ -7,20 +7,11 @@ A worker obeys between two batches, or while it waits for memory; so announcemen
 It acknowledges what has a sequence number; what it answers is in from_worker.py.
 """
 
-from typing import Any, TypeAlias, get_args
+from typing import Any
 
-from shoal.messages.message import Fd, Kinds, Message
+from shoal.messages.message import Fd, Message
 from shoal.messages.shared import (
-    BatcherReplaced,
-    LedgerWanted,
-    LogChanged,
     LogSettings,
-    PayloadGranted,
-    PayloadReady,
-    PayloadRefused,
-    SegmentAnnounced,
-    SegmentGone,
-    SegmentMissing,
 )
 
 
@@ -69,23 +60,3 @@ class ReportMetrics(Message):
 
 class CheckReady(Message):
     """The worker asks its model whether it is ready; ReadyAnswered answers."""
-
-
-ToWorker: TypeAlias = (
-    SegmentAnnounced
-    | SegmentGone
-    | SegmentMissing
-    | PayloadGranted
-    | PayloadRefused
-    | PayloadReady
-    | BatcherReplaced
-    | LedgerWanted
-    | LogChanged
-    | ReportMetrics
-    | CheckReady
-    | StopWorker
-)
-#: To a worker that has mapped its memory.
-TO_WORKER: Kinds[ToWorker] = Kinds(*get_args(ToWorker))
-#: To a worker that waits for a segment for a payload, where no loop obeys anything else yet.
-PAYLOAD_ANSWERS = Kinds[PayloadGranted | PayloadRefused | PayloadReady](PayloadGranted, PayloadRefused, PayloadReady)

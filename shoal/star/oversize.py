@@ -15,6 +15,7 @@ from shoal.messages.message import Message, close_descriptors
 from shoal.messages.shared import (
     PayloadGranted,
     PayloadMapped,
+    PayloadNews,
     PayloadReady,
     PayloadRefused,
     PayloadReleased,
@@ -23,9 +24,6 @@ from shoal.messages.shared import (
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import WholeSlabs
-
-#: What the supervisor answers about a segment.
-Heard = PayloadGranted | PayloadRefused | PayloadReady
 
 
 class OversizeBlocks:
@@ -38,8 +36,8 @@ class OversizeBlocks:
         self._slabs = WholeSlabs()
         # Changed under the lock: who waits for news of which request for a segment, and of which segment.
         self._request = 0
-        self._waiting: dict[int, queue.SimpleQueue[Heard]] = {}
-        self._mapped: dict[int, queue.SimpleQueue[Heard]] = {}
+        self._waiting: dict[int, queue.SimpleQueue[PayloadNews]] = {}
+        self._mapped: dict[int, queue.SimpleQueue[PayloadNews]] = {}
 
     def allocate(self, nbytes: int, model_id: int) -> Block:
         """A block of `nbytes`, in whole pages, that the workers of a model have mapped; `free` it once.
@@ -50,7 +48,7 @@ class OversizeBlocks:
         if (kept := self._slabs.allocate(nbytes, model_id)) is not None:
             return kept
         deadline = time.monotonic() + self._wait_s
-        news: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        news: queue.SimpleQueue[PayloadNews] = queue.SimpleQueue()
         with self._lock:
             self._request = request = self._request + 1
             self._waiting[request] = news
@@ -74,11 +72,11 @@ class OversizeBlocks:
 
     def _next(
         self,
-        waiting: "dict[int, queue.SimpleQueue[Heard]]",
+        waiting: "dict[int, queue.SimpleQueue[PayloadNews]]",
         key: int,
-        news: "queue.SimpleQueue[Heard]",
+        news: "queue.SimpleQueue[PayloadNews]",
         deadline: float,
-    ) -> Heard | None:
+    ) -> PayloadNews | None:
         try:
             return news.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
@@ -92,7 +90,7 @@ class OversizeBlocks:
             "(--request-timeout-secs)"
         )
 
-    def hear(self, message: Heard) -> None:
+    def hear(self, message: PayloadNews) -> None:
         """Pass on what the supervisor says about a segment; takes the descriptor."""
         with self._lock:
             if isinstance(message, PayloadReady):

@@ -10,7 +10,7 @@ from shoal.batcher.response_order import keeps_order
 from shoal.batcher.scheduling.rate_limited import RateLimitedScheduler
 from shoal.batcher.scheduling.rate_limiter import RateLimiter
 from shoal.batcher.scheduling.scheduler import from_config
-from shoal.messages.from_batcher import FromBatcher
+from shoal.messages.message import Message
 from shoal.model_config.rate_limiter import Demand, Resource
 from shoal.model_config.signature import Signature
 from shoal.shm import counters, layout, segment
@@ -162,7 +162,7 @@ class Star:
         self._workers = [(end, model_id) for end, model_id in self._workers if end.owner != owner]
         self.exchange.remove_worker(owner, now_ns)
 
-    def reports(self) -> list[FromBatcher]:
+    def reports(self) -> list[Message]:
         """What the supervisor is told, once."""
         reports = list(self.exchange.reports)
         self.exchange.reports.clear()
