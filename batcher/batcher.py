@@ -28,32 +28,10 @@ from shoal.batcher.shared_answers import SharedAnswers
 from shoal.cache_settings import RedisSettings
 from shoal.control import GONE, Channel
 from shoal.ledger import ledger_message
+from shoal.messages import to_batcher
 from shoal.messages.from_batcher import BatcherConnected, ModelExplained
 from shoal.messages.message import Kinds, close_descriptors, on, table
 from shoal.messages.shared import LedgerWanted, LogChanged, Ping, SegmentGone
-from shoal.messages.to_batcher import (
-    TO_STANDBY,
-    BatcherActivated,
-    BatcherMemoryMade,
-    ClientCaughtUp,
-    ClientJoined,
-    ClientLeft,
-    EnsembleAdded,
-    EnsembleRelinked,
-    ExplainModel,
-    InstanceGroupsChanged,
-    ModelAdded,
-    ModelFailed,
-    ModelRemoved,
-    PayloadAnnounced,
-    Resume,
-    RetireModel,
-    RetireWorker,
-    WorkerCaughtUp,
-    WorkerDied,
-    WorkerJoined,
-    WorkerReady,
-)
 from shoal.model_config.model_metrics import first_response_bounds
 from shoal.model_config.rate_limiter import Demand
 from shoal.model_config.response_cache import enables_response_cache
@@ -87,7 +65,7 @@ MAX_EVENTS = 64
 class Batcher:
     """The loop and the control messages; what they mean for requests is the exchange's business."""
 
-    def __init__(self, channel: Channel, settings: BatcherActivated) -> None:
+    def __init__(self, channel: Channel, settings: to_batcher.BatcherActivated) -> None:
         self._channel = channel
         self._settings = settings
         self._bell = bell = Doorbell(settings.bell)
@@ -96,26 +74,26 @@ class Batcher:
         wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self._exchange = Exchange(wall_offset_ns, settings.max_in_flight, self._limiter, settings.deadline_ns)
         self.handlers = table(
-            on(Resume, self._on_resume),
-            on(BatcherMemoryMade, self._on_memory),
-            on(ClientJoined, self._on_client),
-            on(ClientCaughtUp, self._on_client_caught_up),
-            on(ClientLeft, self._on_client_left),
-            on(ModelAdded, self._on_model),
-            on(InstanceGroupsChanged, self._on_groups),
-            on(ModelFailed, self._on_model_failed),
-            on(RetireModel, self._on_retire_model),
-            on(ModelRemoved, self._on_model_removed),
-            on(EnsembleAdded, self._on_ensemble),
-            on(EnsembleRelinked, self._on_relinked),
-            on(PayloadAnnounced, self._on_payload),
+            on(to_batcher.Resume, self._on_resume),
+            on(to_batcher.BatcherMemoryMade, self._on_memory),
+            on(to_batcher.ClientJoined, self._on_client),
+            on(to_batcher.ClientCaughtUp, self._on_client_caught_up),
+            on(to_batcher.ClientLeft, self._on_client_left),
+            on(to_batcher.ModelAdded, self._on_model),
+            on(to_batcher.InstanceGroupsChanged, self._on_groups),
+            on(to_batcher.ModelFailed, self._on_model_failed),
+            on(to_batcher.RetireModel, self._on_retire_model),
+            on(to_batcher.ModelRemoved, self._on_model_removed),
+            on(to_batcher.EnsembleAdded, self._on_ensemble),
+            on(to_batcher.EnsembleRelinked, self._on_relinked),
+            on(to_batcher.PayloadAnnounced, self._on_payload),
             on(SegmentGone, lambda message: self._exchange.blocks.remove(message.owner)),
-            on(WorkerJoined, self._on_worker),
-            on(WorkerReady, self._on_worker_ready),
-            on(WorkerCaughtUp, lambda message: self._exchange.succession.expect_worker(message.owner)),
-            on(RetireWorker, lambda message: self._exchange.retire_worker(message.owner)),
-            on(WorkerDied, self._on_worker_died),
-            on(ExplainModel, self._on_explain),
+            on(to_batcher.WorkerJoined, self._on_worker),
+            on(to_batcher.WorkerReady, self._on_worker_ready),
+            on(to_batcher.WorkerCaughtUp, lambda message: self._exchange.succession.expect_worker(message.owner)),
+            on(to_batcher.RetireWorker, lambda message: self._exchange.retire_worker(message.owner)),
+            on(to_batcher.WorkerDied, self._on_worker_died),
+            on(to_batcher.ExplainModel, self._on_explain),
             on(LedgerWanted, self._on_ledger),
             on(LogChanged, lambda message: log.configure(**message.settings)),
             on(Ping, lambda _message: None),  # its acknowledgement, from this loop, is the answer
@@ -186,11 +164,11 @@ class Batcher:
             self._channel.send(message)
         self._exchange.reports.clear()
 
-    def _on_resume(self, _message: Resume) -> None:
+    def _on_resume(self, _message: to_batcher.Resume) -> None:
         self._is_taking_over = False
         self._exchange.resume(time.monotonic_ns())
 
-    def _on_client(self, message: ClientJoined) -> None:
+    def _on_client(self, message: to_batcher.ClientJoined) -> None:
         owner, is_guest = message.owner, message.is_guest
         bell = GuestBell(message.bell) if is_guest else Doorbell(message.bell)
         self._bells[owner] = bell
@@ -213,17 +191,17 @@ class Batcher:
         else:
             self._exchange.clients[owner] = client
 
-    def _on_client_caught_up(self, message: ClientCaughtUp) -> None:
+    def _on_client_caught_up(self, message: to_batcher.ClientCaughtUp) -> None:
         self._exchange.succession.hear_late(message.owner, time.monotonic_ns())
 
-    def _on_client_left(self, message: ClientLeft) -> None:
+    def _on_client_left(self, message: to_batcher.ClientLeft) -> None:
         self._exchange.remove_client(message.owner, time.monotonic_ns())
         self._rung.remove(message.owner)
         bell = self._bells.pop(message.owner, None)
         if bell is not None:
             bell.close()
 
-    def _on_model(self, message: ModelAdded) -> None:
+    def _on_model(self, message: to_batcher.ModelAdded) -> None:
         scheduler = from_config(message.config, self._settings.max_queue_size, self._settings.latency_target_ms)
         if self._limiter is not None:
             scheduler = RateLimitedScheduler(scheduler, self._limiter)
@@ -245,14 +223,14 @@ class Batcher:
             model.row.first_response_bounds = first_response_bounds(message.config)
         self._exchange.models[model.id] = model
 
-    def _on_groups(self, message: InstanceGroupsChanged) -> None:
+    def _on_groups(self, message: to_batcher.InstanceGroupsChanged) -> None:
         self._exchange.models[message.model_id].groups = message.groups
 
-    def _on_memory(self, message: BatcherMemoryMade) -> None:
+    def _on_memory(self, message: to_batcher.BatcherMemoryMade) -> None:
         # Of a cache's memory the pages come as it fills.
         self._exchange.ensembles.connect(Segment.attach(message.segment, populate=self._exchange.cached is None))
 
-    def _on_ensemble(self, message: EnsembleAdded) -> None:
+    def _on_ensemble(self, message: to_batcher.EnsembleAdded) -> None:
         row = self._counters.restored_row if self._is_taking_over else self._counters.row
         ensemble = Ensemble(
             message.model_id,
@@ -268,7 +246,7 @@ class Batcher:
             ensemble.row.first_response_bounds = first_response_bounds(message.config)
         self._exchange.add_ensemble(ensemble)
 
-    def _on_relinked(self, message: EnsembleRelinked) -> None:
+    def _on_relinked(self, message: to_batcher.EnsembleRelinked) -> None:
         ensemble, cached = self._exchange.models.get(message.model_id), self._exchange.cached
         self._exchange.ensembles.relink(
             message.model_id, message.models, message.decoupled, may_run_again=message.may_run_again
@@ -276,24 +254,24 @@ class Batcher:
         if cached is not None and ensemble is not None and ensemble.sharing is cached:
             cached.name(ensemble.id, message.revision, time.monotonic_ns())
 
-    def _sharing(self, message: ModelAdded | EnsembleAdded) -> CachedResponses | None:
+    def _sharing(self, message: to_batcher.ModelAdded | to_batcher.EnsembleAdded) -> CachedResponses | None:
         cached = self._exchange.cached
         if cached is None or not enables_response_cache(message.config):
             return None
         cached.name(message.model_id, message.revision, time.monotonic_ns())
         return cached
 
-    def _on_model_failed(self, message: ModelFailed) -> None:
+    def _on_model_failed(self, message: to_batcher.ModelFailed) -> None:
         self._exchange.fail_model(message.model_id, time.monotonic_ns())
 
-    def _on_model_removed(self, message: ModelRemoved) -> None:
+    def _on_model_removed(self, message: to_batcher.ModelRemoved) -> None:
         self._exchange.remove_model(message.model_id, time.monotonic_ns())
 
-    def _on_retire_model(self, message: RetireModel) -> None:
+    def _on_retire_model(self, message: to_batcher.RetireModel) -> None:
         # The step that follows looks into clients' rings before it looks whether anything is left.
         self._exchange.retire_model(message.model_id)
 
-    def _on_payload(self, message: PayloadAnnounced) -> None:
+    def _on_payload(self, message: to_batcher.PayloadAnnounced) -> None:
         blocks = self._exchange.blocks
         try:
             blocks.add_payload(message.owner, message.writer, SegmentView.attach(message.segment))
@@ -302,7 +280,7 @@ class Batcher:
         if message.is_result:
             blocks.add_result(message.owner, message.writer)
 
-    def _on_worker(self, message: WorkerJoined) -> None:
+    def _on_worker(self, message: to_batcher.WorkerJoined) -> None:
         model = self._exchange.models.get(message.model_id)
         if model is None:  # of a dead worker, which a successor is told of
             close_descriptors(message)
@@ -316,11 +294,11 @@ class Batcher:
         self._rung.add(worker.owner, Doorbell(message.workers_bell))
         self._starting[worker.owner] = worker
 
-    def _on_worker_ready(self, message: WorkerReady) -> None:
+    def _on_worker_ready(self, message: to_batcher.WorkerReady) -> None:
         if (worker := self._starting.pop(message.owner, None)) is not None:
             self._exchange.add_worker(worker, time.monotonic_ns())
 
-    def _on_worker_died(self, message: WorkerDied) -> None:
+    def _on_worker_died(self, message: to_batcher.WorkerDied) -> None:
         owner = message.owner
         self._rung.remove(owner)
         worker = self._starting.pop(owner, None) or self._exchange.workers.get(owner)
@@ -332,7 +310,7 @@ class Batcher:
         if worker is not None:
             worker.bell.close()
 
-    def _on_explain(self, message: ExplainModel) -> None:
+    def _on_explain(self, message: to_batcher.ExplainModel) -> None:
         if (model := self._exchange.models.get(message.model_id)) is not None:
             self._channel.send(ModelExplained(model.id, model.scheduler.explain()))
 
@@ -374,7 +352,7 @@ def main() -> None:
         with control.join(BatcherConnected()) as channel:
             set_title("batcher (standby)")
             # One that stands by waits here, with all its imports done.
-            settings, _ = channel.receive(TO_STANDBY)
+            settings, _ = channel.receive(to_batcher.TO_STANDBY)
             set_title("batcher")
             log.configure(**settings.log)
             batcher = Batcher(channel, settings)

@@ -10,17 +10,10 @@ from shoal.frontend import tracing
 from shoal.frontend.regions import Regions
 from shoal.frontend.state import ServerState
 from shoal.grpc_settings import GrpcSettings
+from shoal.messages import to_client
 from shoal.messages.from_client import FrontEndConnected
 from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import LogChanged, Ping
-from shoal.messages.to_client import (
-    ModelsKnown,
-    RegionRegistered,
-    RegionUnregistered,
-    ServerStopping,
-    ToClient,
-    TraceSettingsChanged,
-)
 from shoal.options import MetricsConfig
 from shoal.shm.counters import CounterTableView
 from shoal.shm.segment import SegmentView
@@ -34,7 +27,7 @@ class FrontEnd:
     state: ServerState
     place: Place
 
-    def apply(self, message: ToClient, seq: int) -> None:
+    def apply(self, message: to_client.ToClient, seq: int) -> None:
         """Put a message in force, as the place."""
         self.place.apply(message, seq, self._apply_other)
 
@@ -43,29 +36,29 @@ class FrontEnd:
         """Of the messages that concern front ends, beside those that the place applies."""
         state = self.state
         return table(
-            on(ModelsKnown, self._start),
-            on(ServerStopping, self._stop),
+            on(to_client.ModelsKnown, self._start),
+            on(to_client.ServerStopping, self._stop),
             on(LogChanged, self._configure_log),
-            on(TraceSettingsChanged, self._change_tracing),
-            on(RegionRegistered, state.regions.add),
-            on(RegionUnregistered, lambda message: state.regions.remove(message.name)),
+            on(to_client.TraceSettingsChanged, self._change_tracing),
+            on(to_client.RegionRegistered, state.regions.add),
+            on(to_client.RegionUnregistered, lambda message: state.regions.remove(message.name)),
             on(Ping, lambda _message: None),  # its acknowledgement, from this process's own loop, is the answer
         )
 
-    def _apply_other(self, message: ToClient) -> None:
+    def _apply_other(self, message: to_client.ToClient) -> None:
         self.handlers[type(message)](message)
 
-    def _start(self, _message: ModelsKnown) -> None:
+    def _start(self, _message: to_client.ModelsKnown) -> None:
         self.state.started = True
 
-    def _stop(self, _message: ServerStopping) -> None:
+    def _stop(self, _message: to_client.ServerStopping) -> None:
         self.state.exiting = True
 
     def _configure_log(self, message: LogChanged) -> None:
         log.configure(**message.settings)
         self.state.log_settings = message.settings
 
-    def _change_tracing(self, message: TraceSettingsChanged) -> None:
+    def _change_tracing(self, message: to_client.TraceSettingsChanged) -> None:
         self.state.tracing = tracing.changed(self.state.tracing, message, self.state.models.names)
 
     def settle(self, seq: int) -> None:

@@ -16,22 +16,9 @@ from shoal import control, log
 from shoal.cloud_url import CloudUrl
 from shoal.control import GONE, Channel
 from shoal.errors import ShoalError
+from shoal.messages import to_poller
 from shoal.messages.message import Kinds, on, table
 from shoal.messages.shared import LogChanged
-from shoal.messages.to_poller import (
-    POLLER_WELCOME,
-    Discard,
-    Forget,
-    Look,
-    LookAll,
-    ModelFound,
-    Order,
-    OrderDone,
-    OrderRefused,
-    Poll,
-    Polled,
-    PollerConnected,
-)
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.repository.cloud import CloudRepository
 from shoal.repository.found import FoundModel
@@ -45,11 +32,11 @@ class Poller:
         self._channel = channel
         self._repositories = repositories
         self.handlers = table(
-            on(Poll, self._poll),
-            on(Look, self._look),
-            on(LookAll, self._look_all),
-            on(Discard, self._discard),
-            on(Forget, self._forget),
+            on(to_poller.Poll, self._poll),
+            on(to_poller.Look, self._look),
+            on(to_poller.LookAll, self._look_all),
+            on(to_poller.Discard, self._discard),
+            on(to_poller.Forget, self._forget),
             on(LogChanged, lambda message: log.configure(**message.settings)),
         )
 
@@ -61,37 +48,37 @@ class Poller:
             try:
                 self.handlers[type(message)](message)
             except ShoalError as error:
-                if not isinstance(message, Order):
+                if not isinstance(message, to_poller.Order):
                     raise
-                self._channel.send(OrderRefused(message.order, error.wire, str(error)))
+                self._channel.send(to_poller.OrderRefused(message.order, error.wire, str(error)))
 
-    def _poll(self, order: Poll) -> None:
+    def _poll(self, order: to_poller.Poll) -> None:
         models, problems = self._repositories.scan()
         wanted = order.names
         places = {each: place for each, place in models.items() if wanted is None or each.name in wanted}
         self._send_found(order, self._repositories.look_at_each(places))
-        self._channel.send(Polled(order.order, [*models, *problems], list(problems.items())))
+        self._channel.send(to_poller.Polled(order.order, [*models, *problems], list(problems.items())))
 
-    def _look_all(self, order: LookAll) -> None:
+    def _look_all(self, order: to_poller.LookAll) -> None:
         directory, repository = (Path(place) if place else None for place in (order.directory, order.repository))
         self._send_found(order, self._repositories.look_all(order.name, Override(order.config, directory, repository)))
-        self._channel.send(OrderDone(order.order))
+        self._channel.send(to_poller.OrderDone(order.order))
 
-    def _look(self, order: Look) -> None:
+    def _look(self, order: to_poller.Look) -> None:
         found = self._repositories.look(order.name, preferred=order.preferred)
         self._send_found(order, [] if found is None else [found])
-        self._channel.send(OrderDone(order.order))
+        self._channel.send(to_poller.OrderDone(order.order))
 
-    def _discard(self, order: Discard) -> None:
+    def _discard(self, order: to_poller.Discard) -> None:
         shutil.rmtree(order.directory, ignore_errors=True)
-        self._channel.send(OrderDone(order.order))
+        self._channel.send(to_poller.OrderDone(order.order))
 
-    def _forget(self, message: Forget) -> None:
+    def _forget(self, message: to_poller.Forget) -> None:
         self._repositories.forget([Path(directory) for directory in message.keep])
 
-    def _send_found(self, order: Order, models: Iterable[FoundModel]) -> None:
+    def _send_found(self, order: to_poller.Order, models: Iterable[FoundModel]) -> None:
         for found in models:
-            self._channel.send(ModelFound(order.order, found.message()))
+            self._channel.send(to_poller.ModelFound(order.order, found.message()))
 
 
 def main() -> int:
@@ -100,9 +87,9 @@ def main() -> int:
     faulthandler.enable()
     ignore_group_signals()
     try:
-        with control.join(PollerConnected()) as channel:
+        with control.join(to_poller.PollerConnected()) as channel:
             set_title("repository poller")
-            welcome, _ = channel.receive(POLLER_WELCOME)
+            welcome, _ = channel.receive(to_poller.POLLER_WELCOME)
             log.configure(**welcome.log)
             sources = [
                 Path(place) if slot is None else CloudRepository(CloudUrl.parse(place), Path(slot), os.environ)

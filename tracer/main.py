@@ -18,16 +18,9 @@ from typing import TYPE_CHECKING
 
 from shoal import control, log
 from shoal.control import GONE, Channel
+from shoal.messages import to_tracer
 from shoal.messages.message import Kinds, Message, on, table
 from shoal.messages.shared import LogChanged
-from shoal.messages.to_tracer import (
-    FROM_FRONT_END,
-    TRACER_WELCOME,
-    TraceEnded,
-    TracerConnected,
-    TracesCollected,
-    TracingChanged,
-)
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.tracer.collector import Collector
 from shoal.tracer.settings import TraceSetting
@@ -57,7 +50,7 @@ class Tracer:
         self._traces = traces
         self._collector = collector
         self.handlers = table(
-            on(TracingChanged, self._set), on(LogChanged, lambda message: log.configure(**message.settings))
+            on(to_tracer.TracingChanged, self._set), on(LogChanged, lambda message: log.configure(**message.settings))
         )
         # Changed as traces come.
         self._num_dropped = 0
@@ -85,7 +78,7 @@ class Tracer:
         self.handlers[type(message)](message)
         self._supervisor.acknowledge(seq)
 
-    def _set(self, message: TracingChanged) -> None:
+    def _set(self, message: to_tracer.TracingChanged) -> None:
         self._collector.set([TraceSetting(**setting) for setting in message.settings])
 
     def _collect(self) -> None:
@@ -94,7 +87,7 @@ class Tracer:
         num_traces = num_large_bytes = 0
         while num_traces < MAX_TRACES and num_large_bytes < MAX_LARGE_BYTES:
             try:
-                message, _ = self._traces.receive(FROM_FRONT_END)
+                message, _ = self._traces.receive(to_tracer.FROM_FRONT_END)
             except (BlockingIOError, EOFError):
                 break
             trace = _trace(message)
@@ -104,7 +97,7 @@ class Tracer:
             num_large_bytes += CHILD_NBYTES * len(message.children) + sum([len(each.data) for each in trace.tensors])
         counts = self._collector.write()
         if counts:
-            self._supervisor.send(TracesCollected(list(counts.items())))
+            self._supervisor.send(to_tracer.TracesCollected(list(counts.items())))
         if time.monotonic() >= self._next_line_s:
             self._tell_dropped()
 
@@ -115,7 +108,7 @@ class Tracer:
             self._next_line_s = time.monotonic() + DROPPED_S
 
 
-def _trace(message: TraceEnded) -> Trace:
+def _trace(message: to_tracer.TraceEnded) -> Trace:
     """A trace as a front end sends it, with those of the steps and calls that belong to it."""
     revision, is_counted, model, version, request_id, stamps, tensors, context, _ = message.trace
     found = [Tensor(*tensor) for tensor in tensors]
@@ -140,8 +133,8 @@ def main() -> int:
     set_title("tracer")
     ignore_group_signals()
     try:
-        supervisor = control.join(TracerConnected())
-        welcome, _ = supervisor.receive(TRACER_WELCOME)
+        supervisor = control.join(to_tracer.TracerConnected())
+        welcome, _ = supervisor.receive(to_tracer.TRACER_WELCOME)
     except GONE:
         return 0  # the supervisor is gone, or wants none any more
     log.configure(**welcome.log)

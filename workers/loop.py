@@ -16,19 +16,9 @@ from shoal import log
 from shoal.control import Channel
 from shoal.errors import InternalError, ShoalError
 from shoal.ledger import ledger_message
+from shoal.messages import shared
 from shoal.messages.from_worker import ReadyAnswered
 from shoal.messages.message import Kinds, Message, MessageError, close_descriptors, on, table
-from shoal.messages.shared import (
-    BatcherReplaced,
-    LedgerWanted,
-    LogChanged,
-    PayloadGranted,
-    PayloadReady,
-    PayloadRefused,
-    SegmentAnnounced,
-    SegmentGone,
-    SegmentMissing,
-)
 from shoal.messages.to_worker import CheckReady, ReportMetrics, StopWorker
 from shoal.model_config.signature import Signature
 from shoal.shm.doorbell import RING_AFTER_NS
@@ -106,15 +96,13 @@ class Loop:
         self._listening = threading.Lock()
         segments, oversize = memory.segments, memory.oversize
         self.handlers = table(
-            on(SegmentAnnounced, self._add_segment),
-            on(SegmentGone, lambda message: segments.remove(message.owner)),
-            on(SegmentMissing, lambda message: segments.remove(message.owner)),
-            on(PayloadGranted, oversize.hear),
-            on(PayloadRefused, oversize.hear),
-            on(PayloadReady, oversize.hear),
-            on(BatcherReplaced, lambda _message: memory.tell_blocks()),
-            on(LedgerWanted, lambda _message: self._channel.send(ledger_message(**memory.count()))),
-            on(LogChanged, lambda message: log.configure(**message.settings)),
+            on(shared.SegmentAnnounced, self._add_segment),
+            on(shared.SegmentGone, lambda message: segments.remove(message.owner)),
+            on(shared.SegmentMissing, lambda message: segments.remove(message.owner)),
+            *[on(kind, oversize.hear) for kind in shared.PAYLOAD_NEWS],
+            on(shared.BatcherReplaced, lambda _message: memory.tell_blocks()),
+            on(shared.LedgerWanted, lambda _message: self._channel.send(ledger_message(**memory.count()))),
+            on(shared.LogChanged, lambda message: log.configure(**message.settings)),
             on(ReportMetrics, self._report_metrics),
             on(CheckReady, self._check_ready),
             on(StopWorker, self._stop),
@@ -174,7 +162,7 @@ class Loop:
         self.handlers[type(message)](message)
         channel.acknowledge(seq)
 
-    def _add_segment(self, message: SegmentAnnounced) -> None:
+    def _add_segment(self, message: shared.SegmentAnnounced) -> None:
         segments = self._memory.segments
         if segments.has(message.owner):
             close_descriptors(message)  # it was asked for before this was read

@@ -15,16 +15,8 @@ from collections.abc import Callable
 from shoal import errors
 from shoal.control import Channel
 from shoal.errors import ShoalError, UnavailableError
+from shoal.messages import shared
 from shoal.messages.message import close_descriptors
-from shoal.messages.shared import (
-    PAYLOAD_NEWS,
-    PayloadMapped,
-    PayloadNews,
-    PayloadReady,
-    PayloadRefused,
-    PayloadReleased,
-    PayloadWanted,
-)
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import KEEP_S, WholeSlabs
@@ -44,7 +36,7 @@ class OversizeBlocks:
         self._wait_s = wait_s
         #: Whether other threads than the loop's free, too; it alone looks, before it sleeps.
         self.is_shared = False
-        self.listen: Callable[[], None] = lambda: self.hear(channel.receive(PAYLOAD_NEWS)[0])
+        self.listen: Callable[[], None] = lambda: self.hear(channel.receive(shared.PAYLOAD_NEWS)[0])
         self._allocating = threading.Lock()
         self._slabs = WholeSlabs()
         #: By their owner ids, those that hold a result or are kept for the next one; while there are any, `look`.
@@ -69,7 +61,7 @@ class OversizeBlocks:
     def _allocate(self, nbytes: int) -> Block:
         self._request += 1
         self._segment, self._is_ready, self._refusal, self._is_waiting = None, False, None, True
-        self._channel.send(PayloadWanted(self._request, nbytes))
+        self._channel.send(shared.PayloadWanted(self._request, nbytes))
         try:
             self._wait()
         finally:
@@ -78,7 +70,7 @@ class OversizeBlocks:
         if segment is not None and self._is_ready:
             return self._slabs.add(segment, _ALL, may_be_kept=self._may_be_kept)
         if segment is not None:
-            self._channel.send(PayloadReleased(segment.header.owner))
+            self._channel.send(shared.PayloadReleased(segment.header.owner))
         if isinstance(self._refusal, UnavailableError) and self._let_go_of_kept(math.inf)[0]:
             return self._allocate(nbytes)  # those that were kept had counted as this worker's
         raise self._take_refusal() or UnavailableError(
@@ -96,22 +88,22 @@ class OversizeBlocks:
 
         listen_until(is_settled, self._channel, self.listen, self._wait_s)
 
-    def hear(self, message: PayloadNews) -> None:
+    def hear(self, message: shared.PayloadNews) -> None:
         """Apply what the supervisor answers about a segment that was asked for; takes the descriptor."""
-        if isinstance(message, PayloadReady):
+        if isinstance(message, shared.PayloadReady):
             self._is_ready = self._segment is not None and message.owner == self._segment.header.owner
             return
         is_awaited = self._is_waiting and message.request == self._request
-        if isinstance(message, PayloadRefused):
+        if isinstance(message, shared.PayloadRefused):
             if is_awaited:
                 self._refusal = errors.from_wire(message.wire, message.sentence)
         elif is_awaited:
             self._segment = Segment.attach(message.segment, populate=False)
             self._may_be_kept = message.may_be_kept
-            self._channel.send(PayloadMapped(message.owner))
+            self._channel.send(shared.PayloadMapped(message.owner))
         else:  # too late
             close_descriptors(message)
-            self._channel.send(PayloadReleased(message.owner))
+            self._channel.send(shared.PayloadReleased(message.owner))
 
     @property
     def refs(self) -> list[int]:
@@ -124,7 +116,7 @@ class OversizeBlocks:
 
     def _let_go(self, ref: int, *, keep: bool) -> None:
         if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
-            self._channel.send(PayloadReleased(owner))
+            self._channel.send(shared.PayloadReleased(owner))
 
     def look(self) -> float | None:
         """Let go of what was kept for nothing; returns for how long the next look may wait (s; None for ever)."""
@@ -137,5 +129,5 @@ class OversizeBlocks:
         """See `WholeSlabs.expire`, whose answer this is."""
         idle, left_s = self._slabs.expire(now_s)
         for owner in idle:
-            self._channel.send(PayloadReleased(owner))
+            self._channel.send(shared.PayloadReleased(owner))
         return idle, left_s

@@ -10,21 +10,8 @@ users' code only briefly. Log, traces and clients' regions concern front ends; a
 
 from typing import Any, TypeAlias, get_args
 
+from shoal.messages import shared
 from shoal.messages.message import Fd, Kinds, Message
-from shoal.messages.shared import (
-    BatcherReplaced,
-    LedgerWanted,
-    LogChanged,
-    LogSettings,
-    PayloadGranted,
-    PayloadReady,
-    PayloadRefused,
-    Ping,
-    Refused,
-    SegmentAnnounced,
-    SegmentGone,
-    SegmentMissing,
-)
 
 
 class ClientWelcomed(Message):
@@ -35,7 +22,7 @@ class ClientWelcomed(Message):
     model_namespacing: bool
     request_timeout_s: float
     answer_timeout_s: float  # for questions
-    log: LogSettings
+    log: shared.LogSettings
     state: dict[str, Any]  # the options that front ends answer by: fields of ServerState
     segment: Fd  # its own, writable
     link: Fd  # written by the batcher
@@ -128,13 +115,11 @@ class RegionUnregistered(Message):
 
 
 ToClient: TypeAlias = (
-    SegmentAnnounced
-    | SegmentGone
-    | SegmentMissing
-    | BatcherReplaced
-    | PayloadGranted
-    | PayloadRefused
-    | PayloadReady
+    shared.SegmentAnnounced
+    | shared.SegmentGone
+    | shared.SegmentMissing
+    | shared.BatcherReplaced
+    | shared.PayloadNews
     | ModelChanged
     | ModelForgotten
     | ModelsKnown
@@ -143,10 +128,10 @@ ToClient: TypeAlias = (
     | TraceSettingsChanged
     | RegionRegistered
     | RegionUnregistered
-    | LedgerWanted
-    | LogChanged
-    | Ping
+    | shared.LedgerWanted
+    | shared.LogChanged
+    | shared.Ping
 )
 TO_CLIENT: Kinds[ToClient] = Kinds(*get_args(ToClient))
-CLIENT_WELCOME = Kinds[ClientWelcomed | Refused](ClientWelcomed, Refused)
-GUEST_WELCOME = Kinds[GuestWelcomed | Refused](GuestWelcomed, Refused)
+CLIENT_WELCOME = Kinds[ClientWelcomed | shared.Refused](ClientWelcomed, shared.Refused)
+GUEST_WELCOME = Kinds[GuestWelcomed | shared.Refused](GuestWelcomed, shared.Refused)

@@ -11,16 +11,8 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal.errors import ShoalError, UnavailableError
+from shoal.messages import shared
 from shoal.messages.message import Message, close_descriptors
-from shoal.messages.shared import (
-    PayloadGranted,
-    PayloadMapped,
-    PayloadNews,
-    PayloadReady,
-    PayloadRefused,
-    PayloadReleased,
-    PayloadWanted,
-)
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block
 from shoal.shm.whole_slabs import WholeSlabs
@@ -36,8 +28,8 @@ class OversizeBlocks:
         self._slabs = WholeSlabs()
         # Changed under the lock: who waits for news of which request for a segment, and of which segment.
         self._request = 0
-        self._waiting: dict[int, queue.SimpleQueue[PayloadNews]] = {}
-        self._mapped: dict[int, queue.SimpleQueue[PayloadNews]] = {}
+        self._waiting: dict[int, queue.SimpleQueue[shared.PayloadNews]] = {}
+        self._mapped: dict[int, queue.SimpleQueue[shared.PayloadNews]] = {}
 
     def allocate(self, nbytes: int, model_id: int) -> Block:
         """A block of `nbytes`, in whole pages, that the workers of a model have mapped; `free` it once.
@@ -48,23 +40,23 @@ class OversizeBlocks:
         if (kept := self._slabs.allocate(nbytes, model_id)) is not None:
             return kept
         deadline = time.monotonic() + self._wait_s
-        news: queue.SimpleQueue[PayloadNews] = queue.SimpleQueue()
+        news: queue.SimpleQueue[shared.PayloadNews] = queue.SimpleQueue()
         with self._lock:
             self._request = request = self._request + 1
             self._waiting[request] = news
-        self._send(PayloadWanted(request, nbytes, model_id))
+        self._send(shared.PayloadWanted(request, nbytes, model_id))
         granted = self._next(self._waiting, request, news, deadline)
         if granted is None:
             raise self._late(nbytes)
-        if isinstance(granted, PayloadRefused):
+        if isinstance(granted, shared.PayloadRefused):
             raise errors.from_wire(granted.wire, granted.sentence)
-        assert isinstance(granted, PayloadGranted)
+        assert isinstance(granted, shared.PayloadGranted)
         owner = granted.owner
         segment = Segment.attach(granted.segment, populate=False)
         block = self._slabs.add(segment, model_id, may_be_kept=granted.may_be_kept)
         with self._lock:
             self._mapped[owner] = news
-        self._send(PayloadMapped(owner))
+        self._send(shared.PayloadMapped(owner))
         if self._next(self._mapped, owner, news, deadline) is None:
             self.free(block.ref)
             raise self._late(nbytes)
@@ -72,11 +64,11 @@ class OversizeBlocks:
 
     def _next(
         self,
-        waiting: "dict[int, queue.SimpleQueue[PayloadNews]]",
+        waiting: "dict[int, queue.SimpleQueue[shared.PayloadNews]]",
         key: int,
-        news: "queue.SimpleQueue[PayloadNews]",
+        news: "queue.SimpleQueue[shared.PayloadNews]",
         deadline: float,
-    ) -> PayloadNews | None:
+    ) -> shared.PayloadNews | None:
         try:
             return news.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
@@ -90,19 +82,19 @@ class OversizeBlocks:
             "(--request-timeout-secs)"
         )
 
-    def hear(self, message: PayloadNews) -> None:
+    def hear(self, message: shared.PayloadNews) -> None:
         """Pass on what the supervisor says about a segment; takes the descriptor."""
         with self._lock:
-            if isinstance(message, PayloadReady):
+            if isinstance(message, shared.PayloadReady):
                 waiter = self._mapped.pop(message.owner, None)
             else:
                 waiter = self._waiting.pop(message.request, None)
             if waiter is not None:
                 waiter.put(message)
                 return
-        if isinstance(message, PayloadGranted):  # nobody waits for it any more
+        if isinstance(message, shared.PayloadGranted):  # nobody waits for it any more
             close_descriptors(message)
-            self._send(PayloadReleased(message.owner))
+            self._send(shared.PayloadReleased(message.owner))
 
     def lose(self, why: ShoalError) -> None:
         """The supervisor is gone: whoever waits for a segment has waited in vain."""
@@ -111,13 +103,13 @@ class OversizeBlocks:
             self._waiting.clear()
             self._mapped.clear()
         for waiter in waiting:
-            waiter.put(PayloadRefused(0, why.wire, str(why)))
+            waiter.put(shared.PayloadRefused(0, why.wire, str(why)))
 
     def free(self, ref: int, *, keep: bool = False) -> None:
         """The block's request has been answered, or was never submitted. To `keep` it for the next one is for whoever
         will `look`."""
         if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
-            self._send(PayloadReleased(owner))
+            self._send(shared.PayloadReleased(owner))
 
     def look(self) -> float | None:
         """Let go of what was kept for nobody; returns for how long the next look may wait (s; None for ever)."""
@@ -125,5 +117,5 @@ class OversizeBlocks:
             return None
         idle, left_s = self._slabs.expire(time.monotonic())
         for owner in idle:
-            self._send(PayloadReleased(owner))
+            self._send(shared.PayloadReleased(owner))
         return left_s

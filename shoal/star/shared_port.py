@@ -14,15 +14,8 @@ from typing import Any
 
 from shoal.control import GONE
 from shoal.errors import ShoalError
+from shoal.messages import shared
 from shoal.messages.message import Message, on, table
-from shoal.messages.shared import (
-    PayloadGranted,
-    PayloadReady,
-    PayloadRefused,
-    SegmentAnnounced,
-    SegmentMissing,
-    SegmentWanted,
-)
 from shoal.messages.to_client import TO_CLIENT, QuestionAnswered, ToClient
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import NoRoomError, Reply
@@ -32,7 +25,7 @@ from shoal.star.place import REPLIES_FIRST, Apply, Place
 from shoal.star.questions import Questions
 
 #: After which what could not be opened can, or never will.
-SEGMENT_NEWS = (SegmentAnnounced, SegmentMissing)
+SEGMENT_NEWS = (shared.SegmentAnnounced, shared.SegmentMissing)
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +59,7 @@ class SharedPort:
         self._questions = Questions(self._send)
         #: Of messages that answer a thread, beside those that `apply` gets.
         self.handlers = table(
-            on(PayloadGranted, self._oversize.hear),
-            on(PayloadRefused, self._oversize.hear),
-            on(PayloadReady, self._oversize.hear),
+            *[on(kind, self._oversize.hear) for kind in shared.PAYLOAD_NEWS],
             on(QuestionAnswered, self._questions.hear),
         )
         # Changed under the lock: messages of REPLIES_FIRST that came while a reply waited for its segment.
@@ -168,7 +159,7 @@ class SharedPort:
             spent, port.spent = port.spent, []
             wanted = port.wanted if port.wanted != was_wanted else 0
         if wanted:
-            self._send(SegmentWanted(wanted))
+            self._send(shared.SegmentWanted(wanted))
         for ref in spent:
             self._oversize.free(ref, keep=True)
 

@@ -1,15 +1,8 @@
 """The batcher's loop, at a real control connection: the test plays the supervisor, a client and workers."""
 
+from shoal.messages import to_batcher
 from shoal.messages.from_batcher import ModelRetired, WorkerRetired
 from shoal.messages.shared import LedgerWanted, Ping
-from shoal.messages.to_batcher import (
-    ModelRemoved,
-    Resume,
-    RetireModel,
-    RetireWorker,
-    WorkerCaughtUp,
-    WorkerDied,
-)
 from shoal.shm import layout
 from shoal.shm.layout import BATCH_ITEM, CLIENT, HAVE, REPLY, REQUEST, P
 from tests.batcher.batcher_process import FIRST, FRONT_END, MODEL, SECOND, answer, ask, batching
@@ -20,7 +13,7 @@ def test_a_worker_that_makes_way_is_reported_when_it_has_answered() -> None:
         client, first = supervisor.add(CLIENT, FRONT_END), supervisor.add_worker(FIRST)
         ask(client, 1)
         item = first.hear()
-        supervisor.tell(RetireWorker(FIRST))
+        supervisor.tell(to_batcher.RetireWorker(FIRST))
         second = supervisor.add_worker(SECOND)
         ask(client, 2)
         answer(second, second.hear())
@@ -28,7 +21,7 @@ def test_a_worker_that_makes_way_is_reported_when_it_has_answered() -> None:
         answer(first, item)
         assert supervisor.hear() == WorkerRetired(FIRST)
         assert client.hear()[:2] == (REPLY, 1)
-        supervisor.tell(WorkerDied(owner=FIRST, reason=5, detail=0))
+        supervisor.tell(to_batcher.WorkerDied(owner=FIRST, reason=5, detail=0))
 
 
 def test_a_model_that_makes_way_first_serves_what_stands_in_rings() -> None:
@@ -37,22 +30,22 @@ def test_a_model_that_makes_way_first_serves_what_stands_in_rings() -> None:
         # Visible, and no bell has rung for it.
         client.writer.push(layout.record(REQUEST, 1, MODEL, layout.pack_ref(FRONT_END, 3, 1), 64 << 32 | 40, 1))
         client.writer.publish()
-        supervisor.tell(RetireModel(MODEL))
+        supervisor.tell(to_batcher.RetireModel(MODEL))
         item = worker.hear()
         assert item[0] == BATCH_ITEM
         answer(worker, item)
         assert supervisor.hear() == ModelRetired(MODEL)
-        supervisor.tell(ModelRemoved(MODEL))
+        supervisor.tell(to_batcher.ModelRemoved(MODEL))
 
 
 def test_a_successor_that_is_told_again_reports_after_it_serves() -> None:
     with batching(is_successor=True) as supervisor:
         supervisor.add(CLIENT, FRONT_END)
         supervisor.add_worker(FIRST)
-        for message in (RetireWorker(FIRST), RetireModel(MODEL)):
+        for message in (to_batcher.RetireWorker(FIRST), to_batcher.RetireModel(MODEL)):
             supervisor.tell(message)
         supervisor.tell(Ping())  # turns the loop once more; nothing may have been said
-        supervisor.tell(Resume())
+        supervisor.tell(to_batcher.Resume())
         assert supervisor.hear() == WorkerRetired(FIRST)
         assert supervisor.hear() == ModelRetired(MODEL)
 
@@ -61,10 +54,10 @@ def test_a_successor_looks_once_more_at_a_worker_that_has_told_it_all() -> None:
     with batching(is_successor=True) as supervisor:
         supervisor.add(CLIENT, FRONT_END)
         worker = supervisor.add_worker(FIRST)
-        supervisor.tell(Resume())
+        supervisor.tell(to_batcher.Resume())
         for number in (1, 2):  # from the second time on nothing else is awaited of it
             worker.say(HAVE, 0, 0, 0, layout.pack_ref(FIRST, number, 1))
-            supervisor.tell(WorkerCaughtUp(FIRST))
+            supervisor.tell(to_batcher.WorkerCaughtUp(FIRST))
             supervisor.channel.send(LedgerWanted())
             counts = supervisor.hear().counts
             assert (counts["slots_acquired"], counts["slots_released"]) == (number, number)

@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.control import Channel
-from shoal.messages.shared import (
-    Acknowledged,
-    BatcherReplaced,
-    SegmentAnnounced,
-    SegmentGone,
-    SegmentMissing,
-    SegmentWanted,
-)
+from shoal.messages import shared
 from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
@@ -62,7 +55,7 @@ class Asking:
         self.answers: dict[int, bytes | None] = {}
         self.shared = SharedPort(place, self._take, place.apply)
         self.known, self.unknown = Worker(51), Worker(52)
-        self.send(SegmentAnnounced(owner=51, segment=self.known.fd))
+        self.send(shared.SegmentAnnounced(owner=51, segment=self.known.fd))
         self.first, self.second = (
             self.port.submit(MODEL, self.shared.allocate(1, MODEL), 0, 1, 0, 0) for _ in range(2)
         )
@@ -97,28 +90,28 @@ def asking() -> Iterator[Asking]:
 
 
 def test_a_segment_goes_when_the_replies_that_lie_there_are_read(asking: Asking) -> None:
-    asking.send(SegmentGone(51), seq=7)
-    assert asking.said() == SegmentWanted(52)
+    asking.send(shared.SegmentGone(51), seq=7)
+    assert asking.said() == shared.SegmentWanted(52)
     assert asking.answers == {}
-    asking.send(SegmentAnnounced(owner=52, segment=asking.unknown.fd))
+    asking.send(shared.SegmentAnnounced(owner=52, segment=asking.unknown.fd))
     assert asking.answers == {asking.first: b"  52", asking.second: b"  51"}
-    assert asking.said() == Acknowledged(7)
+    assert asking.said() == shared.Acknowledged(7)
     assert asking.port._segments.keys() == {52}
 
 
 def test_the_segment_that_is_asked_for_may_be_the_one_that_goes(asking: Asking) -> None:
-    asking.send(SegmentGone(52), seq=7)
-    assert asking.said() == SegmentWanted(52)
-    asking.send(SegmentAnnounced(owner=52, segment=asking.unknown.fd))
+    asking.send(shared.SegmentGone(52), seq=7)
+    assert asking.said() == shared.SegmentWanted(52)
+    asking.send(shared.SegmentAnnounced(owner=52, segment=asking.unknown.fd))
     assert asking.answers == {asking.first: b"  52", asking.second: b"  51"}
-    assert asking.said() == Acknowledged(7)
+    assert asking.said() == shared.Acknowledged(7)
     assert asking.port._segments.keys() == {51}
 
 
 def test_a_batchers_successor_is_sent_no_request_that_is_answered(asking: Asking) -> None:
-    asking.send(BatcherReplaced(), seq=8)
-    assert asking.said() == SegmentWanted(52)
-    asking.send(SegmentMissing(52))
+    asking.send(shared.BatcherReplaced(), seq=8)
+    assert asking.said() == shared.SegmentWanted(52)
+    asking.send(shared.SegmentMissing(52))
     assert asking.answers == {asking.first: None, asking.second: b"  51"}
-    assert asking.said() == Acknowledged(8)
+    assert asking.said() == shared.Acknowledged(8)
     assert asking.port.counts["requests_open"] == 0

@@ -12,14 +12,7 @@ import pytest
 
 from shoal.control import Channel
 from shoal.errors import InvalidArgumentError, UnavailableError
-from shoal.messages.shared import (
-    PayloadGranted,
-    PayloadMapped,
-    PayloadReady,
-    PayloadRefused,
-    PayloadReleased,
-    PayloadWanted,
-)
+from shoal.messages import shared
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.segment import SegmentView
@@ -51,7 +44,7 @@ class Surroundings:
     def grant(self, request: int, owner: int, *, keep: bool = False) -> SegmentView:
         fd = segment.create(OVERSIZE, owner, 1, Geometry(0, 3 * 4096), sealed=True)
         view = SegmentView.attach(segment.read_only(fd))
-        self.say(PayloadGranted(request, owner, keep, fd))
+        self.say(shared.PayloadGranted(request, owner, keep, fd))
         os.close(fd)
         return view
 
@@ -73,11 +66,11 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_a_block_is_there_once_its_readers_have_it(channels: tuple[Channel, Channel], pool: ThreadPoolExecutor) -> None:
     star = Surroundings(channels, pool)
     first = star.allocate(9000)
-    assert star.heard() == PayloadWanted(request=1, nbytes=9000, model_id=3)
+    assert star.heard() == shared.PayloadWanted(request=1, nbytes=9000, model_id=3)
     view = star.grant(1, 80)
-    assert star.heard() == PayloadMapped(80)
+    assert star.heard() == shared.PayloadMapped(80)
     assert not first.done()
-    star.say(PayloadReady(80))
+    star.say(shared.PayloadReady(80))
     block = first.result()
     assert (block.ref, len(block.memory)) == (0x000050_00000_00001, 3 * 4096)
     block.memory[-4:] = b"last"
@@ -85,7 +78,7 @@ def test_a_block_is_there_once_its_readers_have_it(channels: tuple[Channel, Chan
     assert opened is not None
     assert bytes(opened[-4:]) == b"last"
     star.blocks.free(block.ref)
-    assert star.heard() == PayloadReleased(80)
+    assert star.heard() == shared.PayloadReleased(80)
 
 
 def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
@@ -99,7 +92,7 @@ def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
     star.heard()
     star.grant(1, 80, keep=True)
     star.heard()
-    star.say(PayloadReady(80))
+    star.say(shared.PayloadReady(80))
     first = asked.result()
     star.blocks.free(first.ref, keep=True)
     second = star.blocks.allocate(9000, 3)  # nobody is asked
@@ -108,7 +101,7 @@ def test_one_that_may_be_kept_is_there_for_the_next_request_to_its_model(
     assert star.blocks.look() == KEEP_S
     now_s += KEEP_S
     assert star.blocks.look() is None
-    assert star.heard() == PayloadReleased(80)
+    assert star.heard() == shared.PayloadReleased(80)
 
 
 def test_each_thread_hears_what_is_meant_for_it(channels: tuple[Channel, Channel], pool: ThreadPoolExecutor) -> None:
@@ -117,8 +110,8 @@ def test_each_thread_hears_what_is_meant_for_it(channels: tuple[Channel, Channel
     sizes = {message.request: message.nbytes for message in (star.heard(), star.heard())}
     for request, owner in ((2, 82), (1, 81)):
         star.grant(request, owner)
-        assert star.heard() == PayloadMapped(owner)
-        star.say(PayloadReady(owner))
+        assert star.heard() == shared.PayloadMapped(owner)
+        star.say(shared.PayloadReady(owner))
     owners = {5000: first.result().ref >> 40, 6000: second.result().ref >> 40}
     assert owners == {sizes[1]: 81, sizes[2]: 82}
 
@@ -130,7 +123,7 @@ def test_a_refusal_is_raised(
     star = Surroundings(channels, pool)
     refused = star.allocate(9000)
     star.heard()
-    star.say(PayloadRefused(request=1, wire=wire, sentence="raise --shm-oversize-mib"))
+    star.say(shared.PayloadRefused(request=1, wire=wire, sentence="raise --shm-oversize-mib"))
     with pytest.raises(kind, match=r"^raise --shm-oversize-mib$"):
         refused.result()
 
@@ -145,9 +138,9 @@ def test_what_comes_too_late_is_given_back(
         star.blocks.allocate(9000, 3)
     star.heard()
     star.grant(1, 80)
-    assert star.heard() == PayloadReleased(80)
-    star.say(PayloadReady(80))
-    star.say(PayloadRefused(request=1, wire=5, sentence="no"))
+    assert star.heard() == shared.PayloadReleased(80)
+    star.say(shared.PayloadReady(80))
+    star.say(shared.PayloadRefused(request=1, wire=5, sentence="no"))
     assert num_descriptors() == before
 
 
@@ -159,7 +152,7 @@ def test_a_block_that_no_reader_maps_in_time_is_given_back(
 
     def send(message: Any) -> None:
         star.channel.send(message)
-        if isinstance(message, PayloadMapped):
+        if isinstance(message, shared.PayloadMapped):
             now_s[0] += 10.0  # the time is up
 
     star.blocks._send = send
@@ -169,5 +162,5 @@ def test_a_block_that_no_reader_maps_in_time_is_given_back(
     star.grant(1, 80)
     with pytest.raises(UnavailableError, match=r"^Request timeout expired"):
         late.result()
-    assert [type(star.heard()) for _ in range(2)] == [PayloadMapped, PayloadReleased]
-    star.say(PayloadReady(80))
+    assert [type(star.heard()) for _ in range(2)] == [shared.PayloadMapped, shared.PayloadReleased]
+    star.say(shared.PayloadReady(80))

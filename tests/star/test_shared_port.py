@@ -11,18 +11,9 @@ import pytest
 
 from shoal.control import Channel
 from shoal.errors import UnavailableError
+from shoal.messages import shared
 from shoal.messages.from_client import QuestionAsked
 from shoal.messages.message import Message
-from shoal.messages.shared import (
-    Acknowledged,
-    BatcherReplaced,
-    LedgerCounted,
-    LedgerWanted,
-    Ping,
-    SegmentGone,
-    SegmentMissing,
-    SegmentWanted,
-)
 from shoal.messages.to_client import ModelForgotten, QuestionAnswered, ToClient, TraceSettingsChanged
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.port import Port
@@ -88,7 +79,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-@pytest.mark.parametrize("message", [SegmentGone(31), BatcherReplaced()])
+@pytest.mark.parametrize("message", [shared.SegmentGone(31), shared.BatcherReplaced()])
 def test_replies_are_taken_before_a_message_that_makes_them_void(surroundings: Surroundings, message: Message) -> None:
     number = surroundings.submit()
     surroundings.port.flush()
@@ -104,15 +95,15 @@ def test_what_concerns_others_is_passed_over_and_its_descriptors_closed(surround
     os.close(writing)
     assert os.read(reading, 1) == b""  # nobody has the other end any more
     os.close(reading)
-    assert receive(surroundings.supervisor) == (Acknowledged(2), 0)
+    assert receive(surroundings.supervisor) == (shared.Acknowledged(2), 0)
 
 
 def test_the_ledger_is_told_before_it_is_acknowledged(surroundings: Surroundings) -> None:
     surroundings.submit()
-    surroundings.say(LedgerWanted(), seq=5)
+    surroundings.say(shared.LedgerWanted(), seq=5)
     told, _ = receive(surroundings.supervisor)
-    assert receive(surroundings.supervisor) == (Acknowledged(5), 0)
-    assert isinstance(told, LedgerCounted)
+    assert receive(surroundings.supervisor) == (shared.Acknowledged(5), 0)
+    assert isinstance(told, shared.LedgerCounted)
     assert told.counts.pop("descriptors") > 0
     assert told.counts.pop("mapped_bytes") >= (16 + 16) * 4096
     counts = {name: count for name, count in told.counts.items() if not name.startswith("memo_")}
@@ -176,11 +167,11 @@ def test_it_ends_quietly_with_the_supervisor(
 def test_it_ends_quietly_where_the_supervisor_is_gone_before_it_is_told_something(
     surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surroundings.shared._send(SegmentWanted(1))
-    surroundings.supervisor.send(Ping(), seq=1)
+    surroundings.shared._send(shared.SegmentWanted(1))
+    surroundings.supervisor.send(shared.Ping(), seq=1)
     surroundings.supervisor.close()
     with pytest.raises(ConnectionResetError):
-        surroundings.shared._send(SegmentWanted(1))
+        surroundings.shared._send(shared.SegmentWanted(1))
     assert surroundings.listen(monkeypatch) == 0
 
 
@@ -192,6 +183,6 @@ def test_a_fault_of_ours_ends_the_process_with_its_traceback(
 
     monkeypatch.setattr(surroundings.shared, "_apply", fail)
     monkeypatch.setattr("shoal.log.logger.propagate", True)
-    surroundings.supervisor.send(SegmentMissing(1))
+    surroundings.supervisor.send(shared.SegmentMissing(1))
     assert surroundings.listen(monkeypatch) == 1
     assert "Too many open files" in caplog.text

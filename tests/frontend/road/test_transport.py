@@ -13,15 +13,7 @@ from shoal.errors import CancelledError, UnavailableError
 from shoal.frontend.road.streamed_replies import StreamedReplies
 from shoal.frontend.road.transport import Answer, Part, Waiter
 from shoal.frontend.state import ServerState
-from shoal.messages.shared import (
-    Acknowledged,
-    LogChanged,
-    PayloadGranted,
-    PayloadMapped,
-    PayloadReady,
-    PayloadReleased,
-    PayloadWanted,
-)
+from shoal.messages import shared
 from shoal.shm import segment
 from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.port import Reply
@@ -53,14 +45,14 @@ def test_up_to_a_quarter_of_the_slab_is_shared(surroundings: Surroundings, pool:
 def test_more_than_that_gets_a_segment_until_its_reply(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:
     future: Future[Answer] = pool.submit(surroundings.transport.infer, surroundings.prepared(4 * 4096))
     asked, _ = receive(surroundings.supervisor)
-    assert (type(asked), asked.request, asked.model_id) == (PayloadWanted, 1, 3)
+    assert (type(asked), asked.request, asked.model_id) == (shared.PayloadWanted, 1, 3)
     assert 4 * 4096 < asked.nbytes < 5 * 4096
     fd = segment.create(OVERSIZE, 80, 1, Geometry(0, 5 * 4096), sealed=True)
-    surroundings.supervisor.send(PayloadGranted(request=1, owner=80, may_be_kept=False, segment=fd))
+    surroundings.supervisor.send(shared.PayloadGranted(request=1, owner=80, may_be_kept=False, segment=fd))
     os.close(fd)
     surroundings.transport.shared.receive()
-    assert receive(surroundings.supervisor)[0] == PayloadMapped(80)
-    surroundings.supervisor.send(PayloadReady(80))
+    assert receive(surroundings.supervisor)[0] == shared.PayloadMapped(80)
+    surroundings.supervisor.send(shared.PayloadReady(80))
     surroundings.transport.shared.receive()
     rung(surroundings)
     number, block = surroundings.submitted()
@@ -68,7 +60,7 @@ def test_more_than_that_gets_a_segment_until_its_reply(surroundings: Surrounding
     assert surroundings.port.slab.num_taken == 0
     surroundings.refuse(number)
     assert isinstance(future.exception(), UnavailableError)
-    assert receive(surroundings.supervisor)[0] == PayloadReleased(80)
+    assert receive(surroundings.supervisor)[0] == shared.PayloadReleased(80)
 
 
 def test_no_segment_is_asked_for_where_too_much_is_in_flight(surroundings: Surroundings) -> None:
@@ -87,10 +79,10 @@ def test_log_settings_are_in_force_and_told_before_they_are_acknowledged(
     before = (log.logger.handlers[:], log.logger.level, log.logger.propagate)
     settings = {"log_verbose": 3, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
     try:
-        surroundings.supervisor.send(LogChanged(settings), seq=4)
+        surroundings.supervisor.send(shared.LogChanged(settings), seq=4)
         surroundings.transport.shared.receive()
         assert (log.logger.level, state.log_settings) == (log.verbose(3), settings)
-        assert receive(surroundings.supervisor) == (Acknowledged(4), 0)
+        assert receive(surroundings.supervisor) == (shared.Acknowledged(4), 0)
     finally:
         log.logger.handlers[:], log.logger.level, log.logger.propagate = before
 

@@ -6,18 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.messages.shared import (
-    BatcherReplaced,
-    PayloadGranted,
-    PayloadMapped,
-    PayloadReady,
-    PayloadRefused,
-    PayloadReleased,
-    PayloadWanted,
-    Ping,
-    SegmentAnnounced,
-    SegmentGone,
-)
+from shoal.messages import shared
 from shoal.messages.to_batcher import BatcherActivated, BatcherMemoryMade, ModelFailed, PayloadAnnounced, WorkerDied
 from shoal.messages.to_client import ModelForgotten
 from shoal.reasons import Reason
@@ -34,13 +23,13 @@ from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, OPT
 def test_a_request_may_be_named_at_once_and_its_worker_asks_for_it(sky: Sky) -> None:
     answer = sky.ask(sky.a, sky.client_a)
     owner = answer.owner
-    assert answer == PayloadGranted(request=7, owner=owner, may_be_kept=False, segment=FD)
-    sky.star.payloads.hear(sky.client_a, PayloadMapped(owner))
+    assert answer == shared.PayloadGranted(request=7, owner=owner, may_be_kept=False, segment=FD)
+    sky.star.payloads.hear(sky.client_a, shared.PayloadMapped(owner))
     assert fcntl.fcntl(sky.a.fds[-1], F_GET_SEALS) & FUTURE_WRITE_AND_SEAL == FUTURE_WRITE_AND_SEAL
-    assert sky.a.heard() == [PayloadReady(owner)]
+    assert sky.a.heard() == [shared.PayloadReady(owner)]
     assert sky.third.heard() == sky.b.heard() == sky.fourth.heard() == sky.batcher.heard() == []
     sky.star.lend(sky.worker_of_3, owner)
-    assert sky.third.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
+    assert sky.third.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.pwrite(sky.third.fds[-1], b"x", 0)
 
@@ -52,12 +41,12 @@ def test_a_front_end_joins_although_every_worker_executes(sky: Sky) -> None:
         sky.acknowledge(each)
     assert joined == [client]
     assert (
-        sky.third.heard() == sky.fourth.heard() == [SegmentAnnounced(owner=client.owner, segment=FD)]
+        sky.third.heard() == sky.fourth.heard() == [shared.SegmentAnnounced(owner=client.owner, segment=FD)]
     )  # to spare a question
     assert sky.third.unacknowledged == []
     sky.star.leave_client(client)
     sky.acknowledge(sky.batcher)
-    assert sky.third.heard() == sky.fourth.heard() == [SegmentGone(client.owner)]
+    assert sky.third.heard() == sky.fourth.heard() == [shared.SegmentGone(client.owner)]
 
 
 @pytest.mark.parametrize("kind", ["front end", "caller", "guest"])
@@ -99,14 +88,14 @@ def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(sky: Sky) -> N
     sky.acknowledge(sky.b)
     assert up == ["up"]
     assert process.heard()[1:] == [
-        SegmentAnnounced(owner=each.owner, segment=FD) for each in (sky.client_a, sky.client_b)
+        shared.SegmentAnnounced(owner=each.owner, segment=FD) for each in (sky.client_a, sky.client_b)
     ]
 
 
 def test_a_result_may_be_named_after_the_batcher_and_all_front_ends_know_it(sky: Sky) -> None:
     owner = sky.ask(sky.third, sky.worker_of_3).owner
-    sky.star.payloads.hear(sky.worker_of_3, PayloadMapped(owner))
-    assert sky.a.heard() == sky.b.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
+    sky.star.payloads.hear(sky.worker_of_3, shared.PayloadMapped(owner))
+    assert sky.a.heard() == sky.b.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
     assert sky.batcher.heard() == [
         PayloadAnnounced(owner=owner, writer=sky.worker_of_3.owner, is_result=True, segment=FD)
     ]
@@ -114,21 +103,21 @@ def test_a_result_may_be_named_after_the_batcher_and_all_front_ends_know_it(sky:
     for process in (sky.a, sky.batcher, sky.b):
         assert sky.third.heard() == []
         sky.acknowledge(process)
-    assert sky.third.heard() == [PayloadReady(owner)]
+    assert sky.third.heard() == [shared.PayloadReady(owner)]
 
 
 def test_a_front_end_that_joins_later_knows_what_workers_may_have_kept(sky: Sky) -> None:
     result = sky.make(sky.third, sky.worker_of_3)
     late, _ = sky.join_client()
-    assert SegmentAnnounced(owner=result, segment=FD) in late.all_heard
-    sky.star.payloads.hear(sky.worker_of_3, PayloadReleased(result))
-    assert late.heard() == [SegmentGone(result)]
+    assert shared.SegmentAnnounced(owner=result, segment=FD) in late.all_heard
+    sky.star.payloads.hear(sky.worker_of_3, shared.PayloadReleased(result))
+    assert late.heard() == [shared.SegmentGone(result)]
 
 
 def test_a_writer_is_told_what_it_may_keep(sky: Sky) -> None:
-    sky.star.payloads.hear(sky.client_a, PayloadWanted(request=8, nbytes=4096, model_id=3))
+    sky.star.payloads.hear(sky.client_a, shared.PayloadWanted(request=8, nbytes=4096, model_id=3))
     (answer,) = sky.a.heard()
-    assert answer == PayloadGranted(request=8, owner=answer.owner, may_be_kept=True, segment=FD)
+    assert answer == shared.PayloadGranted(request=8, owner=answer.owner, may_be_kept=True, segment=FD)
 
 
 def test_room_comes_back_when_all_readers_have_let_go(sky: Sky) -> None:
@@ -137,34 +126,34 @@ def test_room_comes_back_when_all_readers_have_let_go(sky: Sky) -> None:
     refusal = sky.ask(sky.b, sky.client_b)
     assert (refusal.request, refusal.wire) == (7, 5)
     assert refusal.sentence.endswith("or raise --shm-oversize-mib")
-    assert sky.third.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
-    sky.star.payloads.hear(sky.client_b, PayloadReleased(owner))  # it is not b's to end
+    assert sky.third.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
+    sky.star.payloads.hear(sky.client_b, shared.PayloadReleased(owner))  # it is not b's to end
     assert sky.third.heard() == []
-    sky.star.payloads.hear(sky.client_a, PayloadReleased(owner))
-    sky.star.payloads.hear(sky.client_a, PayloadReleased(owner))
-    assert sky.third.heard() == [SegmentGone(owner)]
-    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadRefused)
+    sky.star.payloads.hear(sky.client_a, shared.PayloadReleased(owner))
+    sky.star.payloads.hear(sky.client_a, shared.PayloadReleased(owner))
+    assert sky.third.heard() == [shared.SegmentGone(owner)]
+    assert isinstance(sky.ask(sky.b, sky.client_b), shared.PayloadRefused)
     sky.acknowledge(sky.third)
-    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadGranted)
+    assert isinstance(sky.ask(sky.b, sky.client_b), shared.PayloadGranted)
 
 
 def test_a_worker_that_makes_room_is_answered_when_the_room_is_there(sky: Sky) -> None:
     kept = sky.make(sky.third, sky.worker_of_3)
-    sky.star.payloads.hear(sky.worker_of_3, PayloadReleased(kept))
-    sky.star.payloads.hear(sky.worker_of_3, PayloadWanted(request=8, nbytes=3 << 20))
+    sky.star.payloads.hear(sky.worker_of_3, shared.PayloadReleased(kept))
+    sky.star.payloads.hear(sky.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
     for reader in (sky.batcher, sky.a, sky.b):
         assert sky.third.heard() == []
         sky.acknowledge(reader)
     (answer,) = sky.third.heard()
-    assert answer == PayloadGranted(request=8, owner=answer.owner, may_be_kept=False, segment=FD)
+    assert answer == shared.PayloadGranted(request=8, owner=answer.owner, may_be_kept=False, segment=FD)
 
 
 def test_a_worker_waits_a_moment_only_for_room_that_it_makes(sky: Sky, monkeypatch: pytest.MonkeyPatch) -> None:
     patience: list[tuple[float, Callable[[], None]]] = []
     monkeypatch.setattr(sky.loop, "call_after", lambda delay_s, then: patience.append((delay_s, then)))
     kept = sky.make(sky.third, sky.worker_of_3)
-    sky.star.payloads.hear(sky.worker_of_3, PayloadReleased(kept))
-    sky.star.payloads.hear(sky.worker_of_3, PayloadWanted(request=8, nbytes=3 << 20))
+    sky.star.payloads.hear(sky.worker_of_3, shared.PayloadReleased(kept))
+    sky.star.payloads.hear(sky.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
     ((delay_s, give_up),) = patience
     assert (delay_s, sky.third.heard()) == (PATIENCE_S, [])
     give_up()
@@ -174,8 +163,8 @@ def test_a_worker_waits_a_moment_only_for_room_that_it_makes(sky: Sky, monkeypat
 
 def test_a_worker_that_dies_before_it_has_the_room_gets_none(sky: Sky) -> None:
     kept = sky.make(sky.third, sky.worker_of_3)
-    sky.star.payloads.hear(sky.worker_of_3, PayloadReleased(kept))
-    sky.star.payloads.hear(sky.worker_of_3, PayloadWanted(request=8, nbytes=3 << 20))
+    sky.star.payloads.hear(sky.worker_of_3, shared.PayloadReleased(kept))
+    sky.star.payloads.hear(sky.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
     sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
     sky.settle()
     assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}
@@ -188,9 +177,9 @@ def test_a_dead_front_ends_requests_go_when_the_batcher_has_forgotten_them(sky: 
     sky.star.leave_client(sky.client_a)
     assert sky.third.heard() == []
     sky.acknowledge(sky.batcher)
-    assert SegmentGone(owner) in sky.third.heard()
+    assert shared.SegmentGone(owner) in sky.third.heard()
     sky.acknowledge(sky.third)
-    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadGranted)
+    assert isinstance(sky.ask(sky.b, sky.client_b), shared.PayloadGranted)
 
 
 def test_a_dead_workers_results_go_when_the_batcher_has_passed_them_on(sky: Sky) -> None:
@@ -198,10 +187,10 @@ def test_a_dead_workers_results_go_when_the_batcher_has_passed_them_on(sky: Sky)
     sky.star.leave_worker(sky.worker_of_3, Reason.INSTANCE_DIED, 77)
     assert sky.a.heard() == []
     sky.acknowledge(sky.batcher)
-    assert SegmentGone(owner) in sky.a.heard()
-    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadRefused)
+    assert shared.SegmentGone(owner) in sky.a.heard()
+    assert isinstance(sky.ask(sky.b, sky.client_b), shared.PayloadRefused)
     sky.settle()
-    assert isinstance(sky.ask(sky.b, sky.client_b), PayloadGranted)
+    assert isinstance(sky.ask(sky.b, sky.client_b), shared.PayloadGranted)
 
 
 def test_batcher_hears_how_a_worker_ended(sky: Sky) -> None:
@@ -228,23 +217,26 @@ def test_memory_of_the_batchers_own_is_made_once_and_anew_for_a_successor(sky: S
     sky.star.give_batcher_memory()
     owner = sky.star.batcher_memory.owner
     assert sky.batcher.heard() == [BatcherMemoryMade(FD)]
-    assert sky.a.heard() == sky.b.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
+    assert sky.a.heard() == sky.b.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
     sky.star.lend(sky.worker_of_3, owner)
-    assert sky.third.heard() == [SegmentAnnounced(owner=owner, segment=FD)]
+    assert sky.third.heard() == [shared.SegmentAnnounced(owner=owner, segment=FD)]
     successor = sky.replace_batcher()
     joined, memory, *_ = successor.heard()
     assert (type(joined), memory) == (BatcherActivated, BatcherMemoryMade(FD))
-    assert sky.third.heard() == [SegmentGone(owner)]
-    assert sky.a.heard() == [SegmentGone(owner)]
+    assert sky.third.heard() == [shared.SegmentGone(owner)]
+    assert sky.a.heard() == [shared.SegmentGone(owner)]
     sky.acknowledge(successor)
-    assert sky.a.heard() == [SegmentAnnounced(owner=sky.star.batcher_memory.owner, segment=FD), BatcherReplaced()]
+    assert sky.a.heard() == [
+        shared.SegmentAnnounced(owner=sky.star.batcher_memory.owner, segment=FD),
+        shared.BatcherReplaced(),
+    ]
     assert sky.star.batcher_memory.owner != owner
 
 
 def test_the_batcher_reads_large_requests_to_ensembles_itself(sky: Sky) -> None:
     sky.star.payloads.ensembles.add(3)
     owner = int(sky.ask(sky.a, sky.client_a).owner)
-    sky.star.payloads.hear(sky.client_a, PayloadMapped(owner))
+    sky.star.payloads.hear(sky.client_a, shared.PayloadMapped(owner))
     assert sky.third.heard() == []
     assert sky.batcher.heard()[-1] == PayloadAnnounced(
         owner=owner, writer=sky.client_a.owner, is_result=False, segment=FD
@@ -259,7 +251,7 @@ def test_a_change_is_in_force_once_clients_act_upon_it_and_the_batcher_upon_what
         assert process.heard() == [ModelForgotten("m", "", 1)]
         sky.acknowledge(process)
     assert done == []
-    assert sky.batcher.heard() == [ModelFailed(9), Ping()]
+    assert sky.batcher.heard() == [ModelFailed(9), shared.Ping()]
     sky.acknowledge(sky.batcher)
     assert done == ["changed"]
 
