@@ -11,29 +11,11 @@ import pytest
 from shoal.batcher.batcher import Batcher
 from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.state import ServerState
-from shoal.messages import from_batcher, from_worker, to_batcher, to_worker
+from shoal.messages import from_batcher, from_worker, shared, to_batcher, to_worker
 from shoal.messages.from_batcher import BatcherConnected
 from shoal.messages.from_client import GuestConnected, QuestionAsked
 from shoal.messages.from_worker import WorkerConnected
 from shoal.messages.message import Fd, Kinds, Message, MessageError, encode
-from shoal.messages.shared import (
-    Acknowledged,
-    BatcherReplaced,
-    LedgerWanted,
-    LogChanged,
-    PayloadGranted,
-    PayloadMapped,
-    PayloadReady,
-    PayloadRefused,
-    PayloadReleased,
-    PayloadWanted,
-    Ping,
-    Refused,
-    SegmentAnnounced,
-    SegmentGone,
-    SegmentMissing,
-    SegmentWanted,
-)
 from shoal.messages.to_batcher import BatcherActivated
 from shoal.messages.to_client import TO_CLIENT
 from shoal.messages.to_poller import Discard, Forget, Look, LookAll, ModelFound, OrderDone, OrderRefused, Poll, Polled
@@ -61,21 +43,14 @@ TYPES = sorted(EVERY_KIND, key=lambda kind: kind.__name__)
 
 
 def sample(annotation: Any) -> Any:
-    """A value of a field, as msgpack returns it."""
-    if annotation == Fd:
-        return FD
-    if get_origin(annotation) is None:
-        samples: dict[Any, Any] = {int: 7, str: "x", bool: True, float: 1.5, bytes: b"b", Any: [None, {"a": b"b"}]}
+    """A value of a field, as msgpack returns it; of a union with None, one of its first type."""
+    samples: dict[Any, Any] = {int: 7, str: "x", bool: True, float: 1.5, bytes: b"b", Any: [None, {"a": b"b"}], Fd: FD}
+    if annotation in samples:
         return samples[annotation]
+    if type(None) in get_args(annotation):
+        return sample(get_args(annotation)[0])
     origin = get_origin(annotation)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {"a": [1]}
-    return ["b"] if isinstance(origin, type) and issubclass(origin, list | tuple) else sample_of_others(annotation)
-
-
-def sample_of_others(annotation: Any) -> Any:
-    """Of a sequence, a list; of a union, a value of its first type."""
-    return sample(get_args(annotation)[0]) if type(None) in get_args(annotation) else ["b"]
+    return {"a": [1]} if isinstance(origin, type) and issubclass(origin, Mapping) else ["b"]
 
 
 def made(kind: type[Message]) -> Message:
@@ -117,11 +92,11 @@ def test_a_malformed_message_is_refused(kind: type[Message]) -> None:
 
 
 def test_messages_of_two_types_are_never_equal() -> None:
-    assert LedgerWanted() == LedgerWanted()
-    assert LedgerWanted() != GuestConnected()
+    assert shared.LedgerWanted() == shared.LedgerWanted()
+    assert shared.LedgerWanted() != GuestConnected()
     for values, named in (((), {}), ((1, 2), {}), ((1,), {"seq": 1}), ((), {"number": 1})):
         with pytest.raises(TypeError, match="Acknowledged consists of"):
-            Acknowledged(*values, **named)
+            shared.Acknowledged(*values, **named)
 
 
 def batcher() -> Batcher:
@@ -139,31 +114,28 @@ def declared(module: ModuleType, *first: type[Message]) -> set[type[Message]]:
 def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
     supervisor = Supervisor(OPTIONS, {}, {}, Notifier.take({}, os.getpid()), {}, Machine((0,)))
     sky = Sky()
-    place = Place(NONE, NONE, NONE, ModelTable(), 0.0, 0.0)
-    place_with_port = Place(
-        cast(Any, SimpleNamespace(slab=SimpleNamespace(largest_nbytes=0))), NONE, NONE, NONE, 0.0, 0.0
-    )
-    shared = SharedPort(place_with_port, NONE, NONE)
-    front_end = FrontEnd(ServerState(), place)
+    port = cast(Any, SimpleNamespace(slab=SimpleNamespace(largest_nbytes=0)))
+    place = Place(port, NONE, NONE, ModelTable(), 0.0, 0.0)
+    client = place.handlers, SharedPort(place, NONE, NONE).handlers, FrontEnd(ServerState(), place).handlers
     worker = workers.Batcher(1 << 20, 1 << 20, 10.0)
     instance = Instance(1, NONE, NONE, None, cast(Any, SimpleNamespace(readiness=None)), NONE)
     clients = client_handlers(sky.star, supervisor._clients._questions, sky.client_a)
-    wishes = {SegmentWanted, PayloadWanted, PayloadMapped, PayloadReleased}
-    to_batchers = declared(to_batcher, BatcherActivated) | {SegmentGone, LedgerWanted, LogChanged, Ping}
-    to_workers = declared(to_worker, LoadModel, ConfigFinished, MemoryGranted) | {LedgerWanted, LogChanged}
-    to_workers |= {SegmentAnnounced, SegmentGone, SegmentMissing, BatcherReplaced}
-    to_workers |= {PayloadGranted, PayloadRefused, PayloadReady}
+    wishes = {shared.SegmentWanted, shared.PayloadWanted, shared.PayloadMapped, shared.PayloadReleased}
+    of_all = {shared.SegmentGone, shared.LedgerWanted, shared.LogChanged}
+    of_batcher = declared(to_batcher, BatcherActivated) | of_all | {shared.Ping}
+    of_worker = declared(to_worker, LoadModel, ConfigFinished, MemoryGranted) | of_all | set(shared.PAYLOAD_NEWS)
+    of_worker |= {shared.SegmentAnnounced, shared.SegmentMissing, shared.BatcherReplaced}
     tables: list[tuple[Mapping[Any, Callable[[Any], None]], set[Any]]] = [
-        (batcher().handlers, to_batchers),
-        (workers.loop_of(worker).handlers, to_workers),
-        (Poller(NONE, NONE).handlers, {Poll, LookAll, Look, Discard, Forget, LogChanged}),
-        (Tracer(NONE, NONE, NONE).handlers, {TracingChanged, LogChanged}),
-        (instance.handlers, declared(from_worker, WorkerConnected) | {Refused} | wishes),
+        (batcher().handlers, of_batcher),
+        (workers.loop_of(worker).handlers, of_worker),
+        (Poller(NONE, NONE).handlers, {Poll, LookAll, Look, Discard, Forget, shared.LogChanged}),
+        (Tracer(NONE, NONE, NONE).handlers, {TracingChanged, shared.LogChanged}),
+        (instance.handlers, declared(from_worker, WorkerConnected) | {shared.Refused} | wishes),
         (supervisor.batcher_handlers, declared(from_batcher, BatcherConnected)),
         (supervisor._repository.handlers, {ModelFound, Polled, OrderDone, OrderRefused}),
         (clients, {QuestionAsked} | wishes),
         (supervisor._guests._handlers(sky.client_a), {QuestionAsked} | wishes),
-        (place.handlers | shared.handlers | front_end.handlers, set(TO_CLIENT)),
+        (client[0] | client[1] | client[2], set(TO_CLIENT)),
     ]
     worker.close()
     sky.close()
@@ -171,4 +143,4 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
     supervisor._front_ends.close()
     for handlers, known in tables:
         assert handlers.keys() == known
-    assert not (place.handlers.keys() & shared.handlers.keys() | shared.handlers.keys() & front_end.handlers.keys())
+    assert sum([len(each) for each in client]) == len(set(TO_CLIENT))  # none has two handlers
