@@ -2,7 +2,6 @@
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 from typing import Any, get_args
 
 from shoal import messages
@@ -13,12 +12,8 @@ from shoal.messages.to_client import ModelChanged
 for _module in pkgutil.iter_modules(messages.__path__):
     importlib.import_module(f"shoal.messages.{_module.name}")
 
-
-def _types(base: type[Message]) -> Iterator[type[Message]]:
-    yield from (each for each in base.__subclasses__() if each.__module__.startswith("shoal.messages."))
-
-
-EVERY_KIND = Kinds[Message](*_types(Message))
+_declared = [each for each in Message.__subclasses__() if each.__module__.startswith("shoal.messages.")]
+EVERY_KIND = Kinds[Message](*_declared)
 
 
 def receive(channel: Channel) -> tuple[Any, int]:
