@@ -19,7 +19,7 @@ from shoal.frontend.road.inference import infer
 from shoal.frontend.routes import ROUTES, model_is_ready
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2.compression import UnsupportedEncodingError
-from shoal.frontend.v2.health import asks_model
+from shoal.star.readiness import asks_model
 
 if TYPE_CHECKING:
     from shoal.frontend.road.transport import Transport

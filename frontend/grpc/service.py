@@ -19,12 +19,12 @@ from shoal.frontend.model_name import check_name
 from shoal.frontend.restrictions import missing
 from shoal.frontend.state import ServerState
 from shoal.frontend.v2 import log_settings, shared_memory, trace_settings
-from shoal.frontend.v2.health import asks_model, is_live, is_model_ready, is_server_ready
-from shoal.frontend.v2.metadata import describe_model, describe_server
 from shoal.frontend.v2.model_repository import load_model, repository_name_unsupported, rows, unload_model
-from shoal.frontend.v2.statistics import collect
 from shoal.star.file_overrides import PREFIX
+from shoal.star.metadata import describe_model, describe_server
 from shoal.star.models import parse_version
+from shoal.star.readiness import asks_model, is_live, is_model_ready, is_server_ready
+from shoal.star.statistics import collect
 from shoal.tracer.settings import read_changes
 
 if TYPE_CHECKING:

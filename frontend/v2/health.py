@@ -1,5 +1,5 @@
-"""Health: is the server alive, is it ready, is a model ready. Run in front-end processes, and pure: a model that has a
-word in it is asked through the supervisor, on the road.
+"""Health over HTTP: whether the server is alive and ready, and whether a model is. Pure handlers of front-end
+processes; a model with an is_ready of its own is asked through the supervisor, on the road.
 
 Triton answers a plain no with an empty 400, a server that is stopping with 503 and a sentence. Why not, in JSON, is an
 address of ours.
@@ -7,12 +7,12 @@ address of ours.
 
 from typing import Any
 
-from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InvalidArgumentError
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
 from shoal.star.models import NO_VERSION, ModelEntry
 from shoal.star.questions import Ask
-from shoal.star.readiness import is_ready
+from shoal.star.readiness import is_live, is_model_ready, is_server_ready, is_settled
 
 _YES = Response(200)
 _NO = Response(400)
@@ -46,36 +46,10 @@ def model_ready(state: ServerState, ask: Ask, name: str, version: str | None) ->
     return _YES
 
 
-def is_live(state: ServerState) -> bool:
-    """Whether the server has started and read its repositories. Raises UnavailableError while it stops, as
-    `is_server_ready`."""
-    _refuse_while_exiting(state)
-    return state.started and state.has_repositories
-
-
-def is_server_ready(state: ServerState) -> bool:
-    """Whether the server has started and, under strict readiness, every model can answer."""
-    return is_live(state) and (not state.strict_readiness or all(_is_settled(each) for each in state.models.entries()))
-
-
-def is_model_ready(state: ServerState, ask: Ask, name: str, version: str | None) -> bool:
-    """Whether this version, or the one that answers for the model, is. Raises ShoalError."""
-    state.require_ready()
-    return is_ready(state.models.lookup(name, version), ask)
-
-
-def asks_model(state: ServerState, name: str, version: str | None) -> bool:
-    """Whether `is_model_ready` asks."""
-    try:
-        return state.models.lookup(name, version).has_ready_check
-    except ShoalError:
-        return False
-
-
 def _is_whole(entry: ModelEntry) -> bool:
     return (
         entry.is_polled
-        and _is_settled(entry)
+        and is_settled(entry)
         and (entry.state != "READY" or entry.num_instances_up == entry.num_instances)
     )
 
@@ -90,20 +64,3 @@ def _row(entry: ModelEntry) -> dict[str, Any]:
         "instances_up": entry.num_instances_up,
         "instances": entry.num_instances,
     }
-
-
-def _is_settled(entry: ModelEntry) -> bool:
-    # Triton's readiness knows nothing of a model whose configuration it could not take.
-    if not entry.is_polled:
-        return True
-    if entry.state == "READY":
-        return entry.ready
-    # Triton is not ready while a version drains: a probe would take out a server that was just given a newer one.
-    if entry.state == "UNLOADING":
-        return True
-    return entry.state == "UNAVAILABLE" and entry.reason == "unloaded"
-
-
-def _refuse_while_exiting(state: ServerState) -> None:
-    if state.exiting:
-        raise UnavailableError("Server exiting")

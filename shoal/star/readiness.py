@@ -1,8 +1,11 @@
-"""Whether a version of a model is ready: by the table, and by the model itself where it has a word in it.
+"""Whether the server is alive and ready, and whether a version of a model is: by the table of models, and by the model
+itself where it has an is_ready of its own.
 
-Front-end processes, and workers whose models call others.
+Used by front-end processes, by the supervisor for guests, and by workers whose models call others.
 """
 
+from shoal.errors import ShoalError, UnavailableError
+from shoal.star.known_server import KnownServer
 from shoal.star.models import ModelEntry
 from shoal.star.questions import Ask
 
@@ -13,3 +16,49 @@ def is_ready(entry: ModelEntry, ask: Ask) -> bool:
     Asks, and waits some seconds for models that are at work, in the second case only. Raises ShoalError.
     """
     return entry.ready and (not entry.has_ready_check or bool(ask("is_ready", {"model": entry.model_id})))
+
+
+def is_live(server: KnownServer) -> bool:
+    """Whether the server has started and read its repositories. Raises UnavailableError while it stops, as
+    `is_server_ready`."""
+    _refuse_while_exiting(server)
+    return server.started and server.has_repositories
+
+
+def is_server_ready(server: KnownServer) -> bool:
+    """Whether the server has started and, under strict readiness, every model can answer."""
+    return is_live(server) and (
+        not server.strict_readiness or all(is_settled(each) for each in server.models.entries())
+    )
+
+
+def is_model_ready(server: KnownServer, ask: Ask, name: str, version: str | None) -> bool:
+    """Whether this version, or the one that answers for the model, is. Raises ShoalError."""
+    server.require_ready()
+    return is_ready(server.models.lookup(name, version), ask)
+
+
+def asks_model(server: KnownServer, name: str, version: str | None) -> bool:
+    """Whether `is_model_ready` asks the model."""
+    try:
+        return server.models.lookup(name, version).has_ready_check
+    except ShoalError:
+        return False
+
+
+def is_settled(entry: ModelEntry) -> bool:
+    """Whether Triton's readiness is content with this version."""
+    # Triton's readiness knows nothing of a model whose configuration it could not take.
+    if not entry.is_polled:
+        return True
+    if entry.state == "READY":
+        return entry.ready
+    # Triton is not ready while a version drains: a probe would take out a server that was just given a newer one.
+    if entry.state == "UNLOADING":
+        return True
+    return entry.state == "UNAVAILABLE" and entry.reason == "unloaded"
+
+
+def _refuse_while_exiting(server: KnownServer) -> None:
+    if server.exiting:
+        raise UnavailableError("Server exiting")

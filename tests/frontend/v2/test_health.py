@@ -9,8 +9,9 @@ import pytest
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.frontend.response import Response
 from shoal.frontend.state import ServerState
-from shoal.frontend.v2.health import asks_model, live, model_ready, ready, reasons
+from shoal.frontend.v2.health import live, model_ready, ready, reasons
 from shoal.messages.to_client import ModelChanged
+from shoal.star.readiness import asks_model
 
 Message = Callable[..., ModelChanged]
 YES, NO = Response(200), Response(400)

@@ -1,0 +1,50 @@
+"""Metadata of the server and of a model, as HTTP, gRPC and guests are told them."""
+
+from typing import Any
+
+from shoal.model_config.signature import TensorSpec
+from shoal.star.known_server import KnownServer
+
+#: What this server can do, in Triton's order. Clients and perf_analyzer decide by this list what they may ask for.
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",  # where it is allowed
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+def describe_server(server: KnownServer) -> dict[str, Any]:
+    """The members of the server's metadata, by their names in either protocol."""
+    extensions = [name for name in EXTENSIONS if name != "system_shared_memory" or server.allows_regions]
+    return {"name": server.server_id, "version": server.version, "extensions": extensions}
+
+
+def describe_model(server: KnownServer, name: str, version: str | None) -> dict[str, Any]:
+    """The members of a model's. `versions` has every READY version, or only the one that was asked for."""
+    if not version:
+        server.require_ready()  # Triton lists versions only for a server that is not stopping
+    entry = server.models.lookup(name, version)
+    versions = [entry] if version else server.models.ready_entries(name)
+    batched = entry.signature.max_batch_size > 0
+    return {
+        "name": entry.name,
+        "versions": [str(each.version) for each in versions],
+        "platform": entry.config.get("platform") or entry.config.get("backend", ""),
+        "inputs": [_tensor(spec, batched) for spec in entry.signature.inputs.values()],
+        "outputs": [_tensor(spec, batched) for spec in entry.signature.outputs.values()],
+    }
+
+
+def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
+    # As clients see the tensor: `dims`, never `reshape`.
+    shape = [-1, *spec.dims] if batched else list(spec.dims)
+    return {"name": spec.name, "datatype": spec.datatype.name, "shape": shape}
