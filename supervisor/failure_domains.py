@@ -2,14 +2,15 @@
 
 Each callback of the event loop works for something: an instance, a version's load, a question, a connection, a child
 process, or the server itself. An exception in it ends that one thing, with its traceback in the log under the thing's
-name, and the loop goes on. A callback belongs to the domain in which it was registered, so code in between need not
-know: `run_in` enters a domain, `bound` makes a callback that enters the present one whenever it is called. Errors that
-are expected (ShoalError, a refused fork) are handled where they are known, as everywhere. Runs in the supervisor, in
-its only thread. Outside every domain, as in most tests, exceptions propagate.
+name, and the loop goes on. A callback belongs to the domain in which it was registered, and so does a flow, so code in
+between need not know: `contained` and `run_in` enter a domain, `bound` makes a callback that enters the present one
+whenever it is called. Errors that are expected (ShoalError, a refused fork) are handled where they are known, as
+everywhere. Runs in the supervisor, in its only thread. Outside every domain, as in most tests, exceptions propagate.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import ParamSpec, Protocol
 
@@ -36,22 +37,40 @@ class FailureDomain(Protocol):
 _CURRENT: ContextVar[FailureDomain | None] = ContextVar("failure_domain", default=None)
 
 
-def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call back on behalf of a domain, which contains what the callback raises.
+@contextmanager
+def contained(domain: FailureDomain) -> Iterator[None]:
+    """What is done here, awaiting included, is done for a domain, which contains what it raises.
 
-    Where to contain it fails, too, that is the failure of the domain around this one.
+    Where to contain it fails, too, that is the failure of the domain around this one. A cancellation passes.
     """
-    if domain is None:
-        callback(*args, **kwargs)
-        return
     token = _CURRENT.set(domain)
     try:
-        callback(*args, **kwargs)
+        yield
     except Exception as error:  # noqa: BLE001 - the rim: a fault of ours costs one domain, not the server
-        _log.error("%s has met an error of the server's own", domain.title, exc_info=error)
+        _log_own(domain, error)
         domain.contain(error)
     finally:
         _CURRENT.reset(token)
+
+
+def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call back on behalf of a domain (`contained`)."""
+    if domain is None:
+        callback(*args, **kwargs)
+        return
+    with contained(domain):
+        callback(*args, **kwargs)
+
+
+def report(domain: FailureDomain, error: Exception) -> ShoalError:
+    """The sentence for those who wait for what an exception has ended; the log has the traceback of one of ours."""
+    if not isinstance(error, ShoalError):
+        _log_own(domain, error)
+    return own_error(error)
+
+
+def _log_own(domain: FailureDomain, error: Exception) -> None:
+    _log.error("%s has met an error of the server's own", domain.title, exc_info=error)
 
 
 def own_error(error: Exception) -> ShoalError:

@@ -28,6 +28,7 @@ from shoal.reasons import Reason
 from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
+from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.batcher_memory import BatcherMemory
 from shoal.supervisor.memory.counter_memory import CounterMemory
 from shoal.supervisor.memory.dead_workers import DeadWorkers
@@ -63,7 +64,7 @@ class Star:
 
     options: ServerOptions
     log_settings: dict[str, Any]
-    acknowledgements: Acknowledgements = field(default_factory=Acknowledgements)
+    acknowledgements: Acknowledgements
     # Changed by the join_ and leave_ methods.
     batcher: Member | None = None
     clients: dict[int, Participant] = field(default_factory=dict)
@@ -197,11 +198,12 @@ class Star:
     def _client(self, member: Member, own: Geometry, *, sealed: bool) -> Participant:
         return self._participant(member, layout.CLIENT, own, client_link_geometry(self.options), sealed=sealed)
 
-    def announce_client(self, client: Participant, then: Callable[[], None]) -> None:
-        """`then` when the batcher has its segment, or at once if there is none; if that raises, the client has left."""
+    def announce_client(self, client: Participant, then: Callable[[], None] | None = None) -> Future[None]:
+        """The batcher maps a client's segment; the future is done when it has, or at once if there is no batcher. If
+        `then` raises, the client has left."""
         self.clients[client.owner] = client
         try:
-            self.acknowledgements.announce(self.to_batcher(client_joined(client)), then)
+            return self.acknowledgements.announce(self.to_batcher(client_joined(client)), then)
         except BaseException:
             self.leave_client(client)
             raise
@@ -266,10 +268,10 @@ class Star:
         return worker
 
     def announce_worker(
-        self, worker: Participant, model_id: int, then: Callable[[], None], placement: Placement
-    ) -> None:
+        self, worker: Participant, model_id: int, placement: Placement, then: Callable[[], None] | None = None
+    ) -> Future[None]:
         """A worker has mapped its memory, which cannot be mapped writable again: the batcher and all front ends map it.
-        `then` batches may go to it."""
+        When the future is done, batches may go to the worker."""
         segment.seal_writes(worker.segment_fd)
         worker.is_joined = True
         worker.model_id = model_id
@@ -278,7 +280,7 @@ class Star:
         for front_end in self.front_ends:
             recipients.append((front_end.member, SegmentAnnounced(worker.owner, worker.read_only_fd)))
             self.loans.lend(worker.member, front_end.owner, front_end.read_only_fd)
-        self.acknowledgements.announce(recipients, then)
+        return self.acknowledgements.announce(recipients, then)
 
     def admit_worker(self, worker: Participant) -> None:
         """The batcher and all front ends map its memory: batches may go to it."""
@@ -358,8 +360,8 @@ class Star:
         for client in self.joined:
             client.member.send(message)
 
-    def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None]) -> None:
-        """Send messages to every client that has joined; `then` is called when front ends have applied them, and the
+    def announce_to_clients(self, messages: Sequence[Message], then: Callable[[], None] | None = None) -> Future[None]:
+        """Send messages to every client that has joined. The future is done when front ends have applied them, and the
         batcher what was sent to it before: it might read a request that follows sooner than those messages.
 
         Models that call others are waited for briefly, guests not at all. Such a client may still ask for what is gone:
@@ -374,7 +376,7 @@ class Star:
             else:
                 told = recipients if client.is_front_end else briefly
                 told += [(client.member, each) for each in messages]
-        self.acknowledgements.announce(recipients, then, briefly=briefly)
+        return self.acknowledgements.announce(recipients, then, briefly=briefly)
 
     def tell_batcher(self, message: Message) -> None:
         """The batcher, if there is one, hears of something that need not be acknowledged."""

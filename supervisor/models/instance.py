@@ -249,7 +249,7 @@ class Instance:
 
     def _on_mapped(self, _message: MemoryMapped) -> None:
         if self.participant is not None and self.state is InstanceState.MAPPING:
-            self._host.star.announce_worker(self.participant, self.version.model_id, self._announced, self.placement)
+            self._host.star.announce_worker(self.participant, self.version.model_id, self.placement, self._announced)
 
     def _announced(self) -> None:
         if self.participant is None or self.state is not InstanceState.MAPPING:

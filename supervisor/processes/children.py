@@ -4,6 +4,7 @@ Nothing here knows what a child is for. Runs in the supervisor, in its only thre
 thread that is a child's parent ends.
 """
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import bound
 from shoal.supervisor.processes import niceness
 
@@ -49,8 +50,10 @@ class Child:
         self._on_exit: Callable[[Child, int], None] | None = None
         #: Whether it has ended, or could not begin.
         self.is_over = False
-        #: What `execute` does, in the failure domain that wants it.
-        self.execute_later = bound(self.execute)
+        #: Its return code (negative: the signal that ended it), or an OSError where it could not begin.
+        self.exited: Future[int] = loop.future()
+        #: Begin by exec after all, in the failure domain that wants this child.
+        self.execute_later = bound(self._execute_instead)
         self._ended_here = bound(self._ended)
         #: Most memory it had at once, known once it has ended. It starts with what its parent had.
         self.peak_rss_bytes = 0
@@ -75,9 +78,16 @@ class Child:
         """Begin by exec. Raises OSError where the system refuses, and it is over."""
         try:
             self._execute()
-        except OSError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
             raise
+
+    def _execute_instead(self) -> None:
+        try:
+            self.execute()
+        except OSError:
+            if self._on_exit is not None:  # else those who wait for `exited` have the error
+                raise
 
     def _execute(self) -> None:
         # Safe path: a file named json.py in the working directory must not stand in for the standard module.
@@ -101,8 +111,8 @@ class Child:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             raise
-        except OSError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
             raise
         self.pid = pid
         if self.program.gives_way:
@@ -117,12 +127,15 @@ class Child:
 
     def abandon(self) -> None:
         """Keep it from beginning, and close the pipes that its output would come through."""
-        self._give_up()
+        self._give_up(OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)))
         for pipe in self.outputs:
             pipe.close()
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: OSError) -> None:
         self.is_over = True
+        if not self.exited.done():
+            self.exited.set_exception(error)
+            self.exited.exception()  # asyncio takes it as seen, by those who do not wait for it, too
         self._close_outputs()
         if self._process is not None and self._pidfd < 0:  # it runs, and without a pidfd its end would go unnoticed
             self._process.kill()
@@ -144,6 +157,7 @@ class Child:
         if self._process is not None:
             self._process.returncode = code  # or Popen would wait itself
         self.peak_rss_bytes = usage.ru_maxrss * 1024
+        self.exited.set_result(code)
         on_exit, self._on_exit = self._on_exit, None  # which may well hold this object
         if on_exit is not None:
             on_exit(self, code)

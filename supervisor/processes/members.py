@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from shoal.control import Channel
 from shoal.messages.message import Handlers, Kinds, Message, MessageError, encode, on, table
 from shoal.messages.shared import Acknowledged, LedgerCounted
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import FailureDomain, bound, run_in
 
 #: Messages that may wait for one process. 512 model versions, their workers and their segments fit.
@@ -189,45 +189,49 @@ class Member:
 
 
 class Acknowledgements:
-    """Announcements to several processes, and what to do once every one of them has said that it is in force."""
+    """Announcements to several processes, each with a future: every one of them has said that it is in force."""
 
-    def __init__(self, loop: EventLoop | None = None) -> None:
-        """Without a loop nothing is announced `briefly`."""
+    def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._numbers = itertools.count(1)
         # Changed by announce, received and gone: sequence number → how many acknowledgements of whom are missing, and
         # what happens then.
-        self._pending: dict[int, tuple[Counter[Member], Callable[[], None]]] = {}
+        self._pending: dict[int, tuple[Counter[Member], Callable[[], object] | None, Future[None]]] = {}
         # Members that a brief announcement has gone on without, and that have acknowledged nothing since.
         self._late: set[Member] = set()
 
     def announce(
         self,
         to: Iterable[Recipient],
-        then: Callable[[], None],
+        then: Callable[[], object] | None = None,
         *,
         briefly: Iterable[Recipient] = (),
         patience_s: float = PATIENCE_S,
-    ) -> None:
-        """Send members messages and descriptors; call `then` when all that still live have acknowledged each.
+    ) -> Future[None]:
+        """Send members messages and descriptors; the future is done, and `then` called, when all that still live have
+        acknowledged each. Without any the future is done at once.
 
         Those that are told `briefly` are waited for no longer than `patience_s`.
         """
         seq = next(self._numbers)
         brief = [recipient for recipient in briefly if recipient[0].is_open]
         recipients = [*[recipient for recipient in to if recipient[0].is_open], *brief]
+        applied: Future[None] = self._loop.future()
         if not recipients:
-            then()
-            return
-        self._pending[seq] = (Counter(member for member, _ in recipients), bound(then))
-        if brief and self._loop is not None:
+            if then is not None:
+                then()
+            applied.set_result(None)
+            return applied
+        self._pending[seq] = (Counter(member for member, _ in recipients), then and bound(then), applied)
+        if brief:
             self._loop.call_after(patience_s, lambda: self._pass_over(seq, {member for member, _ in brief}))
         for member, message in recipients:
             member.send(message, seq)
+        return applied
 
     def _pass_over(self, seq: int, members: set[Member]) -> None:
         if seq in self._pending:
-            missing, _ = self._pending[seq]
+            missing, *_ = self._pending[seq]
             self._late |= members & missing.keys()
         for member in members:
             self._settle(member, [seq], None)
@@ -238,7 +242,7 @@ class Acknowledgements:
 
     def oldest(self, member: Member) -> int:
         """The number of the oldest announcement that a member has not acknowledged; 0 where there is none."""
-        return next((seq for seq, (missing, _) in self._pending.items() if member in missing), 0)
+        return next((seq for seq, (missing, *_) in self._pending.items() if member in missing), 0)
 
     def received(self, member: Member, seq: int) -> None:
         """A member has acknowledged one message."""
@@ -252,15 +256,20 @@ class Acknowledgements:
 
     def _settle(self, member: Member, numbers: Sequence[int], count: int | None) -> None:
         for seq in numbers:
-            missing, then = self._pending.get(seq, (Counter[Member](), None))
-            if then is None or member not in missing:
+            if seq not in self._pending:
+                continue
+            missing, then, applied = self._pending[seq]
+            if member not in missing:
                 continue
             missing[member] -= missing[member] if count is None else count
             if missing[member] == 0:
                 del missing[member]
             if not missing:
                 del self._pending[seq]
-                then()
+                if then is not None:
+                    then()
+                if not applied.done():
+                    applied.set_result(None)
 
 
 def _close_all(fds: Sequence[int]) -> None:

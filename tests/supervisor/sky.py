@@ -116,7 +116,7 @@ class Sky:
     def join_worker(self, model_id: int) -> tuple[Process, Participant]:
         process = self.start()
         worker = self.star.join_worker(process.member, CONFIG)
-        self.star.announce_worker(worker, model_id, lambda: self.star.admit_worker(worker), PLACEMENT)
+        self.star.announce_worker(worker, model_id, PLACEMENT, lambda: self.star.admit_worker(worker))
         return process, worker
 
     def acknowledge(self, process: Process) -> None:

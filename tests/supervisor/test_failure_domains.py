@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.failure_domains import bound, run_in
+from shoal.supervisor.event_loop import EventLoop, first
+from shoal.supervisor.failure_domains import bound, contained, run_in
+from tests.supervisor.clock import ClockLoop
 
 
 class Domain:
@@ -76,3 +77,39 @@ def test_a_callback_belongs_to_the_domain_in_which_it_was_registered() -> None:
     assert (sorted(ours.contained), others.contained) == (["why", "x"], [])
     os.close(reading)
     os.close(writing)
+
+
+def test_a_flow_and_what_it_starts_belong_to_the_domain_that_it_enters(clock: ClockLoop) -> None:
+    loop, ours, others, went_on = EventLoop(clock), Domain("ours"), Domain("others'"), list[str]()
+
+    async def flow() -> None:
+        with contained(ours):
+            loop.call_after(2.0, lambda: fail("a timer"))
+            loop.start(wait_and_fail(3.0, "a flow"))
+            await wait_and_fail(1.0, "an await")
+            went_on.append("inside")
+        went_on.append("after")
+        fail("outside")
+
+    async def wait_and_fail(seconds: float, words: str) -> None:
+        await first(loop.future(), limit_s=seconds)
+        fail(words)
+
+    run_in(others, lambda: loop.start(flow()))
+    clock.pass_time(5.0)
+    assert (ours.contained, others.contained, went_on) == (["an await", "a timer", "a flow"], ["outside"], ["after"])
+
+
+def test_a_cancellation_is_no_failure_of_the_domain_that_waits(clock: ClockLoop) -> None:
+    loop, ours = EventLoop(clock), Domain("ours")
+
+    async def flow() -> None:
+        with contained(ours):
+            await loop.future()
+
+    task = loop.begin(flow())
+    clock.settle()
+    task.cancel()
+    clock.settle()
+    assert task.cancelled()
+    assert ours.contained == []

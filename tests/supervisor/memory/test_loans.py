@@ -45,7 +45,7 @@ def test_nothing_waits_for_a_caller(sky: Sky) -> None:
     heard = len(process.all_heard)
     up = list[str]()
     worker = sky.star.join_worker(sky.start().member, CONFIG)
-    sky.star.announce_worker(worker, 3, lambda: up.append("up"), PLACEMENT)
+    sky.star.announce_worker(worker, 3, PLACEMENT, lambda: up.append("up"))
     result = int(sky.ask(sky.third, sky.worker_of_3).owner)
     sky.star.payloads.hear(sky.worker_of_3, shared.PayloadMapped(result))
     sky.star.leave_worker(sky.worker_of_4, Reason.INSTANCE_DIED, 0)

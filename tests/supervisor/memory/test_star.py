@@ -81,7 +81,7 @@ def test_who_cannot_be_welcomed_leaves_nothing(
 def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(sky: Sky) -> None:
     process, up = sky.start(), list[str]()
     worker = sky.star.join_worker(process.member, CONFIG)
-    sky.star.announce_worker(worker, 3, lambda: up.append("up"), PLACEMENT)
+    sky.star.announce_worker(worker, 3, PLACEMENT, lambda: up.append("up"))
     for each in (sky.batcher, sky.a):
         sky.acknowledge(each)
     assert up == []

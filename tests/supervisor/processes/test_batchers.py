@@ -28,7 +28,7 @@ class Started:
         self.refusals: list[Exception] = []
         self._joined: list[tuple[Process, subprocess.Popen[bytes]]] = []
         self.batchers = Batchers(
-            self.loop, self, "@", Acknowledgements(),  # type: ignore[arg-type]
+            self.loop, self, "@", Acknowledgements(self.loop),  # type: ignore[arg-type]
             on_active=self._on_active,
             on_inactive=lambda _member: self.said.append("inactive"),
             on_hopeless=lambda: self.said.append("hopeless"),
@@ -43,7 +43,7 @@ class Started:
         return child
 
     def _join(self, process: "subprocess.Popen[bytes]") -> None:
-        joined = Process(self.loop, Acknowledgements())
+        joined = Process(self.loop, Acknowledgements(self.loop))
         joined.member.pid = process.pid
         assert process.stdin is not None
         joined.member.on_gone = process.stdin.close

@@ -37,7 +37,7 @@ class Process:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self.channel = Channel(theirs)
-        self.member = Member(loop, Channel(ours), 1, Acknowledgements())
+        self.member = Member(loop, Channel(ours), 1, Acknowledgements(loop))
         self.said: list[Any] = []
         self.is_gone = False
         self.member.listen({Said: self.said.append})
@@ -137,7 +137,7 @@ def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> No
 
 
 def test_announcement_waits_for_everybody(start: Callable[[], Process]) -> None:
-    acknowledgements, done = Acknowledgements(), list[str]()
+    acknowledgements, done = Acknowledgements(EventLoop()), list[str]()
     first, second = start(), start()
     acknowledgements.announce([(first.member, X), (second.member, X)], lambda: done.append("done"))
     seq = first.channel.receive(SAID)[1]
@@ -150,7 +150,7 @@ def test_announcement_waits_for_everybody(start: Callable[[], Process]) -> None:
 
 
 def test_announcement_of_several_messages_waits_for_each(start: Callable[[], Process]) -> None:
-    acknowledgements, done = Acknowledgements(), list[str]()
+    acknowledgements, done = Acknowledgements(EventLoop()), list[str]()
     first, second = start(), start()
     acknowledgements.announce([(process.member, X) for process in (first, second, first)], lambda: done.append("done"))
     seq = second.channel.receive(SAID)[1]
@@ -162,7 +162,7 @@ def test_announcement_of_several_messages_waits_for_each(start: Callable[[], Pro
 
 
 def test_announcement_does_not_wait_for_the_dead(start: Callable[[], Process]) -> None:
-    acknowledgements, done = Acknowledgements(), list[str]()
+    acknowledgements, done = Acknowledgements(EventLoop()), list[str]()
     living, dying, dead = start(), start(), start()
     dead.member.hang_up()
     acknowledgements.announce([(process.member, X) for process in (living, dying, dead)], lambda: done.append("done"))
@@ -197,7 +197,7 @@ def test_announcement_to_nobody_is_in_force_at_once(start: Callable[[], Process]
     processes = [start() for _ in range(num_dead)]
     for process in processes:
         process.member.hang_up()
-    Acknowledgements().announce([(process.member, X) for process in processes], lambda: done.append("x"))
+    Acknowledgements(EventLoop()).announce([(process.member, X) for process in processes], lambda: done.append("x"))
     assert done == ["x"]
 
 

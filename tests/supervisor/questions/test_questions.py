@@ -21,7 +21,8 @@ class FrontEnd:
 
     def __init__(self, here: socket.socket, there: socket.socket) -> None:
         self.channel = Channel(here)
-        self.member = Member(EventLoop(), Channel(there), 1, Acknowledgements())
+        loop = EventLoop()
+        self.member = Member(loop, Channel(there), 1, Acknowledgements(loop))
 
     def answers(self) -> list[Any]:
         received = []

@@ -32,7 +32,7 @@ class Asker(Member):
     """Keeps what it is told."""
 
     def __init__(self, loop: EventLoop) -> None:
-        super().__init__(loop, Channel(socket.socket()), 1, Acknowledgements())
+        super().__init__(loop, Channel(socket.socket()), 1, Acknowledgements(loop))
         self.answers: list[Any] = []
 
     def send(self, message: Any, seq: int = 0) -> None:
