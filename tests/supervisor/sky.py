@@ -18,6 +18,7 @@ from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Acknowledgements, Member
 from tests.messages import FD, receive, without_descriptors
+from tests.supervisor.clock import ClockLoop
 
 OPTIONS = ServerOptions(
     model_repository=(Path(),), shm_client_slab_mib=1, shm_worker_slab_mib=1, shm_oversize_mib=4, max_in_flight=8
@@ -84,7 +85,8 @@ class Sky:
     """A star with everybody joined: a batcher, front ends a and b, workers of models 3 and 4."""
 
     def __init__(self) -> None:
-        self.loop = EventLoop()
+        self.clock = ClockLoop()
+        self.loop = EventLoop(self.clock)
         self.star = Star(OPTIONS, {}, Acknowledgements(self.loop))
         self.all: list[Process] = []
         self.batcher = self.start()
@@ -120,9 +122,11 @@ class Sky:
         return process, worker
 
     def acknowledge(self, process: Process) -> None:
+        self.clock.settle()
         process.heard()
         while process.unacknowledged:
             self.star.acknowledgements.received(process.member, process.unacknowledged.pop(0))
+        self.clock.settle()
 
     def settle(self) -> None:
         """Everybody reads and acknowledges until nothing is said any more."""

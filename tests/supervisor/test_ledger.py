@@ -36,10 +36,6 @@ class Ground(Sky):
             process.member.counts = {"number": self.all.index(process)}
             self.acknowledge(process)
 
-    def run_for(self, seconds: float) -> None:
-        self.loop.call_after(seconds, self.loop.stop)
-        self.loop.run()
-
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> None:
@@ -98,19 +94,18 @@ def test_the_supervisor_tells_its_own(ground: Ground) -> None:
     assert own["shared_bytes"] >= ground.star.nbytes
 
 
-def test_who_is_silent_is_named_and_the_others_are_told(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "ANSWER_S", 0.0)
+def test_who_is_silent_is_named_and_the_others_are_told(ground: Ground) -> None:
     ground.ledger.ask()
     ground.answer(ground.b)
-    ground.run_for(0.0)
+    ground.clock.pass_time(ledger.ANSWER_S)
     ground.answer(ground.batcher)
     ground.answer(ground.third)
-    ground.run_for(0.0)
+    ground.clock.pass_time(ledger.ANSWER_S)
     (told,) = ground.lines
     assert numbers(told) == [2, 0, 3]
     assert [each["pid"] for each in told["silent"]] == [1, 1]
     ground.answer(ground.a, ground.fourth)  # too late
-    ground.run_for(0.0)
+    ground.clock.pass_time(ledger.ANSWER_S)
     assert len(ground.lines) == 1
 
 

@@ -231,8 +231,10 @@ def test_an_instance_that_cannot_be_started_is_started_again_later(
     monkeypatch.setattr(restarts, "HALF_OPEN_AFTER_S", 0.01)
     with no_descriptors_left():
         pair.end(first)
+        pair.sky.clock.pass_time(0.01)
         pair.until(lambda: "cannot be started: [Errno 24] Too many open files" in caplog.text)
         assert first.pid == 0
+    pair.sky.clock.pass_time(0.01)
     pair.until(lambda: first.pid != 0)
     pair.bring_up(first)
     assert pair.served.version.num_instances_up == 2
@@ -326,16 +328,18 @@ def test_front_ends_hear_whose_answers_are_cached(
 
 @pytest.fixture
 def hasty() -> Iterator[Version]:
-    """The pair, where nothing may take long."""
-    with version(options=replace(OPTIONS, request_timeout_secs=0, exit_timeout_secs=0)) as made:
+    """The pair, where nothing may take longer than a second."""
+    with version(options=replace(OPTIONS, request_timeout_secs=1, exit_timeout_secs=1)) as made:
         yield made
 
 
 def test_a_recycled_instance_has_so_long_to_answer_and_to_end(hasty: Version) -> None:
     old, fresh = replace_first(hasty)
     hasty.bring_up(fresh)
-    hasty.until(lambda: StopWorker() in hasty.told(old))  # without a word of the batcher's
+    hasty.sky.clock.pass_time(1)
+    assert StopWorker() in hasty.told(old)  # without a word of the batcher's
     assert old.pid
+    hasty.sky.clock.pass_time(1)
     hasty.until(lambda: old not in hasty.roster)
     assert (old.state, fresh.state) == (InstanceState.STOPPED, InstanceState.UP)
     hasty._forget(old.number)
@@ -345,8 +349,10 @@ def test_a_version_has_so_long_to_drain_and_to_end(hasty: Version) -> None:
     pair = list(hasty.served.instances)
     hasty.served.retire()
     assert not any(StopWorker() in hasty.told(each) for each in pair)
-    hasty.until(lambda: all(StopWorker() in hasty.told(each) for each in pair))
+    hasty.sky.clock.pass_time(1)
+    assert all(StopWorker() in hasty.told(each) for each in pair)
     assert not hasty.owner.is_over
+    hasty.sky.clock.pass_time(1)
     hasty.until(lambda: hasty.owner.is_over)
     hasty.served._check_drained()  # too late: it is over
     for each in pair:
@@ -363,8 +369,6 @@ def test_who_ends_in_time_is_left_alone(hasty: Version, caplog: pytest.LogCaptur
         hasty.end(each)
     served.retire()
     assert hasty.owner.is_over
-    passed: list[bool] = []
-    hasty.sky.loop.call_after(1.1, lambda: passed.append(True))
-    hasty.until(lambda: bool(passed))
+    hasty.sky.clock.pass_time(1.1)
     assert "is killed" not in caplog.text
     assert "keeps requests open" not in caplog.text

@@ -19,13 +19,12 @@ from shoal.messages.to_tracer import TraceEnded, TracerConnected
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.children import spawn
 from shoal.supervisor.processes.members import Acknowledgements, Member
+from shoal.supervisor.processes.tracer import CLOSE_S
 from shoal.supervisor.questions.questions import Question
 from shoal.supervisor.questions.trace_settings import Tracing
 from shoal.tracer.command_line import understand
 from shoal.tracer.trace import STAMPS, Trace
 from tests.supervisor.sky import Process, Sky
-
-DEADLINE_S = 60.0
 
 
 class Asker(Member):
@@ -81,11 +80,7 @@ class Surroundings:
         return self.answer()
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        end_s = self.loop.now_s() + DEADLINE_S
-        while not condition():
-            assert self.loop.now_s() < end_s
-            self.loop.call_after(0.001, self.loop.stop)
-            self.loop.run()
+        self.sky.clock.until(condition)
 
     def trace(self, request_id: str, process: Process | None = None) -> None:
         """A front end sends a trace by what it was told last."""
@@ -112,12 +107,6 @@ class Surroundings:
         self._listener.close()
         self.sky.close()
         self._asker.hang_up()
-
-
-@pytest.fixture(autouse=True)
-def _is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tracer that is told to end may take its time on a busy machine."""
-    monkeypatch.setattr("shoal.supervisor.processes.tracer.CLOSE_S", DEADLINE_S)
 
 
 @pytest.fixture
@@ -243,13 +232,15 @@ def test_a_tracer_that_is_not_needed_before_it_has_joined_ends(surroundings: Sur
     surroundings.run_until(lambda: surroundings.tracer is not None and not surroundings.tracer.is_open)
 
 
-def test_a_tracer_that_does_not_end_is_killed(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.supervisor.processes.tracer.CLOSE_S", 0.05)
+def test_a_tracer_that_does_not_end_is_killed(surroundings: Surroundings) -> None:
     surroundings.change("", level=1)
     assert surroundings.tracer is not None
     os.kill(surroundings.tracer.pid, signal.SIGSTOP)
     over: list[bool] = []
     surroundings.tracing.close(lambda: over.append(True))
+    surroundings.sky.clock.pass_time(CLOSE_S - 0.1)
+    assert not over
+    surroundings.sky.clock.pass_time(0.2)
     surroundings.run_until(lambda: bool(over))
 
 
