@@ -118,7 +118,7 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
     place = Place(port, NONE, NONE, ModelTable(), 0.0, 0.0)
     client = place.handlers, SharedPort(place, NONE, NONE).handlers, FrontEnd(ServerState(), place).handlers
     worker = workers.Batcher(1 << 20, 1 << 20, 10.0)
-    instance = Instance(1, NONE, NONE, None, cast(Any, SimpleNamespace(readiness=None)), NONE)
+    instance = Instance(1, NONE, NONE, None, cast(Any, SimpleNamespace(loop=sky.loop)), NONE)
     clients = client_handlers(sky.star, supervisor._clients._questions, sky.client_a)
     wishes = {shared.SegmentWanted, shared.PayloadWanted, shared.PayloadMapped, shared.PayloadReleased}
     of_all = {shared.SegmentGone, shared.LedgerWanted, shared.LogChanged}

@@ -1,4 +1,4 @@
-"""What a worker sends the supervisor (supervisor/models/instance.py): user code runs in it, so this may be anything.
+"""What a worker sends the supervisor (supervisor/models/worker.py): user code runs in it, so this may be anything.
 
 WorkerConnected ─► [ModelIOFound] ─► ModelLoaded or Refused, which ends it ─► MemoryMapped ─► all others, at any time
 """

@@ -9,15 +9,12 @@ A worker that cannot load says why and exits; before the first UP that fails the
 import logging
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
-from shoal import errors, log
+from shoal import log
 from shoal.errors import InternalError, ShoalError, UnavailableError
-from shoal.messages.from_worker import MemoryMapped, MetricsReported, ModelIOFound, ModelLoaded, ReadyAnswered
-from shoal.messages.message import on, table
-from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
+from shoal.messages.from_worker import ModelIOFound
+from shoal.messages.message import Handlers, on, table
 from shoal.messages.to_worker import ConfigFinished, StopWorker
 from shoal.model_config.execution_timeout import execution_timeout_ms
 from shoal.placement import Placement
@@ -25,28 +22,25 @@ from shoal.process import pin_threads
 from shoal.reasons import Reason
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.failure_domains import own_error, run_in
+from shoal.supervisor.event_loop import Future, first, shared
+from shoal.supervisor.failure_domains import contained, own_error
 from shoal.supervisor.host import Host
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.models.instance_state import InstanceState, Listener
+from shoal.supervisor.models.worker import Worker
 from shoal.supervisor.processes import niceness
-from shoal.supervisor.processes.children import Child
-from shoal.supervisor.processes.death import Death, last_words
+from shoal.supervisor.processes.death import last_words
 from shoal.supervisor.processes.hangs import Execution
 from shoal.supervisor.processes.members import Member
-from shoal.supervisor.processes.output import Output
 from shoal.supervisor.processes.progress import Progress, rss_bytes
 from shoal.supervisor.processes.restarts import Restarts, Verdict
-from shoal.supervisor.processes.worker_program import load_message, reported_model_io, worker_program
+from shoal.supervisor.processes.worker_program import load_message, reported_model_io
 
 _log = logging.getLogger(__name__)
 
 
-_COMING_UP = (InstanceState.STARTING, InstanceState.LOADING, InstanceState.MAPPING)
-
-
 class Instance:
-    """One worker process, its connection and its place in the star."""
+    """A place for one worker process after the other, under one name."""
 
     def __init__(
         self,
@@ -63,36 +57,16 @@ class Instance:
         self._model_file = model_file
         self._host = host
         self._listener = listener
+        self._leaving: Future[None] = host.loop.future()  # it has been told to end
         # Changed as the worker goes through its states.
         self.state = InstanceState.DOWN
         self.num_starts = 0  # and those of the instances whose place it took
         self.num_recycles = 0
         self._restarts = Restarts()
-        self._child: Child | None = None
-        self._output: Output | None = None
-        self._num_oom_kills = 0  # at its start
-        self._member: Member | None = None
-        self.participant: Participant | None = None  # its place in the star
-        self.progress: Progress | None = None  # what its worker says of its batches, while it is up
-        self._up_since_s = 0.0
+        self._worker = Worker(number, version, host)  # the one that runs, or the last
         self.rss_when_up_bytes = 0  # before its first batch
-        self._is_over_limit = False
-        self._error: ShoalError | None = None
-        self._is_leaving = False
         self.has_been_up = False  # ever ready for batches
         self.is_failed = False  # it died too often and has not come up since, even if it is being tried again
-        self.handlers = table(
-            on(ModelIOFound, self._on_model_io),
-            on(ModelLoaded, self._on_loaded),
-            on(Refused, self._on_refused),
-            on(MemoryMapped, self._on_mapped),
-            on(MetricsReported, self._on_metrics),
-            on(ReadyAnswered, lambda message: host.readiness.hear(self.owner, is_ready=message.is_ready)),
-            on(PayloadWanted, self._on_payload),
-            on(PayloadMapped, self._on_payload),
-            on(PayloadReleased, self._on_payload),
-            on(SegmentWanted, self._on_segment_wanted),
-        )
 
     @property
     def name(self) -> str:
@@ -100,101 +74,230 @@ class Instance:
         return self.placement.instance_name
 
     @property
+    def participant(self) -> Participant | None:
+        """Its worker's place in the star, None where it has no memory there."""
+        return self._worker.participant
+
+    @property
     def owner(self) -> int:
         """Its owner id in the star, 0 where it has no memory there."""
-        return self.participant.owner if self.participant else 0
+        return self._worker.owner
+
+    @property
+    def progress(self) -> Progress | None:
+        """What its worker reports of its batches, while it is up."""
+        return self._worker.progress
 
     @property
     def pid(self) -> int:
         """The process of its worker, 0 where none runs."""
-        return self._child.pid if self._child else 0
+        return self._worker.pid
+
+    @property
+    def handlers(self) -> Handlers:
+        """Of what its worker says."""
+        return self._worker.handlers | table(on(ModelIOFound, self._on_model_io))
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its worker is to connect."""
+        return self.state is InstanceState.STARTING and not self._worker.joined.done()
 
     @property
     def title(self) -> str:
         """For the log."""
         return f"instance '{self.name}' of model '{self.version.name}'"
 
+    @property
+    def _named(self) -> str:
+        return f"model '{self.version.name}' version {self.version.version}: instance '{self.name}'"
+
     def contain(self, error: Exception) -> None:
         """As a failure domain: its worker ends, and is started again as after any death."""
-        self._error = InternalError(f"{_named(self.version, self.name)}: {own_error(error)}")
-        if self._child is None or self._child.is_over:
-            self._host.loop.call_after(0, partial(self._let_go, self.num_starts))
-        else:
-            self.kill()
+        self._worker.fail(InternalError(f"{self._named}: {own_error(error)}"))
+
+    # --- one worker after the other ---
 
     def take_place_of(self, other: "Instance") -> None:
         """It is not started yet, and its start is another start of what has the other's name."""
         self.num_starts, self.num_recycles = other.num_starts, other.num_recycles + 1
 
     def start(self) -> None:
-        """Start the worker. It has --model-load-timeout-secs to come up."""
-        run_in(self, self._start)
-
-    def _start(self) -> None:
+        """Have a worker: its process begins with the next pass of `run`."""
         self.state = InstanceState.STARTING
         self.num_starts += 1
-        self._error, self._is_over_limit = None, False
-        gives_way = not self.has_been_up  # who comes back after a death is missed
+        self._worker = Worker(self.number, self.version, self._host)
+
+    async def run(self) -> None:
+        """Serve with one worker after the other, once started, until told to leave.
+
+        Raises ShoalError where the first cannot come up.
+        """
+        while not self._leaving.done():
+            worker, code = self._worker, 0
+            with contained(self):
+                code = await self._run_worker(worker)
+            verdict = self._end(worker, code)
+            assert worker.error is not None
+            if not (self._leaving.done() or self.has_been_up):
+                self.state = InstanceState.STOPPED
+                raise worker.error
+            if not self._leaving.done():
+                self._note(worker.error, verdict)
+                await first(self._leaving, limit_s=verdict.pause_s)
+            if not self._leaving.done():
+                self.start()
+        self.state = InstanceState.STOPPED
+
+    async def _run_worker(self, worker: Worker) -> int:
+        """Start a process, bring it up, and wait for its end; returns its exit code, 0 of one that could not begin."""
+        limit_s = self._host.options.model_load_timeout_secs
         try:
-            self._num_oom_kills = self._host.oom_kills.count()
-            kind, program = worker_program(self.number, self.version, self.placement, self._host, gives_way=gives_way)
-            self._child = self._host.zygotes.spawn(kind, program, captured=True)
-        except OSError as refused:
-            self._error = UnavailableError(f"the worker of instance '{self.name}' cannot be started: {refused}")
-            self._host.loop.call_after(0, partial(self._let_go, self.num_starts))
+            exited = worker.begin(self.placement, gives_way=not self.has_been_up)  # one that comes back is missed
+            worker.up = self._host.loop.start(self._bring_up(worker))
+            if not await first(worker.up, exited, limit_s=limit_s):
+                worker.fail(
+                    InternalError(
+                        f"model '{self.version.name}' version {self.version.version} instance '{self.name}' did not "
+                        f"load within {limit_s:g} s; give it longer with --model-load-timeout-secs"
+                    )
+                )
+            return await shared(exited)
+        except OSError as refused:  # at once, or when a zygote had failed to fork it
+            worker.error = UnavailableError(f"the worker of instance '{self.name}' cannot be started: {refused}")
+            return 0
+
+    async def _bring_up(self, worker: Worker) -> None:
+        """From a worker's connection to its first batch; cancelled where its process ends before."""
+        member, star = await shared(worker.joined), self._host.star
+        self.state = InstanceState.LOADING
+        member.send(load_message(self.version, self.placement, self._model_file, self._host))
+        loaded = await shared(worker.loaded)
+        self.version.has_ready_check |= loaded.has_ready_check
+        try:
+            worker.participant = star.join_worker(member, self.version.config)
+        except (OutOfSharedMemoryError, OSError) as error:
+            worker.fail(UnavailableError(str(error)))
             return
-        self._child.watch(self._exited)
-        self._output = Output(self._host.loop, self.name, self._child)
-        self._output.start()
-        timeout_s, start = self._host.options.model_load_timeout_secs, self.num_starts
-        self._host.loop.call_after(timeout_s, lambda: self._check_loaded(start))
+        self.state = InstanceState.MAPPING
+        await shared(worker.mapped)
+        await star.announce_worker(worker.participant, self.version.model_id, self.placement)
+        # The batcher and all front ends have mapped its memory. No await from here on: who sees UP may count on all.
+        if not worker.pid:
+            return
+        self.state = InstanceState.UP
+        self.has_been_up, self.is_failed = True, False
+        worker.came_up(worker.participant)
+        self.rss_when_up_bytes = rss_bytes(self.pid)
+        star.admit_worker(worker.participant)
+        self._listener.on_up(self)
+
+    def _end(self, worker: Worker, code: int) -> Verdict:
+        """Give back what a worker had that has ended, or could not begin, and let all know of it, in one go.
+
+        Each step is taken even if another fails. Returns what follows if the instance goes on.
+        """
+        host, reason, detail = self._host, Reason.INSTANCE_DIED, 0
+        with contained(self):
+            worker.finish()
+        was, self.state = self.state, InstanceState.DOWN
+        is_missed = not self._leaving.done()
+        with contained(self):
+            if was is InstanceState.UP and is_missed:
+                self._listener.on_down(self)  # clients first: who is told of the death asks next whether it is ready
+        with contained(self):
+            host.metrics.leave(self.number)
+        with contained(self):
+            host.gpu_memory.left(self.number, self.placement)
+        with contained(self):
+            if worker.child is not None:
+                death = worker.death(code, was.value, self._limit_ms, self.placement)
+                worker.error = worker.error or InternalError(f"{self._named} {death.describe()}")
+                reason, detail = death.reason, death.detail(self.version.groups, self.placement)
+        if worker.participant is not None:
+            with contained(self):
+                host.readiness.hear(worker.owner, is_ready=False)
+            with contained(self):
+                host.star.leave_worker(worker.participant, reason, detail)
+        if worker.member is not None:
+            worker.member.hang_up()
+        child, output = worker.child, worker.output
+        if is_missed and child and output and (words := last_words(output.tail)):
+            _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
+        now_s, has_completed = host.loop.now_s(), worker.progress is not None and worker.progress.has_completed
+        worker.participant = worker.progress = None
+        served_s = now_s - worker.up_since_s if was is InstanceState.UP else 0.0
+        return self._restarts.died(now_s, served_s, has_completed=has_completed)
+
+    def _note(self, error: ShoalError, verdict: Verdict) -> None:
+        """Log what follows a worker's end; after too many of them the instance is FAILED."""
+        if not verdict.is_failed:
+            _log.error("%s; it is started again in %g s", error, verdict.pause_s)
+            return
+        self.state, self.is_failed = InstanceState.FAILED, True
+        _log.error(
+            "%s; it has died too often without completing a batch and is FAILED, it is tried again in %g s",
+            error, verdict.pause_s,
+        )  # fmt: skip
+        with contained(self):
+            self._listener.on_failed(self, str(error))
+
+    # --- what becomes of the present worker ---
 
     def join(self, member: Member) -> None:
-        """The worker has connected: tell it what to load."""
-        self.state = InstanceState.LOADING
-        self._member = member
+        """The worker has connected."""
+        self._worker.member = member
         member.domain = self
         member.listen(self.handlers)
-        member.send(load_message(self.version, self.placement, self._model_file, self._host))
+        self._worker.joined.set_result(member)
+
+    def _on_model_io(self, message: ModelIOFound) -> None:
+        self._listener.on_model_io(self, reported_model_io(message))
 
     def finish_config(self) -> None:
         """The version's configuration is final now; the worker that reported its model's tensors goes on with it."""
-        if self._member is not None:
-            self._member.send(ConfigFinished(self.version.config))
+        if self._worker.member is not None:
+            self._worker.member.send(ConfigFinished(self.version.config))
 
     def stop(self) -> None:
         """End the worker: one that is up has --exit-timeout-secs to finish what it has, others have nothing."""
         was, self.state = self.state, InstanceState.STOPPED
-        self._is_leaving = True
-        if self._child is None:
-            self._listener.on_stopped(self)
+        self._leave()
+        worker = self._worker
+        if worker.child is None or worker.child.is_over:
             return
         self._host.gpu_memory.leaving(self.number, self.placement)
-        if was is InstanceState.UP and self._member is not None:
-            self._member.send(StopWorker())
-            niceness.give_way(self.pid)
+        if was is InstanceState.UP and worker.member is not None:
+            worker.member.send(StopWorker())
+            niceness.give_way(worker.pid)
             limit_s = max(1, self._host.options.exit_timeout_secs)  # at 0, models are unloaded, too
-            self._unless_over(limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
+            self._unless_over(worker, limit_s, "has not ended within %g s of being told to; it is killed", self.kill)
         else:
+            worker.up.cancel()
             self.kill()
 
     def retire(self) -> None:
         """End the worker when the batcher has no more use for it, or after --request-timeout-secs; it stays away."""
-        self._is_leaving = True
-        if self.state is InstanceState.UP and self.participant is not None:
-            self._host.star.retire_worker(self.participant)
+        self._leave()
+        worker = self._worker
+        if self.state is InstanceState.UP and worker.participant is not None:
+            self._host.star.retire_worker(worker.participant)
             limit_s = self._host.options.request_timeout_secs
-            self._unless_over(limit_s, "keeps requests open, %g s after the last; it is ended", self.stop)
+            self._unless_over(worker, limit_s, "keeps requests open, %g s after the last; it is ended", self.stop)
         else:
             self.stop()
 
-    def _unless_over(self, limit_s: float, complaint: str, then: Callable[[], None]) -> None:
+    def _leave(self) -> None:
+        if not self._leaving.done():
+            self._leaving.set_result(None)
+
+    def _unless_over(self, worker: Worker, limit_s: float, complaint: str, then: Callable[[], None]) -> None:
         """Do `then` if the worker is where it is now for so long."""
-        child, state = self._child, self.state
+        state = self.state
 
         def look() -> None:
-            if self._child is child and self.state is state:
-                _log.error("worker %s (pid %d) " + complaint, self.name, self.pid, limit_s)
+            if worker.pid and self.state is state:
+                _log.error("worker %s (pid %d) " + complaint, self.name, worker.pid, limit_s)
                 then()
 
         self._host.loop.call_after(limit_s, look)
@@ -204,13 +307,12 @@ class Instance:
         if placement.cores == self.placement.cores:
             return
         self.placement = placement
-        if self._child is not None and self._child.pid:
-            pin_threads(self._child.pid, placement.cores)
+        if self.pid:
+            pin_threads(self.pid, placement.cores)
 
     def kill(self) -> None:
         """End the worker now."""
-        if self._child is not None:
-            self._child.signal(signal.SIGKILL)
+        self._worker.signal(signal.SIGKILL)
 
     # --- whether it moves ---
 
@@ -223,172 +325,10 @@ class Instance:
 
     def end_for_limit(self, number: int) -> None:
         """Send the worker a signal because it is over the limit."""
-        self._is_over_limit = True
-        if self._child is not None:
-            self._child.signal(number)
+        self._worker.is_over_limit = True
+        self._worker.signal(number)
 
     @property
     def _limit_ms(self) -> int:
         own = execution_timeout_ms(self.version.config)
         return self._host.options.model_execution_timeout_secs * 1000 if own is None else own
-
-    # --- what the worker says ---
-
-    def _on_model_io(self, message: ModelIOFound) -> None:
-        self._listener.on_model_io(self, reported_model_io(message))
-
-    def _on_loaded(self, message: ModelLoaded) -> None:
-        if self._member is None or self.state is not InstanceState.LOADING:
-            return
-        self.version.has_ready_check |= message.has_ready_check
-        try:
-            self.participant = self._host.star.join_worker(self._member, self.version.config)
-            self.state = InstanceState.MAPPING
-        except (OutOfSharedMemoryError, OSError) as error:
-            self._fail(UnavailableError(str(error)))
-
-    def _on_mapped(self, _message: MemoryMapped) -> None:
-        if self.participant is not None and self.state is InstanceState.MAPPING:
-            self._host.star.announce_worker(self.participant, self.version.model_id, self.placement, self._announced)
-
-    def _announced(self) -> None:
-        if self.participant is None or self.state is not InstanceState.MAPPING:
-            return
-        self.state = InstanceState.UP
-        self.has_been_up, self.is_failed = True, False
-        self._up_since_s = self._host.loop.now_s()
-        self.rss_when_up_bytes = rss_bytes(self.pid)
-        self.progress = Progress(self.participant.read_only_fd, self.participant.link_fd)
-        niceness.join_in(self.pid)
-        self._host.star.admit_worker(self.participant)
-        self._listener.on_up(self)
-
-    def _on_refused(self, message: Refused) -> None:
-        self._error = errors.from_wire(message.wire, message.sentence)
-
-    def _on_metrics(self, message: MetricsReported) -> None:
-        self._host.metrics.add(self.version.model_id, self.number, message.families)
-
-    def _on_payload(self, message: PayloadWanted | PayloadMapped | PayloadReleased) -> None:
-        if self.participant is not None:
-            self._host.star.payloads.hear(self.participant, message)
-
-    def _on_segment_wanted(self, message: SegmentWanted) -> None:
-        if self.participant is not None:
-            self._host.star.lend(self.participant, message.owner)
-
-    # --- its end ---
-
-    def _fail(self, error: ShoalError) -> None:
-        self._error = error
-        self.kill()
-
-    def _check_loaded(self, start: int) -> None:
-        if start == self.num_starts and self.state in _COMING_UP:
-            limit = self._host.options.model_load_timeout_secs
-            self._fail(
-                InternalError(
-                    f"model '{self.version.name}' version {self.version.version} instance '{self.name}' did not load "
-                    f"within {limit:g} s; give it longer with --model-load-timeout-secs"
-                )
-            )
-
-    def _exited(self, child: Child, code: int) -> None:
-        if self._output is not None:
-            self._output.finish()
-        if self._member is not None:
-            self._member.drain()
-        was, self.state = self.state, InstanceState.DOWN
-        if was is InstanceState.UP and not self._is_leaving:
-            self._listener.on_down(self)  # clients first: who is told of the death asks next whether it is ready again
-        self._host.metrics.leave(self.number)
-        self._host.gpu_memory.left(self.number, self.placement)
-        death = self._account(child, code, was)
-        if self.participant is not None:
-            self._host.readiness.hear(self.owner, is_ready=False)
-            detail = death.detail(self.version.groups, self.placement)
-            self._host.star.leave_worker(self.participant, death.reason, detail)
-        if self._member is not None:
-            self._member.hang_up()
-        progress, output = self.progress, self._output
-        error = self._error or InternalError(f"{_named(self.version, self.name)} {death.describe()}")
-        if not self._is_leaving and output is not None and (words := last_words(output.tail)):
-            _log.error(log.block(f"the last that worker {self.name} (pid {child.pid}) wrote to stderr:", words))
-        served_s = self._host.loop.now_s() - self._up_since_s if was is InstanceState.UP else 0.0
-        self._child = self._output = self._member = self.participant = self.progress = None
-        self._follow(error, served_s, has_completed=progress is not None and progress.has_completed)
-
-    def _let_go(self, start: int) -> None:
-        """Its worker could not begin, or to handle its end has failed: whatever is left of it goes."""
-        child, output, member, participant = self._child, self._output, self._member, self.participant
-        has_begun = self.state is not InstanceState.STARTING if child is None else not child.is_over
-        if start != self.num_starts or has_begun:
-            return  # what follows has happened already, or its worker still has to end
-        self._child = self._output = self._member = self.participant = self.progress = None
-        was, self.state = self.state, InstanceState.DOWN
-        host = self._host
-        with ExitStack() as last_first:  # each is done, even if another fails
-            assert self._error is not None
-            last_first.callback(self._follow, self._error)
-            if output is not None:
-                last_first.callback(output.finish)
-            if member is not None:
-                last_first.callback(member.hang_up)
-            if participant is not None:
-                if participant.owner in host.star.workers:
-                    last_first.callback(host.star.leave_worker, participant, Reason.INSTANCE_DIED, 0)
-                last_first.callback(host.readiness.hear, participant.owner, is_ready=False)
-            last_first.callback(host.gpu_memory.left, self.number, self.placement)
-            last_first.callback(host.metrics.leave, self.number)
-            if was is InstanceState.UP and not self._is_leaving:
-                last_first.callback(self._listener.on_down, self)
-
-    def _follow(self, error: ShoalError, served_s: float = 0.0, *, has_completed: bool = False) -> None:
-        """What follows its worker's end: its own, or another start."""
-        if self._is_leaving:
-            self.state = InstanceState.STOPPED
-            self._listener.on_stopped(self)
-            return
-        if not self.has_been_up:
-            self.state = InstanceState.STOPPED
-            self._listener.on_load_failed(self, error)
-            return
-        verdict = self._restarts.died(self._host.loop.now_s(), served_s, has_completed=has_completed)
-        self._restart_later(error, verdict)
-
-    def _account(self, child: Child, code: int, was: InstanceState) -> Death:
-        """What is known of a worker's end."""
-        activity, progress = was.value, self.progress
-        if progress is not None:
-            activity = f"executing batch {progress.number}" if progress.busy_since_ns else "idle"
-        return Death(
-            child.pid,
-            code,
-            activity,
-            child.peak_rss_bytes,
-            self._host.oom_kills.limit_bytes(),
-            code == -signal.SIGKILL and self._host.oom_kills.claim(self._num_oom_kills),
-            self._limit_ms if self._is_over_limit else 0,
-            self.placement.kind != "KIND_CPU",
-        )
-
-    def _restart_later(self, error: ShoalError, verdict: Verdict) -> None:
-        if verdict.is_failed:
-            self.state, self.is_failed = InstanceState.FAILED, True
-            _log.error(
-                "%s; it has died too often without completing a batch and is FAILED, it is tried again in %g s",
-                error, verdict.pause_s,
-            )  # fmt: skip
-        else:
-            _log.error("%s; it is started again in %g s", error, verdict.pause_s)
-        self._host.loop.call_after(verdict.pause_s, self._restart)
-        if verdict.is_failed:
-            self._listener.on_failed(self, str(error))
-
-    def _restart(self) -> None:
-        if self.state in (InstanceState.DOWN, InstanceState.FAILED):
-            self.start()
-
-
-def _named(version: ModelVersion, name: str) -> str:
-    return f"model '{version.name}' version {version.version}: instance '{name}'"

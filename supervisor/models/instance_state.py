@@ -3,7 +3,6 @@
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.errors import ShoalError
 from shoal.model_config.autocomplete import ModelIO
 
 if TYPE_CHECKING:
@@ -33,18 +32,10 @@ class Listener(Protocol):
         """Batches may go to it."""
         ...
 
-    def on_load_failed(self, instance: "Instance", error: ShoalError) -> None:
-        """It did not come up, and has been stopped."""
-        ...
-
     def on_down(self, instance: "Instance") -> None:
         """It was up and has died."""
         ...
 
     def on_failed(self, instance: "Instance", sentence: str) -> None:
         """It died too often to be started again at once; the sentence is that of its last death."""
-        ...
-
-    def on_stopped(self, instance: "Instance") -> None:
-        """It has ended since it was stopped."""
         ...

@@ -68,7 +68,7 @@ class Roster:
     def join(self, number: int, member: Member) -> None:
         """A worker has connected. One that nobody expects is hung up on."""
         instance = self._instances.get(number)
-        if instance is None or instance.state is not InstanceState.STARTING:
+        if instance is None or not instance.is_awaited:
             member.hang_up()
             return
         instance.join(member)

@@ -24,7 +24,7 @@ from shoal.model_config.response_cache import enables_response_cache
 from shoal.placement import Placement, place
 from shoal.repository.lifecycle import UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
-from shoal.supervisor.failure_domains import bound, own_error
+from shoal.supervisor.failure_domains import bound, contained, own_error
 from shoal.supervisor.host import Host
 from shoal.supervisor.models.config_warnings import check_kinds, warn_of_cache
 from shoal.supervisor.models.instance import Instance
@@ -84,7 +84,7 @@ class Served:
         self._owner.on_changed(self)
         # Where the file must be looked into, the first instance does it and the others wait for what it finds.
         for instance in self.instances[: 1 if look_into_file else None]:
-            instance.start()
+            self._keep(instance)
 
     def _begin_load(self) -> None:
         version = self.version
@@ -156,6 +156,32 @@ class Served:
 
     # --- what happens to instances ---
 
+    def _keep(self, instance: Instance) -> None:
+        """Have an instance serve from now on."""
+        instance.start()
+        with contained(self):
+            self._host.loop.start(self._live(instance))
+
+    async def _live(self, instance: Instance) -> None:
+        """An instance's life, until it has ended for good."""
+        try:
+            await instance.run()
+        except ShoalError as error:
+            self._not_up(instance, error)
+        self._forget(instance)
+        self._check_over()
+
+    def _not_up(self, instance: Instance, error: ShoalError) -> None:
+        """An instance that cannot load fails its version, or the resize it came with."""
+        is_fresh = instance in self._fresh
+        self._forget(instance)
+        if is_fresh:
+            _log.error("instance '%s' of model '%s' keeps its worker: %s", instance.name, self.version.name, error)
+        elif self._has_come_up:
+            self._give_up_resize(error)
+        else:
+            self.fail(error)
+
     def on_model_io(self, instance: Instance, model_io: ModelIO) -> None:
         """Complete the configuration, let the first instance go on and the others begin."""
         try:
@@ -165,7 +191,7 @@ class Served:
             return
         instance.finish_config()
         for other in [each for each in self.instances if each is not instance]:
-            other.start()
+            self._keep(other)
 
     def on_up(self, instance: Instance) -> None:
         """A version is ready when all its instances have come up once."""
@@ -187,18 +213,6 @@ class Served:
         self._owner.on_changed(self)
         self._check_resized()
 
-    def on_load_failed(self, instance: Instance, error: ShoalError) -> None:
-        """An instance that cannot load fails its version, or the resize it came with."""
-        is_fresh = instance in self._fresh
-        self._forget(instance)
-        if is_fresh:
-            _log.error("instance '%s' of model '%s' keeps its worker: %s", instance.name, self.version.name, error)
-        elif self._has_come_up:
-            self._give_up_resize(error)
-        else:
-            self.fail(error)
-        self._check_over()
-
     def on_down(self, instance: Instance) -> None:
         """Clients are told at once when nobody serves a version any more."""
         self._count()
@@ -215,11 +229,6 @@ class Served:
         _log.error("model '%s' version %d is unavailable: all its instances are FAILED", version.name, version.version)
         self._owner.on_changed(self)  # clients first: what they refuse, nobody has to queue
         self._host.star.tell_batcher(ModelFailed(self.version.model_id))
-
-    def on_stopped(self, instance: Instance) -> None:
-        """It has ended for good."""
-        self._forget(instance)
-        self._check_over()
 
     def _forget(self, instance: Instance) -> None:
         for instances in (self.instances, self._leaving):
@@ -257,7 +266,7 @@ class Served:
         self._count()
         self._owner.on_changed(self)
         for instance in started:
-            instance.start()
+            self._keep(instance)
         self._check_resized()
 
     def _dismiss(self, instance: Instance) -> None:
@@ -300,7 +309,7 @@ class Served:
         (fresh,) = self._host.roster.enrol(self.version, [instance.placement], self._host, self)
         fresh.take_place_of(instance)
         self._fresh[fresh] = instance
-        fresh.start()
+        self._keep(fresh)
         return True
 
     def _hand_over(self, fresh: Instance) -> None:
@@ -350,7 +359,9 @@ class Served:
         for outcome in outcomes:
             outcome(UnavailableError(f"{self.title} is unloaded"))
         for instance in [*self.instances, *self._leaving, *self._fresh]:
-            if instance.state is not InstanceState.STOPPED:
+            if not instance.num_starts:
+                self._forget(instance)
+            elif instance.state is not InstanceState.STOPPED:
                 instance.stop()
         self._check_over()
 

@@ -97,6 +97,7 @@ class Version:
 
     def load(self) -> None:
         self.served.load()
+        self.sky.clock.settle()
         for instance in self.served.instances:
             self.bring_up(instance)
 
@@ -118,7 +119,9 @@ class Version:
 
     def _join(self, instance: Instance) -> Process:
         process = self._processes[instance.number] = self.sky.start()
+        self.sky.clock.settle()
         self.roster.join(instance.number, process.member)
+        self.sky.clock.settle()
         return process
 
     def say(self, instance: Instance, message: Message) -> None:

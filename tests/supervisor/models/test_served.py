@@ -224,18 +224,16 @@ def test_what_an_error_leaves_of_an_instance_goes_even_if_that_fails(
 
 
 def test_an_instance_that_cannot_be_started_is_started_again_later(
-    pair: Version, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pair: Version, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = pair.served.instances[0]
-    monkeypatch.setattr(restarts, "BACKOFF_S", (0.01,))
-    monkeypatch.setattr(restarts, "HALF_OPEN_AFTER_S", 0.01)
     with no_descriptors_left():
         pair.end(first)
-        pair.sky.clock.pass_time(0.01)
-        pair.until(lambda: "cannot be started: [Errno 24] Too many open files" in caplog.text)
+        pair.sky.clock.pass_time(restarts.backoff_s(1))
+        assert "cannot be started: [Errno 24] Too many open files" in caplog.text
         assert first.pid == 0
-    pair.sky.clock.pass_time(0.01)
-    pair.until(lambda: first.pid != 0)
+    pair.sky.clock.pass_time(restarts.backoff_s(2))
+    assert first.pid != 0
     pair.bring_up(first)
     assert pair.served.version.num_instances_up == 2
 
@@ -345,30 +343,32 @@ def test_a_recycled_instance_has_so_long_to_answer_and_to_end(hasty: Version) ->
     hasty._forget(old.number)
 
 
-def test_a_version_has_so_long_to_drain_and_to_end(hasty: Version) -> None:
-    pair = list(hasty.served.instances)
-    hasty.served.retire()
-    assert not any(StopWorker() in hasty.told(each) for each in pair)
-    hasty.sky.clock.pass_time(1)
-    assert all(StopWorker() in hasty.told(each) for each in pair)
-    assert not hasty.owner.is_over
-    hasty.sky.clock.pass_time(1)
-    hasty.until(lambda: hasty.owner.is_over)
-    hasty.served._check_drained()  # too late: it is over
-    for each in pair:
-        hasty._forget(each.number)
+def test_a_version_has_so_long_to_drain_and_to_end(pair: Version) -> None:
+    instances, options = list(pair.served.instances), pair.host.options
+    pair.served.retire()
+    pair.sky.clock.pass_time(options.request_timeout_secs - 1)
+    assert not any(StopWorker() in pair.told(each) for each in instances)
+    pair.sky.clock.pass_time(1)
+    assert all(StopWorker() in pair.told(each) for each in instances)
+    pair.sky.clock.pass_time(options.exit_timeout_secs - 1)
+    assert not pair.owner.is_over
+    assert all(each.pid for each in instances)
+    pair.sky.clock.pass_time(1)
+    pair.until(lambda: pair.owner.is_over)
+    for each in instances:
+        pair._forget(each.number)
 
 
-def test_who_ends_in_time_is_left_alone(hasty: Version, caplog: pytest.LogCaptureFixture) -> None:
-    old = hasty.served.instances[0]
+def test_who_ends_in_time_is_left_alone(pair: Version, caplog: pytest.LogCaptureFixture) -> None:
+    old = pair.served.instances[0]
     old.stop()
-    hasty.end(old)
-    served = hasty.served
+    pair.end(old)
+    served = pair.served
     served.stop()
     for each in tuple(served.instances):
-        hasty.end(each)
+        pair.end(each)
     served.retire()
-    assert hasty.owner.is_over
-    hasty.sky.clock.pass_time(1.1)
+    assert pair.owner.is_over
+    pair.sky.clock.pass_time(pair.host.options.exit_timeout_secs + pair.host.options.request_timeout_secs + 1)
     assert "is killed" not in caplog.text
     assert "keeps requests open" not in caplog.text

@@ -1,0 +1,147 @@
+"""One worker process of an instance, from the moment it is asked for until its end, and what it holds meanwhile.
+
+Which worker follows which, and what a worker's end means to others, is decided in instance.py. Runs in the supervisor.
+"""
+
+import signal
+from typing import TypeVar
+
+from shoal import errors
+from shoal.errors import ShoalError
+from shoal.messages.from_worker import MemoryMapped, MetricsReported, ModelLoaded, ReadyAnswered
+from shoal.messages.message import on, table
+from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
+from shoal.placement import Placement
+from shoal.repository.lifecycle import ModelVersion
+from shoal.supervisor.event_loop import Future
+from shoal.supervisor.host import Host
+from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.processes import niceness
+from shoal.supervisor.processes.children import Child
+from shoal.supervisor.processes.death import Death
+from shoal.supervisor.processes.members import Member
+from shoal.supervisor.processes.output import Output
+from shoal.supervisor.processes.progress import Progress
+from shoal.supervisor.processes.worker_program import worker_program
+
+T = TypeVar("T")
+
+
+class Worker:
+    """A process, its connection and its place in the star."""
+
+    def __init__(self, number: int, version: ModelVersion, host: Host) -> None:
+        """`number` is the instance's."""
+        self._number = number
+        self._version = version
+        self._host = host
+        self.joined: Future[Member] = host.loop.future()
+        self.loaded: Future[ModelLoaded] = host.loop.future()
+        self.mapped: Future[MemoryMapped] = host.loop.future()
+        # Changed as the process begins, connects, comes up and ends.
+        self.child: Child | None = None
+        self._num_oom_kills = 0  # at its start
+        self.output: Output | None = None
+        self.up: Future[None] = host.loop.future()  # of the flow that brings it up
+        self.member: Member | None = None
+        self.participant: Participant | None = None  # its place in the star
+        self.progress: Progress | None = None  # what it reports of its batches, while it is up
+        self.up_since_s = 0.0
+        self.is_over_limit = False  # it has executed a batch for too long, and is ended for that
+        self.error: ShoalError | None = None  # why it ends, or could not begin
+        self.handlers = table(
+            on(ModelLoaded, lambda message: _resolve(self.loaded, message)),
+            on(Refused, self._on_refused),
+            on(MemoryMapped, lambda message: _resolve(self.mapped, message)),
+            on(MetricsReported, self._on_metrics),
+            on(ReadyAnswered, lambda message: host.readiness.hear(self.owner, is_ready=message.is_ready)),
+            on(PayloadWanted, self._on_payload),
+            on(PayloadMapped, self._on_payload),
+            on(PayloadReleased, self._on_payload),
+            on(SegmentWanted, self._on_segment_wanted),
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process, 0 where none runs."""
+        return self.child.pid if self.child is not None and not self.child.is_over else 0
+
+    @property
+    def owner(self) -> int:
+        """Its owner id in the star, 0 where it has no memory there."""
+        return self.participant.owner if self.participant else 0
+
+    def begin(self, placement: Placement, *, gives_way: bool) -> Future[int]:
+        """Ask for the process, and read what it prints; the future is the process's exit code, or an OSError where it
+        cannot begin. Raises OSError where that is known at once."""
+        self._num_oom_kills = self._host.oom_kills.count()
+        kind, program = worker_program(self._number, self._version, placement, self._host, gives_way=gives_way)
+        self.child = self._host.zygotes.spawn(kind, program, captured=True)
+        self.output = Output(self._host.loop, placement.instance_name, self.child)
+        self.output.start()
+        return self.child.exited
+
+    def came_up(self, participant: Participant) -> None:
+        """Batches may go to it: restore its priority, and read its progress from now on."""
+        self.up_since_s = self._host.loop.now_s()
+        self.progress = Progress(participant.read_only_fd, participant.link_fd)
+        niceness.join_in(self.pid)
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens to a process that has ended."""
+        if self.child is not None:
+            self.child.signal(number)
+
+    def fail(self, error: ShoalError) -> None:
+        """End it now, for this reason."""
+        self.error = error
+        self.signal(signal.SIGKILL)
+
+    # --- what it says ---
+
+    def _on_refused(self, message: Refused) -> None:
+        self.error = errors.from_wire(message.wire, message.sentence)
+
+    def _on_metrics(self, message: MetricsReported) -> None:
+        self._host.metrics.add(self._version.model_id, self._number, message.families)
+
+    def _on_payload(self, message: PayloadWanted | PayloadMapped | PayloadReleased) -> None:
+        if self.participant is not None:
+            self._host.star.payloads.hear(self.participant, message)
+
+    def _on_segment_wanted(self, message: SegmentWanted) -> None:
+        if self.participant is not None:
+            self._host.star.lend(self.participant, message.owner)
+
+    # --- its end ---
+
+    def finish(self) -> None:
+        """The process has ended, or could not begin: handle what it had printed and sent."""
+        self.up.cancel()
+        if self.output is not None:
+            self.output.finish()
+        if self.member is not None:
+            self.member.drain()
+
+    def death(self, code: int, activity: str, limit_ms: int, placement: Placement) -> Death:
+        """What is known of its end; `activity` is what it was doing, where it was not up."""
+        assert self.child is not None
+        oom_kills, progress = self._host.oom_kills, self.progress
+        if progress is not None:
+            activity = f"executing batch {progress.number}" if progress.busy_since_ns else "idle"
+        return Death(
+            self.child.pid,
+            code,
+            activity,
+            self.child.peak_rss_bytes,
+            oom_kills.limit_bytes(),
+            code == -signal.SIGKILL and oom_kills.claim(self._num_oom_kills),
+            limit_ms if self.is_over_limit else 0,
+            placement.kind != "KIND_CPU",
+        )
+
+
+def _resolve(future: Future[T], result: T) -> None:
+    """Set a future's result. What a worker says again changes nothing."""
+    if not future.done():
+        future.set_result(result)

@@ -1,0 +1,92 @@
+"""instance.py: what may happen while a worker comes up. Workers only wait, the test speaks for them."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shoal.errors import InternalError
+from shoal.messages.from_worker import MemoryMapped, ModelLoaded
+from shoal.messages.to_batcher import WorkerReady
+from shoal.repository.lifecycle import VersionState
+from shoal.supervisor.models.instance import Instance
+from shoal.supervisor.models.instance_state import InstanceState
+from tests.supervisor.served_version import Version
+from tests.supervisor.sky import OPTIONS
+
+
+@pytest.fixture
+def starting() -> Iterator[Version]:
+    """A version whose two workers have begun, and have yet to connect."""
+    made = Version("", OPTIONS)
+    made.served.load()
+    made.sky.clock.settle()
+    yield made
+    made.close()
+
+
+def acknowledge_all(made: Version) -> None:
+    """All processes acknowledge what they were sent; nothing that waits for that has happened yet."""
+    for process in made.sky.all:
+        process.heard()
+        while process.unacknowledged:
+            made.sky.star.acknowledgements.received(process.member, process.unacknowledged.pop(0))
+
+
+def map_memory(made: Version, instance: Instance) -> None:
+    """A worker connects, loads and maps; the batcher and the front ends have yet to acknowledge it."""
+    made._join(instance)
+    for message in (ModelLoaded(False), MemoryMapped()):
+        made.say(instance, message)
+        made.sky.clock.settle()
+    assert instance.state is InstanceState.MAPPING
+
+
+def test_a_worker_that_does_not_come_up_in_time_fails_the_load(starting: Version) -> None:
+    first, second = starting.served.instances
+    starting.bring_up(first)
+    map_memory(starting, second)
+    starting.sky.clock.pass_time(OPTIONS.model_load_timeout_secs)
+    starting.until(lambda: bool(starting.owner.errors))
+    (error,) = starting.owner.errors
+    assert isinstance(error, InternalError)
+    assert str(error) == (
+        f"model 'm' version 1 instance 'm_0_1' did not load within {OPTIONS.model_load_timeout_secs:g} s; give it "
+        "longer with --model-load-timeout-secs"
+    )
+    assert starting.served.version.state is VersionState.UNAVAILABLE
+
+
+def test_an_instance_that_is_up_has_no_time_limit(starting: Version) -> None:
+    for instance in starting.served.instances:
+        starting.bring_up(instance)
+    starting.sky.clock.pass_time(OPTIONS.model_load_timeout_secs + 1)
+    assert [each.state for each in starting.served.instances] == [InstanceState.UP] * 2
+
+
+@pytest.mark.parametrize("end", [Instance.stop, Instance.retire])
+def test_a_worker_that_is_stopped_as_all_have_acknowledged_it_gets_no_batches(
+    starting: Version, end: Callable[[Instance], None]
+) -> None:
+    instance = starting.served.instances[0]
+    map_memory(starting, instance)
+    acknowledge_all(starting)
+    end(instance)
+    owner = instance.owner
+    starting.until(lambda: instance not in starting.roster)
+    starting._forget(instance.number)
+    assert (instance.state, instance.has_been_up) == (InstanceState.STOPPED, False)
+    assert WorkerReady(owner) not in starting.told_batcher()
+    assert owner not in starting.sky.star.workers
+
+
+def test_a_second_process_that_claims_to_be_an_instance_is_hung_up_on(starting: Version) -> None:
+    instance = starting.served.instances[0]
+    first, second = starting.sky.start(), starting.sky.start()
+    starting._processes[instance.number] = first
+    for process in (first, second):
+        starting.roster.join(instance.number, process.member)
+    assert (first.member.is_open, second.member.is_open) == (True, False)
+    starting.sky.all.remove(second)
+    second.close()
+    starting.sky.clock.settle()
+    assert instance.state is InstanceState.LOADING
