@@ -102,6 +102,16 @@ class EventLoop:
         """Call back once, `delay_s` seconds from now."""
         self._loop.call_later(delay_s, bound(callback))
 
+    def every(self, period_s: float, look: Callable[[float], None]) -> None:
+        """Call `look` now and every `period_s` seconds, whatever it raises, with the seconds by which it is late."""
+
+        def call(due_s: float) -> None:
+            now_s = self.now_s()
+            self.call_after(period_s, lambda: call(now_s + period_s))
+            look(now_s - due_s)
+
+        call(self.now_s())
+
     def future(self) -> Future[Any]:
         """A result that is not known yet."""
         return self._loop.create_future()

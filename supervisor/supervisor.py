@@ -119,10 +119,8 @@ class Supervisor:
             self._loop,
             self._zygotes,
             self._control.address,
-            self._star.acknowledgements,
-            on_active=self._join_batcher,
-            on_inactive=self._leave_batcher,
-            on_hopeless=self._give_up,
+            self._star,
+            self._join_batcher,
         )
         read = lambda row: self._star.counter_memory.read().read(row)  # noqa: E731
         self._scaling = Scaling(self._loop, self._models, read, time.monotonic_ns)
@@ -186,7 +184,7 @@ class Supervisor:
         self._signals.watch()
         self._loop.on_readable(self._control.fileno(), self._accept)
         self._repository.start()
-        self._batchers.start()
+        self._loop.start(self._live_by_batchers())
         self._tracing.start()
 
     def _run_loop(self) -> None:
@@ -256,12 +254,8 @@ class Supervisor:
             self._end(EXIT_FAILED)
         return not self._is_serving
 
-    def _leave_batcher(self, member: Member) -> None:
-        self._star.leave_batcher(member)
-        if self._batchers.is_stopping:
-            self._loop.stop()
-
-    def _give_up(self) -> None:
+    async def _live_by_batchers(self) -> None:
+        await self._batchers.run()
         _log.error("one batcher after the other has failed; the server ends, start it again")
         self._end(EXIT_FAILED)
 
@@ -326,8 +320,7 @@ class Supervisor:
             self._refuse_to_serve("failed to start Vertex AI service", error)
             return
         self._zygotes.give_way()
-        self._batchers.start()  # one to stand by
-        self._batchers.watch()
+        self._batchers.start_standby()
         SilentFrontEnds(self._loop, self._star).watch()
         self._guests.start(self._front_ends.port)
 
@@ -347,20 +340,19 @@ class Supervisor:
     def _on_drained(self) -> None:
         """No front end is left, so nothing is in flight."""
         if self._is_stopping:
-            self._guests.see_off(self._stop_models)
+            self._loop.start(self._stop_rest())
 
-    def _stop_models(self) -> None:
+    async def _stop_rest(self) -> None:
+        """Everybody but front ends ends; the batchers last, since workers' last answers are theirs to pass on."""
+        await self._loop.awaited(self._guests.see_off)
         _log.info("All models are stopped, unloading models")
-        self._models.stop(lambda: self._tracing.close(self._stop_batcher))
-
-    def _stop_batcher(self) -> None:
-        """Everybody else has ended; the batcher takes its supervisor's hanging up as the end."""
+        await self._loop.awaited(self._models.stop)
+        await self._loop.awaited(self._tracing.close)
         self._exit_code = EXIT_OK
         self._zygotes.stop()
         self._repository.stop()
-        self._batchers.stop()
-        if self._batchers.active is None:
-            self._loop.stop()
+        await self._batchers.stop()
+        self._loop.stop()
 
     def _on_exit_timeout(self) -> None:
         _log.error("Exit timeout expired. Exiting immediately.")

@@ -15,10 +15,11 @@ from shoal.control import ADDRESS_VARIABLE
 from shoal.messages.shared import Ping
 from shoal.reasons import describe_exit
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.event_loop import EventLoop, Future, first, shared
+from shoal.supervisor.failure_domains import contained
+from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.children import Child, Program
-from shoal.supervisor.processes.members import Acknowledgements, Member
+from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.processes.silence import Silence, observe
 from shoal.supervisor.processes.zygotes import Zygotes
@@ -28,8 +29,6 @@ _log = logging.getLogger(__name__)
 #: Batchers that may end by a fault of their own, one after the other, each within FAULT_S of becoming active: the fault
 #: is in what they are told then, and only a clean start rids the server of it (ours).
 MAX_FAULTS, FAULT_S = 3, 10.0
-#: The active one, and one to follow it.
-NUM_BATCHERS = 2
 #: An active batcher is asked for a sign of life so often, and ended when it has given none for so long though it could
 #: (silence.py): nobody is served meanwhile, and no request fails for it (ours; requests are delayed by 1.5 s at most
 #: where there are cores enough).
@@ -37,31 +36,22 @@ PING_S, SILENCE_S = 0.5, 1.0
 
 
 class Batchers:
-    """Keeps an active one and one to follow it.
-
-    `on_active` is called with each that takes the place, `on_inactive` when it has ended, `on_hopeless` when no further
-    one will be tried.
-    """
+    """Keeps an active one, and one to follow it; `on_active` is called with each that takes the place."""
 
     def __init__(
         self,
         loop: EventLoop,
         zygotes: Zygotes,
         control_address: str,
-        acknowledgements: Acknowledgements,
-        *,
+        star: Star,
         on_active: Callable[[Member], None],
-        on_inactive: Callable[[Member], None],
-        on_hopeless: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._zygotes = zygotes
-        self._control_address = control_address
-        self._acknowledgements = acknowledgements
+        self._program = Program("batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: control_address})
+        self._star = star
         self._on_active = on_active
-        self._on_inactive = on_inactive
-        self._on_hopeless = on_hopeless
-        # Changed as processes join and end. Nobody is spawned any more once `is_stopping`.
+        # Changed as processes join and end.
         self.active: Member | None = None
         self._standby: Member | None = None
         self._num_faults = 0
@@ -71,24 +61,42 @@ class Batchers:
         self._active_since_s = 0.0
         self._silence = Silence(0.0)
         self._children: set[Child] = set()
-        self.is_stopping = False
+        self._hopeless: Future[None] = loop.future()
+        #: Done once `stop` has been called: no process is started any more.
+        self._stopping: Future[None] = loop.future()
 
-    def start(self) -> None:
-        """Start a batcher; it joins, and becomes what is missing. Where the system refuses, it is tried again."""
-        run_in(self, self._start)
+    async def run(self) -> None:
+        """Keep a batcher active. Returns where one after the other has failed and no further one will be tried."""
+        self._loop.start(self._fill_place())
+        await shared(self._hopeless)
 
-    def _start(self) -> None:
-        if self.is_stopping or len(self._children) >= NUM_BATCHERS:
-            return
-        program = Program("batcher", ["shoal.batcher.batcher"], {ADDRESS_VARIABLE: self._control_address})
+    def start_standby(self) -> None:
+        """The server serves from now on: keep a second batcher ready, and end an active one that does not turn its
+        loop."""
+        self._loop.start(self._fill_place())
+        self._hear()
+        self._loop.every(PING_S, self._look)
+
+    async def _fill_place(self) -> None:
+        """One of the places for a batcher: whenever its process has ended, another is started."""
+        while not self.is_stopping:
+            with contained(self):
+                await self._run_process()
+            await first(self._stopping, limit_s=self._pause_s)
+
+    async def _run_process(self) -> None:
+        """From the start of a batcher's process to its end, and what its end means to others."""
         try:
-            child = self._zygotes.spawn("batcher", program)
+            child = self._zygotes.spawn("batcher", self._program)
+            self._children.add(child)
+            try:
+                code = await shared(child.exited)
+            finally:
+                self._children.discard(child)
         except OSError as error:
             self._refused(f"no batcher can be started: {error}")
-            self._start_later()
-            return
-        self._children.add(child)
-        child.watch(self._exited)
+        else:
+            self._leave(child, code)
 
     def _refused(self, what_happened: str) -> None:
         self._num_refusals += 1
@@ -99,9 +107,6 @@ class Batchers:
         # One that fails by itself does so again; one that is killed says nothing about the next.
         return backoff_s(max(self._num_faults, self._num_refusals))
 
-    def _start_later(self) -> None:
-        self._loop.call_after(self._pause_s, self.start)
-
     @property
     def title(self) -> str:
         """For the log."""
@@ -110,23 +115,31 @@ class Batchers:
     def contain(self, _error: Exception) -> None:
         """As a failure domain: the active one ends, and another takes its place, unless that fails time and again."""
         self._note_fault()
-        if self.active is not None and any(child.pid == self.active.pid for child in self._children):
+        if self.active is not None:
             self._kill(self.active.pid)
-        else:
-            self._start_later()
 
     def _note_fault(self) -> None:
         is_new = self._loop.now_s() - self._active_since_s < FAULT_S
         self._num_faults = self._num_faults + 1 if is_new else 1
-        if self._num_faults > MAX_FAULTS and not self.is_stopping:
-            self._on_hopeless()
+        if self._num_faults > MAX_FAULTS and not (self.is_stopping or self._hopeless.done()):
+            self._hopeless.set_result(None)
 
-    def stop(self) -> None:
-        """Have both end; `on_inactive` is called when the active one has."""
-        self.is_stopping = True
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` has been called."""
+        return self._stopping.done()
+
+    async def stop(self) -> None:
+        """Have both end: a batcher takes its supervisor's hanging up as the end. Returns when the active one has."""
+        self._stopping.set_result(None)
+        pid = 0 if self.active is None else self.active.pid
         for member in (self._standby, self.active):
             if member is not None:
                 member.hang_up()
+        for child in self._children:
+            if child.pid == pid:
+                await first(child.exited)
+                return
 
     def join(self, member: Member) -> None:
         """A batcher has imported all it needs and waits for its first message."""
@@ -141,6 +154,7 @@ class Batchers:
             member.hang_up()
 
     def _activate(self, member: Member) -> None:
+        """Give a batcher the place in the middle. All that it is told is sent when this returns."""
         self.active = member
         self.num_active += 1
         self._active_since_s = self._loop.now_s()
@@ -155,24 +169,17 @@ class Batchers:
         self._silence.look(self._loop.now_s(), observe(member.pid))  # what it computed before does not count
         self._hear()
 
-    def watch(self) -> None:
-        """From now on, end an active batcher that does not turn its loop."""
-        self._hear()
-        self._look(self._loop.now_s())
-
-    def _look(self, due_s: float) -> None:
-        now_s = self._loop.now_s()
-        if not self.is_stopping:  # first: an error in this look must not be the end of all others
-            self._loop.call_after(PING_S, lambda: self._look(now_s + PING_S))
-        if now_s - due_s > PING_S:
+    def _look(self, late_s: float) -> None:
+        if late_s > PING_S:
             self._hear()  # this process itself was held up, and with it perhaps the machine: nobody is to blame
-        if self.active is not None:
-            if self._silence.look(now_s, observe(self.active.pid)) >= SILENCE_S:
-                _log.error("the batcher (pid %d) has not moved for %g s; it is killed", self.active.pid, SILENCE_S)
-                self._hear()
-                self._kill(self.active.pid)
-            else:
-                self._acknowledgements.announce([(self.active, Ping())], self._hear)
+        if self.active is None or self.is_stopping:
+            return
+        if self._silence.look(self._loop.now_s(), observe(self.active.pid)) >= SILENCE_S:
+            _log.error("the batcher (pid %d) has not moved for %g s; it is killed", self.active.pid, SILENCE_S)
+            self._hear()
+            self._kill(self.active.pid)
+        else:
+            self._star.acknowledgements.announce([(self.active, Ping())], self._hear)
 
     def _kill(self, pid: int) -> None:
         for child in self._children:
@@ -182,21 +189,15 @@ class Batchers:
     def _hear(self) -> None:
         self._silence.hear(self._loop.now_s())
 
-    def _exited(self, child: Child, code: int) -> None:
-        self._children.discard(child)
-        try:
-            self._leave(child, code)
-        finally:
-            self._start_later()
-
     def _leave(self, child: Child, code: int) -> None:
+        """A batcher's process has ended. In one go the star lets go of the active one, and the next takes its place."""
         if self._standby is not None and self._standby.pid == child.pid:
             self._standby.hang_up()
             self._standby = None
         elif self.active is not None and self.active.pid == child.pid:
             ended, self.active = self.active, None
             ended.hang_up()
-            self._on_inactive(ended)
+            self._star.leave_batcher(ended)
             self._succeed(child, code)
 
     def _succeed(self, child: Child, code: int) -> None:

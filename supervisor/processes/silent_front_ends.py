@@ -36,14 +36,12 @@ class SilentFrontEnds:
 
     def watch(self) -> None:
         """Look from now on."""
-        self._look(self._loop.now_s())
+        self._loop.every(LOOK_S, self._look)
 
-    def _look(self, due_s: float) -> None:
-        now_s = self._loop.now_s()
-        self._loop.call_after(LOOK_S, lambda: self._look(now_s + LOOK_S))  # first: a look may fail
-        if now_s - due_s > LOOK_S:
+    def _look(self, late_s: float) -> None:
+        if late_s > LOOK_S:
             self._silent.clear()  # this process itself was held up, and with it perhaps the machine
-        self.look(now_s)
+        self.look(self._loop.now_s())
 
     def look(self, now_s: float) -> None:
         """Kill whichever has been silent for too long."""

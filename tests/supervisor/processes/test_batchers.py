@@ -1,5 +1,7 @@
 """Batchers whose processes only wait: what follows where one cannot have what it needs, or fails time and again."""
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -7,70 +9,83 @@ import pytest
 
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes import batchers as batchers_module
 from shoal.supervisor.processes.batchers import Batchers
 from shoal.supervisor.processes.children import Child, Program, prepare
 from shoal.supervisor.processes.members import Acknowledgements, Member
 from shoal.supervisor.processes.silence import Observed
 from tests.messages import Nonsense
-from tests.supervisor.sky import Process
+from tests.supervisor.clock import ClockLoop
+from tests.supervisor.sky import OPTIONS, Process
 
 pytestmark = pytest.mark.usefixtures("subreaper")
 
 
 class Started:
-    """In the zygotes' place, with one batcher at a time: each joins at once, and ends when it is hung up on, or killed;
-    `refusals` is what becoming active raises."""
+    """In the zygotes' place: each batcher joins at once, and ends when it is hung up on, or killed; `refusals` is what
+    its start, or becoming active, raises."""
 
-    def __init__(self) -> None:
-        self.loop = EventLoop()
+    def __init__(self, clock: ClockLoop) -> None:
+        self.clock = clock
+        self.loop = EventLoop(clock)
+        self.star = Star(OPTIONS, {}, Acknowledgements(self.loop))
         self.said: list[str] = []
         self.refusals: list[Exception] = []
-        self._joined: list[tuple[Process, subprocess.Popen[bytes]]] = []
-        self.batchers = Batchers(
-            self.loop, self, "@", Acknowledgements(self.loop),  # type: ignore[arg-type]
-            on_active=self._on_active,
-            on_inactive=lambda _member: self.said.append("inactive"),
-            on_hopeless=lambda: self.said.append("hopeless"),
-        )  # fmt: skip
+        self.no_process: list[OSError] = []
+        self.joined: list[Process] = []
+        self.batchers = Batchers(self.loop, self, "@", self.star, self._on_active)  # type: ignore[arg-type]
+        self.running = self.loop.begin(self.batchers.run())
 
     def spawn(self, _kind: str, program: Program) -> Child:
+        if self.no_process:
+            raise self.no_process.pop(0)
+        joined = Process(self.loop, self.star.acknowledgements)
+        os.set_blocking(joined.channel.fileno(), True)
         child = prepare(self.loop, program, captured=False)
-        process = subprocess.Popen(["sh", "-c", "read end"], stdin=subprocess.PIPE)
+        process = subprocess.Popen(["cat"], stdin=joined.channel.fileno(), stdout=subprocess.DEVNULL)
         child._process = process
         child.began(process.pid)
-        self.loop.call_after(0, lambda: self._join(process))
+        joined.member.pid = process.pid
+        self.joined.append(joined)
+        self.loop.call_after(0, lambda: self.batchers.join(joined.member))
         return child
 
-    def _join(self, process: "subprocess.Popen[bytes]") -> None:
-        joined = Process(self.loop, Acknowledgements(self.loop))
-        joined.member.pid = process.pid
-        assert process.stdin is not None
-        joined.member.on_gone = process.stdin.close
-        self._joined.append((joined, process))
-        self.batchers.join(joined.member)
-
-    def _on_active(self, _member: Member) -> None:
+    def _on_active(self, member: Member) -> None:
+        assert self.star.batcher is None, "the star has let go of the one before"
+        self.star.join_batcher(member)
         if self.refusals:
+            self.said.append("refused")
             raise self.refusals.pop(0)
         self.said.append("active")
 
-    def until(self, is_true: Callable[[], bool]) -> None:
-        while not is_true():
-            self.loop.call_after(0.001, self.loop.stop)
-            self.loop.run()
+    def children(self) -> int:
+        return len(self.batchers._children)
+
+    def see_end(self, number: int = signal.SIGKILL) -> None:
+        """The active batcher is killed, and its end is seen."""
+        assert self.batchers.active is not None
+        ended = self.batchers.active.pid
+        os.kill(ended, number)
+        self.clock.until(lambda: self.batchers.active is None or self.batchers.active.pid != ended)
+
+    def until(self, is_true: Callable[[], bool], *pauses_s: float) -> None:
+        """After so many pauses, each once the process before has ended."""
+        for pause_s in pauses_s:
+            self.clock.until(lambda: not self.children())
+            self.clock.pass_time(pause_s)
+        self.clock.until(is_true)
 
     def close(self) -> None:
-        self.batchers.stop()
-        self.until(lambda: not self.batchers._children)
-        for joined, _ in self._joined:
+        ended = self.loop.begin(self.batchers.stop())
+        self.clock.until(lambda: ended.done() and not self.children())
+        for joined in self.joined:
             joined.close()
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
-    monkeypatch.setattr(batchers_module, "NUM_BATCHERS", 1)
-    made = Started()
+def started(clock: ClockLoop) -> Iterator[Started]:
+    made = Started(clock)
     yield made
     made.close()
 
@@ -79,28 +94,33 @@ def test_one_for_which_there_is_no_memory_makes_room_for_the_next(
     started: Started, caplog: pytest.LogCaptureFixture
 ) -> None:
     started.refusals += [OutOfSharedMemoryError("no shared memory"), OSError(24, "Too many open files")]
-    started.batchers.start()
-    started.until(lambda: "active" in started.said)
-    assert started.said == ["inactive", "inactive", "active"]
+    started.until(lambda: started.said == ["refused", "refused"])
+    started.until(lambda: "active" in started.said, 0.5)
+    assert started.said == ["refused", "refused", "active"]
     assert "cannot have its memory: no shared memory; it is tried again in 0 s" in caplog.text
     assert "cannot have its memory: [Errno 24] Too many open files; it is tried again in 0.5 s" in caplog.text
 
 
+def test_one_whose_process_is_refused_is_tried_again(started: Started, caplog: pytest.LogCaptureFixture) -> None:
+    started.no_process += [OSError(11, "Try again"), OSError(11, "Try again")]
+    started.clock.settle()
+    assert started.said == []
+    started.until(lambda: started.said == ["active"], 0.5)
+    assert "no batcher can be started: [Errno 11] Try again; it is tried again in 0.5 s" in caplog.text
+
+
 def test_one_after_the_other_that_an_error_of_ours_ends_is_hopeless(started: Started) -> None:
     started.refusals += [ZeroDivisionError() for _ in range(4)]
-    started.batchers.start()
-    started.until(lambda: "hopeless" in started.said)
-    assert started.said.count("active") == 0
+    started.until(started.running.done, 0.0, 0.5, 1.0)
+    assert started.said == ["refused"] * 4
 
 
 def test_an_error_in_hearing_a_batcher_costs_that_one(started: Started) -> None:
-    started.batchers.start()
     started.until(lambda: "active" in started.said)
-    process, _ = started._joined[0]
+    (process,) = started.joined
     process.member.start()
     process.channel.send(Nonsense())
-    started.until(lambda: started.said.count("active") == 2)
-    assert started.said == ["active", "inactive", "active"]
+    started.until(lambda: started.said == ["active", "active"])
 
 
 def test_what_one_computed_before_it_was_active_is_no_silence(
@@ -109,13 +129,34 @@ def test_what_one_computed_before_it_was_active_is_no_silence(
     """It waits for a core, after five seconds of imports."""
     waiting = Observed(True, 5.0)
     monkeypatch.setattr(batchers_module, "observe", lambda _pid: waiting)
-    started.batchers.start()
     started.until(lambda: "active" in started.said)
     silent_s = started.batchers._silence.look(started.loop.now_s() + 0.5, waiting)
     assert silent_s == 0
 
 
-def test_there_are_never_more_than_there_may_be(started: Started) -> None:
-    for _ in range(3):
-        started.batchers.start()
-    assert len(started.batchers._children) == 1
+def test_one_stands_by_and_takes_the_place_in_the_go_in_which_the_end_of_the_active_one_is_seen(
+    started: Started,
+) -> None:
+    started.until(lambda: started.said == ["active"])
+    started.batchers.start_standby()
+    started.clock.until(lambda: len(started.joined) == 2)
+    standby = started.joined[1].member
+    started.see_end()
+    assert started.batchers.active is standby
+    started.clock.until(lambda: len(started.joined) == 3)
+    assert started.children() == 2
+    assert started.said == ["active", "active"]
+
+
+def test_one_that_does_not_turn_its_loop_is_killed(
+    started: Started, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batchers_module, "observe", lambda _pid: Observed(False, 0.0))
+    started.until(lambda: started.said == ["active"])
+    started.batchers.start_standby()
+    started.clock.until(lambda: len(started.joined) == 2)
+    started.clock.pass_time(0.5)
+    assert "is killed" not in caplog.text
+    started.clock.pass_time(0.5)
+    assert "has not moved for 1 s; it is killed" in caplog.text
+    started.until(lambda: started.said == ["active", "active"])
