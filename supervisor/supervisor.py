@@ -50,7 +50,7 @@ from shoal.supervisor.processes.clients import Clients
 from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.guests import Guests
 from shoal.supervisor.processes.listeners import Listeners
-from shoal.supervisor.processes.members import Acknowledgements, Member
+from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.repository import Repository
 from shoal.supervisor.processes.silent_front_ends import SilentFrontEnds
 from shoal.supervisor.processes.zygotes import Zygotes
@@ -87,7 +87,7 @@ class Supervisor:
         self._options = options
         self._loop = EventLoop()
         self._control = Listener.create()
-        self._star = Star(options, log_settings, Acknowledgements(self._loop))
+        self._star = Star(options, log_settings, self._loop)
         self._ledger = Ledger(self._loop, self._star)
         address = self._control.address
         self._zygotes = Zygotes(self._loop, address)
@@ -141,8 +141,8 @@ class Supervisor:
             self._star,
             self._models,
             Questions(verbs),
-            self._front_ends.welcome,
-            self._on_front_end_joined,
+            self._front_ends,
+            self._tell_news,
             self._gives_up,
         )
         guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.take)
@@ -151,7 +151,7 @@ class Supervisor:
             self._star,
             options,
             Questions(guest_questions.verbs),
-            self._clients.tell_models,
+            self._clients.send_models,
             host.descriptors,
         )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
@@ -231,8 +231,9 @@ class Supervisor:
             return
         if is_successor:
             self._models.tell_batcher()
-            self._star.introduce(self._guests.await_word)
+            serves = self._star.introduce()
             self._models.tell_batcher_again()
+            self._loop.start(self._guests.await_word(member, serves))
         else:
             run_in(self, self._begin)
 
@@ -281,10 +282,9 @@ class Supervisor:
         told = gauges(self._roster, self._star, num_takeovers, time.monotonic_ns())
         question.answer({**told, "custom": self._metrics.told()})
 
-    def _on_front_end_joined(self, client: Participant) -> None:
+    def _tell_news(self, client: Participant) -> None:
         self._tracing.tell(client)
         self._regions.tell(client)
-        self._clients.tell_models(client, self._front_ends.on_client_started)
 
     # --- phases ---
 
@@ -344,7 +344,7 @@ class Supervisor:
 
     async def _stop_rest(self) -> None:
         """Everybody but front ends ends; the batchers last, since workers' last answers are theirs to pass on."""
-        await self._loop.awaited(self._guests.see_off)
+        await self._guests.see_off()
         _log.info("All models are stopped, unloading models")
         await self._loop.awaited(self._models.stop)
         await self._loop.awaited(self._tracing.close)

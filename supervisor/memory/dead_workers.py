@@ -9,23 +9,28 @@ Then clients read them, some of which ask for a worker's segment only when they 
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.messages.message import Message
 from shoal.messages.to_batcher import RetireWorker, WorkerDied, WorkerReady
 from shoal.reasons import Reason
+from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.participant import Participant, worker_joined
-from shoal.supervisor.processes.members import Acknowledgements, Member
+from shoal.supervisor.processes.members import Member
+
+if TYPE_CHECKING:
+    from shoal.supervisor.memory.star import Star
 
 
 class DeadWorkers:
-    """By owner id. `let_go` is called for each whose answers have been passed on; `close` it when they are read."""
+    """All of a star's, by owner id."""
 
-    def __init__(self, acknowledgements: Acknowledgements, let_go: Callable[[Participant], None]) -> None:
-        self._acknowledgements = acknowledgements
-        self._let_go = let_go
-        # Changed by add and report: the message for a batcher; the batcher that serves, None while its place is taken.
+    def __init__(self, star: "Star") -> None:
+        self._star = star
+        # Changed by add and as the batcher and clients let go: the message for a batcher; the batcher that serves, None
+        # while its place is taken.
         self._dead: dict[int, tuple[Participant, WorkerDied]] = {}
-        self._passed_on: dict[int, Participant] = {}  # and by close
+        self._passed_on: dict[int, Participant] = {}
         self._batcher: Member | None = None
 
     def __contains__(self, owner: int) -> bool:
@@ -59,18 +64,21 @@ class DeadWorkers:
                 told += results_of(worker)
         return told
 
-    def close(self, worker: Participant) -> None:
-        """Free a dead worker's memory: all clients have read its answers."""
-        del self._passed_on[worker.owner]
-        worker.close()
-
     def _report(self, owner: int, batcher: Member) -> None:
         worker, gone = self._dead[owner]
+        passed_on = self._star.acknowledgements.announce([(batcher, gone)])
+        self._star.loop.start(self._let_go(worker, batcher, passed_on))
 
-        def passed_on() -> None:
-            if self._batcher is batcher:  # else it has died before it had
-                del self._dead[owner]
-                self._passed_on[owner] = worker
-                self._let_go(worker)
-
-        self._acknowledgements.announce([(batcher, gone)], passed_on)
+    async def _let_go(self, worker: Participant, batcher: Member, passed_on: Future[None]) -> None:
+        """The batcher passes on what the worker has answered, clients read that, and then the memory goes."""
+        await passed_on
+        if self._batcher is not batcher:
+            return  # it has died before it had
+        del self._dead[worker.owner]
+        self._passed_on[worker.owner] = worker
+        loans = self._star.loans
+        await loans.end_when_read(worker.owner, self._star.joined, self._star.acknowledgements)
+        loans.tell_end(worker.owner)
+        self._star.payloads.release_all(worker)
+        del self._passed_on[worker.owner]
+        worker.close()

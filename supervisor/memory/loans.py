@@ -5,9 +5,10 @@ no worker's before it has an answer of it. They ask when they meet it, and are t
 supervisor.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from shoal.messages.shared import SegmentAnnounced, SegmentGone, SegmentMissing
+from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.processes.members import Acknowledgements, Member
 
@@ -42,9 +43,10 @@ class Loans:
             borrower.send(SegmentGone(owner))
 
     def end_when_read(
-        self, owner: int, clients: Iterable[Participant], acknowledgements: Acknowledgements, then: Callable[[], None]
-    ) -> None:
-        """The segment is a dead process's: clients read what lies there, and unmap it; `then` it goes.
+        self, owner: int, clients: Iterable[Participant], acknowledgements: Acknowledgements
+    ) -> Future[None]:
+        """The segment is a dead process's: clients read what lies there, and unmap it. When the future is done, those
+        that have asked for it meanwhile are to be told (`tell_end`), and it goes.
 
         Clients that ask for segments may have it until they have acknowledged that it goes, at most for ASKING_S.
         """
@@ -52,12 +54,7 @@ class Loans:
         asking = {client.member for client in clients if not client.is_front_end}
         for member in {*self.end(owner), *(client.member for client in clients)} - asking:
             member.send(gone)
-
-        def end() -> None:
-            self.tell_end(owner)  # who have asked meanwhile
-            then()
-
-        acknowledgements.announce([], end, briefly=[(each, gone) for each in asking], patience_s=ASKING_S)
+        return acknowledgements.announce([], briefly=[(each, gone) for each in asking], patience_s=ASKING_S)
 
     def forget(self, borrower: Member) -> None:
         """It is dead."""

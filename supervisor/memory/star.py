@@ -10,7 +10,6 @@ Runs in the supervisor and touches no segment's contents. The rules it keeps:
   is sent front ends' without waiting, so that it rarely has to.
 """
 
-import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from shoal.reasons import Reason
 from shoal.shm import layout, segment
 from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import Geometry
-from shoal.supervisor.event_loop import Future
+from shoal.supervisor.event_loop import EventLoop, Future, Task, shared
 from shoal.supervisor.memory.batcher_memory import BatcherMemory
 from shoal.supervisor.memory.counter_memory import CounterMemory
 from shoal.supervisor.memory.dead_workers import DeadWorkers
@@ -64,7 +63,8 @@ class Star:
 
     options: ServerOptions
     log_settings: dict[str, Any]
-    acknowledgements: Acknowledgements
+    loop: EventLoop
+    acknowledgements: Acknowledgements = field(init=False)
     # Changed by the join_ and leave_ methods.
     batcher: Member | None = None
     clients: dict[int, Participant] = field(default_factory=dict)
@@ -79,10 +79,13 @@ class Star:
     payloads: Payloads = field(init=False)
     loans: Loans = field(default_factory=Loans)
     dead_workers: DeadWorkers = field(init=False)
+    _introduced: Future[None] = field(init=False)  # the batcher knows everybody that came before it
 
     def __post_init__(self) -> None:
+        self.acknowledgements = Acknowledgements(self.loop)
         self.payloads = Payloads(self)
-        self.dead_workers = DeadWorkers(self.acknowledgements, self._let_go_of_worker)
+        self.dead_workers = DeadWorkers(self)
+        self._introduced = self.acknowledgements.announce([])
 
     # --- the batcher ---
 
@@ -119,8 +122,14 @@ class Star:
     def _renew_batcher_memory(self, successor: Member) -> None:
         ended, geometry = self.batcher_memory.owner, batcher_geometry(self.options)
         self.batcher_memory.make(successor, self.take_owner(), geometry, lazy=self.options.cache_bytes > 0)
-        close = functools.partial(self.batcher_memory.close, ended)
-        self.loans.end_when_read(ended, self.joined, self.acknowledgements, close)
+        read = self.loans.end_when_read(ended, self.joined, self.acknowledgements)
+        self.loop.start(self._free_batcher_memory(ended, read))
+
+    async def _free_batcher_memory(self, ended: int, read: Future[None]) -> None:
+        """A dead batcher's memory goes when clients have read the answers that lie there."""
+        await read
+        self.loans.tell_end(ended)
+        self.batcher_memory.close(ended)
 
     def leave_batcher(self, member: Member) -> None:
         """The batcher is dead. What it was asked to acknowledge is void: a successor is sent all anew."""
@@ -128,12 +137,13 @@ class Star:
         self.batcher = None
         self.acknowledgements.gone(member)
 
-    def introduce(self, then: Callable[[], None] = lambda: None) -> None:
-        """Announce all clients and workers to a successor, which knows the models; then it to them. It serves at once.
+    def introduce(self) -> Task[None]:
+        """Announce all clients and workers to a successor, which knows the models; when this returns, all is sent. The
+        task has it announced to them, and ends when it serves, or is dead.
 
         It passes over the records in clients' rings as it maps them, so no client may send its open requests again
         before that. It waits for no client: a client's requests are put off until the client has sent them again
-        (ClientCaughtUp). `then` is called when it serves.
+        (ClientCaughtUp).
         """
         successor = self.batcher
         assert successor is not None
@@ -149,10 +159,12 @@ class Star:
             told += self.payloads.results_of(worker)
         told += self.dead_workers.introductions(self.payloads.results_of)
         told += self.payloads.requests_to_ensembles()
-        recipients = [(successor, message) for message in told]
-        self.acknowledgements.announce(recipients, lambda: self._reopen(successor, late, then))
+        self._introduced = self.acknowledgements.announce([(successor, message) for message in told])
+        return self.loop.start(self._resume(successor, late, self._introduced))
 
-    def _reopen(self, successor: Member, late: Sequence[Participant], then: Callable[[], None]) -> None:
+    async def _resume(self, successor: Member, late: Sequence[Participant], introduced: Future[None]) -> None:
+        """The successor serves once it knows everybody; then clients and workers hear that it is there."""
+        await shared(introduced)
         if self.batcher is not successor:
             return  # dead already; the next one is introduced by itself
         successor.send(Resume())
@@ -162,53 +174,60 @@ class Star:
             news: list[Recipient] = [(client.member, BatcherReplaced())]
             if self.batcher_memory.owner and client.is_front_end:
                 news.insert(0, (client.member, self.batcher_memory.message))
-            self.acknowledgements.announce(news, functools.partial(self._end_wait, client, successor))
+            self.loop.start(self._await_client(client, successor, self.acknowledgements.announce(news)))
         for worker in self.workers.values():
-            # The successor does not look into the ring of a worker without a batch: so this message.
-            caught_up = functools.partial(successor.send, WorkerCaughtUp(worker.owner))
-            self.acknowledgements.announce([(worker.member, BatcherReplaced())], caught_up)
-        then()
+            heard = self.acknowledgements.announce([(worker.member, BatcherReplaced())])
+            self.loop.start(self._await_worker(worker, successor, heard))
 
-    def _end_wait(self, client: Participant, successor: Member) -> None:
-        """A client has sent a successor what it waits for and what it holds."""
-        if self.batcher is successor:  # else the client is late until it has told the next one
+    async def _await_client(self, client: Participant, successor: Member, heard: Future[None]) -> None:
+        """A client sends a successor what it waits for and what it holds, and acknowledges that."""
+        await heard
+        # Else the client is late until it has told the next batcher, or is dead.
+        if self.batcher is successor and self.clients.get(client.owner) is client:
             client.is_late = False
             successor.send(ClientCaughtUp(client.owner))
 
+    async def _await_worker(self, worker: Participant, successor: Member, heard: Future[None]) -> None:
+        """The successor does not look into the ring of a worker without a batch: so this message."""
+        await heard
+        successor.send(WorkerCaughtUp(worker.owner))
+
     # --- clients ---
 
-    def join_client(self, member: Member, welcome: Welcome, then: Callable[[Participant], None]) -> Participant:
-        """A front end wants to submit requests; `then` when the batcher has its segment and it has everything."""
-        client = self._client(member, client_geometry(self.options), sealed=False)
-        self.announce_client(client, lambda: self._welcome_client(client, welcome, then))
-        return client
+    def join_client(self, member: Member) -> tuple[Participant, Future[None]]:
+        """A front end wants to submit requests: its memory, and when the batcher has its segment (`announce_client`).
 
-    def join_caller(self, member: Member, welcome: Welcome, then: Callable[[Participant], None]) -> Participant:
-        """A worker wants to submit requests of its model's; `then` when it has everything. It asks for segments."""
+        Raises OutOfSharedMemoryError, or OSError where descriptors have run out; then there is no client.
+        """
+        client = self._client(member, client_geometry(self.options), sealed=False)
+        return client, self.announce_client(client)
+
+    def join_caller(self, member: Member) -> tuple[Participant, Future[None]]:
+        """Like `join_client`, of a worker that wants to submit requests of its model's. It asks for segments."""
         caller = self._client(member, caller_geometry(self.options), sealed=True)
         caller.is_caller = True
-
-        def mapped(_caller: Participant) -> None:
-            segment.seal_writes(caller.segment_fd)
-            then(caller)
-
-        self.announce_client(caller, lambda: self._welcome_client(caller, welcome, mapped))
-        return caller
+        return caller, self.announce_client(caller)
 
     def _client(self, member: Member, own: Geometry, *, sealed: bool) -> Participant:
         return self._participant(member, layout.CLIENT, own, client_link_geometry(self.options), sealed=sealed)
 
-    def announce_client(self, client: Participant, then: Callable[[], None] | None = None) -> Future[None]:
-        """The batcher maps a client's segment; the future is done when it has, or at once if there is no batcher. If
-        `then` raises, the client has left."""
+    def announce_client(self, client: Participant) -> Future[None]:
+        """The batcher maps a client's segment; the future is done when it has, or at once if there is no batcher."""
         self.clients[client.owner] = client
-        try:
-            return self.acknowledgements.announce(self.to_batcher(client_joined(client)), then)
-        except BaseException:
-            self.leave_client(client)
-            raise
+        return self.acknowledgements.announce(self.to_batcher(client_joined(client)))
 
-    def _welcome_client(self, client: Participant, welcome: Welcome, then: Callable[[Participant], None]) -> None:
+    async def await_batcher(self, known: Future[None]) -> None:
+        """Returns when the batcher has a client's segment (`known`), or if that batcher dies, when its successor has.
+
+        A successor passes over what a client has written before: so a client is welcome only then.
+        """
+        await known
+        while not self._introduced.done():
+            await shared(self._introduced)
+
+    async def welcome(self, client: Participant, welcome: Welcome) -> None:
+        """Send a client that the batcher knows its memory, and from now on what others announce; returns when the
+        client has mapped it, or is dead. Raises OSError where descriptors have run out; then nothing was sent."""
         assert client.batcher_bell is not None
         with read_only(client.link_fd, self.counter_memory.fd) as (link_fd, counters_fd):
             message = welcome(
@@ -219,10 +238,16 @@ class Star:
                 batcher_bell=client.batcher_bell.fd,
                 counters=counters_fd,
             )
-            self.acknowledgements.announce([(client.member, message)], lambda: then(client))
+            mapped = self.acknowledgements.announce([(client.member, message)])
         client.is_joined = True
-        if not client.is_front_end:
-            return
+        if client.is_front_end:
+            self._send_segments(client)
+        await mapped
+        if client.is_caller and client.member.is_open:
+            segment.seal_writes(client.segment_fd)
+
+    def _send_segments(self, client: Participant) -> None:
+        """A front end hears of all segments in which an answer may lie, and workers of the front end's."""
         if self.batcher_memory.owner:
             client.member.send(self.batcher_memory.message)
         for worker in self.workers.values():
@@ -233,16 +258,20 @@ class Star:
             client.member.send(SegmentAnnounced(result.owner, result.read_only_fd))
 
     def leave_client(self, client: Participant) -> None:
-        """A client is dead. Workers unmap its segments once the batcher has forgotten its requests."""
-        self.clients.pop(client.owner, None)
+        """A client is dead, or cannot be welcome. Without effect where it has left already."""
+        if self.clients.get(client.owner) is not client:
+            return
+        del self.clients[client.owner]
         self.loans.forget(client.member)
+        forgotten = self.acknowledgements.announce(self.to_batcher(ClientLeft(client.owner)))
+        self.loop.start(self._free_client(client, forgotten))
 
-        def forgotten() -> None:
-            self.loans.tell_end(client.owner)
-            self.payloads.release_all(client)
-            client.close()
-
-        self.acknowledgements.announce(self.to_batcher(ClientLeft(client.owner)), forgotten)
+    async def _free_client(self, client: Participant, forgotten: Future[None]) -> None:
+        """Workers unmap a dead client's segments once the batcher has forgotten its requests."""
+        await forgotten
+        self.loans.tell_end(client.owner)
+        self.payloads.release_all(client)
+        client.close()
 
     # --- workers ---
 
@@ -267,9 +296,7 @@ class Star:
         os.close(link_fd)
         return worker
 
-    def announce_worker(
-        self, worker: Participant, model_id: int, placement: Placement, then: Callable[[], None] | None = None
-    ) -> Future[None]:
+    def announce_worker(self, worker: Participant, model_id: int, placement: Placement) -> Future[None]:
         """A worker has mapped its memory, which cannot be mapped writable again: the batcher and all front ends map it.
         When the future is done, batches may go to the worker."""
         segment.seal_writes(worker.segment_fd)
@@ -280,7 +307,7 @@ class Star:
         for front_end in self.front_ends:
             recipients.append((front_end.member, SegmentAnnounced(worker.owner, worker.read_only_fd)))
             self.loans.lend(worker.member, front_end.owner, front_end.read_only_fd)
-        return self.acknowledgements.announce(recipients, then)
+        return self.acknowledgements.announce(recipients)
 
     def admit_worker(self, worker: Participant) -> None:
         """The batcher and all front ends map its memory: batches may go to it."""
@@ -297,15 +324,6 @@ class Star:
         self.workers.pop(worker.owner, None)
         self.loans.forget(worker.member)
         self.dead_workers.add(worker, reason, detail)
-
-    def _let_go_of_worker(self, worker: Participant) -> None:
-        """The batcher has passed on a dead worker's last answers."""
-
-        def close() -> None:
-            self.payloads.release_all(worker)
-            self.dead_workers.close(worker)
-
-        self.loans.end_when_read(worker.owner, self.joined, self.acknowledgements, close)
 
     # --- segments that somebody asks for ---
 

@@ -14,10 +14,11 @@ from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
 from shoal.messages.to_client import ModelsKnown
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future, sleep
 from shoal.supervisor.memory.participant import Participant
-from shoal.supervisor.memory.star import Star, Welcome
+from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
+from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.restarts import backoff_s
 from shoal.supervisor.questions.questions import Questions
@@ -26,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Clients:
-    """All of them. `welcome` makes the first message of each; `on_front_end` gets each front end that has its memory;
-    `gives_up` is asked whether the server ends for one that cannot have any."""
+    """All of them. `tell_news` tells a front end what only front ends know; `gives_up` is asked whether the server ends
+    for one that cannot have its memory."""
 
     def __init__(
         self,
@@ -35,55 +36,62 @@ class Clients:
         star: Star,
         models: Models,
         questions: Questions,
-        welcome: Callable[[], Welcome],
-        on_front_end: Callable[[Participant], None],
+        front_ends: FrontEnds,
+        tell_news: Callable[[Participant], None],
         gives_up: Callable[[Exception], bool],
     ) -> None:
         self._loop = loop
         self._star = star
         self._models = models
         self._questions = questions
-        self._welcome = welcome
-        self._on_front_end = on_front_end
+        self._front_ends = front_ends
+        self._tell_news = tell_news
         self._gives_up = gives_up
         # Changed as front ends join.
         self._num_refused = 0  # one after the other
 
     def join_front_end(self, member: Member) -> None:
-        """A front end is to have its memory; where there is none, it waits for it."""
-        if not member.is_open:
-            return
-        try:
-            client = self._star.join_client(member, self._welcome(), self._on_front_end)
-        except (OutOfSharedMemoryError, OSError) as error:
-            if self._gives_up(error):
+        """A front end gets its memory, hears of all there is, and serves. Where there is no memory, it waits for it."""
+        self._loop.start(self._join_front_end(member))
+
+    async def _join_front_end(self, member: Member) -> None:
+        while member.is_open:
+            try:
+                client = await self._welcome(*self._star.join_client(member))
+            except (OutOfSharedMemoryError, OSError) as error:
+                if self._gives_up(error):
+                    return
+                self._num_refused += 1
+                pause_s = backoff_s(self._num_refused)
+                _log.error(
+                    "a front end (pid %d) cannot join: %s; it is tried again in %g s", member.pid, error, pause_s
+                )
+                await sleep(pause_s)
+            else:
+                self._num_refused = 0
+                self._tell_news(client)
+                await self.send_models(client)
+                if member.is_open:
+                    self._front_ends.on_client_started()
                 return
-            self._num_refused += 1
-            pause_s = backoff_s(self._num_refused)
-            _log.error("a front end (pid %d) cannot join: %s; it is tried again in %g s", member.pid, error, pause_s)
-            self._loop.call_after(pause_s, lambda: self.join_front_end(member))
-        else:
-            self._num_refused = 0
-            self._listen_to(member, client)
 
     def join_caller(self, member: Member) -> None:
         """A model calls another for the first time. Where there is no room for that, the call fails, and no more."""
+        self._loop.start(self._join_caller(member))
+
+    async def _join_caller(self, member: Member) -> None:
         try:
-            caller = self._star.join_caller(member, self._welcome(), self.tell_models)
+            caller = await self._welcome(*self._star.join_caller(member))
         except (OutOfSharedMemoryError, OSError) as error:
             _log.error("a model cannot call others: %s", error)
             member.send(Refused(UnavailableError.wire, str(error)))
             member.hang_up()
         else:
-            self._listen_to(member, caller)
+            self.send_models(caller)
 
-    def tell_models(self, client: Participant, then: Callable[[], None] = lambda: None) -> None:
-        """Tell a client, a guest too, of all models, and that it may start; `then` when it has heard."""
-        for message in self._models.messages():
-            client.member.send(message)
-        self._star.acknowledgements.announce([(client.member, ModelsKnown())], then)
-
-    def _listen_to(self, member: Member, client: Participant) -> None:
+    async def _welcome(self, client: Participant, known: Future[None]) -> Participant:
+        """Let a client in, once the batcher knows it; returns when the client has its memory, or is dead."""
+        member = client.member
         member.listen(client_handlers(self._star, self._questions, client))
 
         def gone() -> None:
@@ -91,6 +99,20 @@ class Clients:
             self._star.leave_client(client)
 
         member.on_gone = gone
+        await self._star.await_batcher(known)
+        if member.is_open:
+            try:
+                await self._star.welcome(client, self._front_ends.welcome())
+            except OSError:
+                self._star.leave_client(client)
+                raise
+        return client
+
+    def send_models(self, client: Participant) -> Future[None]:
+        """Tell a client, a guest too, of all models, and that it may start; the future is done when it has heard."""
+        for message in self._models.messages():
+            client.member.send(message)
+        return self._star.acknowledgements.announce([(client.member, ModelsKnown())])
 
 
 def client_handlers(star: Star, questions: Questions, client: Participant) -> Handlers:

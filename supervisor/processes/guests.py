@@ -23,9 +23,10 @@ from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import PayloadWanted, Refused
 from shoal.messages.to_client import GuestWelcomed
 from shoal.options import ServerOptions
+from shoal.shm.doorbell import GuestBell
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.descriptors import Descriptors
-from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared, sleep
 from shoal.supervisor.memory.memory_plan import client_link_geometry, guest_geometry
 from shoal.supervisor.memory.participant import Participant, make_guest, read_only
 from shoal.supervisor.memory.star import Star
@@ -41,7 +42,7 @@ MAX_OUTBOX, WORD_S = 256, 0.5
 
 
 class Guests:
-    """All of them. `tell_models` tells one of the models, and that it may start."""
+    """All of them. `send_models` tells one of the models, and that it may start."""
 
     def __init__(
         self,
@@ -49,20 +50,20 @@ class Guests:
         star: Star,
         options: ServerOptions,
         questions: Questions,
-        tell_models: Callable[[Participant], None],
+        send_models: Callable[[Participant], object],
         descriptors: Descriptors,
     ) -> None:
         self._loop = loop
         self._star = star
         self._options = options
         self._questions = questions
-        self._tell_models = tell_models
+        self._send_models = send_models
         self._descriptors = descriptors
         # Changed by open and close, and as guests come and go.
         self._listener: Listener | None = None
         self._path = ""
         self._connections: set[Member] = set()
-        self._when_empty: Callable[[], None] | None = None
+        self._gone: Future[None] = loop.future()  # all of them, after `close`
 
     def start(self, http_port: int) -> None:
         """Listen where the options say, or where a client looks for a server of this port. What hinders that is logged,
@@ -94,37 +95,29 @@ class Guests:
             with suppress(OSError):
                 os.unlink(self._path)
 
-    def see_off(self, then: Callable[[], None]) -> None:
-        """After `close`: call `then` once all have gone, which they do when what they asked is answered; those that do
-        not for too long are sent away."""
-        self._when_empty = then
-        self._check_empty()
-        self._loop.call_after(self._options.exit_timeout_secs / 2, self._hang_up_all)
+    async def see_off(self) -> None:
+        """After `close`: returns once all have gone, which they do when what they asked is answered; those that do not
+        for too long are sent away."""
+        if self._connections:
+            await first(self._gone, limit_s=self._options.exit_timeout_secs / 2)
+        for member in tuple(self._connections):
+            member.hang_up()
 
-    def await_word(self) -> None:
-        """A batcher's successor keeps what guests may hold: they have WORD_S to send what they do hold."""
-        successor = self._star.batcher
-        self._loop.call_after(WORD_S, lambda: self._hang_up_silent(successor))
-
-    def _hang_up_silent(self, successor: Member | None) -> None:
+    async def await_word(self, successor: Member, serves: Task[None]) -> None:
+        """A batcher's successor keeps what guests may hold: from when it serves they have WORD_S to send what they do
+        hold."""
+        await shared(serves)
+        await sleep(WORD_S)
         if self._star.batcher is not successor:
             return  # it is dead: guests have WORD_S from when the next one serves
         for client in self._star.joined:
             if client.is_guest and client.is_late:
                 client.member.hang_up()
 
-    def _hang_up_all(self) -> None:
-        for member in tuple(self._connections):
-            member.hang_up()
-
     def _leave(self, member: Member) -> None:
         self._connections.discard(member)
-        self._check_empty()
-
-    def _check_empty(self) -> None:
-        if not self._connections and self._when_empty is not None:
-            then, self._when_empty = self._when_empty, None
-            then()
+        if not (self._connections or self._listener or self._gone.done()):
+            self._gone.set_result(None)
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -153,28 +146,36 @@ class Guests:
         member.hang_up()
 
     def _join(self, member: Member) -> None:
+        star, options = self._star, self._options
+        own, link = guest_geometry(options), client_link_geometry(options)
         try:
             self._descriptors.check_guest()
-            guest = self._make(member)
+            guest, far_end = make_guest(star.take_owner(), member, own, link)
         except (UnavailableError, OutOfSharedMemoryError, OSError) as error:
-            _log.error("a client cannot join: %s", error)
-            self._refuse(member, str(error))
+            self._refuse_to_join(member, error)
             return
         member.listen(self._handlers(guest))
         member.on_malformed = lambda: self._distrust(member, "said what no client says")
 
         def gone() -> None:
-            self._star.acknowledgements.gone(member)
-            self._star.leave_client(guest)
+            star.acknowledgements.gone(member)
+            star.leave_client(guest)
             self._leave(member)
 
         member.on_gone = gone
+        self._loop.start(self._let_in(guest, far_end, star.announce_client(guest)))
 
-    def _make(self, member: Member) -> Participant:
-        star, options = self._star, self._options
-        guest, far_end = make_guest(star.take_owner(), member, guest_geometry(options), client_link_geometry(options))
+    def _refuse_to_join(self, member: Member, error: Exception) -> None:
+        _log.error("a client cannot join: %s", error)
+        self._refuse(member, str(error))
 
-        def let_in() -> None:
+    async def _let_in(self, guest: Participant, far_end: GuestBell, known: Future[None]) -> None:
+        """Send a guest its memory, once the batcher knows it, and when it has that, of all models."""
+        star, options, member = self._star, self._options, guest.member
+        try:
+            await star.await_batcher(known)
+            if not member.is_open:
+                return
             with read_only(guest.link_fd) as (link_fd,):
                 welcome = GuestWelcomed(
                     correlation_key=star.correlation_key,
@@ -187,11 +188,14 @@ class Guests:
                     bell=far_end.fd,
                 )
                 guest.is_joined = True
-                star.acknowledgements.announce([(member, welcome)], lambda: self._tell_models(guest))
+                mapped = star.acknowledgements.announce([(member, welcome)])
+        except OSError as error:
+            self._refuse_to_join(member, error)
+            return
+        finally:
             far_end.close()
-
-        star.announce_client(guest, let_in)
-        return guest
+        await mapped
+        self._send_models(guest)
 
     def _handlers(self, guest: Participant) -> Handlers:
         handlers = client_handlers(self._star, self._questions, guest)

@@ -3,8 +3,7 @@
 import asyncio
 import itertools
 import selectors
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -88,6 +87,15 @@ class ClockLoop(OneThread):
         if errors:
             raise errors[0]
 
+    def end(self) -> None:
+        """Cancel what still waits, and close; an error that the test has not met is raised."""
+        for task in asyncio.all_tasks(self):
+            task.cancel()
+        try:
+            self.settle()
+        finally:
+            self.close()
+
     def _on_idle(self, next_s: float | None) -> list[Any]:
         if self._is_enough is None or (next_s is not None and next_s < NOW_S):
             assert next_s is not None, "nothing is left that could happen"
@@ -99,16 +107,3 @@ class ClockLoop(OneThread):
             assert ready, f"no process has done anything for {PATIENCE_S} s"
             return ready
         return []
-
-
-@contextmanager
-def clock_loop() -> Iterator[ClockLoop]:
-    """A clock for one test. In the end what still waits is cancelled; an error that the test has not met fails it."""
-    made = ClockLoop()
-    try:
-        yield made
-        for task in asyncio.all_tasks(made):
-            task.cancel()
-        made.settle()
-    finally:
-        made.close()

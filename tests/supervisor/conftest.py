@@ -4,15 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.supervisor.clock import ClockLoop, clock_loop
+from tests.supervisor.clock import ClockLoop
 from tests.supervisor.served_version import Version, version
 from tests.supervisor.sky import Sky
 
 
 @pytest.fixture
 def clock() -> Iterator[ClockLoop]:
-    with clock_loop() as made:
-        yield made
+    made = ClockLoop()
+    yield made
+    made.end()
 
 
 @pytest.fixture

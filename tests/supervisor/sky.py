@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from shoal.messages.to_client import ClientWelcomed
 from shoal.model_config.rate_limiter import Demand, Resource
 from shoal.options import ServerOptions
 from shoal.placement import Placement
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Acknowledgements, Member
@@ -44,7 +45,8 @@ F_GET_SEALS, FUTURE_WRITE_AND_SEAL = 1034, 0x10 | 0x01
 class Process:
     """One end of a control connection and what came over it."""
 
-    def __init__(self, loop: EventLoop, acknowledgements: Acknowledgements) -> None:
+    def __init__(self, clock: ClockLoop, loop: EventLoop, acknowledgements: Acknowledgements) -> None:
+        self._clock = clock
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         theirs.setblocking(False)
@@ -60,12 +62,18 @@ class Process:
         self.member.drain()
 
     def heard(self) -> list[Any]:
-        """What came since the last time, without sequence numbers."""
+        """What came since the last time, without sequence numbers, once everything that needs no time has happened."""
+        if not self._clock.is_running():
+            self._clock.settle()
+        return self.read()
+
+    def read(self) -> list[Any]:
+        """What has come by now; nothing happens meanwhile."""
         found = list[Any]()
         while True:
             try:
                 received, seq = receive(self.channel)
-            except BlockingIOError:
+            except (BlockingIOError, EOFError):
                 return found
             self.fds += descriptors(received)
             message = without_descriptors(received)
@@ -87,7 +95,7 @@ class Sky:
     def __init__(self) -> None:
         self.clock = ClockLoop()
         self.loop = EventLoop(self.clock)
-        self.star = Star(OPTIONS, {}, Acknowledgements(self.loop))
+        self.star = Star(OPTIONS, {}, self.loop)
         self.all: list[Process] = []
         self.batcher = self.start()
         self.star.join_batcher(self.batcher.member)
@@ -98,7 +106,7 @@ class Sky:
         self.settle()
 
     def start(self) -> Process:
-        self.all.append(Process(self.loop, self.star.acknowledgements))
+        self.all.append(Process(self.clock, self.loop, self.star.acknowledgements))
         return self.all[-1]
 
     def replace_batcher(self) -> Process:
@@ -111,18 +119,36 @@ class Sky:
 
     def join_client(self) -> tuple[Process, Participant]:
         process = self.start()
-        client = self.star.join_client(process.member, WELCOME, lambda _client: None)
+        client = self.begin_to_join(self.star.join_client, process)
         self.settle()
         return process, client
+
+    def begin_to_join(
+        self,
+        join: Callable[[Member], tuple[Participant, Future[None]]],
+        process: Process,
+        joined: list[Any] | None = None,
+    ) -> Participant:
+        """A front end or a caller joins; it is noted in `joined` when it has mapped its memory."""
+        client, known = join(process.member)
+
+        async def flow() -> None:
+            await self.star.await_batcher(known)
+            await self.star.welcome(client, WELCOME)
+            if joined is not None:
+                joined.append(client)
+
+        self.loop.start(flow())
+        return client
 
     def join_worker(self, model_id: int) -> tuple[Process, Participant]:
         process = self.start()
         worker = self.star.join_worker(process.member, CONFIG)
-        self.star.announce_worker(worker, model_id, PLACEMENT, lambda: self.star.admit_worker(worker))
+        announced = self.star.announce_worker(worker, model_id, PLACEMENT)
+        announced.add_done_callback(lambda _: self.star.admit_worker(worker))
         return process, worker
 
     def acknowledge(self, process: Process) -> None:
-        self.clock.settle()
         process.heard()
         while process.unacknowledged:
             self.star.acknowledgements.received(process.member, process.unacknowledged.pop(0))
@@ -155,3 +181,4 @@ class Sky:
             participant.close()
         for process in self.all:
             process.close()
+        self.clock.end()

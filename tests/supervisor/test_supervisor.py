@@ -23,6 +23,8 @@ def test_a_caller_for_whom_there_is_no_memory_is_told_so_and_the_server_goes_on(
     member, caller = Member(EventLoop(), Channel(ours), 1, supervisor._star.acknowledgements), Channel(theirs)
     with files_of_at_most_a_page():
         supervisor.join_handlers(member)[CallerConnected](CallerConnected())
+        supervisor._loop.call_after(0.0, supervisor._loop.stop)
+        supervisor._loop.run()
     message, _ = receive(caller)
     assert (type(message), message.wire) == (Refused, 5)
     assert message.sentence.startswith("no shared memory for a client segment of ")

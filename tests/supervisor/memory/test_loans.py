@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-from collections.abc import Callable
 
 import pytest
 
@@ -13,12 +12,12 @@ from shoal.reasons import Reason
 from shoal.supervisor.memory.loans import ASKING_S
 from shoal.supervisor.memory.participant import Participant
 from tests.messages import FD
-from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, WELCOME, Process, Sky
+from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, PLACEMENT, Process, Sky
 
 
 def join_caller(sky: Sky) -> tuple[Process, Participant]:
     process = sky.start()
-    caller = sky.star.join_caller(process.member, WELCOME, lambda _caller: None)
+    caller = sky.begin_to_join(sky.star.join_caller, process)
     sky.settle()
     return process, caller
 
@@ -26,7 +25,7 @@ def join_caller(sky: Sky) -> tuple[Process, Participant]:
 def test_a_caller_joins_although_every_worker_executes(sky: Sky) -> None:
     process = sky.start()
     joined: list[Participant] = []
-    caller = sky.star.join_caller(process.member, WELCOME, joined.append)
+    caller = sky.begin_to_join(sky.star.join_caller, process, joined)
     assert [type(message) for message in sky.third.heard()] == []
     sky.acknowledge(sky.batcher)
     sky.acknowledge(process)
@@ -43,15 +42,14 @@ def test_nothing_waits_for_a_caller(sky: Sky) -> None:
     process, caller = join_caller(sky)
     sky.star.lend_to_client(caller, sky.worker_of_3.owner)
     heard = len(process.all_heard)
-    up = list[str]()
     worker = sky.star.join_worker(sky.start().member, CONFIG)
-    sky.star.announce_worker(worker, 3, PLACEMENT, lambda: up.append("up"))
+    announced = sky.star.announce_worker(worker, 3, PLACEMENT)
     result = int(sky.ask(sky.third, sky.worker_of_3).owner)
     sky.star.payloads.hear(sky.worker_of_3, shared.PayloadMapped(result))
     sky.star.leave_worker(sky.worker_of_4, Reason.INSTANCE_DIED, 0)
     for each in (sky.batcher, sky.a, sky.b):
         sky.acknowledge(each)
-    assert up == ["up"]
+    assert announced.done()
     assert sky.third.heard() == [shared.PayloadReady(result)]
     assert sky.star.payloads.counts["oversize_acquired"] == 1
     successor = sky.replace_batcher()
@@ -154,19 +152,14 @@ def test_a_dead_batchers_memory_can_be_had_until_every_caller_has_acknowledged(s
     assert process.heard() == [shared.SegmentMissing(owner)]
 
 
-def test_a_caller_that_does_not_listen_keeps_a_dead_workers_memory_for_a_while_only(
-    sky: Sky, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_caller_that_does_not_listen_keeps_a_dead_workers_memory_for_a_while_only(sky: Sky) -> None:
     process, caller = join_caller(sky)
-    patience: list[tuple[float, Callable[[], None]]] = []
-    monkeypatch.setattr(sky.loop, "call_after", lambda delay_s, then: patience.append((delay_s, then)))
     dead = sky.worker_of_3
     sky.star.leave_worker(dead, Reason.INSTANCE_DIED, 0)
     sky.acknowledge(sky.batcher)
-    ((delay_s, give_up),) = patience
-    assert delay_s == ASKING_S
+    sky.clock.pass_time(ASKING_S - 0.1)
     os.fstat(dead.read_only_fd)
-    give_up()
+    sky.clock.pass_time(0.2)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(dead.read_only_fd)
     process.heard()
@@ -217,4 +210,5 @@ def test_a_dead_borrower_is_not_waited_for(sky: Sky) -> None:
     sky.star.lend(sky.worker_of_4, owner)
     sky.star.payloads.hear(caller, shared.PayloadReleased(owner))
     sky.star.acknowledgements.gone(sky.fourth.member)
+    sky.clock.settle()
     assert sky.star.payloads.counts == {"oversize_acquired": 1, "oversize_released": 1}

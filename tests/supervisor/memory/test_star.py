@@ -3,6 +3,8 @@
 import fcntl
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,9 @@ from shoal.reasons import Reason
 from shoal.shm import segment
 from shoal.supervisor.descriptors import Descriptors, num_open
 from shoal.supervisor.memory.participant import Participant
+from shoal.supervisor.processes.clients import Clients
 from shoal.supervisor.processes.guests import Guests
-from shoal.supervisor.processes.members import PATIENCE_S, Member
+from shoal.supervisor.processes.members import PATIENCE_S
 from shoal.supervisor.questions.questions import Questions
 from tests.messages import FD
 from tests.supervisor.sky import CONFIG, F_GET_SEALS, FUTURE_WRITE_AND_SEAL, OPTIONS, PLACEMENT, WELCOME, Sky
@@ -36,7 +39,7 @@ def test_a_request_may_be_named_at_once_and_its_worker_asks_for_it(sky: Sky) -> 
 
 def test_a_front_end_joins_although_every_worker_executes(sky: Sky) -> None:
     process, joined = sky.start(), list[Participant]()
-    client = sky.star.join_client(process.member, WELCOME, joined.append)
+    client = sky.begin_to_join(sky.star.join_client, process, joined)
     for each in (sky.batcher, process):
         sky.acknowledge(each)
     assert joined == [client]
@@ -55,11 +58,9 @@ def test_who_cannot_be_welcomed_leaves_nothing(
 ) -> None:
     """While there is no batcher a client is welcomed at once, and no descriptor may be left for that."""
     guests = Guests(sky.loop, sky.star, OPTIONS, Questions({}), lambda _guest: None, Descriptors(num_open, lambda: 999))
-    join: dict[str, Callable[[Member], object]] = {
-        "front end": lambda member: sky.star.join_client(member, WELCOME, lambda _client: None),
-        "caller": lambda member: sky.star.join_caller(member, WELCOME, lambda _client: None),
-        "guest": guests._make,
-    }
+    nothing: Any = SimpleNamespace(welcome=lambda: WELCOME)
+    clients = Clients(sky.loop, sky.star, nothing, Questions({}), nothing, lambda _client: None, lambda _error: True)
+    join = {"front end": clients.join_front_end, "caller": clients.join_caller, "guest": guests._join}
     sky.star.leave_batcher(sky.batcher.member)
     process, known, read_only = sky.start(), dict(sky.star.clients), segment.read_only
     opened: list[int] = []
@@ -72,21 +73,23 @@ def test_who_cannot_be_welcomed_leaves_nothing(
 
     monkeypatch.setattr(segment, "read_only", scarce)
     before = num_descriptors()
-    with pytest.raises(OSError, match="no descriptor is left"):
-        join[kind](process.member)
+    join[kind](process.member)
+    refused = [message.sentence for message in process.heard() if isinstance(message, shared.Refused)]
+    assert refused == ([] if kind == "front end" else ["[Errno 24] no descriptor is left"])
     assert sky.star.clients == known
-    assert num_descriptors() == before
+    process.member.hang_up()
+    assert num_descriptors() == before - 1
 
 
 def test_a_worker_comes_up_although_it_has_not_read_of_front_ends(sky: Sky) -> None:
-    process, up = sky.start(), list[str]()
+    process = sky.start()
     worker = sky.star.join_worker(process.member, CONFIG)
-    sky.star.announce_worker(worker, 3, PLACEMENT, lambda: up.append("up"))
+    announced = sky.star.announce_worker(worker, 3, PLACEMENT)
     for each in (sky.batcher, sky.a):
         sky.acknowledge(each)
-    assert up == []
+    assert not announced.done()
     sky.acknowledge(sky.b)
-    assert up == ["up"]
+    assert announced.done()
     assert process.heard()[1:] == [
         shared.SegmentAnnounced(owner=each.owner, segment=FD) for each in (sky.client_a, sky.client_b)
     ]
@@ -148,15 +151,13 @@ def test_a_worker_that_makes_room_is_answered_when_the_room_is_there(sky: Sky) -
     assert answer == shared.PayloadGranted(request=8, owner=answer.owner, may_be_kept=False, segment=FD)
 
 
-def test_a_worker_waits_a_moment_only_for_room_that_it_makes(sky: Sky, monkeypatch: pytest.MonkeyPatch) -> None:
-    patience: list[tuple[float, Callable[[], None]]] = []
-    monkeypatch.setattr(sky.loop, "call_after", lambda delay_s, then: patience.append((delay_s, then)))
+def test_a_worker_waits_a_moment_only_for_room_that_it_makes(sky: Sky) -> None:
     kept = sky.make(sky.third, sky.worker_of_3)
     sky.star.payloads.hear(sky.worker_of_3, shared.PayloadReleased(kept))
     sky.star.payloads.hear(sky.worker_of_3, shared.PayloadWanted(request=8, nbytes=3 << 20))
-    ((delay_s, give_up),) = patience
-    assert (delay_s, sky.third.heard()) == (PATIENCE_S, [])
-    give_up()
+    sky.clock.pass_time(PATIENCE_S - 0.1)
+    assert sky.third.heard() == []
+    sky.clock.pass_time(0.2)
     (answer,) = sky.third.heard()
     assert answer.sentence.endswith("or raise --shm-oversize-mib")
 
@@ -258,7 +259,7 @@ def test_a_change_is_in_force_once_clients_act_upon_it_and_the_batcher_upon_what
 
 def test_a_change_does_not_wait_for_models_that_call_others_for_long(sky: Sky) -> None:
     process = sky.start()
-    sky.star.join_caller(process.member, WELCOME, lambda _caller: None)
+    sky.begin_to_join(sky.star.join_caller, process)
     sky.settle()
     done: list[str] = []
     sky.star.announce_to_clients([ModelForgotten("m", "", 1)], lambda: done.append("changed"))

@@ -14,9 +14,10 @@ from shoal.messages.to_batcher import (
     WorkerJoined,
     WorkerReady,
 )
+from shoal.messages.to_client import ClientWelcomed
 from shoal.reasons import Reason
 from tests.messages import FD
-from tests.supervisor.sky import WELCOME, Sky
+from tests.supervisor.sky import Sky
 
 
 def test_a_successor_hears_of_everybody_before_they_speak_to_it_and_waits_for_nobody(sky: Sky) -> None:
@@ -62,11 +63,27 @@ def test_a_successor_has_memory_for_an_ensemble_that_came_while_there_was_no_bat
 
 def test_who_joins_while_a_successor_hears_of_everybody_has_said_nothing_before(sky: Sky) -> None:
     successor, late = sky.replace_batcher(), sky.start()
-    client = sky.star.join_client(late.member, WELCOME, lambda _client: None)
+    client = sky.begin_to_join(sky.star.join_client, late)
     sky.settle()
     assert ClientJoined(owner=client.owner, segment=FD, link=FD, bell=FD, clients_bell=FD) in successor.all_heard
     assert BatcherReplaced() not in late.all_heard
     assert ClientCaughtUp(client.owner) not in successor.all_heard
+
+
+def test_who_joins_as_a_batcher_dies_is_welcome_once_the_successor_has_its_memory(sky: Sky) -> None:
+    """What it wrote before would be passed over, and it is not told to send that again."""
+    process = sky.start()
+    client = sky.begin_to_join(sky.star.join_client, process)
+    first = sky.replace_batcher()
+    assert process.heard() == []
+    sky.batcher = first
+    second = sky.replace_batcher()  # the first one dies before it has acknowledged
+    assert process.heard() == []
+    assert ClientJoined(owner=client.owner, segment=FD, link=FD, bell=FD, clients_bell=FD) in second.heard()
+    sky.acknowledge(second)
+    assert isinstance(process.heard()[0], ClientWelcomed)
+    sky.settle()
+    assert BatcherReplaced() not in process.all_heard
 
 
 def test_a_successor_is_told_of_dead_workers_whose_answers_its_predecessor_had_not_passed_on(sky: Sky) -> None:
@@ -122,6 +139,7 @@ def test_a_client_is_late_until_it_has_told_the_batcher_that_serves(sky: Sky) ->
     assert sky.a.heard() == [BatcherReplaced()] * 2
     for seq, is_late in zip(sky.a.unacknowledged, (True, False), strict=True):
         sky.star.acknowledgements.received(sky.a.member, seq)
+        sky.clock.settle()
         assert sky.client_a.is_late == is_late
 
 

@@ -27,7 +27,7 @@ def starting() -> Iterator[Version]:
 def acknowledge_all(made: Version) -> None:
     """All processes acknowledge what they were sent; nothing that waits for that has happened yet."""
     for process in made.sky.all:
-        process.heard()
+        process.read()
         while process.unacknowledged:
             made.sky.star.acknowledgements.received(process.member, process.unacknowledged.pop(0))
 

@@ -13,7 +13,7 @@ from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes import batchers as batchers_module
 from shoal.supervisor.processes.batchers import Batchers
 from shoal.supervisor.processes.children import Child, Program, prepare
-from shoal.supervisor.processes.members import Acknowledgements, Member
+from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.silence import Observed
 from tests.messages import Nonsense
 from tests.supervisor.clock import ClockLoop
@@ -29,7 +29,7 @@ class Started:
     def __init__(self, clock: ClockLoop) -> None:
         self.clock = clock
         self.loop = EventLoop(clock)
-        self.star = Star(OPTIONS, {}, Acknowledgements(self.loop))
+        self.star = Star(OPTIONS, {}, self.loop)
         self.said: list[str] = []
         self.refusals: list[Exception] = []
         self.no_process: list[OSError] = []
@@ -40,7 +40,7 @@ class Started:
     def spawn(self, _kind: str, program: Program) -> Child:
         if self.no_process:
             raise self.no_process.pop(0)
-        joined = Process(self.loop, self.star.acknowledgements)
+        joined = Process(self.clock, self.loop, self.star.acknowledgements)
         os.set_blocking(joined.channel.fileno(), True)
         child = prepare(self.loop, program, captured=False)
         process = subprocess.Popen(["cat"], stdin=joined.channel.fileno(), stdout=subprocess.DEVNULL)
