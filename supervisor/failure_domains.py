@@ -11,7 +11,7 @@ everywhere. Runs in the supervisor, in its only thread. Outside every domain, as
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import ParamSpec, Protocol
 
 from shoal.errors import InternalError, ShoalError
@@ -43,14 +43,18 @@ def contained(domain: FailureDomain) -> Iterator[None]:
 
     Where to contain it fails, too, that is the failure of the domain around this one. A cancellation passes.
     """
-    token = _CURRENT.set(domain)
+    token: Token[FailureDomain | None] | None = _CURRENT.set(domain)
     try:
         yield
+    except GeneratorExit:  # a flow that is destroyed unfinished, as the process ends, is outside its context
+        token = None
+        raise
     except Exception as error:  # noqa: BLE001 - the rim: a fault of ours costs one domain, not the server
         _log_own(domain, error)
         domain.contain(error)
     finally:
-        _CURRENT.reset(token)
+        if token is not None:
+            _CURRENT.reset(token)
 
 
 def run_in(domain: FailureDomain | None, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:

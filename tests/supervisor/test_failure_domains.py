@@ -1,5 +1,6 @@
 """What an unexpected exception in a callback costs: the callback's domain, and nothing around it."""
 
+import gc
 import os
 
 import pytest
@@ -112,4 +113,23 @@ def test_a_cancellation_is_no_failure_of_the_domain_that_waits(clock: ClockLoop)
     task.cancel()
     clock.settle()
     assert task.cancelled()
+    assert ours.contained == []
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_flow_that_is_destroyed_unfinished_as_the_process_ends_is_no_failure() -> None:
+    ours = Domain("ours")
+
+    async def flow(loop: EventLoop) -> None:
+        with contained(ours):
+            await loop.future()
+
+    def abandon() -> None:
+        loop = EventLoop()
+        loop.start(flow(loop))
+        loop.call_after(0.0, loop.stop)
+        loop.run()
+
+    abandon()
+    gc.collect()
     assert ours.contained == []
