@@ -82,12 +82,12 @@ class Channel:
         send; BlockingIOError where there is nothing yet.
         """
         data, fds = self._receive()
-        if not data:
-            raise EOFError("the control connection is closed")
         try:
+            if not data:
+                raise EOFError("the control connection is closed")
             body = memoryview(data)[1:] if data[0] == 0 else self._read_spilled(fds)
             return kinds.decode(body, fds)
-        except MessageError:
+        except (EOFError, MessageError):
             for fd in fds:
                 os.close(fd)
             raise
@@ -96,11 +96,13 @@ class Channel:
         """The body of a large message, whose last descriptor it is. Raises MessageError."""
         if self._is_guests or not fds:
             raise MessageError("a message that is too large, or has no body")
-        with os.fdopen(fds.pop(), "rb") as file:
-            try:
-                return os.pread(file.fileno(), MAX_MESSAGE_BYTES, 0)
-            except OSError as error:
-                raise MessageError(f"a large message cannot be read: {error}") from error
+        spilled = fds.pop()
+        try:
+            return os.pread(spilled, MAX_MESSAGE_BYTES, 0)
+        except OSError as error:
+            raise MessageError(f"a large message cannot be read: {error}") from error
+        finally:
+            os.close(spilled)
 
     def _receive(self) -> tuple[bytes, list[int]]:
         limits = MAX_INLINE_BYTES + 1, socket.CMSG_SPACE(MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC

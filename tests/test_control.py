@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -115,18 +116,30 @@ def test_a_death_is_news_to_who_sends_too(
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"\0\xc1", b"\0\xa2\xff\xfe", b"\0", b"\1", b"\0\x92\xa4Ping"],
-    ids=["no msgpack", "no text", "nothing", "no descriptor", "cut short"],
+    ("data", "paths", "error"),
+    [
+        (b"\0\xc1", ["/dev/null"], MessageError),
+        (b"\0\xa2\xff\xfe", ["/dev/null"], MessageError),
+        (b"\0", ["/dev/null"], MessageError),
+        (b"\1", [], MessageError),
+        (b"\1", ["/dev/null", "/dev/null"], MessageError),
+        (b"\1", ["/"], MessageError),
+        (b"\0\x92\xa4Ping", ["/dev/null"], MessageError),
+        (b"", ["/dev/null", "/dev/null"], EOFError),
+    ],
+    ids=["no msgpack", "no text", "nothing", "no file", "an empty file", "a directory", "cut short", "descriptors alone"],
 )
 def test_what_is_no_message_is_refused_and_its_descriptors_closed(
-    data: bytes, num_descriptors: Callable[[], int]
+    data: bytes, paths: Sequence[str], error: type[Exception], num_descriptors: Callable[[], int]
 ) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, before = Channel(ours), num_descriptors()
-    with theirs, open("/dev/null", "rb") as file:
-        socket.send_fds(theirs, [data], [file.fileno()] if data[0] == 0 else [])
-        with pytest.raises(MessageError):
+    with theirs, ExitStack() as files:
+        fds = [os.open(path, os.O_RDONLY) for path in paths]
+        for fd in fds:
+            files.callback(os.close, fd)
+        socket.send_fds(theirs, [data], fds)
+        with pytest.raises(error):
             receive(channel)
     assert num_descriptors() == before - 1
     channel.close()
