@@ -26,6 +26,7 @@ from shoal.client.session import Session
 from shoal.client.socket_path import client_paths
 from shoal.control import GONE
 from shoal.errors import ConnectionLostError, UnavailableError
+from shoal.messages.message import MessageError
 from shoal.reasons import ModelGoneError
 
 
@@ -201,6 +202,8 @@ def connect(place: str | None) -> Connection:
             return Connection.to(path)
         except (*GONE, OSError) as error:
             reasons.append(f"{path}: {error.strerror or error}" if isinstance(error, OSError) else f"{path}: {error}")
+        except MessageError as error:
+            reasons.append(f"{path}: the server there is of another version ({error})")
     raise ConnectionLostError(
         f"no server is found at {', '.join(reasons) or 'any place of this user'}. Start one, as this user, or give the "
         "path that its log names"

@@ -1,11 +1,17 @@
 """A guest's connection; the test plays the supervisor and the batcher."""
 
+import select
 import socket
 import threading
 import time
+from pathlib import Path
+
+import msgpack
+import pytest
 
 from shoal.client.connection import Connection, Waiter
-from shoal.control import Channel
+from shoal.client.sync import connect
+from shoal.control import Channel, Listener
 from shoal.errors import ConnectionLostError
 from shoal.shm import layout
 from shoal.shm.doorbell import Doorbell, GuestBell
@@ -35,3 +41,23 @@ def test_an_answer_whose_segment_cannot_be_asked_for_any_more_ends_with_the_conn
         assert connection.wait(waiter, sleeper, time.monotonic() + 10)
         assert isinstance(waiter.error, ConnectionLostError)
         assert connection.is_lost
+
+
+def test_a_server_of_another_version_is_no_server(tmp_path: Path) -> None:
+    """Its welcome has other fields."""
+    path = tmp_path / "sock"
+    listener = Listener.at(str(path))
+
+    def welcome() -> None:
+        select.select([listener.fileno()], [], [])
+        accepted = listener.accept()
+        assert accepted is not None
+        with accepted[0] as channel:
+            channel.send_encoded(msgpack.packb(["GuestWelcomed", 1, b"key"]) or b"", ())
+
+    server = threading.Thread(target=welcome)
+    server.start()
+    with pytest.raises(ConnectionLostError, match=r"no server is found at .*/sock: the server there is of another ver"):
+        connect(str(path))
+    server.join()
+    listener.close()
