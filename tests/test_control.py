@@ -127,7 +127,16 @@ def test_a_death_is_news_to_who_sends_too(
         (b"\0\x92\xa4Ping", ["/dev/null"], MessageError),
         (b"", ["/dev/null", "/dev/null"], EOFError),
     ],
-    ids=["no msgpack", "no text", "nothing", "no file", "an empty file", "a directory", "cut short", "descriptors alone"],
+    ids=[
+        "no msgpack",
+        "no text",
+        "nothing",
+        "no file",
+        "an empty file",
+        "a directory",
+        "cut short",
+        "descriptors alone",
+    ],
 )
 def test_what_is_no_message_is_refused_and_its_descriptors_closed(
     data: bytes, paths: Sequence[str], error: type[Exception], num_descriptors: Callable[[], int]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from shoal import control, log
 from shoal.control import GONE, Channel
 from shoal.messages import to_tracer
-from shoal.messages.message import Kinds, Message, on, table
+from shoal.messages.message import Kinds, Message, MessageError, on, table
 from shoal.messages.shared import LogChanged
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 from shoal.tracer.collector import Collector
@@ -89,6 +89,9 @@ class Tracer:
             try:
                 message, _ = self._traces.receive(to_tracer.FROM_FRONT_END)
             except (BlockingIOError, EOFError):
+                break
+            except MessageError as error:
+                _log.warning("a trace cannot be read: %s", error)
                 break
             trace = _trace(message)
             self._collector.add(trace, wall_offset_ns)

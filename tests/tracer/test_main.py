@@ -135,6 +135,15 @@ def test_large_tensors_and_dropped_traces(supervisor: Supervisor, tmp_path: Path
     assert "3 traces were dropped, which came faster than they are written" in supervisor.finish()
 
 
+def test_a_trace_that_cannot_be_read_is_passed_over(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.set(TraceSetting(TIMESTAMPS, 1, -1, 0, str(tmp_path / "t"), revision=1))
+    supervisor.traces.send_encoded(b"\xc1", ())
+    supervisor.send("a")
+    supervisor.set()
+    assert request_ids(tmp_path / "t") == ["a"]
+    assert "a trace cannot be read: no message that is due" in supervisor.finish()
+
+
 def child(key: int, parent: int = 0) -> tuple[int, ...]:
     """A step as front ends hand it on: key, parent, model, version, seven time points, whether it is a call."""
     return (key, parent, 5, 3, 20, 0, 0, 0, 0, 0, 30, 0)
