@@ -4,6 +4,7 @@ A process that does not read must not stop the supervisor, so what does not fit 
 """
 
 import itertools
+import logging
 import os
 import signal
 from collections import Counter, deque
@@ -14,6 +15,8 @@ from shoal.messages.message import Handlers, Kinds, Message, MessageError, encod
 from shoal.messages.shared import Acknowledged, LedgerCounted
 from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.failure_domains import FailureDomain, bound, run_in
+
+_log = logging.getLogger(__name__)
 
 #: Messages that may wait for one process. 512 model versions, their workers and their segments fit.
 MAX_OUTBOX = 8192
@@ -111,9 +114,13 @@ class Member:
             self.hang_up()
 
     def drain(self) -> None:
-        """The process has ended: handle the messages that it had sent."""
-        while self._hear():
-            """On to the next."""
+        """Handle the messages that the process had sent before it ended; hang up at the first that is malformed."""
+        try:
+            while self._hear():
+                """On to the next."""
+        except MessageError as error:
+            _log.warning("%s is closed: %s", self.title, error)
+            self.hang_up()
 
     def hang_up(self) -> None:
         """Close the connection; the process takes that as the end of its supervisor."""
@@ -185,6 +192,8 @@ class Member:
         return True
 
     def _on_ledger(self, message: LedgerCounted) -> None:
+        if not all(type(name) is str and type(count) is int for name, count in message.counts.items()):
+            raise MessageError("a ledger of what is no count")
         self.counts = message.counts
 
 

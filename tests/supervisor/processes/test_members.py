@@ -126,6 +126,25 @@ def test_what_a_process_counts_is_kept_beside_what_it_says(loop: EventLoop, star
     assert process.said == [X]
 
 
+def test_what_a_dead_process_had_garbled_ends_its_connection_and_nothing_else(start: Callable[[], Process]) -> None:
+    process = start()
+    process.channel.send(X)
+    process.channel.send_encoded(b"\xc1", ())
+    process.channel.close()
+    process.member.drain()
+    assert process.said == [X]
+    assert process.is_gone
+
+
+@pytest.mark.parametrize("counts", [{"descriptors": "9"}, {"descriptors": b""}, {b"descriptors": 9}])
+def test_a_ledger_of_what_is_no_count_is_refused(start: Callable[[], Process], counts: Any) -> None:
+    process = start()
+    process.channel.send(LedgerCounted(counts))
+    process.member.drain()
+    assert process.member.counts is None
+    assert process.is_gone
+
+
 def test_death_is_told_once(loop: EventLoop, start: Callable[[], Process]) -> None:
     process = start()
     process.channel.close()
