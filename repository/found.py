@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shoal import errors
 from shoal.errors import ShoalError
+from shoal.messages.to_poller import ModelFound
 from shoal.model_config.messages import Config
 from shoal.repository.identifier import ModelIdentifier
 
@@ -47,40 +48,41 @@ class FoundModel:
         """Which model it is."""
         return ModelIdentifier(self.name, self.namespace)
 
-    def message(self) -> dict[str, Any]:
-        """For the control connection."""
-        return {
-            "name": self.name,
-            "directory": str(self.directory),
-            "config": self.config,
-            "labels": self.labels,
-            "versions": [[number, str(found.directory), found.modified_ns] for number, found in self.versions.items()],
-            "others_ns": self.others_ns,
-            "wire": 0 if self.error is None else self.error.wire,
-            "sentence": "" if self.error is None else str(self.error),
-            "origin": self.origin,
-            "namespace": self.namespace,
-            "fingerprint": self.fingerprint,
-            "changed_ns": self.changed_ns,
-            "given": self.is_given,
-        }
+    def message(self, order: int) -> ModelFound:
+        """The message by which the poller answers an order with this model."""
+        return ModelFound(
+            order=order,
+            name=self.name,
+            directory=str(self.directory),
+            config=self.config,
+            labels=self.labels,
+            versions=[(number, str(found.directory), found.modified_ns) for number, found in self.versions.items()],
+            others_ns=self.others_ns,
+            wire=0 if self.error is None else self.error.wire,
+            sentence="" if self.error is None else str(self.error),
+            origin=self.origin,
+            namespace=self.namespace,
+            fingerprint=self.fingerprint,
+            changed_ns=self.changed_ns,
+            is_given=self.is_given,
+        )
 
     @classmethod
-    def from_message(cls, message: dict[str, Any]) -> "FoundModel":
-        """What `message` made."""
+    def from_message(cls, message: ModelFound) -> "FoundModel":
+        """The model that `message` was made of."""
         return cls(
-            message["name"],
-            Path(message["directory"]),
-            message["config"],
-            {output: tuple(lines) for output, lines in message["labels"].items()},
-            {number: FoundVersion(Path(path), modified_ns) for number, path, modified_ns in message["versions"]},
-            message["others_ns"],
-            errors.from_wire(message["wire"], message["sentence"]) if message["wire"] else None,
-            message["origin"],
-            message["namespace"],
-            message["fingerprint"],
-            message["changed_ns"],
-            message["given"],
+            message.name,
+            Path(message.directory),
+            message.config,
+            {output: tuple(lines) for output, lines in message.labels.items()},
+            {number: FoundVersion(Path(path), modified_ns) for number, path, modified_ns in message.versions},
+            message.others_ns,
+            errors.from_wire(message.wire, message.sentence) if message.wire else None,
+            message.origin,
+            message.namespace,
+            message.fingerprint,
+            message.changed_ns,
+            message.is_given,
         )
 
 

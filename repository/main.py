@@ -78,7 +78,7 @@ class Poller:
 
     def _send_found(self, order: to_poller.Order, models: Iterable[FoundModel]) -> None:
         for found in models:
-            self._channel.send(to_poller.ModelFound(order.order, found.message()))
+            self._channel.send(found.message(order.order))
 
 
 def main() -> int:

@@ -68,10 +68,22 @@ class Forget(Message):
 
 
 class ModelFound(Message):
-    """Sent by the poller: a model that an order looked into."""
+    """Sent by the poller: a model that an order looked into (repository/found.py)."""
 
     order: int
-    model: dict[str, Any]  # FoundModel.message()
+    name: str
+    directory: str
+    config: dict[str, Any]
+    labels: dict[str, Any]  # by output, the lines of its label file
+    versions: Sequence[tuple[int, str, int]]  # number, directory, newest modification time
+    others_ns: int
+    wire: int  # of the ShoalError that says why the model cannot be loaded, and its sentence; 0: there is none
+    sentence: str
+    origin: str
+    namespace: str
+    fingerprint: str
+    changed_ns: int
+    is_given: bool
 
 
 class Polled(Message):

@@ -176,7 +176,7 @@ class Repository:
     def _on_found(self, answer: to_poller.ModelFound) -> None:
         self._heard_s = self._loop.now_s()
         if answer.order in self._orders:
-            self._orders[answer.order].found.append(FoundModel.from_message(answer.model))
+            self._orders[answer.order].found.append(FoundModel.from_message(answer))
 
     def _on_done(self, answer: to_poller.Polled | to_poller.OrderDone) -> None:
         self._heard_s = self._loop.now_s()

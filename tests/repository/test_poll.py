@@ -95,7 +95,7 @@ def test_a_repository_of_a_request_with_an_ensemble_and_its_models(repository: P
 
 def test_it_travels_as_a_message(repository: Path) -> None:
     found = look(repository)
-    assert FoundModel.from_message(found.message()) == found
+    assert FoundModel.from_message(found.message(1)) == found
 
 
 def test_a_file_deep_in_a_version_makes_it_newer_and_no_other(repository: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_bad_configuration_is_the_models_error(repository: Path) -> None:
     assert isinstance(found.error, InvalidArgumentError)
     assert "bachend" in str(found.error)
     assert not found.versions
-    assert str(FoundModel.from_message(found.message()).error) == str(found.error)
+    assert str(FoundModel.from_message(found.message(1)).error) == str(found.error)
 
 
 def test_bad_labels_fail_the_versions(repository: Path) -> None:
@@ -168,7 +168,7 @@ def test_with_namespacing_a_model_is_found_by_its_name_while_no_other_has_it(tmp
     found = repositories.look("one")
     assert found is not None
     assert found.identifier == ("one", str(second))
-    assert FoundModel.from_message(found.message()) == found
+    assert FoundModel.from_message(found.message(1)) == found
     # A directory of the request's own stands in for the model of that repository, or for none.
     for name, namespace in (("one", str(second)), ("new", "")):
         found = repositories.look(name, Override(None, first / "both"))
