@@ -28,12 +28,12 @@ class FrontEnd:
     place: Place
 
     def apply(self, message: to_client.ToClient, seq: int) -> None:
-        """Put a message in force, as the place."""
+        """Put a message in force, as the place does, the messages to front ends alone included."""
         self.place.apply(message, seq, self._apply_other)
 
     @property
     def handlers(self) -> Handlers:
-        """Of the messages that concern front ends, beside those that the place applies."""
+        """A table of the messages that only front ends apply, beside those that the place applies."""
         state = self.state
         return table(
             on(to_client.ModelsKnown, self._start),

@@ -141,8 +141,8 @@ _LAYOUTS: dict[type, tuple[list[tuple[type, ...]], list[int]]] = {}
 
 
 def _layout(kind: type[Message]) -> tuple[list[tuple[type, ...]], list[int]]:
-    """Of the sequence number and each field, the classes that its value may have as it comes from msgpack, () for any;
-    and which fields are descriptors, of which only comes whether there is one."""
+    """The classes that msgpack's values may have, () for any, of the sequence number and each field; and the positions
+    of the fields that are descriptors. In a descriptor's place stands only whether there is one."""
     if kind not in _LAYOUTS:
         annotations = list(kind.__annotations__.values())
         fds = [position for position, each in enumerate(annotations) if each == Fd or Fd in get_args(each)]

@@ -27,7 +27,7 @@ class BatcherActivated(Message):
     is_successor: bool  # it takes a dead batcher's place, and serves once it gets Resume
     rate_limits: Sequence[Any] | None  # Limit of each resource; None without --rate-limit
     latency_target_ms: int
-    bell: Fd  # its own, for who knows no other
+    bell: Fd  # the batcher's own, beside one for each client and worker
     counters: Fd  # the table of counters, which it writes
 
 

@@ -53,7 +53,7 @@ class Place:
 
     @property
     def handlers(self) -> Handlers:
-        """Of the messages that mean the same to every client."""
+        """A table of the messages that mean the same to every client."""
         port, channel, models = self.port, self.channel, self.models
         return table(
             on(SegmentAnnounced, lambda message: port.add_segment(message.owner, SegmentView.attach(message.segment))),

@@ -57,7 +57,7 @@ class SharedPort:
         self._channel_lock = threading.Lock()
         self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
         self._questions = Questions(self._send)
-        #: Of messages that answer a thread, beside those that `apply` gets.
+        #: A table of the messages that answer a waiting thread; `apply` gets all others.
         self.handlers = table(
             *[on(kind, self._oversize.hear) for kind in shared.PAYLOAD_NEWS],
             on(QuestionAnswered, self._questions.hear),
