@@ -22,10 +22,9 @@ from typing import Any
 from shoal.batcher.scheduling.contract import Scheduler
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
-from shoal.batcher.scheduling.sequence_slots import Slots, slots_from_config
+from shoal.batcher.scheduling.sequence_slots import Instance, Slots, slots_from_config
 from shoal.batcher.scheduling.sequence_values import (
     HeldSlot,
-    Instance,
     LostSequences,
     Sequence,
     SequenceError,

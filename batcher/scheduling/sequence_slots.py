@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from shoal.batcher.scheduling.dynamic import DynamicBatchScheduler
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
+from shoal.batcher.scheduling.sequence_values import Sequence
 
 
 class Slots(Protocol):
@@ -107,6 +108,19 @@ class OldestSlots:
 
     def next_deadline_ns(self) -> int | None:
         return self._batcher.next_deadline_ns()
+
+
+class Instance:
+    """One instance of a sequence batcher: its slots, the sequences that have them, and the executions under way."""
+
+    __slots__ = ("num_running", "owners", "running", "slots")
+
+    def __init__(self, slots: Slots, num_running: int) -> None:
+        self.slots = slots
+        # Changed by the scheduler; by slot, and by the key of the request that runs.
+        self.owners: dict[int, Sequence] = {}
+        self.running: dict[int, Sequence] = {}
+        self.num_running = num_running
 
 
 def _age(request: QueuedRequest) -> tuple[int, int]:

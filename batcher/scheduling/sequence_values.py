@@ -1,15 +1,12 @@
-"""What a sequence batcher (`sequence.py`) has: instances, sequences, and what a successor must know of their slots."""
+"""What a sequence batcher (`sequence.py`) has: sequences, and what a successor must know of their slots."""
 
 from collections import OrderedDict, deque
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.errors import InvalidArgumentError
 from shoal.reasons import Reason
-
-if TYPE_CHECKING:
-    from shoal.batcher.scheduling.sequence_slots import Slots
 
 #: How many sequences that ended with their instance are remembered, to refuse their next requests (ours).
 MAX_LOST = 1024
@@ -69,19 +66,6 @@ class SequenceError(InvalidArgumentError):
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.name)
         self.reason = reason
-
-
-class Instance:
-    """An instance with its slots: which sequences have them, how many executions it has, and of whom."""
-
-    __slots__ = ("num_running", "owners", "running", "slots")
-
-    def __init__(self, slots: "Slots", num_running: int) -> None:
-        self.slots = slots
-        # Changed by the scheduler; by slot, and by the key of the request that runs.
-        self.owners: dict[int, Sequence] = {}
-        self.running: dict[int, Sequence] = {}
-        self.num_running = num_running
 
 
 class Sequence:

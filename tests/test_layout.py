@@ -1,0 +1,82 @@
+"""No cycle of files: what the product's files import, for type checkers and inside functions, too, goes one way."""
+
+import ast
+import graphlib
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ["shoal", "supervisor", "repository", "tracer", "frontend", "batcher", "workers", "shm"]
+#: Importer → imported: the cycles that are left, each cut at one import.
+LEFT = {
+    ("shoal.client.sync", "shoal.client.remote"),
+    ("shoal.client.remote", "shoal.client.remote_grpc"),
+    ("shoal.client.remote", "shoal.client.remote_http"),
+    ("shoal.testing.client", "shoal.testing.star"),
+    ("shoal.testing.instances", "shoal.testing.star"),
+    ("shoal.testing.python_backend", "shoal.testing.star"),
+    ("triton_python_backend_utils.bls", "triton_python_backend_utils.request"),
+    ("triton_python_backend_utils.runtime", "triton_python_backend_utils.request"),
+    ("shoal.supervisor.memory.payloads", "shoal.supervisor.memory.star"),
+    ("shoal.supervisor.host", "shoal.supervisor.models.instance"),
+    ("shoal.supervisor.host", "shoal.supervisor.models.instance_state"),
+    ("shoal.supervisor.models.instance_state", "shoal.supervisor.models.instance"),
+    ("shoal.supervisor.models.version_owner", "shoal.supervisor.models.served"),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every file of the product by its import name."""
+    found = {}
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):  # which follows no link
+            _, of_models, name = path.relative_to(ROOT).as_posix().rpartition("pb_utils/")
+            name = name if of_models or room == "shoal" else f"shoal/{name}"
+            found[name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")] = path
+    return found
+
+
+def imported(source: str, files: Collection[str]) -> set[str]:
+    """The files that the import statements of a source name, wherever they stand."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            nouns = [f"{node.module}.{each.name}" for each in node.names]
+            names |= {noun if noun in files else str(node.module) for noun in nouns}
+    return names & {*files}
+
+
+def cycle(imports: dict[str, set[str]]) -> list[str]:
+    """A cycle among files, by what each of them imports; [] where there is none."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_cycle_of_files() -> None:
+    files = modules()
+    assert {"shoal", "shoal.log", "shoal.supervisor.main", "triton_python_backend_utils.request"} <= files.keys()
+    imports = {name: imported(path.read_text(), files) for name, path in files.items()}
+    assert not cycle({name: {each for each in found if (name, each) not in LEFT} for name, found in imports.items()})
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import room.first",
+        "from room import first",
+        "if TYPE_CHECKING:\n    from room.first import Noun",
+        "def late():\n    from room.first import verb",
+    ],
+)
+def test_a_cycle_is_found(back: str) -> None:
+    files = {"room.first": "from room.second import noun", "room.second": "import room.third", "room.third": back}
+    imports = {name: imported(source, files) for name, source in files.items()}
+    assert set(cycle(imports)) == files.keys()
+    assert not cycle({**imports, "room.third": set()})
