@@ -17,8 +17,6 @@ LEFT = {
     ("shoal.testing.client", "shoal.testing.star"),
     ("shoal.testing.instances", "shoal.testing.star"),
     ("shoal.testing.python_backend", "shoal.testing.star"),
-    ("triton_python_backend_utils.bls", "triton_python_backend_utils.request"),
-    ("triton_python_backend_utils.runtime", "triton_python_backend_utils.request"),
     ("shoal.supervisor.memory.payloads", "shoal.supervisor.memory.star"),
     ("shoal.supervisor.host", "shoal.supervisor.models.instance"),
     ("shoal.supervisor.host", "shoal.supervisor.models.instance_state"),

@@ -15,10 +15,11 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
-from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor
+from triton_python_backend_utils import InferenceResponse, Tensor
 from triton_python_backend_utils.bls import needs_decoupled
 from triton_python_backend_utils.datatypes import string_elements
 from triton_python_backend_utils.errors import as_triton_error
+from triton_python_backend_utils.model_request import ModelRequest
 from triton_python_backend_utils.tensor import TensorSource
 
 from shoal.datatypes import BY_WIRE, BYTES, encode_bytes_tensor
@@ -107,7 +108,7 @@ class Call:
     """One request of a model's own, sent again where its model is reloaded on the way."""
 
     def __init__(
-        self, client: Client, caller: str, request: InferenceRequest, decoupled: bool, on_response: "OnResponse"
+        self, client: Client, caller: str, request: ModelRequest, decoupled: bool, on_response: "OnResponse"
     ) -> None:
         self._client = client
         self._caller = caller
@@ -276,7 +277,7 @@ def _known(error: Exception, prefix: str = "") -> ShoalError:
     return InternalError(f"{prefix}{type(error).__name__}: {error}")
 
 
-def _context(request: InferenceRequest) -> Parameters:
+def _context(request: ModelRequest) -> Parameters:
     """The span that a model has handed on with `trace`."""
     context = request._trace.get_context()
     return {} if context is None else {key: str(value) for key, value in json.loads(context).items()}

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from triton_python_backend_utils import InferenceRequest, InferenceResponse, TritonModelException
+from triton_python_backend_utils import InferenceResponse, TritonModelException
 from triton_python_backend_utils.errors import as_triton_error
+from triton_python_backend_utils.model_request import ModelRequest
 from triton_python_backend_utils.runtime import Runtime
 
 from shoal.errors import ShoalError, UnavailableError
@@ -76,7 +77,7 @@ class WorkerRuntime(Runtime):
 
     # The docstrings are Runtime's.
 
-    def submit(self, request: InferenceRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
+    def submit(self, request: ModelRequest, decoupled: bool, on_response: "OnResponse") -> Callable[[], None]:
         try:
             call = Call(self._join(), self._model, request, decoupled, on_response)
         except ShoalError as error:

@@ -12,7 +12,7 @@ from triton_python_backend_utils.errors import TritonModelException
 from triton_python_backend_utils.response import InferenceResponse
 
 if TYPE_CHECKING:
-    from triton_python_backend_utils.request import InferenceRequest
+    from triton_python_backend_utils.model_request import ModelRequest
 
 
 def needs_decoupled(model: str) -> str:
@@ -38,7 +38,7 @@ class ResponseIterator:
         self._position = 0
 
     @classmethod
-    def of(cls, request: InferenceRequest, decoupled: bool) -> ResponseIterator:
+    def of(cls, request: ModelRequest, decoupled: bool) -> ResponseIterator:
         """The responses to a request that is sent now. Raises TritonModelException where that must not be."""
         server = runtime.require("A request to another model")
         if not server.can_call_models:
@@ -123,13 +123,13 @@ class ResponseIterator:
             self._position = 0
 
 
-def execute(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
+def execute(request: ModelRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
     """InferenceRequest.exec."""
     responses = ResponseIterator.of(request, decoupled)
     return responses if decoupled else responses.next()
 
 
-async def execute_async(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
+async def execute_async(request: ModelRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
     """InferenceRequest.async_exec. Returns with the first response: Triton's models iterate without `async for`, which
     would keep the event loop until then."""
     responses = ResponseIterator.of(request, decoupled)
