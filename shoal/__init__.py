@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 __all__ = ["AsyncClient", "Client", "__version__"]
 
-_PUBLIC = {"Client": "shoal.client.sync", "AsyncClient": "shoal.client.aio", "__version__": "shoal.version"}
+_PUBLIC = {"Client": "shoal.client.kinds", "AsyncClient": "shoal.client.aio", "__version__": "shoal.version"}
 
 if TYPE_CHECKING:
     from shoal.client.aio import AsyncClient
-    from shoal.client.sync import Client
+    from shoal.client.kinds import Client
     from shoal.version import __version__
 
 

@@ -39,22 +39,13 @@ class Response(NamedTuple):
     parameters: Parameters
 
 
-def remote_kind(url: str) -> "type[RemoteClient]":
-    """Whose the URL is. Raises InvalidArgumentError."""
-    from shoal.client.remote_grpc import GrpcClient
-    from shoal.client.remote_http import HttpClient
-
-    scheme, _, address = url.partition("://")
-    kinds: dict[str, type[RemoteClient]] = {each.scheme: each for each in (HttpClient, GrpcClient)}
-    if scheme not in kinds or not address:
-        raise InvalidArgumentError(f"a server's URL is http://host:port or grpc://host:port, not '{url}'")
-    return kinds[scheme]
-
-
 class RemoteClient(Client):
     """`Client("http://host:port")` and `Client("grpc://host:port")`."""
 
     scheme: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        Client._remote[cls.scheme] = cls
 
     def __init__(self, place: str) -> None:
         super().__init__(place)

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -25,7 +25,7 @@ from shoal.client.result import Result
 from shoal.client.session import Session
 from shoal.client.socket_path import client_paths
 from shoal.control import GONE
-from shoal.errors import ConnectionLostError, UnavailableError
+from shoal.errors import ConnectionLostError, InvalidArgumentError, UnavailableError
 from shoal.messages.message import MessageError
 from shoal.reasons import ModelGoneError
 
@@ -42,11 +42,16 @@ class Client:
     not fit it; UnavailableError where a queue or its memory is full.
     """
 
-    def __new__(cls, place: str | os.PathLike[str] | None = None) -> "Client":
-        if cls is Client and isinstance(place, str) and "://" in place:
-            from shoal.client.remote import remote_kind
+    #: The classes for URLs by their scheme: the subclasses of RemoteClient, which enter themselves (kinds.py).
+    _remote: ClassVar[dict[str, type["Client"]]] = {}
 
-            return object.__new__(remote_kind(place))
+    def __new__(cls, place: str | os.PathLike[str] | None = None) -> "Client":
+        """A client of the kind that `place` needs. Raises InvalidArgumentError for a URL that names no server."""
+        if cls is Client and isinstance(place, str) and "://" in place:
+            scheme, _, address = place.partition("://")
+            if scheme not in cls._remote or not address:
+                raise InvalidArgumentError(f"a server's URL is http://host:port or grpc://host:port, not '{place}'")
+            return object.__new__(cls._remote[scheme])
         return object.__new__(cls)
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
