@@ -7,7 +7,6 @@ submits or lets time pass. Answers are copied, so that no memory stays taken.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,9 +24,7 @@ from shoal.star.outgoing import Outgoing
 from shoal.star.questions import Ask
 from shoal.star.refusal import refusal
 from shoal.star.request_digest import request_digest
-
-if TYPE_CHECKING:
-    from shoal.testing.star import Star
+from shoal.testing.simulation import Simulation
 
 
 @dataclass(slots=True, eq=False)
@@ -49,10 +46,10 @@ class LocalClient:
     #: How models have others loaded and unloaded. Set before there are any.
     ask: Ask
 
-    def __init__(self, star: "Star", port: Port) -> None:
-        self._star = star
+    def __init__(self, simulation: Simulation, port: Port) -> None:
+        self._simulation = simulation
         self._port = port
-        self.now_ns = star.time_ns
+        self.now_ns = simulation.time_ns
         self.models = ModelTable()
         # Changed under the lock: number → request; block → how many have lent it.
         self.open: dict[int, OpenRequest] = {}
@@ -75,7 +72,7 @@ class LocalClient:
         """
         del deadline_ns, parent
         ask, entry = outgoing.ask, outgoing.entry
-        with self._star.changed:
+        with self._simulation.changed:
             block = self._port.allocate(outgoing.nbytes, entry.model_id)
             try:
                 span = outgoing.write(block.memory)
@@ -98,19 +95,19 @@ class LocalClient:
                 raise UnavailableError("Exceeds maximum queue size") from None
             self._port.flush()
             self.open[number] = OpenRequest(outgoing, on_answer, is_unwanted, keep, is_call)
-            self._star.admit()
+            self._simulation.admit()
         return number
 
     def cancel(self, number: int) -> None:
         """Cancel a request: one that is queued fails, of one that is being executed the model is told. Calls that were
         made for it are cancelled, too; they end for their model at once."""
-        with self._star.changed:
+        with self._simulation.changed:
             request = self.open.get(number)
             if request is None or request.on_answer is None:
                 return
             self._port.cancel(number)
             self._port.flush()
-            self._star.admit()
+            self._simulation.admit()
             if request.is_call and number in self.open:
                 on_answer, request.on_answer = request.on_answer, None
                 on_answer(CancelledError("Request was cancelled"), True)
@@ -140,7 +137,7 @@ class LocalClient:
             # Not sent again, as a worker's would be: a test that unloads a model wants to see what becomes of calls.
             return UnavailableError(str(error)) if isinstance(error, ModelGoneError) else error
         if reply.status:
-            return self._star.with_cause(errors.from_wire(reply.status, str(header, "utf-8", "replace")))
+            return self._simulation.with_cause(errors.from_wire(reply.status, str(header, "utf-8", "replace")))
         try:
             response = unpack_response(header, len(block))
         except ShoalError as error:
@@ -151,14 +148,14 @@ class LocalClient:
 
     def lend(self, refs: Iterable[int]) -> None:
         """Count blocks as named by calls of models, until they are given back as often."""
-        with self._star.changed:
+        with self._simulation.changed:
             self._lent.update(refs)
 
     def give_back(self, refs: Iterable[int]) -> None:
         """Count blocks as no longer named by an answered call."""
-        with self._star.changed:
+        with self._simulation.changed:
             self._lent -= Counter(refs)
-            self._star.changed.notify_all()
+            self._simulation.changed.notify_all()
 
     def has_lent(self, refs: Iterable[int]) -> bool:
         """Whether a call that has not been answered names one of these blocks."""
@@ -167,4 +164,4 @@ class LocalClient:
     def wait_until_returned(self, refs: Sequence[int]) -> None:
         """Let time pass until no open call names one of these blocks."""
         if self.has_lent(refs):
-            self._star.run_until(lambda: not self.has_lent(refs))
+            self._simulation.run_until(lambda: not self.has_lent(refs))

@@ -1,7 +1,7 @@
 """A model instance without a process: a worker's own loop and memory, run by the thread that waits for its answers."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from shoal.batcher.peers import Model, Worker
 from shoal.batcher.scheduling.instances import FAST_NS
@@ -18,6 +18,7 @@ from shoal.shm.slab import Block
 from shoal.testing.future import Batch, StuckError
 from shoal.testing.python_backend import InlinePythonBackend
 from shoal.testing.segments import SLAB_NBYTES, create_segment
+from shoal.testing.simulation import Simulation
 from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.loop import Loop, as_shoal_error
@@ -27,9 +28,6 @@ from shoal.workers.requests import Request
 from shoal.workers.response_sender import OpenBatches
 from shoal.workers.sequences import SequenceTensors
 
-if TYPE_CHECKING:
-    from shoal.testing.star import Star
-
 _Result = TypeVar("_Result")
 
 
@@ -38,7 +36,7 @@ class Instance(Loop):
 
     def __init__(
         self,
-        star: "Star",
+        simulation: Simulation,
         version: ModelVersion,
         model: Model,
         name: str,
@@ -48,17 +46,17 @@ class Instance(Loop):
         """`execution_ns`: how long one execution takes on the star's clock. Raises ShoalError for initial states of
         sequences that cannot be read."""
         config = version.config
-        own, self.view = create_segment(layout.WORKER, owner := next(star.owners), SLAB_NBYTES)
+        own, self.view = create_segment(layout.WORKER, owner := next(simulation.owners), SLAB_NBYTES)
         slots_nbytes = -(-4 * WORD * num_slots(config) // UNIT) * UNIT
         link, link_view = create_segment(layout.LINK, owner, slots_nbytes)
-        self.memory = InlineMemory(own, link_view, star)
+        self.memory = InlineMemory(own, link_view, simulation)
         tensors = SequenceTensors(config, str(version.version_dir)) if "sequence_batching" in config else None
         super().__init__(backend, Signature.from_config(config), name, self.memory, tensors)
-        self._open_batches = InlineOpenBatches(self.memory, star)
-        self._star = star
+        self._open_batches = InlineOpenBatches(self.memory, simulation)
+        self._simulation = simulation
         self._version = version
         self._execution_ns = execution_ns
-        self.worker = Worker(owner, link, self.view, star.bell, model)
+        self.worker = Worker(owner, link, self.view, simulation.bell, model)
         #: In which its coroutines go on.
         self.event_loop = backend.virtual_loop if isinstance(backend, InlinePythonBackend) else None
         #: Whether it is run by a thread now. Changed by the star.
@@ -76,20 +74,20 @@ class Instance(Loop):
 
     def execute(self) -> None:
         """Run the batches that have come. Their ends are shown once they are over on the star's clock."""
-        start_ns, outbox = self._star.now_ns, self.memory.outbox
+        start_ns, outbox = self._simulation.now_ns, self.memory.outbox
         was_held, outbox.is_held = outbox.is_held, outbox.is_held or self._execution_ns > 0
         if not self.step():  # there was no batch, only memory that is back
             outbox.is_held = was_held
             return
         # A model that has asked others has let the clock go on itself.
-        end_ns = max(self._star.now_ns, start_ns + self._execution_ns)
+        end_ns = max(self._simulation.now_ns, start_ns + self._execution_ns)
 
         def end() -> None:
             with self.memory.lock:
                 outbox.end(start_ns, end_ns)
 
-        if end_ns > self._star.now_ns:
-            self._star.at(end_ns, end)
+        if end_ns > self._simulation.now_ns:
+            self._simulation.at(end_ns, end)
         else:
             end()
 
@@ -101,40 +99,40 @@ class Instance(Loop):
         requests = super()._open(records, answers)
         ids = tuple([each.id for each in requests if each.key])
         rows = sum([record[B.ROWS] for record in records if record[B.KEY]])
-        batch = Batch(self._version.name, self._version.version, self._instance, ids, rows, self._star.now_ms)
-        self._star.batches.append(batch)
+        batch = Batch(self._version.name, self._version.version, self._instance, ids, rows, self._simulation.now_ms)
+        self._simulation.batches.append(batch)
         return requests
 
     def _fail(self, answers: WrittenAnswers, error: Exception, *, is_lost: bool) -> int:
         failure = as_shoal_error(error, self._version.name, self._instance)
-        self._star.note_cause(failure, error)
+        self._simulation.note_cause(failure, error)
         return super()._fail(answers, failure, is_lost=is_lost)
 
 
 class InlineOpenBatches(OpenBatches):
     """A worker's batches with open senders. Work that senders leave to a thread is done by the next one that waits."""
 
-    def __init__(self, memory: Memory, star: "Star") -> None:
+    def __init__(self, memory: Memory, simulation: Simulation) -> None:
         super().__init__(memory)
-        self._star = star
+        self._simulation = simulation
 
     def start(self) -> None:
         """A star needs no thread for this."""
 
     def later(self, work: Callable[[], None]) -> None:
         """Leave work to the thread that waits next."""
-        self._star.later(work)
+        self._simulation.later(work)
 
 
 class InlineMemory(Memory):
     """A worker's memory whose readers are in the same process: what they hold is given back when they are asked."""
 
-    def __init__(self, segment: Segment, link: SegmentView, star: "Star") -> None:
-        super().__init__(segment, link, star.bell, star.bell, NoOversizeBlocks())
-        self.star = star
-        self.ring = star.wake
-        self.segments = star.segments
-        self._writer = self.outbox = Outbox(segment, link, star.time_ns)
+    def __init__(self, segment: Segment, link: SegmentView, simulation: Simulation) -> None:
+        super().__init__(segment, link, simulation.bell, simulation.bell, NoOversizeBlocks())
+        self.simulation = simulation
+        self.ring = simulation.wake
+        self.segments = simulation.segments
+        self._writer = self.outbox = Outbox(segment, link, simulation.time_ns)
         self.push, self.publish = self.outbox.push, self.outbox.publish
 
     @property
@@ -160,7 +158,7 @@ class InlineMemory(Memory):
             if (result := attempt()) is not None:
                 return result
             try:
-                self.star.run_until(has_more)
+                self.simulation.run_until(has_more)
             except StuckError:
                 return None
 

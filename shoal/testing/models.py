@@ -171,7 +171,7 @@ class Models:
 
     def _backend(self, model: Model) -> Backend:
         name = runs_on(model.config)
-        return InlinePythonBackend(model, self._star) if name == "python" else backends.create(name)
+        return InlinePythonBackend(model, self._star, self._star.client) if name == "python" else backends.create(name)
 
     def _model(self, version: ModelVersion, placement: Placement) -> Model:
         config = version.config

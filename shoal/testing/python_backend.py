@@ -3,13 +3,15 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from triton_python_backend_utils import runtime
 
 from shoal.model_config.autocomplete import ModelIO
 from shoal.star.client import Client
+from shoal.testing.client import LocalClient
 from shoal.testing.event_loop import InlineEventLoop, VirtualEventLoop
+from shoal.testing.simulation import Simulation
 from shoal.testing.surroundings import Surroundings
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Device, Model
@@ -18,23 +20,20 @@ from shoal.workers.backends.python.requests import ServedRequest
 from shoal.workers.backends.python.runtime import WorkerRuntime
 from shoal.workers.requests import Request
 
-if TYPE_CHECKING:
-    from shoal.testing.star import Star
-
 
 class InlineRuntime(WorkerRuntime):
     """A worker's runtime whose calls leave by the star's own client."""
 
-    def __init__(self, model: str, star: "Star") -> None:
+    def __init__(self, model: str, simulation: Simulation, client: LocalClient) -> None:
         super().__init__(model)
-        self._star = star
-        self._client = cast("Client", star.client)  # which has all that a runtime and its calls use
+        self._simulation = simulation
+        self._client = cast("Client", client)  # which has all that a runtime and its calls use
 
     def wait(self, changed: threading.Condition, has_come: Callable[[], bool]) -> None:
         """Run what is due in the thread that waits, until a response has come."""
         changed.release()
         try:
-            self._star.run_until(has_come)
+            self._simulation.run_until(has_come)
         finally:
             changed.acquire()
 
@@ -42,10 +41,10 @@ class InlineRuntime(WorkerRuntime):
 class InlinePythonBackend(PythonBackend):
     """One instance, with modules of its own. Coroutines run on the star's clock."""
 
-    def __init__(self, model: Model, star: "Star") -> None:
+    def __init__(self, model: Model, simulation: Simulation, client: LocalClient) -> None:
         super().__init__()
-        self._star = star
-        self._runtime = InlineRuntime(model.name, star)
+        self._simulation = simulation
+        self._runtime = InlineRuntime(model.name, simulation, client)
         self._surroundings = Surroundings(os.path.dirname(model.version_dir) + os.sep, self._runtime)
         #: Of a model whose execute is a coroutine. Set by load.
         self.virtual_loop: VirtualEventLoop | None = None
@@ -58,7 +57,9 @@ class InlinePythonBackend(PythonBackend):
         with self._surroundings.enter():
             super().load(model, device)
         if self._model.is_async:
-            self.virtual_loop = VirtualEventLoop(self._star.time_ns, self._star.wake, self._surroundings.enter)
+            self.virtual_loop = VirtualEventLoop(
+                self._simulation.time_ns, self._simulation.wake, self._surroundings.enter
+            )
             self._event_loop = InlineEventLoop(self.virtual_loop)
 
     def execute(self, requests: Sequence[Request], answers: Answers) -> None:
@@ -77,6 +78,6 @@ class InlinePythonBackend(PythonBackend):
     def _fail(self, batch: Sequence[ServedRequest], error: BaseException) -> None:
         """Fail the requests of a batch. The log does not say so: the test has the error."""
         failure = self._model.as_failure(error)
-        self._star.note_cause(failure, error)
+        self._simulation.note_cause(failure, error)
         for request in batch:
             request.fail(failure)

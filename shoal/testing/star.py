@@ -1,110 +1,58 @@
-"""A server's batcher, clients and workers in one process: real exchange, rings and slabs, on a clock that a test holds.
-
-The clock stands still until a thread waits for an answer: the test, or a model in the middle of its `execute` that has
-asked another one. That thread then runs what is due; where nothing is due, the clock jumps to what is due next. No code
-of a model is called with the lock held, so threads of a model may submit, answer and wait, too.
-"""
+"""A server's batcher, clients and workers in one process: real exchange, rings and slabs, on a test's clock."""
 
 import heapq
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from functools import partial
-from itertools import count
 
 from shoal.batcher.cached_responses import CachedResponses
 from shoal.batcher.ensemble import Ensemble
 from shoal.batcher.exchange import Exchange
 from shoal.batcher.peers import Client, Model
-from shoal.errors import ShoalError
 from shoal.messages.from_batcher import WorkerRetired
 from shoal.model_config.response_cache import enables_response_cache
 from shoal.reasons import Reason
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm import layout
 from shoal.shm.counters import CACHE_FIGURES, CacheFigures
-from shoal.shm.doorbell import Doorbell
 from shoal.shm.layout import WORD
 from shoal.shm.port import Port
 from shoal.shm.segment import SegmentView
 from shoal.testing.client import LocalClient, OpenRequest
 from shoal.testing.event_loop import VirtualEventLoop
-from shoal.testing.future import Batch, StuckError
+from shoal.testing.future import StuckError
 from shoal.testing.instances import Instance
 from shoal.testing.segments import MAX_IN_FLIGHT, SLAB_NBYTES, create_segment
-from shoal.workers.segments import Segments
-from shoal.workers.sentences import sentence_bytes
+from shoal.testing.simulation import BATCHER, CLIENT, Simulation, Work
 
-#: Where the clock begins; 0 stands for "no time" here and there.
-START_NS = 1_000_000_000
 #: How long a thread that waits for sockets of coroutines sleeps between two looks at them.
 _LOOK_S = 0.005
-#: Owner ids; those of instances follow.
-_CLIENT, _BATCHER = 1, 2
-#: Exceptions of models that are remembered until the error that was made of them has reached the test.
-_MAX_CAUSES = 16
-
-Work = Callable[[], None]
 
 
-class Star:
-    """Every request from its submission to its last response."""
+class Star(Simulation):
+    """Every request from its submission to its last response; see `Simulation` for the clock."""
 
     def __init__(self, patience_s: float, cache_bytes: int) -> None:
         """`patience_s`: how long nothing may come from threads of models while a thread waits; real seconds."""
+        super().__init__()
         self._patience_s = patience_s
-        self.bell = Doorbell.create()  # rung by all, heard by none: every ring is looked into
-        #: Held while what follows is looked at or changed, but not while memory of a worker is; notified when threads
-        #: that wait should look again.
-        self.changed = threading.Condition()
-        self.now_ns = START_NS
-        self.batches: list[Batch] = []
-        self.owners, self._order = count(_BATCHER + 1), count()  # owners: ids of instances
         self._instances: dict[int, Instance] = {}  # by owner
-        self._due: list[tuple[int, int, Work]] = []  # a heap
-        self._left: deque[Work] = deque()  # what no thread could wait for; changed without the lock, too
         self._executing: Counter[int] = Counter()  # thread → executions it is in the middle of
-        self._causes: deque[tuple[str, BaseException]] = deque(maxlen=_MAX_CAUSES)
-        # The segments of all, which every worker may read.
-        self.segments = Segments()
         self.exchange = Exchange(0, 1 << 30)
-        own, view = create_segment(layout.CLIENT, _CLIENT, SLAB_NBYTES)
-        link, link_view = create_segment(layout.LINK, _CLIENT, 0)
-        self._client = self.exchange.clients[_CLIENT] = Client(_CLIENT, link, view, self.bell, is_front_end=True)
+        own, view = create_segment(layout.CLIENT, CLIENT, SLAB_NBYTES)
+        link, link_view = create_segment(layout.LINK, CLIENT, 0)
+        self._client = self.exchange.clients[CLIENT] = Client(CLIENT, link, view, self.bell, is_front_end=True)
         self._port = Port(own, link_view, self.bell, MAX_IN_FLIGHT)
-        self.segments.add(_CLIENT, view)
+        self.segments.add(CLIENT, view)
         self.client = LocalClient(self, self._port)
         if cache_bytes:
             words = memoryview(bytearray(len(CACHE_FIGURES) * WORD)).cast("Q")
             self.exchange.enable_cache(CacheFigures(words, cache_bytes), self.time_ns)
-        memory, view = create_segment(layout.BATCHER, _BATCHER, SLAB_NBYTES, 0)
+        memory, view = create_segment(layout.BATCHER, BATCHER, SLAB_NBYTES, 0)
         self.exchange.ensembles.connect(memory)
-        self._open_segment(_BATCHER, view)
-
-    def time_ns(self) -> int:
-        """What the clock shows."""
-        return self.now_ns
-
-    @property
-    def now_ms(self) -> float:
-        """The clock since it began."""
-        return (self.now_ns - START_NS) / 1e6
-
-    def wake(self) -> None:
-        """Wake the threads that wait, so that they look again."""
-        with self.changed:
-            self.changed.notify_all()
-
-    def later(self, work: Work) -> None:
-        """Leave work to the thread that waits next.
-
-        A finalizer calls this, which runs in the middle of anything, so it waits for nothing.
-        """
-        self._left.append(work)
-        if self.changed.acquire(blocking=False):  # else the thread that has it looks again, or wakes one that does
-            self.changed.notify_all()
-            self.changed.release()
+        self._open_segment(BATCHER, view)
 
     # -- models and requests --------------------------------------------------------------------------------------
 
@@ -166,26 +114,12 @@ class Star:
             self._left.popleft()()
 
     def admit(self) -> None:
-        """Let the exchange read new requests and cancellations. No batch is formed before time passes."""
         with self.changed:
             self.exchange.look_at_clients(self.now_ns)
             for peer in (*self.exchange.workers.values(), self._client):
                 peer.flush()
             self.client.deliver()
             self.changed.notify_all()
-
-    def note_cause(self, failure: ShoalError, error: BaseException) -> None:
-        """Remember the exception that a model's error was made of."""
-        self._causes.append((sentence_bytes(failure).decode(errors="replace"), error))
-
-    def with_cause(self, error: ShoalError) -> ShoalError:
-        """Give an error of a client the exception of a model as its cause, if that is known. The error's sentence ends
-        with the model's: an ensemble puts words in front."""
-        for said in reversed(self._causes):
-            if str(error).endswith(said[0]):
-                error.__cause__ = said[1]
-                break
-        return error
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -194,11 +128,6 @@ class Star:
         end_ns = self.now_ns + duration_ns
         self.run_until(lambda: False, end_ns)
         self.now_ns = max(self.now_ns, end_ns)
-
-    def at(self, due_ns: int, work: Work) -> None:
-        """Schedule work for a time of the clock."""
-        with self.changed:
-            heapq.heappush(self._due, (due_ns, next(self._order), work))
 
     def step(self) -> None:
         """Move all records that are there, form batches, hand out answers."""
@@ -219,7 +148,6 @@ class Star:
         return sum([each.writer.position for each in (self._client, *self.exchange.workers.values())])
 
     def run_until(self, is_done: Callable[[], bool], end_ns: int | None = None) -> None:
-        """Run what is due until something has come true, or up to a time. Raises StuckError where it never will."""
         looks_at_sockets = False
         while True:
             with self.changed:
