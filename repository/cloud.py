@@ -4,7 +4,6 @@ Talks to networks and waits for them: runs in the process that reads repositorie
 thread there, so that process must not fork afterwards. The only file that knows fsspec and the clouds' libraries.
 """
 
-import asyncio
 import contextlib
 import errno
 import importlib
@@ -183,6 +182,8 @@ class CloudRepository:
 
     async def _get(self, filesystem: Any, model: CloudModel, downloads: Mapping[str, Path], progress: Progress) -> None:
         """All of `downloads`; where it raises, nothing is under way any more."""
+        import asyncio  # here: most repositories are directories, and the poller starts 18 ms of CPU sooner without
+
         from fsspec.callbacks import Callback
 
         gate = asyncio.Semaphore(OBJECTS_AT_ONCE)

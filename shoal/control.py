@@ -10,7 +10,6 @@ user only, so nothing is left behind.
 import array
 import errno
 import os
-import secrets
 import select
 import socket
 import stat
@@ -158,7 +157,7 @@ class Listener:
     def create(cls) -> "Listener":
         """Listen on a fresh random address in the abstract namespace: no file, nothing to remove."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listening.bind(f"\0shoal-{secrets.token_hex(16)}")
+        listening.bind(f"\0shoal-{os.urandom(16).hex()}")
         listening.listen(64)
         listening.setblocking(False)
         return cls(listening)

@@ -1,17 +1,19 @@
 """Triton's datatypes, FP32 … BYTES, beside their config names, sizes and numpy forms; the BYTES codec.
 
-Pure; used in every process. A BYTES tensor on the wire is, per element, a little-endian u32 length and that
-many bytes (Triton's binary tensor data extension). BF16 has no numpy form and is carried as its 16-bit words.
+Pure; used in every process, and without numpy in those that need names and sizes only. A BYTES tensor on the wire is,
+per element, a little-endian u32 length and that many bytes (Triton's binary tensor data extension). BF16 has no numpy
+form and is carried as its 16-bit words.
 """
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _LENGTH = struct.Struct("<I")
 
@@ -25,23 +27,41 @@ class Datatype:
     """One datatype under its three names.
 
     `wire` is its number in a msgpack header (the TYPE_ enum of ModelConfig), `itemsize` is 0 for BYTES, and
-    `dtype` is the numpy type its bytes are read as: uint16 words for BF16, object for BYTES.
+    `dtype` is the numpy type its bytes are read as, `typecode` in numpy's spelling: uint16 words for BF16, object for
+    BYTES.
     """
 
     name: str
     config_name: str
     wire: int
     itemsize: int
-    dtype: np.dtype[Any]
+    typecode: str
+    dtype: "np.dtype[Any]" = field(init=False, repr=False, compare=False)
 
 
-def _datatype(name: str, wire: int, dtype: Any, config_name: str = "") -> Datatype:
-    numpy_type = np.dtype(dtype)
-    itemsize = 0 if numpy_type.hasobject else numpy_type.itemsize
-    return Datatype(name, config_name or f"TYPE_{name}", wire, itemsize, numpy_type)
+class _UnreadDtype:
+    """Stands in for `Datatype.dtype` until one is read. That imports numpy, 80 ms of CPU and threads of its BLAS, and
+    fills in all of them; from then on the attribute is an ordinary one."""
+
+    def __get__(self, datatype: Datatype, _kind: object = None) -> "np.dtype[Any]":
+        import numpy as np
+
+        for each in ALL:
+            _DTYPE.__set__(each, np.dtype(each.typecode))
+        Datatype.dtype = _DTYPE  # type: ignore[misc]
+        return datatype.dtype
 
 
-BOOL = _datatype("BOOL", 1, np.bool_)
+_DTYPE: Any = Datatype.__dict__["dtype"]
+Datatype.dtype = _UnreadDtype()  # type: ignore[assignment, misc]  # in the place of the slot
+
+
+def _datatype(name: str, wire: int, typecode: str, config_name: str = "") -> Datatype:
+    itemsize = int(typecode[2:] or 0)
+    return Datatype(name, config_name or f"TYPE_{name}", wire, itemsize, typecode)
+
+
+BOOL = _datatype("BOOL", 1, "|b1")
 UINT8 = _datatype("UINT8", 2, "<u1")
 UINT16 = _datatype("UINT16", 3, "<u2")
 UINT32 = _datatype("UINT32", 4, "<u4")
@@ -53,7 +73,7 @@ INT64 = _datatype("INT64", 9, "<i8")
 FP16 = _datatype("FP16", 10, "<f2")
 FP32 = _datatype("FP32", 11, "<f4")
 FP64 = _datatype("FP64", 12, "<f8")
-BYTES = _datatype("BYTES", 13, object, config_name="TYPE_STRING")
+BYTES = _datatype("BYTES", 13, "O", config_name="TYPE_STRING")
 BF16 = _datatype("BF16", 14, "<u2")
 
 ALL: tuple[Datatype, ...] = (

@@ -1,7 +1,9 @@
-"""No cycle of files: what the product's files import, for type checkers and inside functions, too, goes one way."""
+"""What files import: no cycle, for type checkers and inside functions, too; nothing heavy where it is not used."""
 
 import ast
 import graphlib
+import subprocess
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -72,3 +74,22 @@ def test_a_cycle_is_found(back: str) -> None:
     imports = {name: imported(source, files) for name, source in files.items()}
     assert set(cycle(imports)) == files.keys()
     assert not cycle({**imports, "room.third": set()})
+
+
+@pytest.mark.parametrize(
+    ("entry", "absent"),
+    [
+        ("shoal.supervisor.main", {"numpy", "google.protobuf"}),
+        ("shoal.repository.main", {"numpy", "asyncio", "fsspec"}),
+        ("shoal.batcher.batcher", {"numpy", "google.protobuf", "asyncio", "statistics"}),
+        ("shoal.zygote", {"numpy", "google.protobuf", "asyncio", "hashlib"}),
+        ("shoal.environments.enter", {"numpy", "google.protobuf", "asyncio"}),
+        ("shoal.frontend.grpc.lane", {"flask", "asyncio", "http.client"}),
+    ],
+)
+def test_a_process_starts_without(entry: str, absent: set[str]) -> None:
+    """The import of numpy costs 50 ms of CPU and starts threads, that of protobuf 30 ms, of asyncio 18."""
+    script = f"import sys, {entry}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert entry in loaded
+    assert not absent & {*loaded}

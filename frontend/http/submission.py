@@ -10,7 +10,7 @@ request, 70 thousand instructions instead of 128.
 
 import time
 from dataclasses import dataclass, replace
-from http.client import responses
+from http import HTTPStatus
 
 from shoal.datatypes import BYTES
 from shoal.errors import ShoalError, UnsupportedError
@@ -41,6 +41,7 @@ _MAX_FORMS = 512
 #: What a block that a body is received into has left for the header.
 HEADER_BYTES = 4096
 _MAX_RESPONSES = 256
+_PHRASES: dict[int, str] = {each: each.phrase for each in HTTPStatus}
 #: Head and JSON of a request are known as one where they are at most this long.
 _MAX_PREFIX = 8192
 #: Tensors up to this are joined to the head: one plain send is cheaper than a gathering one, and the block is free.
@@ -322,7 +323,7 @@ def response_head(response: Response) -> bytes:
     """Status line and header fields of a response, with its length."""
     length = sum([len(chunk) for chunk in response.chunks])
     fields = "".join([f"{name}: {value}\r\n" for name, value in response.headers])
-    line = f"HTTP/1.1 {response.status} {responses.get(response.status, '')}\r\n"
+    line = f"HTTP/1.1 {response.status} {_PHRASES.get(response.status, '')}\r\n"
     return f"{line}{fields}Content-Length: {length}\r\n\r\n".encode("latin-1")
 
 

@@ -1,11 +1,12 @@
 """latency_curve.py: what is learned of how long batches take."""
 
+import statistics
 from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from shoal.batcher.scheduling.latency_curve import LatencyCurve, cell_of, fastest, fit, rising, rows_of
+from shoal.batcher.scheduling.latency_curve import LatencyCurve, cell_of, fastest, fit, median, rising, rows_of
 
 MS = 1_000_000
 
@@ -47,6 +48,12 @@ def test_the_middle_of_the_last_times_counts() -> None:
     for _ in range(20):
         curve.learn(1, 5 * MS)
     assert curve.ns(1) == pytest.approx(5 * MS)
+
+
+def test_the_median_is_the_standard_library_s() -> None:
+    for num_values in range(1, 12):
+        values = [Random(num_values).random() for _ in range(num_values)]
+        assert median(values) == statistics.median(values)
 
 
 def test_between_sizes_that_are_known_the_time_is_between_theirs() -> None:
