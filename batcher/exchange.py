@@ -6,6 +6,7 @@ that is there. How a request ends is the business of `open_requests`.
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
+from operator import itemgetter
 from typing import TypeVar
 
 from shoal.batcher import statistics
@@ -39,6 +40,7 @@ PeerT = TypeVar("PeerT", bound=Peer)
 _NUMBER, _PART, _OTHERS = R.NUMBER, R.BLOCK, R.HEADER  # the last two: of RELEASE
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
 _REF = D.BLOCK  # of whatever a worker says; 0 where that names none
+_answer = itemgetter(D.KEY, D.STATUS, D.BLOCK, D.HEADER)
 
 
 class Exchange:
@@ -400,7 +402,7 @@ class Exchange:
 
         Returns the request's model if this answer fails the request all the same: its worker goes on for no client.
         """
-        _, key, _, status, ref, header, *_ = record
+        key, status, ref, header = _answer(record)
         if key not in worker.missing:
             return None
         worker.note_overlap()

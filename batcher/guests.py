@@ -6,12 +6,13 @@ own requests is checked here, and what only its own answer depends on is not.
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from shoal.batcher.holders import Holders
 from shoal.batcher.open_requests import OpenRequest
 from shoal.batcher.peers import Client, Model, Worker
-from shoal.shm.layout import LayoutError, ref_owner
+from shoal.shm.layout import SPAN_MASK, LayoutError, R, ref_owner
 from shoal.shm.ring import Record
 
 #: The header of a request: names, shapes, parameters. Unpacked it takes up to seventy times as much in a worker (ours).
@@ -21,6 +22,7 @@ GUEST_HOLDS_NS = 2_000_000_000
 #: How long ago a request may have begun, by its own account, for the statistics (ours).
 _MAX_AGE_NS = 60_000_000_000
 _MAX_INT64 = 2**63 - 1
+_looked_at = itemgetter(R.NUMBER, R.BLOCK, R.HEADER, R.ROWS, R.SHAPE_KEY, R.PRIORITY, R.TIMEOUT_US, R.START_NS)
 
 
 def checked(client: Client, model: Model, record: Record, now_ns: int) -> tuple[int, int]:
@@ -29,11 +31,11 @@ def checked(client: Client, model: Model, record: Record, now_ns: int) -> tuple[
     Its block is its own: in others' memory lie others' requests. Whether its header says what this says is for the
     worker to see, which reads it.
     """
-    _, number, _, block, header, rows, _, priority, timeout_us, _, _, start_ns, *_ = record
+    number, block, header, rows, shape_key, priority, timeout_us, start_ns = _looked_at(record)
     if ref_owner(block) != client.owner:
         raise LayoutError(f"guest {client.owner} names the block {block:#x}")
-    if header & 0xFFFFFFFF > MAX_HEADER_BYTES:
-        raise LayoutError(f"guest {client.owner} has a header of {header & 0xFFFFFFFF} bytes")
+    if header & SPAN_MASK > MAX_HEADER_BYTES:
+        raise LayoutError(f"guest {client.owner} has a header of {header & SPAN_MASK} bytes")
     if not 0 < rows <= model.max_rows:
         raise LayoutError(f"guest {client.owner} has a request of {rows} rows in number {number}")
     if priority > _MAX_INT64 or timeout_us > _MAX_INT64:
@@ -42,7 +44,7 @@ def checked(client: Client, model: Model, record: Record, now_ns: int) -> tuple[
         start_ns = now_ns
     # A false one would put tensors below others that they do not fit; so a guest's are batched with its own only, but
     # where there is only one key.
-    shape_key = 0 if model.is_fixed else hash((client.owner, record[6])) & _MAX_INT64 or 1
+    shape_key = 0 if model.is_fixed else hash((client.owner, shape_key)) & _MAX_INT64 or 1
     return shape_key, start_ns
 
 

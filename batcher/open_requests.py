@@ -15,8 +15,8 @@ from shoal.batcher.scheduling.sequence_values import SequenceError
 from shoal.batcher.statistics import BACKEND, CANCELED, REJECTED
 from shoal.errors import InternalError, UnavailableError
 from shoal.reasons import Reason, pack_times
-from shoal.shm.layout import CHILD_TRACE, NUMBER_BITS, REPLY
-from shoal.shm.ring import Record
+from shoal.shm import layout
+from shoal.shm.layout import NUMBER_BITS, REPLY, Record
 
 #: Client, model, the client's number, block, header, when the client began to receive it and when it was accepted
 #: (monotonic ns), and what the policy sees of it. A plain tuple, and unpacked at once: an object costs ten times as
@@ -64,9 +64,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if ref:
             self._holders.hold_part(ref, key)
         self._responded.add(key)
-        self._say(
-            model, key, client, (REPLY, number, status, ref, header, 0, 0, 0, 0, 0, 0, 0, 1, num_pieces), is_last=False
-        )
+        self._say(model, key, client, layout.part_record(number, status, ref, header, num_pieces), is_last=False)
         return None
 
     def answer(
@@ -89,7 +87,7 @@ class OpenRequests(dict[int, OpenRequest]):
         reply: Record = (REPLY, number, status, ref, header)
         if num_pieces or client.traced:
             times = client.times(number, model, queue_ns, compute)
-            reply = (*reply, 0, 0, *times, 0, num_pieces)
+            reply = layout.traced_reply_record(number, status, ref, header, times, num_pieces)
             if number in client.traced:
                 self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is None:  # as in _say, whose call would cost as much again
@@ -116,8 +114,7 @@ class OpenRequests(dict[int, OpenRequest]):
             self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is not None:
             model.order.begin((key,))
-        reply = (REPLY, number, 0, ref, header, 0, 0, *times, 0, num_pieces, 0, 0)
-        self._say(model, key, client, reply)
+        self._say(model, key, client, layout.traced_reply_record(number, 0, ref, header, times, num_pieces))
         statistics.count_cache_hit(model.row, hit_ns, start_ns, queue_ns, now_ns)
         self._counted.add(model)
 
@@ -131,12 +128,11 @@ class OpenRequests(dict[int, OpenRequest]):
             return None
         client, model, number, _, _, start_ns, queue_ns, _ = request
         self._forget(key)
-        reply: Record = (REPLY, number, InternalError.wire, 0, 0, reason, detail)
+        times: tuple[int, ...] = ()
         if client.traced:
             times = client.times(number, model, queue_ns, NO_COMPUTE)
-            reply = (*reply, *times)
             self._end_trace(client, number, model, start_ns, times, now_ns)
-        self._say(model, key, client, reply)
+        self._say(model, key, client, layout.refusal_record(number, InternalError.wire, reason, detail, times))
         statistics.count_failure(model.row, cell, start_ns, now_ns)
         self._counted.add(model)
         if model.sharing is not None:
@@ -179,7 +175,9 @@ class OpenRequests(dict[int, OpenRequest]):
             return
         client, number = asked[0], asked[2]
         above = parent if parent != root.key else 0
-        record = (CHILD_TRACE, number, key, above, model.id, model.version, *times, max(times[0], now_ns), int(is_call))
+        record = layout.child_trace_record(
+            number, key, above, model.id, model.version, times, max(times[0], now_ns), is_call=is_call
+        )
         num_left, max_unread = root.room(key, is_decoupled_step=is_decoupled_step)
         if num_left > 0 and client.send_child_trace(record, max_unread):
             root.note_sent(parent)
@@ -199,7 +197,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def turn_away(self, client: Client, number: int, reason: Reason) -> None:
         """A request that is not accepted, and counts nowhere."""
-        client.say((REPLY, number, UnavailableError.wire, 0, 0, reason))
+        client.say(layout.refusal_record(number, UnavailableError.wire, reason))
         self._written.add(client)
 
     def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> Model | None:

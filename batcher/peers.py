@@ -24,8 +24,6 @@ from shoal.shm.doorbell import RING_AFTER_NS, Doorbell, GuestBell
 from shoal.shm.layout import (
     BATCH_ITEM,
     BUSY_SINCE_WORD,
-    CANCEL,
-    FREE,
     MAX_UNREAD_CHILD_TRACES,
     NUMBER_BITS,
     OVERLAP_WORD,
@@ -293,10 +291,10 @@ class Worker(Peer):
         """Tell what was freed and did not travel with a batch, too, and of what was cancelled as much as leaves room
         for blocks and batches."""
         for ref in self.freed:
-            self.writer.push((FREE, 0, 0, ref))
+            self.writer.push(layout.free_record(ref))
         self.freed.clear()
         while self.cancelled and self.writer.num_unread < MAX_CANCELS:
-            self.writer.push((CANCEL, self.cancelled.pop()))
+            self.writer.push(layout.cancel_item_record(self.cancelled.pop()))
             self.must_ring = True
         Peer.flush(self)
         return not self.cancelled

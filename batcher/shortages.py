@@ -12,7 +12,7 @@ from shoal.batcher.blocks import Blocks
 from shoal.batcher.guests import is_starved, most_holding_guest
 from shoal.batcher.holders import Holders
 from shoal.batcher.peers import Client, Worker
-from shoal.shm.layout import MAX_RECALLED, RECALL, ROOM, ROOM_NOW
+from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW, recall_record
 
 
 class Shortages:
@@ -46,5 +46,5 @@ class Shortages:
             return  # it stands still, or has not come to it: what it holds is asked for again if it is still wanted
         rest = iter(segments)
         while owners := tuple(islice(rest, MAX_RECALLED)):
-            client.recall((RECALL, int(is_urgent), *owners))
+            client.recall(recall_record(owners, is_urgent=is_urgent))
         self._written.add(client)

@@ -3,7 +3,7 @@
 from array import array
 
 from shoal.errors import UnavailableError
-from shoal.shm.layout import WORD, pack_span
+from shoal.shm.layout import SPAN_SHIFT, WORD, pack_span
 from shoal.shm.slab import Block, Slab
 
 
@@ -30,7 +30,7 @@ class StepHeaders:
             start, end = 0, nbytes
         self._memory[start:end] = header
         self._end = end
-        return self._ref, start << 32 | nbytes
+        return self._ref, start << SPAN_SHIFT | nbytes
 
     def end_with(self, pieces: list[int], header: bytes) -> tuple[int, int]:
         """An answer, behind the blocks that its tensors lie in: no step reads its header any more. Its block is the

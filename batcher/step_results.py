@@ -1,6 +1,7 @@
 """What steps of ensembles have answered: read, held while somebody needs it, and given back. Lives in the batcher."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from shoal import errors, reasons
 from shoal.batcher.blocks import Blocks
@@ -9,10 +10,10 @@ from shoal.batcher.passed_on import Asked, Passed, Pieces, StepResponses, read_p
 from shoal.batcher.peers import Model
 from shoal.errors import ShoalError
 from shoal.request import Parameters
-from shoal.shm.layout import P
-from shoal.shm.ring import Record
+from shoal.shm.layout import SPAN_MASK, SPAN_SHIFT, P, Record
 
 _BLOCK, _MORE, _PIECES = P.BLOCK, P.MORE, P.PIECES
+_answer = itemgetter(P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL)
 #: A step's answer that is held: by whose key; the blocks its tensors lie in; the block of one that others follow, or 0
 #: of the last; whether it is an ensemble's, so that each block is a part of the reply.
 Result = tuple[int, Sequence[int], int, bool]
@@ -48,7 +49,7 @@ class StepResults:
     ) -> tuple[tuple[str, ...], Parameters]:
         """Add what the step has written to `tensors`; their names, and the parameters. Raises ShoalError where the
         answer is an error, or cannot be read."""
-        _, _, status, ref, span, reason, detail, *_ = reply
+        status, ref, span, reason, detail = _answer(reply)
         last_ref, block = self._last
         if ref != last_ref:
             block = self._blocks.open(ref) if ref else None
@@ -57,8 +58,8 @@ class StepResults:
             request = asked.request
             reason = reason or reasons.without_memory(status)
             raise refusal(model, reason, detail, request.id, request.sequence[0])
-        offset = span >> 32
-        header = block[offset : offset + (span & 0xFFFFFFFF)].tobytes()
+        offset = span >> SPAN_SHIFT
+        header = block[offset : offset + (span & SPAN_MASK)].tobytes()
         if status:
             raise errors.from_wire(status, header.decode("utf-8", "replace"))
         _, refs, _, has_pieces = result

@@ -46,6 +46,7 @@ Positions are u64 counts that never wrap; a slot is position modulo capacity. Ev
 """
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 MAGIC = 0x4C414F4853  # "SHOAL"
@@ -118,6 +119,10 @@ class Header(NamedTuple):
     def kind(self) -> int:
         """CLIENT, LINK, WORKER, COUNTERS, OVERSIZE or BATCHER."""
         return self.version_and_kind >> 32
+
+
+#: The words of a record, from its kind on; those that are left out are 0.
+Record = tuple[int, ...]
 
 
 class LayoutError(Exception):
@@ -320,9 +325,110 @@ NUMBER_BITS = 40
 _ZEROS = (0,) * 16
 
 
-def record(*words: int) -> tuple[int, ...]:
+def record(*words: int) -> Record:
     """Sixteen words, the missing ones 0."""
     return words + _ZEROS[len(words) :]
+
+
+# Records by what they say. Those of every request are written out where they are pushed, since a call costs as much as
+# the whole tuple: REQUEST in shm/port.py, BATCH_ITEM in batcher/dispatch.py, DONE in workers/loop.py, REPLY in
+# batcher/open_requests.py.
+
+
+def child_request_record(request: Record, parent: int) -> Record:
+    """The REQUEST as a CHILD_REQUEST, made for the request whose key is `parent`."""
+    return (CHILD_REQUEST, *request[R.NUMBER : Q.PARENT], parent, *request[Q.PARENT + 1 :])
+
+
+def cancel_record(number: int, *, is_sure: bool) -> Record:
+    """CANCEL, from a client: of a request that nobody waits for, or, where that is not sure, perhaps nobody."""
+    return (CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, int(not is_sure))
+
+
+def cancel_item_record(key: int) -> Record:
+    """CANCEL, to a worker that has the request."""
+    return (CANCEL, key)
+
+
+def release_record(number: int, *others: int) -> Record:
+    """RELEASE of the last replies to these requests, at most MAX_RELEASED."""
+    return (RELEASE, number, 0, 0, *others)
+
+
+def release_part_record(number: int, block: int) -> Record:
+    """RELEASE of a reply that is not the last one, in this block."""
+    return (RELEASE, number, 0, block)
+
+
+def hold_record(number: int, block: int, *, is_first: bool, is_part: bool) -> Record:
+    """HOLD of a reply's block; `is_part`: the reply is not the last one."""
+    return (HOLD, number, int(is_first), block, 0, 0, 0, 0, 0, 0, 0, 0, int(is_part))
+
+
+def trace_record(number: int) -> Record:
+    """TRACE of a request that stands before it in the ring."""
+    return (TRACE, number)
+
+
+def part_record(number: int, status: int, block: int, header: int, num_pieces: int) -> Record:
+    """REPLY that others follow."""
+    return (REPLY, number, status, block, header, 0, 0, 0, 0, 0, 0, 0, 1, num_pieces)
+
+
+def traced_reply_record(
+    number: int, status: int, block: int, header: int, times: tuple[int, int, int, int, int], num_pieces: int
+) -> Record:
+    """REPLY, the last one, with the times QUEUE_START_NS to COMPUTE_END_NS."""
+    return (REPLY, number, status, block, header, 0, 0, *times, 0, num_pieces)
+
+
+def refusal_record(number: int, status: int, reason: int, detail: int = 0, times: tuple[int, ...] = ()) -> Record:
+    """REPLY of the batcher's own: the sentence of a reason, what stands in it, and the times of a traced request."""
+    return (REPLY, number, status, 0, 0, reason, detail, *times)
+
+
+def child_trace_record(
+    number: int, key: int, parent: int, model: int, version: int, times: tuple[int, ...], end_ns: int, *, is_call: bool
+) -> Record:
+    """CHILD_TRACE; `times` are START_NS to COMPUTE_END_NS."""
+    return (CHILD_TRACE, number, key, parent, model, version, *times, end_ns, int(is_call))
+
+
+def recall_record(owners: Iterable[int], *, is_urgent: bool) -> Record:
+    """RECALL of what lies in the segments of at most MAX_RECALLED owners."""
+    return (RECALL, int(is_urgent), *owners)
+
+
+def free_record(block: int) -> Record:
+    """FREE, where no BATCH_ITEM takes it along."""
+    return (FREE, 0, 0, block)
+
+
+def sender_record(
+    key: int, status: int, block: int, header: int, times: tuple[int, int, int, int], *, is_last: bool
+) -> Record:
+    """DONE or RESPONSE by which a response sender answers, beside the batch that the request came with."""
+    return (DONE if is_last else RESPONSE, key, 0, status, block, header, *times)
+
+
+def ready_record(batch: int, times: tuple[int, ...]) -> Record:
+    """READY; `times` are COMPUTE_START_NS to COMPUTE_END_NS."""
+    return (READY, 0, batch, 0, 0, 0, *times)
+
+
+def reschedule_record(key: int, batch: int) -> Record:
+    """RESCHEDULE of a request that a worker gives back."""
+    return (RESCHEDULE, key, batch)
+
+
+def want_record(urgency: int) -> Record:
+    """WANT: NEWS, ROOM or ROOM_NOW."""
+    return (WANT, 0, 0, urgency)
+
+
+def have_record(block: int) -> Record:
+    """HAVE of a block that has not been freed."""
+    return (HAVE, 0, 0, 0, block)
 
 
 #: Of a span: how far its offset is shifted, and the bits of its size.

@@ -12,23 +12,19 @@ from contextlib import suppress
 from shoal.errors import InvalidArgumentError
 from shoal.reasons import Reason
 from shoal.sequences import correlation_word
+from shoal.shm import layout
 from shoal.shm.awaited_segments import AwaitedSegments
 from shoal.shm.doorbell import Doorbell, GuestBell
 from shoal.shm.layout import (
-    CANCEL,
-    CHILD_REQUEST,
     CHILD_TRACE,
-    HOLD,
     MAX_RELEASED,
     NO_DIGEST,
     OWNER_SHIFT,
     RECALL,
-    RELEASE,
     REPLY,
     REQUEST,
     SPAN_MASK,
     SPAN_SHIFT,
-    TRACE,
     WORD,
     C,
     LayoutError,
@@ -36,6 +32,7 @@ from shoal.shm.layout import (
     R,
     T,
     ref_owner,
+    release_record,
 )
 from shoal.shm.pieces import as_block
 from shoal.shm.reply import Reply
@@ -230,7 +227,7 @@ class Port:
         )  # fmt: skip
         if deadline_ns or digest != NO_DIGEST:
             record = (*record, 0, *digest, deadline_ns)
-        self._writer.push(record if not parent else (CHILD_REQUEST, *record[1:12], parent, *record[13:]))
+        self._writer.push(record if not parent else layout.child_request_record(record, parent))
         self._open[number] = record
         if self._shares is not None:
             self._shares.add(model, self.slab.nbytes_of(block.ref))
@@ -243,7 +240,7 @@ class Port:
         Unless it is, a request that is still queued stays so. Its one reply still comes and must still be released.
         """
         if number in self._open:
-            self._writer.push((CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 if is_sure else 1))
+            self._writer.push(layout.cancel_record(number, is_sure=is_sure))
             self._must_ring = True
 
     def trace(self, number: int) -> list[Record]:
@@ -252,7 +249,7 @@ class Port:
 
         The successor of a batcher that dies does not know of it: then the times are 0, and no more is added.
         """
-        self._writer.push((TRACE, number))
+        self._writer.push(layout.trace_record(number))
         children: list[Record] = []
         self._children[number] = children
         return children
@@ -274,18 +271,14 @@ class Port:
         if part:
             if (left := self._parts.pop((number, part), 0) - 1) > 0:
                 self._parts[number, part] = left
-            self._writer.push((RELEASE, number, 0, part))
+            self._writer.push(layout.release_part_record(number, part))
         else:
             self._held.pop(number, None)
             if len(self._released) == MAX_RELEASED:
-                self._push_released()
+                self._writer.push(release_record(*self._released))
+                self._released.clear()
             self._released.append(number)
         self._must_ring = self._must_ring or prompt
-
-    def _push_released(self) -> None:
-        first, *others = self._released
-        self._writer.push((RELEASE, first, 0, 0, *others))
-        self._released.clear()
 
     def resubmit(self) -> None:
         """The batcher is dead: tell its successor what is open and what is held. Collect what the dead one said first.
@@ -293,13 +286,9 @@ class Port:
         A cancelled request is open, too; it is not cancelled again, and its one reply still comes. The first HOLD says
         that it is: where two batchers die in a row, a client may say all this twice before the third one reads it.
         """
-        is_first = 1
-        for number, ref in self._held.items():
-            self._writer.push((HOLD, number, is_first, ref))
-            is_first = 0
-        for number, ref in self._parts.elements():
-            self._writer.push((HOLD, number, is_first, ref, 0, 0, 0, 0, 0, 0, 0, 0, 1))
-            is_first = 0
+        held = [(*each, False) for each in self._held.items()] + [(*each, True) for each in self._parts.elements()]
+        for index, (number, ref, is_part) in enumerate(held):
+            self._writer.push(layout.hold_record(number, ref, is_first=index == 0, is_part=is_part))
         for record in self._open.values():
             self._writer.push(record)
         self._must_ring = True
@@ -309,7 +298,8 @@ class Port:
         """Show the batcher what was pushed, and ring its bell once if it must know at once."""
         if self._released:
             with suppress(RingFullError):  # then the next flush says so
-                self._push_released()
+                self._writer.push(release_record(*self._released))
+                self._released.clear()
         if self._writer.publish() and self._must_ring:
             self._must_ring = False
             self._batcher_bell.ring()

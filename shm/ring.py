@@ -9,10 +9,11 @@ are packed with it none the less: nobody looks at them before the tail has moved
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
-from shoal.shm.layout import HEAD_WORD, RECORD, RECORD_BYTES, RING_OFFSET, TAIL_WORD, WORD, LayoutError
+from shoal.shm.layout import HEAD_WORD, RECORD, RECORD_BYTES, RING_OFFSET, TAIL_WORD, WORD, LayoutError, Record
 from shoal.shm.segment import Mapping, Segment
 
-Record = tuple[int, ...]
+__all__ = ["Record", "RingFullError", "RingReader", "RingWriter"]
+
 _NUM_WORDS = RECORD_BYTES // WORD
 #: By the number of words that are given, how a record is packed: the others are 0. One without any is none.
 _PACK_INTO = [

@@ -22,12 +22,12 @@ from shoal.messages.message import Kinds, Message, MessageError, close_descripto
 from shoal.messages.to_worker import CheckReady, ReportMetrics, StopWorker
 from shoal.model_config.signature import Signature
 from shoal.shm.doorbell import RING_AFTER_NS
-from shoal.shm.layout import DONE, B, unpack_span
+from shoal.shm.layout import DONE, B, Record, unpack_span
 from shoal.shm.segment import SegmentView
 from shoal.workers.answers import Answers, WrittenAnswers
 from shoal.workers.backends.backend import Backend
 from shoal.workers.faults import SMALLER_FOR_NS, DeviceLostError, Fault, fault_of
-from shoal.workers.memory import Memory, Record
+from shoal.workers.memory import Memory
 from shoal.workers.metrics_reporter import MetricsReporter
 from shoal.workers.plans import Plans
 from shoal.workers.requests import Request, RequestReader

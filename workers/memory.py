@@ -23,7 +23,6 @@ from shoal.shm.layout import (
     BUSY_SINCE_WORD,
     CANCEL,
     FREE,
-    HAVE,
     MOVED_WORD,
     NEWS,
     PROGRESS_WORD,
@@ -31,10 +30,12 @@ from shoal.shm.layout import (
     ROOM_NOW,
     TAKEN_WORD,
     UNIT,
-    WANT,
     B,
     D,
     LayoutError,
+    Record,
+    have_record,
+    want_record,
 )
 from shoal.shm.ring import RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
@@ -46,7 +47,6 @@ _log = logging.getLogger(__name__)
 
 _COUNT, _FREED = B.COUNT, B.FREED  # looked up in its class, each takes 0.2k instructions, per request
 
-Record = tuple[int, ...]
 _Result = TypeVar("_Result")
 
 #: How long a finished batch may wait for clients to release earlier results where there is no other memory for it
@@ -221,7 +221,7 @@ class Memory:
         has come back since."""
         awaited_nbytes, num_joins = self._awaited_in_vain
         if nbytes >= awaited_nbytes and self.slab.num_joins == num_joins:
-            self._try_say((WANT, 0, 0, ROOM))
+            self._try_say(want_record(ROOM))
             return None
         block = self.wait_for(lambda: self.allocate(nbytes), self._loops_batch, SEGMENT_AFTER_S, ROOM)
         if block is None:
@@ -277,7 +277,7 @@ class Memory:
                 if now_s >= want_s:
                     # What clients release waits in their rings until somebody wants it. The supervisor's death ends
                     # this process by signal.
-                    self._try_say((WANT, 0, 0, urgency))
+                    self._try_say(want_record(urgency))
                     want_s, pause_s = now_s + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
                 poller.poll(min(want_s, deadline_s) - now_s)
 
@@ -351,7 +351,7 @@ class Memory:
             refs.discard(self._spare.ref)
         try:
             for ref in refs:
-                self.push((HAVE, 0, 0, 0, ref))
+                self.push(have_record(ref))
         except RingFullError:
             # Told another batcher before, which died without looking: there it stands still.
             _log.info("a batcher hears of blocks what its predecessor was told")

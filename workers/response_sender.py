@@ -19,7 +19,7 @@ from typing import Protocol
 
 from shoal.errors import CancelledError, InternalError, ShoalError, UnavailableError
 from shoal.request import Parameters
-from shoal.shm.layout import DONE, NO_BLOCK, READY, RESCHEDULE, RESPONSE, record
+from shoal.shm.layout import NO_BLOCK, ready_record, reschedule_record, sender_record
 from shoal.workers.memory import Memory
 from shoal.workers.requests import Request
 from shoal.workers.tensors import Output
@@ -187,7 +187,7 @@ class OpenBatch:
         with batches.memory.lock:
             if not self._num_open:
                 return
-            ready = (READY, 0, self.number, 0, 0, 0, *times)
+            ready = ready_record(self.number, times)
             if batches.num_open <= MAX_OPEN_BATCHES:
                 batches.memory.push(ready)
             else:
@@ -295,7 +295,7 @@ class WrittenResponseSender(ResponseSender):
             if self.is_cancelled:
                 self.fail(CancelledError("Request was cancelled"))
                 return
-            self._close(record(RESCHEDULE, self._request.key, self._request.batch))
+            self._close(reschedule_record(self._request.key, self._request.batch))
 
     @property
     def is_cancelled(self) -> bool:
@@ -324,15 +324,16 @@ class WrittenResponseSender(ResponseSender):
         batch, now_ns = self._batch, time.monotonic_ns()
         self._memory.moved(batch.number, now_ns)
         input_end_ns = batch.input_end_ns or batch.start_ns
-        words = (self._request.key, 0, status, ref, span, batch.start_ns, input_end_ns, now_ns, now_ns)
+        times = (batch.start_ns, input_end_ns, now_ns, now_ns)
+        record = sender_record(self._request.key, status, ref, span, times, is_last=final)
         if final:
-            self._close(record(DONE, *words))
+            self._close(record)
             return
         if ref:
             with self._memory.lock:
                 self._memory.windows[ref] = self._window
                 self._window.add(ref)
-        if not self._memory.say(record(RESPONSE, *words)):
+        if not self._memory.say(record):
             with self._memory.lock:
                 self._memory.take_back(ref)  # nobody has heard of it, and so nobody would free it
             raise UnavailableError("the batcher has not read the worker's ring for too long")

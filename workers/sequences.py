@@ -25,8 +25,7 @@ from shoal.model_config import files, sequences
 from shoal.model_config.messages import Config
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.sequences import END, FLAGS, SLOT_SHIFT, START
-from shoal.shm.layout import NO_BLOCK, B
-from shoal.workers.memory import Record
+from shoal.shm.layout import NO_BLOCK, B, Record
 from shoal.workers.requests import InputForm, Request
 from shoal.workers.tensors import Array, encode_strings, open_strings
 
