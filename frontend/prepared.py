@@ -156,20 +156,7 @@ def submit_block(
 ) -> int:
     """Hand a filled block to the batcher, its header at `span`. Returns the request's number."""
     digest = request_digest(block.memory, span) if prepared.entry.is_cached else NO_DIGEST
-    return port.submit(
-        prepared.entry.model_id,
-        block,
-        span,
-        prepared.rows,
-        prepared.shape_key,
-        start_ns,
-        prepared.priority,
-        prepared.timeout_us,
-        digest,
-        deadline_ns,
-        prepared.correlation_id,
-        prepared.flags,
-    )
+    return port.submit(prepared, prepared, block, span, start_ns, digest, deadline_ns)
 
 
 def submit_copy(port: Port, prepared: PreparedRequest, start_ns: int, deadline_ns: int = 0) -> int:

@@ -8,6 +8,7 @@ readable until `release`.
 from collections import Counter
 from collections.abc import Callable, Container
 from contextlib import suppress
+from typing import Protocol
 
 from shoal.errors import InvalidArgumentError
 from shoal.reasons import Reason
@@ -41,7 +42,39 @@ from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.shares import HELD_PER_REQUEST, MODELS_AT_ONCE, NoRoomError, Shares, least_ample
 from shoal.shm.slab import Block, Slab, SlabView
 
-__all__ = ["NoRoomError", "Port", "Reply"]
+__all__ = ["Checked", "NoRoomError", "Port", "Reply", "Wishes"]
+
+
+class Entry(Protocol):
+    """A model version, by its number."""
+
+    @property
+    def model_id(self) -> int: ...
+
+
+class Checked(Protocol):
+    """A request that its model takes: its rows, and the key of the requests that it may be batched with."""
+
+    @property
+    def entry(self) -> Entry: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def shape_key(self) -> int: ...
+
+
+class Wishes(Protocol):
+    """What a client says to the scheduler of its request's model; 0 = nothing."""
+
+    @property
+    def priority(self) -> int: ...
+    @property
+    def timeout_us(self) -> int: ...
+    @property
+    def correlation_id(self) -> int | str: ...
+    @property
+    def flags(self) -> int: ...
+
 
 # Looked up in its class, each takes 0.3k instructions, per reply.
 _BLOCK, _MORE, _PIECES, _ASKED_BLOCK, _ASKED_MODEL = P.BLOCK, P.MORE, P.PIECES, R.BLOCK, R.MODEL
@@ -199,18 +232,13 @@ class Port:
 
     def submit(
         self,
-        model: int,
+        request: Checked,
+        wishes: Wishes,
         block: Block,
         header: int,
-        rows: int,
-        shape_key: int,
         start_ns: int,
-        priority: int = 0,
-        timeout_us: int = 0,
         digest: tuple[int, int] = NO_DIGEST,
         deadline_ns: int = 0,
-        correlation_id: int | str = 0,
-        flags: int = 0,
         parent: int = 0,
     ) -> int:
         """Hand a filled block to the batcher; visible to it at the next `flush`. Returns the request's number.
@@ -220,9 +248,10 @@ class Port:
         whose trace, if any, has both; the successor of a batcher that dies is not told of it.
         """
         self._number = number = self._number + 1
-        correlation = correlation_word(correlation_id, self._correlation_key) if correlation_id else 0
+        model, correlation = request.entry.model_id, wishes.correlation_id
         record: Record = (
-            REQUEST, number, model, block.ref, header, rows, shape_key, priority, timeout_us, correlation, flags,
+            REQUEST, number, model, block.ref, header, request.rows, request.shape_key, wishes.priority,
+            wishes.timeout_us, correlation_word(correlation, self._correlation_key) if correlation else 0, wishes.flags,
             start_ns,
         )  # fmt: skip
         if deadline_ns or digest != NO_DIGEST:

@@ -144,20 +144,7 @@ class PortTransport:
         if trace is not None:
             trace.submitted(block.memory, header)
         with self._lock:
-            number = self._port.submit(
-                prepared.entry.model_id,
-                block,
-                header,
-                prepared.rows,
-                prepared.shape_key,
-                start_ns,
-                prepared.priority,
-                prepared.timeout_us,
-                digest,
-                prepared.deadline_ns,
-                prepared.correlation_id,
-                prepared.flags,
-            )
+            number = self._port.submit(prepared, prepared, block, header, start_ns, digest, prepared.deadline_ns)
             self._waiting[number] = replies
             if trace is not None:
                 trace.children = self._port.trace(number)

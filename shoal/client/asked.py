@@ -51,6 +51,11 @@ class Asked:
         return 0 if self.timeout is None else now_ns + self.timeout_us * 1000
 
     @property
+    def correlation_id(self) -> int | str:
+        """The sequence's id, as Triton's core names it; 0 or "" for none."""
+        return self.sequence_id
+
+    @property
     def flags(self) -> int:
         """Triton's, of a sequence."""
         return self.sequence_start * _START | self.sequence_end * _END

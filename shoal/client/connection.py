@@ -24,7 +24,7 @@ from shoal.messages.message import MessageError
 from shoal.messages.to_client import ServerStopping, ToClient
 from shoal.shm.doorbell import WAIT_S, GuestBell
 from shoal.shm.pieces import whole
-from shoal.shm.port import Reply
+from shoal.shm.port import Checked, Reply, Wishes
 from shoal.shm.ring import RingFullError
 from shoal.shm.slab import Block
 from shoal.star.client import MAX_HELD_NBYTES, HeldBlock
@@ -105,18 +105,22 @@ class Connection:
     # --- asking ---
 
     def submit(
-        self, waiter: Waiter, model_id: int, block: Block, header: int, rows: int, shape_key: int,
-        start_ns: int, priority: int = 0, timeout_us: int = 0, deadline_ns: int = 0, correlation_id: int | str = 0,
-        flags: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        waiter: Waiter,
+        request: Checked,
+        wishes: Wishes,
+        block: Block,
+        header: int,
+        start_ns: int,
+        deadline_ns: int,
+    ) -> None:
         """Hand a filled block over; it is freed here if that fails. Raises ShoalError."""
         with self._lock:
             try:
                 self._refuse_if_lost()
                 waiter.number = number = self._port.submit(
-                    model_id, block, header, rows, shape_key, start_ns, priority, timeout_us,
-                    deadline_ns=deadline_ns, correlation_id=correlation_id, flags=flags,
-                )  # fmt: skip
+                    request, wishes, block, header, start_ns, deadline_ns=deadline_ns
+                )
             except RingFullError:
                 self._port.slab.free(block.ref)
                 raise UnavailableError("Exceeds maximum queue size") from None

@@ -150,10 +150,7 @@ class Session:
         entry, start_ns = checked.entry, time.monotonic_ns()
         # A stream's timeout is each answer's, and how long a decoupled model executes says nothing of those.
         deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
-        self.connection.submit(
-            waiter, entry.model_id, block, span, checked.rows, checked.shape_key, start_ns, asked.priority,
-            asked.timeout_us, deadline_ns, asked.sequence_id, asked.flags,
-        )  # fmt: skip
+        self.connection.submit(waiter, checked, asked, block, span, start_ns, deadline_ns)
         return Call(self._responses, asked, entry, waiter)
 
 

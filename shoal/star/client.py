@@ -126,18 +126,7 @@ class Client:
         with self._lock:
             try:
                 number = self._port.submit(
-                    outgoing.entry.model_id,
-                    block,
-                    header,
-                    outgoing.rows,
-                    outgoing.shape_key,
-                    time.monotonic_ns(),
-                    ask.priority,
-                    ask.timeout_us,
-                    deadline_ns=ask.answer_by_ns,
-                    correlation_id=ask.correlation_id,
-                    flags=ask.flags,
-                    parent=parent,
+                    outgoing, ask, block, header, time.monotonic_ns(), deadline_ns=ask.answer_by_ns, parent=parent
                 )
             except RingFullError:
                 raise UnavailableError("Exceeds maximum queue size") from None

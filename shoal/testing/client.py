@@ -76,20 +76,8 @@ class LocalClient:
             block = self._port.allocate(outgoing.nbytes, entry.model_id)
             try:
                 span = outgoing.write(block.memory)
-                number = self._port.submit(
-                    entry.model_id,
-                    block,
-                    span,
-                    outgoing.rows,
-                    outgoing.shape_key,
-                    self.now_ns(),
-                    ask.priority,
-                    ask.timeout_us,
-                    NO_DIGEST if is_call or not entry.is_cached else request_digest(block.memory, span),
-                    ask.answer_by_ns,
-                    ask.correlation_id,
-                    ask.flags,
-                )
+                digest = NO_DIGEST if is_call or not entry.is_cached else request_digest(block.memory, span)
+                number = self._port.submit(outgoing, ask, block, span, self.now_ns(), digest, ask.answer_by_ns)
             except RingFullError:
                 self._port.slab.free(block.ref)
                 raise UnavailableError("Exceeds maximum queue size") from None

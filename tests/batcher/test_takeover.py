@@ -16,6 +16,7 @@ from shoal.shm.port import Port
 from shoal.shm.slab import Slab
 from tests.batcher.star import CLIENT, HEADER, MODEL, SINGLE, WORKER, End, Star, ask, cell, one_of_each, replies
 from tests.batcher.takeover_play import BATCHING, Play, answer, output_block
+from tests.submitted import submit
 
 
 def test_what_a_worker_has_stays_with_it_and_is_executed_once() -> None:
@@ -233,7 +234,7 @@ def test_what_a_client_said_to_a_successor_that_died_counts_once(is_part: bool) 
     port.add_segment(WORKER, worker.own_view)
     result = Slab(worker.own).allocate(100)
     assert result is not None
-    number = port.submit(MODEL, port.allocate(100), HEADER, 1, 0, 100)
+    number = submit(port, MODEL, port.allocate(100), HEADER, 100)
     port.flush()
     star.exchange.step(now_ns=500)
     (item,) = worker.heard()

@@ -20,6 +20,7 @@ from shoal.shm.ring import RingWriter
 from shoal.star.models import ModelTable
 from shoal.star.place import Place
 from tests.batcher.star import MODEL, End
+from tests.submitted import Submitted
 
 
 def test_an_answer_whose_segment_cannot_be_asked_for_any_more_ends_with_the_connection() -> None:
@@ -32,7 +33,7 @@ def test_an_answer_whose_segment_cannot_be_asked_for_any_more_ends_with_the_conn
     sleeper = threading.Lock()
     waiter = Waiter(lambda: None, None)
     with here, there:
-        connection.submit(waiter, MODEL, connection.allocate(1, MODEL), 0, 1, 0, 0)
+        connection.submit(waiter, Submitted(MODEL), Submitted(MODEL), connection.allocate(1, MODEL), 0, 0, 0)
         batcher = RingWriter(end.link, end.own_view)
         batcher.push((layout.REPLY, waiter.number, 0, layout.pack_ref(51, 1, 1), *[0] * 12))
         batcher.publish()

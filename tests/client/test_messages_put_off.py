@@ -24,6 +24,7 @@ from shoal.star.place import Place
 from shoal.star.shared_port import SharedPort
 from tests.batcher.star import MODEL, End
 from tests.messages import receive
+from tests.submitted import submit
 
 GEOMETRY = Geometry(0, 4 * layout.UNIT)
 
@@ -56,9 +57,7 @@ class Asking:
         self.shared = SharedPort(place, self._take, place.apply)
         self.known, self.unknown = Worker(51), Worker(52)
         self.send(shared.SegmentAnnounced(owner=51, segment=self.known.fd))
-        self.first, self.second = (
-            self.port.submit(MODEL, self.shared.allocate(1, MODEL), 0, 1, 0, 0) for _ in range(2)
-        )
+        self.first, self.second = (submit(self.port, MODEL, self.shared.allocate(1, MODEL)) for _ in range(2))
         self._reply(self.first, self.unknown.ref)
         self._reply(self.second, self.known.ref)
 

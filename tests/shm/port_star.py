@@ -9,6 +9,7 @@ from shoal.shm.port import Port
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block, Slab
+from tests.submitted import Submitted
 
 MakePair = Callable[[int, int, Geometry], tuple[Segment, SegmentView]]
 ZEROS = (0,) * 16
@@ -36,7 +37,8 @@ class Star:
 
     def submit(self) -> tuple[int, Block]:
         block = self.port.allocate(100)
-        return self.port.submit(3, block, 40 << 32 | 7, 1, 99, 1_000), block
+        request = Submitted(3, shape_key=99)
+        return self.port.submit(request, request, block, 40 << 32 | 7, 1_000), block
 
     def reply(self, *words: int) -> None:
         self.replies.push((words + ZEROS)[:16])

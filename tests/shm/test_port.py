@@ -7,13 +7,13 @@ from shoal.shm.layout import LayoutError
 from shoal.shm.port import Reply
 from shoal.shm.slab import Block
 from tests.shm.port_star import ZEROS, Star
+from tests.submitted import Submitted, submit
 
 
 def test_a_request_is_one_record_visible_after_flush(star: Star) -> None:
     block = star.port.allocate(5000)
-    number = star.port.submit(
-        model=3, block=block, header=4096 << 32 | 70, rows=2, shape_key=99, start_ns=123, priority=4, timeout_us=5
-    )
+    request = Submitted(3, rows=2, shape_key=99, priority=4, timeout_us=5)
+    number = star.port.submit(request, request, block, header=4096 << 32 | 70, start_ns=123)
     assert star.seen() == []
     assert not star.is_rung()
     star.port.flush()
@@ -109,8 +109,9 @@ def test_a_request_that_is_made_for_another_names_it(
     star: Star, digest: tuple[int, int], words: tuple[int, int, int]
 ) -> None:
     block = star.port.allocate(100)
+    request = Submitted(3, shape_key=99)
     number = star.port.submit(
-        3, block, 40 << 32 | 7, 1, 99, 1_000, digest=digest, deadline_ns=words[2], parent=5 << 40 | 1
+        request, request, block, 40 << 32 | 7, 1_000, digest, deadline_ns=words[2], parent=5 << 40 | 1
     )
     star.port.flush()
     asked = number, 3, block.ref, 40 << 32 | 7, 1, 99, 0, 0, 0, 0, 1_000
@@ -160,7 +161,7 @@ def test_a_reply_shows_the_workers_block_and_gives_the_requests_back(star: Star)
 
 def test_a_block_that_is_not_the_slabs_is_reported_as_spent_with_its_reply(star: Star) -> None:
     block = Block(0x000063_00000_00001, memoryview(bytearray(5 * 4096)))
-    number = star.port.submit(3, block, 0, 1, 0, 0)
+    number = submit(star.port, 3, block)
     assert star.port.spent == []
     star.reply(4, number, 5, 0, 0, 1)
     star.port.poll()

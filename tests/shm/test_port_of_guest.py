@@ -8,6 +8,7 @@ from shoal.shm.port import Port
 from shoal.shm.ring import RingWriter
 from shoal.shm.slab import Slab
 from tests.batcher.star import MODEL, End, make_segment
+from tests.submitted import submit
 
 WORKER, OTHER = 51, 52
 
@@ -23,7 +24,7 @@ class Surroundings:
         self.slab = Slab(own)
 
     def submit(self) -> int:
-        return self.port.submit(MODEL, self.port.allocate(1), 0, 1, 0, 0)
+        return submit(self.port, MODEL)
 
     def reply(self, number: int, ref: int, more: int = 0) -> None:
         self.writer.push((4, number, 0, ref, 0, 0, 0, 0, 0, 0, 0, 0, more, 0, 0, 0))

@@ -8,6 +8,7 @@ from shoal.shm.port import Port
 from shoal.shm.ring import RingReader, RingWriter
 from shoal.shm.shares import RECORDS_PER_REQUEST, NoRoomError
 from tests.shm.port_star import MakePair
+from tests.submitted import submit
 
 SLOW, OTHER, IDLE = 3, 4, 5
 MAX = 8
@@ -25,7 +26,7 @@ class Client:
         self.replies = RingWriter(link, client_view)
 
     def ask(self, model: int, nbytes: int = 1) -> int:
-        return self.port.submit(model, self.port.allocate(nbytes, model), 0, 1, 0, 0)
+        return submit(self.port, model, self.port.allocate(nbytes, model))
 
     def ask_all(self, model: int, nbytes: int = 1) -> list[int]:
         """As many as may be."""

@@ -23,6 +23,7 @@ from shoal.star.questions import NoAnswerError
 from shoal.star.shared_port import SharedPort
 from tests.batcher.star import CLIENT, Star
 from tests.messages import receive
+from tests.submitted import submit
 
 UNKNOWN_MODEL = 4
 
@@ -46,7 +47,7 @@ class Surroundings:
 
     def submit(self) -> int:
         """A request that the batcher will refuse. Not shown to it yet."""
-        return self.port.submit(UNKNOWN_MODEL, self.shared.allocate(1, UNKNOWN_MODEL), 0, 1, 0, 0)
+        return submit(self.port, UNKNOWN_MODEL, self.shared.allocate(1, UNKNOWN_MODEL))
 
     def say(self, message: Message, seq: int = 0) -> None:
         self.supervisor.send(message, seq)

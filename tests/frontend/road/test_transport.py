@@ -19,6 +19,7 @@ from shoal.shm.layout import OVERSIZE, Geometry
 from shoal.shm.port import Reply
 from tests.frontend.surroundings import Surroundings, rung, surroundings
 from tests.messages import receive
+from tests.submitted import submit
 
 __all__ = ["surroundings"]
 
@@ -65,7 +66,7 @@ def test_more_than_that_gets_a_segment_until_its_reply(surroundings: Surrounding
 
 def test_no_segment_is_asked_for_where_too_much_is_in_flight(surroundings: Surroundings) -> None:
     for _ in range(2):
-        surroundings.port.submit(3, surroundings.port.allocate(1), 0, 1, 0, 0)
+        submit(surroundings.port, 3)
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
         surroundings.transport.infer(surroundings.prepared(4 * 4096))
     surroundings.supervisor.setblocking(False)
