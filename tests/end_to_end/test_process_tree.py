@@ -193,6 +193,16 @@ def test_a_zygote_has_one_thread_and_a_socket_and_maps_nothing_of_ours(samples: 
         assert "shoal-" not in Path(f"/proc/{pid}/maps").read_text()
 
 
+def test_processes_that_see_no_tensor_have_one_thread_and_no_numpy(samples: Server) -> None:
+    """A child's life hangs on the thread that started it (PR_SET_PDEATHSIG), and numpy's BLAS starts threads."""
+    kinds = ("shoal supervisor", "shoal batcher", "shoal repository poller", "shoal zygote batcher")
+    pids = [pid for pid in (samples.process.pid, *await_standby(samples)) if title(pid).startswith(kinds)]
+    assert len(pids) == 5  # with the standby
+    for pid in pids:
+        assert len(os.listdir(f"/proc/{pid}/task")) == 1, title(pid)
+        assert "numpy" not in Path(f"/proc/{pid}/maps").read_text(), title(pid)
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of two models, whose processes are killed."""
