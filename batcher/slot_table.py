@@ -7,8 +7,10 @@ batcher that takes its place. `shm/layout.py` draws it.
 from collections.abc import Iterator
 
 from shoal.batcher.scheduling.sequence_values import SlotChange, SlotState
-from shoal.shm.layout import WORD
+from shoal.shm.layout import SLOT_WORDS, WORD, S
 from shoal.shm.segment import Segment
+
+_CORRELATION, _NUMBER, _STATE = S.CORRELATION, S.NUMBER, S.STATE
 
 
 class SlotTable:
@@ -23,16 +25,17 @@ class SlotTable:
 
     def note(self, change: SlotChange) -> None:
         """A slot has another sequence, or the same in another state."""
-        first = 4 * change.slot
-        if first + 3 < len(self._words):
+        words, first = self._words, SLOT_WORDS * change.slot
+        if first + SLOT_WORDS <= len(words):
             # In this order: a sequence that is half written down is none.
-            self._words[first + 2] = SlotState.FREE
-            self._words[first], self._words[first + 1] = change.correlation, change.number
-            self._words[first + 2] = change.state
+            words[first + _STATE] = SlotState.FREE
+            words[first + _CORRELATION], words[first + _NUMBER] = change.correlation, change.number
+            words[first + _STATE] = change.state
 
     def read(self) -> Iterator[tuple[int, int, int, SlotState]]:
         """(slot, correlation, number, state) of those that have a sequence."""
         words = self._words.tolist()
-        for first in range(0, len(words) - 3, 4):
-            if words[first + 2] != SlotState.FREE:
-                yield first // 4, words[first], words[first + 1], SlotState(words[first + 2])
+        for slot in range(len(words) // SLOT_WORDS):
+            row = words[SLOT_WORDS * slot : SLOT_WORDS * (slot + 1)]
+            if row[_STATE] != SlotState.FREE:
+                yield slot, row[_CORRELATION], row[_NUMBER], SlotState(row[_STATE])

@@ -37,8 +37,7 @@ A segment is written by one process, its owner, and mapped read-only by its peer
     slab offset slab size  blocks, each 2^n × 4096 bytes       owner → whoever holds a reference
 
 A link to a worker whose model has a sequence batcher has a slab for a table (batcher → its successor), four words per
-slot: the id of the sequence that has the slot (CORRELATION), its number, its state (batcher/scheduling/
-sequence_values.py), 0.
+slot (S).
 
 A link between two processes is a pair of segments: each side's ring, and each side's head of the other's ring.
 A segment for a single payload that no slab takes has no ring, and one block of any size, which is all of its slab.
@@ -317,6 +316,21 @@ class W:
 
 #: What a worker waits for.
 NEWS, ROOM, ROOM_NOW = 0, 1, 2
+
+
+class S:
+    """Words of a slot in the table of a sequence batcher's slots: the id of the sequence that has the slot, its number,
+    its state (batcher/scheduling/sequence_values.py); the fourth is 0."""
+
+    CORRELATION, NUMBER, STATE = 0, 1, 2
+
+
+SLOT_WORDS = 4
+
+
+def slot_table_nbytes(num_slots: int) -> int:
+    """How large the table is that a link has for so many slots, in whole units."""
+    return -(-num_slots * SLOT_WORDS * WORD // UNIT) * UNIT
 
 
 #: A key is: client's owner id (24 bits) | the client's number (40 bits; at a million a second they last twelve days).

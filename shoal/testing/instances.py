@@ -11,7 +11,7 @@ from shoal.model_config.sequences import num_slots
 from shoal.model_config.signature import Signature
 from shoal.repository.lifecycle import ModelVersion
 from shoal.shm import layout
-from shoal.shm.layout import DONE, NEWS, READY, UNIT, WORD, B, D
+from shoal.shm.layout import DONE, NEWS, READY, B, D
 from shoal.shm.ring import Record, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import Block
@@ -47,8 +47,7 @@ class Instance(Loop):
         sequences that cannot be read."""
         config = version.config
         own, self.view = create_segment(layout.WORKER, owner := next(simulation.owners), SLAB_NBYTES)
-        slots_nbytes = -(-4 * WORD * num_slots(config) // UNIT) * UNIT
-        link, link_view = create_segment(layout.LINK, owner, slots_nbytes)
+        link, link_view = create_segment(layout.LINK, owner, layout.slot_table_nbytes(num_slots(config)))
         self.memory = InlineMemory(own, link_view, simulation)
         tensors = SequenceTensors(config, str(version.version_dir)) if "sequence_batching" in config else None
         super().__init__(backend, Signature.from_config(config), name, self.memory, tensors)

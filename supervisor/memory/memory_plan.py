@@ -10,7 +10,7 @@ from typing import Any
 from shoal.datatypes import BY_CONFIG_NAME
 from shoal.model_config import sequences
 from shoal.options import ServerOptions
-from shoal.shm.layout import MAX_UNREAD_CHILD_TRACES, UNIT, WORD, Geometry
+from shoal.shm.layout import MAX_UNREAD_CHILD_TRACES, UNIT, Geometry, slot_table_nbytes
 from shoal.shm.shares import MODELS_AT_ONCE, RECORDS_PER_REQUEST
 
 MIB = 1 << 20
@@ -70,8 +70,8 @@ def worker_link_geometry(config: dict[str, Any], options: ServerOptions) -> Geom
     """The batcher's segment towards a worker: a batch's items, and a FREE for every block, its slab's and others; the
     table of the slots that sequences have."""
     num_blocks = worker_slab_nbytes(config, options) // UNIT + MAX_OVERSIZE_SEGMENTS
-    slots_nbytes = 4 * WORD * sequences.num_slots(config)
-    return Geometry(num_blocks + max(1, config["max_batch_size"]) + SPARE_RECORDS, -(-slots_nbytes // UNIT) * UNIT)
+    num_records = num_blocks + max(1, config["max_batch_size"]) + SPARE_RECORDS
+    return Geometry(num_records, slot_table_nbytes(sequences.num_slots(config)))
 
 
 def oversize_geometry(payload_nbytes: int) -> Geometry:
