@@ -31,6 +31,8 @@ from shoal.star.client import MAX_HELD_NBYTES, HeldBlock
 from shoal.star.place import Place, visit
 from shoal.star.shared_port import SharedPort
 
+_LOST = "the connection to the server was lost"
+
 
 class Waiter:
     """One request that is open: what has come for it, and how whoever asked is told.
@@ -117,7 +119,8 @@ class Connection:
         """Hand a filled block over; it is freed here if that fails. Raises ShoalError."""
         with self._lock:
             try:
-                self._refuse_if_lost()
+                if self.is_lost:
+                    raise ConnectionLostError(_LOST)
                 waiter.number = number = self._port.submit(
                     request, wishes, block, header, start_ns, deadline_ns=deadline_ns
                 )
@@ -134,12 +137,9 @@ class Connection:
         """A block of the slab for a request to a model. Raises ShoalError."""
         self.tidy_if_needed()
         with self._lock:
-            self._refuse_if_lost()
+            if self.is_lost:
+                raise ConnectionLostError(_LOST)
             return self._port.allocate(nbytes, model_id)
-
-    def _refuse_if_lost(self) -> None:
-        if self.is_lost:
-            raise ConnectionLostError("the connection to the server was lost")
 
     def cancel(self, waiter: Waiter) -> None:
         """Nobody waits any more. Its replies are let go as they come."""
