@@ -355,7 +355,7 @@ def child_request_record(request: Record, parent: int) -> Record:
 
 
 def cancel_record(number: int, *, is_sure: bool) -> Record:
-    """CANCEL, from a client: of a request that nobody waits for, or, where that is not sure, perhaps nobody."""
+    """CANCEL, from a client that does not wait any more; where that is not sure, only a worker that has it is told."""
     return (CANCEL, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, int(not is_sure))
 
 
@@ -385,7 +385,7 @@ def trace_record(number: int) -> Record:
 
 
 def part_record(number: int, status: int, block: int, header: int, num_pieces: int) -> Record:
-    """REPLY that others follow."""
+    """REPLY that is not the last one to its request."""
     return (REPLY, number, status, block, header, 0, 0, 0, 0, 0, 0, 0, 1, num_pieces)
 
 
@@ -414,7 +414,7 @@ def recall_record(owners: Iterable[int], *, is_urgent: bool) -> Record:
 
 
 def free_record(block: int) -> Record:
-    """FREE, where no BATCH_ITEM takes it along."""
+    """FREE of a block that no BATCH_ITEM takes along."""
     return (FREE, 0, 0, block)
 
 

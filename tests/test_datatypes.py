@@ -1,5 +1,7 @@
 """shoal/datatypes.py: Triton's table of datatypes, sizes in Python integers, and the BYTES codec by hand."""
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,19 @@ TABLE = [
     ("BYTES", "TYPE_STRING", 13, 0, "object"),
     ("BF16", "TYPE_BF16", 14, 2, "uint16"),
 ]
+
+
+def test_the_first_dtype_that_is_read_brings_numpy_and_all_others() -> None:
+    script = """
+import sys
+from shoal import datatypes
+assert [each.itemsize for each in datatypes.ALL][:4] == [1, 1, 2, 4] and "numpy" not in sys.modules
+assert datatypes.FP16.dtype == "float16" and "numpy" in sys.modules
+assert type(datatypes.Datatype.dtype).__name__ == "member_descriptor"  # an ordinary slot: read without a call
+print(*[each.dtype for each in datatypes.ALL])
+"""
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert run.stdout.split() == [row[4] for row in TABLE]
 
 
 @pytest.mark.parametrize(("name", "config_name", "wire", "itemsize", "dtype"), TABLE, ids=[row[0] for row in TABLE])
