@@ -1,4 +1,4 @@
-"""Replies of a client that asks for segments: they wait, in order, for the segment that the oldest of them lies in."""
+"""Replies in a client's ring that wait, in order, until the segment that the oldest lies in has been sent."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,30 +10,30 @@ _BLOCK, _PIECES = P.BLOCK, P.PIECES
 
 
 class AwaitedSegments:
-    """`segments` are those that the client has, by owner; the port adds and removes them."""
+    """The queue of a port that asks the supervisor for segments as replies name them. `segments` maps owner ids to the
+    segments that the client has; the port adds and removes them."""
 
     def __init__(self, segments: Mapping[int, SlabView]) -> None:
         self._segments = segments
         # Changed by readable, add and refuse.
         #: The segment that the oldest of `_unread` lies in; 0 = none.
         self.wanted = 0
-        self._unread: list[Record] = []  # what has come since
-        self._refused = set[int]()  # not there, and not asked for again while the same reply is read
+        self._unread: list[Record] = []  # records that came after a reply whose segment is missing
+        self._refused = set[int]()  # segments that do not exist: not asked for again while the same reply is read
 
     def add(self, owner: int) -> None:
-        """A segment has been added."""
+        """Let replies that lie in this segment be read; the port has just added it."""
         if owner == self.wanted:
             self.wanted = 0
 
     def refuse(self, owner: int) -> None:
-        """A segment was removed, or does not exist any more."""
+        """Let replies that lie in this segment be read as lost: it was removed, or does not exist any more."""
         if owner == self.wanted:
             self.wanted = 0
             self._refused.add(owner)
 
     def readable(self, records: Sequence[Record]) -> Sequence[Record]:
-        """Of what has come, and what came before and waited: all in order up to the first record that lies in a segment
-        which is not known yet."""
+        """Queue new records and return, in order, all up to the first reply whose segment is not known yet."""
         if self._unread:
             records, self._unread = [*self._unread, *records], []
         if self.wanted:
@@ -41,7 +41,7 @@ class AwaitedSegments:
             return ()
         for position, record in enumerate(records):
             if record[_BLOCK] >> OWNER_SHIFT in self._segments and not record[_PIECES]:
-                continue  # as most do
+                continue
             if unknown := self._owners(record) - self._segments.keys() - self._refused - {0}:
                 self.wanted, self._unread = min(unknown), list(records[position:])
                 return records[:position]
@@ -49,7 +49,7 @@ class AwaitedSegments:
         return records
 
     def _owners(self, record: Record) -> set[int]:
-        """The segments that a reply lies in, as far as it can be read what they are."""
+        """Owner ids of the segments that a reply lies in, as far as its block of references can be read."""
         ref = record[_BLOCK]
         view = self._segments.get(ref_owner(ref)) if record[_PIECES] else None
         block = None if view is None else view.open(ref)

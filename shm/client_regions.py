@@ -1,9 +1,9 @@
 """Clients' own memory in /dev/shm, of Triton's system shared memory extension: opened by name, copied in and out.
 
-Another world than segments. A client owns the object, and may write it and cut it short whenever it likes. So it is
-never mapped: to touch what is gone kills a process (SIGBUS), while a read through a descriptor comes up short, which is
-an error of that client's alone. It is a snapshot, too: what was checked is what a model gets. The supervisor opens
-regions, front ends are handed the descriptors. A copy of 576 KiB takes 43 µs by pread, 24 from a mapping.
+Regions are not segments. A client owns the object, and may write to it and truncate it whenever it likes. So a region
+is never mapped: to touch truncated memory kills a process (SIGBUS), while a read through a descriptor comes up short,
+which is an error of that client's alone. A read is a snapshot, too: what was checked is what a model gets. The
+supervisor opens regions, front ends are sent the descriptors. Copying 576 KiB takes 43 µs by pread, 24 by mapping.
 """
 
 import os
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from shoal.errors import InternalError, InvalidArgumentError
 
-#: One name in /dev/shm, which no path can be made of, nor a semaphore's, which lie there, too (ours: an allow-list).
+#: Names allowed in /dev/shm: no directories, and no semaphores, which lie there, too (ours).
 _OBJECT = re.compile(r"(?!sem\.|\.{1,2}$)[A-Za-z0-9_.:@+=,~-]{1,255}")
-#: What Triton calls memory of its own.
+#: The prefix of Triton's own objects in /dev/shm; it refuses regions of that name.
 _RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_UINT64 = 2**64 - 1
 
 
 class ClientRegion:
-    """A registered part of an object. The descriptor is its own: it is closed when no table and no request has it."""
+    """A registered part of an object. Its descriptor is closed with its last reference."""
 
     __slots__ = ("byte_size", "fd", "key", "name", "offset")
 
@@ -36,7 +36,7 @@ class ClientRegion:
         os.close(self.fd)
 
     def slice(self, offset: int, nbytes: int) -> "RegionSlice":
-        """A part of the region, for one tensor. Raises InvalidArgumentError with Triton's sentences."""
+        """The part of the region for one tensor. Raises InvalidArgumentError if it is not inside."""
         if offset >= self.byte_size:
             raise InvalidArgumentError(f"Invalid offset for shared memory region: '{self.name}'")
         if offset + nbytes > _MAX_UINT64:
@@ -49,23 +49,24 @@ class ClientRegion:
         return RegionSlice(self, self.offset + offset, nbytes)
 
     def too_short(self) -> InvalidArgumentError:
-        """The refusal of what lies behind the region's end."""
+        """The error for an access behind the region's end."""
         return InvalidArgumentError(f"Invalid offset + byte size for shared memory region: '{self.name}'")
 
 
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
-    """Where a tensor lies, or shall lie."""
+    """The bytes of a region where a request's tensor lies, or where a response's tensor is to be written."""
 
     region: ClientRegion
-    offset: int  # in the object
+    offset: int  # bytes from the start of the object, not of the region
     nbytes: int
 
     def __len__(self) -> int:
         return self.nbytes
 
     def read_into(self, memory: memoryview) -> None:
-        """Copy it into `memory`, which has as many bytes. Raises InvalidArgumentError where it is cut short by now."""
+        """Copy the tensor into `memory`, of equal size. Raises InvalidArgumentError if the object has been
+        truncated."""
         done = 0
         while done < self.nbytes:
             count = os.preadv(self.region.fd, [memory[done:]], self.offset + done)
@@ -74,28 +75,28 @@ class RegionSlice:
             done += count
 
     def __bytes__(self) -> bytes:
-        """As `read_into`, for a short one: into memory of its own."""
+        """A copy of the tensor, in memory of its own. Raises InvalidArgumentError if the object has been truncated."""
         data = os.pread(self.region.fd, self.nbytes, self.offset)
         if len(data) < self.nbytes:
             raise self.region.too_short()
         return data
 
     def write(self, data: memoryview) -> None:
-        """Put `data` there, which fits. Raises ShoalError where it is cut short by now, or has no memory."""
+        """Copy `data`, which fits, into the region. Raises ShoalError if the object is truncated or /dev/shm full."""
         fd, done = self.region.fd, 0
-        if os.fstat(fd).st_size < self.offset + len(data):  # a write would make it longer again
+        if os.fstat(fd).st_size < self.offset + len(data):  # a write behind the end would make the object longer again
             raise self.region.too_short()
         try:
             while done < len(data):
                 done += os.pwrite(fd, data[done:], self.offset + done)
-        except OSError as error:  # /dev/shm is full, and pages that nobody has touched are not there yet
+        except OSError as error:  # /dev/shm is full: pages of the object that were never touched have no memory
             raise InternalError(
                 f"unable to write to shared memory region '{self.region.name}': {error.strerror}"
             ) from None
 
 
 def open_region(name: str, key: str, offset: int, byte_size: int) -> ClientRegion:
-    """A region of the object that `key` names. Raises ShoalErrors with Triton's sentences."""
+    """Open the object that `key` names and check the region's bounds. Raises ShoalErrors with Triton's sentences."""
     object_name = key.lstrip("/")  # as shm_open does
     if object_name.startswith(_RESERVED_PREFIX):
         raise InvalidArgumentError(
@@ -104,7 +105,7 @@ def open_region(name: str, key: str, offset: int, byte_size: int) -> ClientRegio
         )
     if not _OBJECT.fullmatch(object_name):
         raise InvalidArgumentError(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
-    import posix_ipc  # here: what workers import of this needs none of it
+    import posix_ipc  # imported here, because workers import this module and need none of it
 
     try:
         fd = posix_ipc.SharedMemory(f"/{object_name}").fd

@@ -9,8 +9,8 @@
     512    five histograms of 65 words, how long requests took by phase: word n counts times of n bits
     840    65 words, responses by the bounds that the model or Triton sets for them; the last for what is over all
 
-The last row is the response cache's: CACHE_FIGURES. Where summaries are asked for, the table is followed by the windows
-of windows.py, as many as there are rows.
+The last row is the response cache's (CACHE_FIGURES). With summaries, the table is followed by a set of windows
+(windows.py) per row.
 """
 
 from array import array
@@ -51,7 +51,7 @@ CELLS = (
     "cache_hit_ns",
     "cache_miss_count",
     "cache_miss_ns",
-    "oldest_queued_ns",  # the monotonic time at which the oldest waiting request was accepted; 0 where none waits
+    "oldest_queued_ns",  # the monotonic time at which the oldest waiting request was accepted; 0 = none waits
 )
 CELL = {name: index for index, name in enumerate(CELLS)}
 _SUCCESS_COUNT, _FAIL_COUNT, _EXECUTION_COUNT = CELL["success_count"], CELL["fail_count"], CELL["execution_count"]
@@ -61,7 +61,7 @@ _BATCHES_WORD = 40
 _BATCH_WORDS = 5
 _MAX_BATCH_ENTRIES = 94
 _HISTOGRAMS_WORD = 512
-_HISTOGRAM_WORDS = 65  # a u64 has 0 to 64 bits, so whatever a worker claims has its word
+_HISTOGRAM_WORDS = 65  # a u64 has 0 to 64 significant bits, so any time that a worker reports has its word
 _FIRST_RESPONSE_WORD = 840
 #: Bounds that a histogram of first responses can have.
 MAX_BOUNDS = 64
@@ -81,35 +81,35 @@ class BatchStatistics(NamedTuple):
 class Row:
     """One model version's cells as the batcher counts: `row.cells[CELL["success_count"]] += 1`, then `publish`.
 
-    That counting is done in private integers, which cost a third of words in shared memory. The histograms are counted
-    in shared memory all the same: to show all that could have changed would cost more, and a dead batcher's are right
-    but for those of its last step.
+    Cells are counted in private integers, which cost a third of words in shared memory, and copied by `publish`. The
+    histograms are counted in shared memory directly: to copy all words that could have changed would cost more. After a
+    batcher's death they are right but for those of its last step.
     """
 
     def __init__(self, words: memoryview, windows: Windows | None) -> None:
         self._words = words
-        #: In the order of PHASES, by the bits of a time in ns.
+        #: One histogram per phase, in the order of PHASES: word n counts times of n bits (ns).
         self.histograms = tuple(
             words[start : start + _HISTOGRAM_WORDS]
             for start in range(_HISTOGRAMS_WORD, _HISTOGRAMS_WORD + len(PHASES) * _HISTOGRAM_WORDS, _HISTOGRAM_WORDS)
         )
-        #: How long requests took in the last minute; None where nobody asked for summaries.
+        #: How long requests took in the last minute; None without summaries.
         self.windows = windows
-        #: In ms, ascending; empty where nobody asked for the histogram of first responses. Set once.
+        #: Upper bounds of the histogram of first responses, in ms, ascending; empty if the model has none. Set once.
         self.first_response_bounds: Sequence[float] = ()
-        # Changed by whoever counts; the batches also by count_execution.
+        # Cells are changed by the batcher's code that counts; batches also by count_execution.
         self.cells = [0] * len(CELLS)
-        #: How an execution spent its time (batcher/statistics.py), and how many of its requests have succeeded since it
-        #: was added up: with an addition for each, batches of eight cost the batcher 65k → 70k instructions a request.
+        #: Compute times of requests that are not added to the cells yet (batcher/statistics.py), and how many of these
+        #: requests have succeeded: with an addition for each, batches of eight cost 65k → 70k instructions a request.
         self.compute: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.num_computed = 0
         self._batches: dict[int, list[int]] = {}
         self._changed: set[int] = set()
-        #: Requests and batches that had ended when publish was called last.
+        #: Requests and batches that had ended at the last `publish`.
         self._num_ended = 0
 
     def clear(self) -> None:
-        """All to 0: the row's model was loaded anew."""
+        """Set all figures to 0: the row is given to a newly loaded model version."""
         self._words[:] = memoryview(bytes(ROW_WORDS * WORD)).cast("Q")
         self.cells[:] = [0] * len(CELLS)
         self._batches.clear()
@@ -119,7 +119,7 @@ class Row:
             self.windows.clear()
 
     def restore(self) -> None:
-        """As a dead batcher published it last. What is pending will be counted anew."""
+        """Read back what a dead batcher published last. Requests still pending are counted anew by the caller."""
         words = self._words.tolist()
         self.cells[:] = words[: len(CELLS)]
         self.cells[CELL["pending_count"]] = self.cells[CELL["oldest_queued_ns"]] = 0
@@ -127,7 +127,7 @@ class Row:
             self._batches[found.batch_size] = [_BATCHES_WORD + index * _BATCH_WORDS, *found]
 
     def count_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """One executed batch of `rows` rows."""
+        """Count one executed batch of `rows` rows; times in ns."""
         self.cells[_EXECUTION_COUNT] += 1
         entry = self._batches.get(rows)
         if entry is None:
@@ -141,7 +141,7 @@ class Row:
         self._changed.add(rows)
 
     def add_computed(self) -> None:
-        """Add up what those requests took."""
+        """Add the pending compute times to the cells."""
         if not self.num_computed:
             return
         num, cells = self.num_computed, self.cells
@@ -156,40 +156,40 @@ class Row:
         self.num_computed = 0
 
     def count_first_response(self, ns: int) -> None:
-        """The first response to a request, `ns` after its client began to send it; in whole ms, as Triton has it."""
+        """Count a request's first response, `ns` after the request's first byte; in whole ms, as Triton does."""
         self._words[_FIRST_RESPONSE_WORD + bisect_left(self.first_response_bounds, ns // _NS_PER_MS)] += 1
 
     def publish(self) -> None:
-        """Show readers what has been counted; only how the queue stands, where no request or batch has ended since."""
+        """Show readers what has changed: only the queue's cells if no request or batch has ended since."""
         words, cells = self._words, self.cells
         num_ended = cells[_SUCCESS_COUNT] + cells[_FAIL_COUNT] + cells[_EXECUTION_COUNT]
-        if num_ended == self._num_ended:  # two words: a sixth of the instructions
+        if num_ended == self._num_ended:  # only the queue's two words: a sixth of the instructions
             words[_PENDING_COUNT], words[_OLDEST_QUEUED_NS] = cells[_PENDING_COUNT], cells[_OLDEST_QUEUED_NS]
             return
         self._num_ended = num_ended
         self.add_computed()
         words[: len(cells)] = array("Q", cells)
-        for rows in self._changed:  # word by word: half of what an array costs
+        for rows in self._changed:  # word by word: half of what storing an array costs
             start, *batch = self._batches[rows]
             words[start], words[start + 1], words[start + 2], words[start + 3], words[start + 4] = batch
         self._changed.clear()
 
 
 class RowView(NamedTuple):
-    """One model version's figures at one look."""
+    """One model version's figures, copied at one moment."""
 
     cells: dict[str, int]
     batches: tuple[BatchStatistics, ...]
-    #: By phase: how many times had how many bits.
+    #: Per phase, the number of times by their count of bits.
     histograms: Mapping[str, Sequence[int]]
-    #: By bound; one more for what is over all.
+    #: Number of first responses per bound, and at the end of those over all bounds.
     first_response: Sequence[int]
 
 
 ZERO_ROW = RowView(dict.fromkeys(CELLS, 0), (), dict.fromkeys(PHASES, (0,) * _HISTOGRAM_WORDS), (0,) * (MAX_BOUNDS + 1))
 
 
-#: What the whole response cache does; times in ns. Those that are counted outlive a batcher, entries do not.
+#: Figures of the whole response cache; times in ns. Counts outlive a batcher, entries do not.
 CACHE_FIGURES = (
     "num_lookups", "num_hits", "num_misses", "num_evictions", "lookup_ns", "insertion_ns", "num_entries", "used_bytes",
     "total_bytes",
@@ -205,12 +205,12 @@ class CacheFigures(dict[str, int]):
         self._words = words
 
     def publish(self) -> None:
-        """Show them to readers."""
+        """Copy the figures to where readers see them."""
         self._words[:] = array("Q", self.values())
 
 
 class CounterTable:
-    """The batcher's side of the table."""
+    """The writable table, in the batcher."""
 
     def __init__(self, segment: Segment) -> None:
         self._words = _slab(segment).cast("Q")
@@ -223,13 +223,13 @@ class CounterTable:
         return row
 
     def restored_row(self, index: int) -> Row:
-        """The row of a model version that another batcher has counted for."""
+        """The row of a model version that a dead batcher has counted for, with its published figures."""
         row = self._row(index)
         row.restore()
         return row
 
     def cache_figures(self, total_bytes: int) -> CacheFigures:
-        """Those of a cache with nothing in it, which may have so much."""
+        """Figures of an empty response cache of `total_bytes`."""
         return CacheFigures(self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], total_bytes)
 
     def _row(self, index: int) -> Row:
@@ -239,14 +239,14 @@ class CounterTable:
 
 
 class CounterTableView:
-    """A front end's side."""
+    """The read-only table, in a front end."""
 
     def __init__(self, mapping: MappedSegment) -> None:
         self._words = _slab(mapping).cast("Q")
         self._windows = _windows(mapping)
 
     def read(self, index: int) -> RowView:
-        """Copy a row out."""
+        """A copy of a row's figures."""
         words = self._words[index * ROW_WORDS : (index + 1) * ROW_WORDS].tolist()
         histograms = {
             phase: words[start : start + _HISTOGRAM_WORDS]
@@ -258,11 +258,11 @@ class CounterTableView:
         return RowView(dict(zip(CELLS, words, strict=False)), tuple(_batches(words)), histograms, first_response)
 
     def cache_figures(self) -> dict[str, int]:
-        """Those of CACHE_FIGURES; all 0 where there is no cache."""
+        """A copy of the figures in CACHE_FIGURES; all 0 without a cache."""
         return dict(zip(CACHE_FIGURES, self._words[_CACHE_WORD : _CACHE_WORD + len(CACHE_FIGURES)], strict=True))
 
     def windows(self, index: int) -> WindowsView | None:
-        """How long a row's requests took in the last minute; None where nobody asked for summaries."""
+        """How long a row's requests took in the last minute; None without summaries."""
         windows = self._windows[index * WINDOWS_BYTES : (index + 1) * WINDOWS_BYTES]
         return WindowsView(windows) if windows else None
 
@@ -280,5 +280,5 @@ def _slab(mapping: MappedSegment) -> memoryview:
 
 
 def _windows(mapping: MappedSegment) -> memoryview:
-    """What follows the rows: empty where nobody asked for summaries."""
+    """The memory behind the rows; empty without summaries."""
     return _slab(mapping)[GEOMETRY.slab_nbytes :]

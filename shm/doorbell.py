@@ -1,33 +1,33 @@
-"""A doorbell: "look at your rings". An eventfd, pollable beside sockets; it carries no information but that.
+"""A doorbell wakes a process to look at its rings. An eventfd, pollable beside sockets; carries no other information.
 
-Rung once per published group of records, always: the system call is also the memory barrier between the store of a
-tail and the reader's look at it, so there is no "asleep" flag to race with (a store followed by a load of another word
-is reordered even by x86). 0.3 µs when nobody waits.
+A doorbell is rung once per published group of records, always: the system call is also the memory barrier between the
+store of a tail and the reader's look at it, so there is no "asleep" flag to race with (a store followed by a load of
+another word is reordered even by x86). A ring takes 0.3 µs if no process waits.
 
-A reader waits for edges (EPOLLET): each ring since its last wait ends the next one, and nothing need be cleared, which
-saves a system call per wake. One that waits otherwise clears the bell first and looks at its rings second.
+A reader that waits for edges (EPOLLET) need not clear the bell, which saves a system call per wake: each ring since its
+last wait ends the next one. Any other reader clears the bell first and looks at its rings second.
 """
 
 import os
 import socket
 from contextlib import suppress
 
-#: Answers of a worker wait at most this long for others before it rings for all of them, or until the end of the
-#: execution that it is at: a ring for each would cost more than an execution that short (measured, with eight identity
+#: How long (ns) a worker's responses wait for others before one ring announces all of them; the end of the running
+#: execution rings, too. A ring for each would cost more than an execution that short (measured, with eight identity
 #: requests in the ring: 2.3 times).
 RING_AFTER_NS = 100_000
 #: How long a guest waits before it looks at its deadlines again (ours).
 WAIT_S = 0.05
 _WAIT = (0).to_bytes(8, "little") + round(WAIT_S * 1e6).to_bytes(8, "little")
-#: Rings that are taken at once: mostly there is one, and a larger buffer takes longer to make.
+#: Most bytes read by one `recv`: mostly there is one, and a larger buffer takes longer to make.
 _MANY = 64
-# Plain numbers: two members of an enum take 8 µs to be joined.
+# MSG_DONTWAIT as an int: to join two members of an enum takes 8 µs.
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 _RING = _AT_ONCE | int(socket.MSG_NOSIGNAL)
 
 
 class Doorbell:
-    """Either end of one bell; owns its descriptor."""
+    """Either end of a bell, the ringing process's or the reader's. Owns a descriptor of the eventfd."""
 
     __slots__ = ("fd",)
 
@@ -36,7 +36,7 @@ class Doorbell:
 
     @classmethod
     def create(cls) -> "Doorbell":
-        """A new bell, silent."""
+        """A new bell, not rung."""
         return cls(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
     def fileno(self) -> int:
@@ -44,7 +44,7 @@ class Doorbell:
         return self.fd
 
     def ring(self) -> None:
-        """Wake the reader. Cannot block: where somebody has run the count up to 2^64, it begins again."""
+        """Wake the reader. Never blocks: a count that has reached 2^64 - 2 is reset."""
         try:
             os.eventfd_write(self.fd, 1)
         except BlockingIOError:
@@ -53,14 +53,15 @@ class Doorbell:
                 os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
-        """Silence the bell, for who does not wait for edges; the caller looks at its rings after this, never before."""
+        """Take back all rings, for a reader that does not wait for edges; it reads its rings after this, never
+        before."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
             return
 
     def close(self) -> None:
-        """Give the descriptor back; it goes with the bell at the latest."""
+        """Close the descriptor; otherwise that happens with the object."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -69,11 +70,10 @@ class Doorbell:
 
 
 class GuestBell:
-    """One end of the two bells between the batcher and a client that is no process of ours: ring to be heard there,
-    clear what was rung here.
+    """One end of the two bells between the batcher and a guest: `ring` wakes the other, `clear` takes back its rings.
 
-    A socket: who shares an eventfd can make it block for everybody, since O_NONBLOCK belongs to the open file, not to
-    the process. 1 µs instead of 0.3.
+    A socket pair: a process that shares an eventfd can make its peer's calls block, since O_NONBLOCK belongs to the
+    open file, not to the process. A ring takes 1 µs instead of 0.3.
     """
 
     __slots__ = ("_socket", "fd")
@@ -85,23 +85,23 @@ class GuestBell:
 
     @classmethod
     def pair(cls) -> "tuple[GuestBell, GuestBell]":
-        """Both ends."""
+        """The batcher's end and the guest's."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(one.detach()), cls(other.detach())
 
     def fileno(self) -> int:
-        """For selectors: readable while the other end has rung and this one was not cleared, and once that is gone."""
+        """For selectors: readable while rung by the other end and not cleared, and once the other end is closed."""
         return self.fd
 
     def ring(self) -> None:
-        """Wake the other end. Where nothing fits into the socket it has been rung; where nobody reads, nobody hears."""
+        """Wake the other end. A full socket means that it has been rung already; a closed one is ignored."""
         try:
             self._socket.send(b"\0", _RING)
         except (BlockingIOError, ConnectionError):
             return
 
     def clear(self) -> None:
-        """Silence this end; the caller looks at its rings after this, never before."""
+        """Take back the other end's rings; look at the rings in shared memory after this, never before."""
         try:
             while len(self._socket.recv(_MANY, _AT_ONCE)) == _MANY:
                 continue
@@ -109,9 +109,9 @@ class GuestBell:
             return
 
     def wait(self) -> bool:
-        """Until the other end rings, but no longer than WAIT_S; silences this end. False where nobody will ring again.
+        """Wait until the other end rings, for at most WAIT_S, and clear. False once the other end is closed.
 
-        One system call, which select would double. For a thread that has nothing else to wait for.
+        A single system call, where select would need two. For a thread that waits for nothing else.
         """
         try:
             return bool(self._socket.recv(_MANY))
@@ -121,14 +121,14 @@ class GuestBell:
             return False
 
     def hang_up(self) -> None:
-        """Wake whoever waits at either end; nothing is heard here any more. For any thread, unlike `close`."""
+        """Wake waiting threads at both ends; neither is rung any more. May be called by any thread, unlike `close`."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the other end has gone
+            return  # the other end is closed
 
     def close(self) -> None:
-        """Give the descriptor back; it goes with the bell at the latest."""
+        """Close the descriptor; otherwise that happens with the object."""
         self.fd = -1
         self._socket.close()
 

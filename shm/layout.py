@@ -68,19 +68,19 @@ HEADER = struct.Struct("<8Q")
 # Word indices (byte offset / 8) of what changes after the start; each on its own cache line.
 TAIL_WORD, HEAD_WORD, PROGRESS_WORD, BUSY_SINCE_WORD, BUSY_FOR_WORD, TAKEN_WORD = 8, 16, 24, 32, 40, 48
 MOVED_WORD = 56
-OVERLAP_WORD = BUSY_SINCE_WORD  # of a link
+OVERLAP_WORD = BUSY_SINCE_WORD  # of a link: whether executions overlap
 
 #: Sixteen words a record, two cache lines: what a scheduler needs of a request fits.
 RECORD = struct.Struct("<16Q")
 RECORD_BYTES = RECORD.size
 RING_OFFSET = PAGE
 
-#: Smallest block. A 16-float request and its header need about 200 bytes.
+#: Smallest block, in bytes. A request of 16 floats and its header need about 200.
 UNIT = 4096
 
 
 class Geometry(NamedTuple):
-    """The sizes a segment is made with; the offsets follow from them."""
+    """The sizes that a segment is made with; offsets follow from them."""
 
     ring_capacity: int
     slab_nbytes: int
@@ -163,18 +163,18 @@ def read_header(memory: memoryview) -> Header:
 # may cut it short.
 
 OWNER_BITS, UNIT_BITS, GENERATION_BITS = 24, 20, 20
-#: A reference shifted right by so much is its owner id: for whoever does that for each request, where a call of
-#: `ref_owner` would cost a thousand instructions.
+#: A reference shifted right by this is its owner id; for code that runs once per request, where a call of `ref_owner`
+#: would cost a thousand instructions.
 OWNER_SHIFT = UNIT_BITS + GENERATION_BITS
 MAX_UNITS = 1 << UNIT_BITS
-#: The largest slab, and so the largest block: its last unit has a number, and a span word has 32 bits for its size.
+#: The largest slab, and so the largest block: units are numbered in 20 bits, and a span word has 32 bits for a size.
 MAX_SLAB_BYTES = (MAX_UNITS - 1) * UNIT
 GENERATION_MASK = (1 << GENERATION_BITS) - 1
 NO_BLOCK = 0  # owner ids start at 1, so no real reference is 0
 
 
 def pack_ref(owner: int, unit: int, generation: int) -> int:
-    """The word that names a block."""
+    """The word that names a block of a segment's slab."""
     return owner << (UNIT_BITS + GENERATION_BITS) | unit << GENERATION_BITS | generation & GENERATION_MASK
 
 
@@ -200,19 +200,18 @@ DONE, WANT, HAVE, RESPONSE, READY, RESCHEDULE = 7, 8, 10, 12, 13, 14
 class R:
     """Words of REQUEST; CANCEL, RELEASE and TRACE use NUMBER. Times are monotonic nanoseconds.
 
-    HOLD, which uses NUMBER and BLOCK, tells a new batcher of a reply's block that has not been released; with a 1 in
-    MODEL it is the first: those that another new batcher, which has died, was told of are void. TRACE asks for
-    the times in the reply to a request that stands before it. Where the reply that is meant was not the last one,
-    RELEASE has its BLOCK, too, and HOLD has a 1 in MORE; where it was, RELEASE may have the numbers of further such
-    replies from HEADER on, up to the first 0. CANCEL has a 1 in MORE where the client may still read: then
-    only a worker that has the request is told. After DEADLINE_NS nobody wants the answer; 0 = never.
+    HOLD, which uses NUMBER and BLOCK, tells a new batcher of a reply's block that has not been released; a 1 in MODEL
+    marks the first HOLD: any that an intermediate new batcher was sent before are void. TRACE asks for the times in the
+    reply to a request that stands before it. For a reply that is not the final one, RELEASE has its BLOCK, too, and
+    HOLD has a 1 in MORE; a RELEASE of a final reply may have the numbers of further final replies from HEADER on, up to
+    the first 0. CANCEL has a 1 in MORE if the client may still read: then only a worker that has the request is
+    notified. The client does not want an answer after DEADLINE_NS; 0 = never.
 
-    The digest, 128 bits, is equal for requests that have equal answers; 0 where the model's are not cached. It is
-    believed of front ends alone.
-    CORRELATION and FLAGS are those of a sequence (shoal/sequences.py).
+    The digest, 128 bits, is equal for requests that have equal answers; 0 if the model's responses are not cached. The
+    batcher believes it of front ends alone. CORRELATION and FLAGS are those of a sequence (shoal/sequences.py).
 
-    NUMBER is the client's own. With the client's owner id before it, it is the request's key: the same to every
-    process, and to whoever takes the place of one that dies.
+    NUMBER is the client's own. With the client's owner id before it, it is the request's key, by which every process
+    names the request, a dead process's successor included.
     """
 
     NUMBER, MODEL, BLOCK, HEADER, ROWS, SHAPE_KEY = 1, 2, 3, 4, 5, 6
@@ -223,27 +222,28 @@ class R:
 #: Replies that one RELEASE can name.
 MAX_RELEASED = 1 + 16 - R.HEADER
 
-#: Of a request whose answer is not cached, and is nobody else's.
+#: The digest of a request whose response is neither cached nor shared with other requests.
 NO_DIGEST = (0, 0)
 
 
 class Q(R):
-    """Words of CHILD_REQUEST: those of a REQUEST, and the key of the request, PARENT, that a model makes it for. Where
-    that one is traced, this one is part of its trace."""
+    """Words of CHILD_REQUEST: those of a REQUEST, and PARENT, the key of the request for which a model makes this one.
+    If the parent is traced, this request is part of its trace."""
 
     PARENT = 12
 
 
 class P:
-    """Words of REPLY. STATUS 0 is success; REASON names a sentence where the batcher itself refused, DETAIL what stands
-    in it (shoal.reasons). MORE is 1 where further replies to the number follow; the last one may then have nothing
-    but its NUMBER. The time points are when the request was accepted and Triton's four of its computation, for requests
-    that the client has announced as traced (TRACE); else 0, since to write and read five words costs 1.7k instructions.
-    Computation has none where no worker has answered; an answer from the cache has the first one in any case.
+    """Words of REPLY. STATUS 0 is success; if the batcher itself refused, REASON names a sentence and DETAIL a number
+    in it (shoal.reasons). MORE is 1 if further replies to the number follow; the last one may then have nothing but its
+    NUMBER. The time points are when the request was accepted and Triton's four of its computation, for requests that
+    the client has announced as traced (TRACE); else 0, since to write and read five words costs 1.7k instructions. The
+    four are 0 if no worker has answered; a response from the cache has the first in any case.
 
-    PIECES is not 0 where an ensemble answers: its tensors lie in so many blocks of others, whose references begin
-    BLOCK, a u64 each. What the header says of offsets is then true of these blocks, one behind the other. The client
-    holds them, too, each as a part of its reply."""
+    PIECES is not 0 in an ensemble's reply: its tensors lie in so many blocks of workers, whose references begin BLOCK,
+    a u64 each. Offsets in the response's header count through these blocks as if they lay one behind the other. The
+    client holds them, too, each as a part of its reply.
+    """
 
     NUMBER, STATUS, BLOCK, HEADER, REASON, DETAIL = 1, 2, 3, 4, 5, 6
     QUEUE_START_NS, COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS = 7, 8, 9, 10, 11
@@ -253,24 +253,26 @@ class P:
 class T:
     """Words of CHILD_TRACE: a step of an ensemble or a call of a model, made for the traced request NUMBER, has ended.
 
-    A front end gets it before the last reply to the request. KEY is the child's own, PARENT that of the child that it
-    was made for, 0 for the request itself. MODEL is the id of the child's model. The times, in monotonic ns, are those
-    of a trace; 0 for a point that was not reached. IS_CALL is 1 where a model has made the child, 0 for a step.
+    A front end gets it before the last reply to the request. KEY is the child's own, PARENT the key of the child that
+    it was made for, 0 for the request itself. MODEL is the id of the child's model. The times, in monotonic ns, are
+    those of a trace; 0 for a point that was not reached. IS_CALL is 1 for a call that a model made, 0 for a step.
 
-    No more than MAX_UNREAD_CHILD_TRACES are in the ring, which has room for as many besides all replies."""
+    At most MAX_UNREAD_CHILD_TRACES are in the ring, which has room for as many besides all replies.
+    """
 
     NUMBER, KEY, PARENT, MODEL, VERSION, START_NS, QUEUE_START_NS = 1, 2, 3, 4, 5, 6, 7
     COMPUTE_START_NS, INPUT_END_NS, OUTPUT_START_NS, COMPUTE_END_NS, END_NS, IS_CALL = 8, 9, 10, 11, 12, 13
 
 
-#: Ours: of steps that take 20 µs each, what ends while a lane is busy for 10 ms. 64 KiB for each client.
+#: Most unread CHILD_TRACE records in a ring. Ours: steps of 20 µs that end while a lane is busy for 10 ms; 64 KiB per
+#: client.
 MAX_UNREAD_CHILD_TRACES = 512
 
 
 class C:
     """Words of RECALL: a worker lacks memory, and a front end holds responses that lie in its segments. From OWNERS on
     stand the owner ids of these segments, up to the first 0. The front end copies such responses into memory of its own
-    and releases them. IS_URGENT: where it has no room for a copy, it gives up its slowest readers."""
+    and releases them. If IS_URGENT and a front end has no room for a copy, it disconnects its slowest readers."""
 
     IS_URGENT, OWNERS = 1, 2
 
@@ -282,11 +284,11 @@ MAX_RECALLED = 16 - C.OWNERS
 class B:
     """Words of BATCH_ITEM; FREE uses BLOCK alone, CANCEL KEY alone. INDEX counts from 0 to COUNT - 1 within one batch.
 
-    FREED is a block of the worker's that nobody holds any more, or 0: a FREE that travels along. PRIORITY and
-    TIMEOUT_US are the client's wishes, ACCEPTED_NS and DEADLINE_NS when the request was accepted and when nobody wants
-    its answer any more; 0 = never. FLAGS, with the slot, and CORRELATION are those of a sequence (shoal/sequences.py).
-    ANSWERED is written by the batcher long after the worker has read the record, for a successor: 1 once the request is
-    not the worker's any more although others of its batch are.
+    FREED is a block of the worker's that has no holder any more, or 0: a FREE that travels along. PRIORITY and
+    TIMEOUT_US are the client's wishes, ACCEPTED_NS is when the request was accepted, DEADLINE_NS when its client ceases
+    to wait; 0 = never. FLAGS, with the slot, and CORRELATION are those of a sequence (shoal/sequences.py). ANSWERED is
+    written by the batcher long after the worker has read the record, for a successor: 1 once the request is not the
+    worker's any more although others of its batch are.
     """
 
     KEY, BATCH, BLOCK, HEADER, ROWS, INDEX, COUNT, FREED = 1, 2, 3, 4, 5, 6, 7, 8
@@ -308,13 +310,13 @@ class D:
 
 
 class W:
-    """Words of WANT: the worker wants to be rung when something is freed. URGENCY says what it waits for: any news of
-    the batcher's (NEWS), memory for a result (ROOM), or memory that it gets nowhere else (ROOM_NOW)."""
+    """Words of WANT: a worker asks the batcher to ring it when memory is freed. URGENCY says what the worker waits for:
+    any record of the batcher's (NEWS), memory for a result (ROOM), or memory that it gets nowhere else (ROOM_NOW)."""
 
     URGENCY = 3
 
 
-#: What a worker waits for.
+#: Values of URGENCY.
 NEWS, ROOM, ROOM_NOW = 0, 1, 2
 
 
@@ -340,7 +342,7 @@ _ZEROS = (0,) * 16
 
 
 def record(*words: int) -> Record:
-    """Sixteen words, the missing ones 0."""
+    """A record of sixteen words; missing ones are 0."""
     return words + _ZEROS[len(words) :]
 
 
@@ -445,12 +447,12 @@ def have_record(block: int) -> Record:
     return (HAVE, 0, 0, 0, block)
 
 
-#: Of a span: how far its offset is shifted, and the bits of its size.
+#: By how many bits a span's offset is shifted, and the mask of its size.
 SPAN_SHIFT, SPAN_MASK = 32, 0xFFFFFFFF
 
 
 def pack_span(offset: int, nbytes: int) -> int:
-    """The word that says where in a block something lies."""
+    """The word that says where in a block, in bytes from its start, something lies."""
     return offset << SPAN_SHIFT | nbytes
 
 

@@ -1,4 +1,4 @@
-"""Several blocks that are read as if they lay one behind the other: where the tensors of an ensemble's response are."""
+"""Several blocks that are read as if they lay one behind the other: the tensors of an ensemble's response."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import cast
 
 
 class Pieces:
-    """Read-only; a slice must lie in one of them, as each tensor does."""
+    """A read-only sequence of blocks; a slice must lie within one block, as each tensor does."""
 
     __slots__ = ("_starts", "nbytes", "pieces")
 
@@ -25,10 +25,10 @@ class Pieces:
 
 
 def as_block(pieces: Sequence[memoryview]) -> memoryview:
-    """Who reads responses takes slices of a block, and nothing else: so these may be one."""
+    """One block or several, as a memoryview; readers of responses only take slices of it, and `Pieces` has these."""
     return pieces[0] if len(pieces) == 1 else cast("memoryview", Pieces(pieces))
 
 
 def whole(block: memoryview) -> "memoryview | bytes":
-    """A block for who needs all of it at once: of several, a copy."""
+    """All bytes of a block; of several, a copy."""
     return b"".join(block.pieces) if isinstance(block, Pieces) else block

@@ -1,8 +1,8 @@
 """A client's end of the star: blocks for requests, records to the batcher, replies from it.
 
-One per front end and per worker whose model calls others. Not thread-safe: whoever has several threads uses it under a
-lock. A request's block belongs to the client until its reply has come; the reply's block belongs to a worker and is
-readable until `release`.
+There is one per front end, guest and worker whose model calls others. Not thread-safe: a process with several threads
+uses it under a lock. A request's block belongs to the client until its reply has come; the reply's block belongs to a
+worker and is readable until `release`.
 """
 
 from collections import Counter
@@ -76,12 +76,12 @@ class Wishes(Protocol):
     def flags(self) -> int: ...
 
 
-# Looked up in its class, each takes 0.3k instructions, per reply.
+# Word indices of REPLY and REQUEST: looked up in their class, each takes 0.3k instructions per reply.
 _BLOCK, _MORE, _PIECES, _ASKED_BLOCK, _ASKED_MODEL = P.BLOCK, P.MORE, P.PIECES, R.BLOCK, R.MODEL
 
 
 class Port:
-    """Submit requests, collect replies, release them."""
+    """Submits requests, collects replies and releases them."""
 
     def __init__(
         self,
@@ -93,8 +93,12 @@ class Port:
         *,
         asks_for_segments: bool = False,
     ) -> None:
-        """`max_in_flight` is one model's; all may have MODELS_AT_ONCE times as many, and share them and the slab. All
-        clients have the same `correlation_key`. One that `asks_for_segments` asks for the one that is `wanted`."""
+        """Take over the client's end of a link: its own `segment`, with a slab, and the batcher's `link`.
+
+        `max_in_flight` bounds the requests of one model; all models together may have MODELS_AT_ONCE times as many, and
+        share them and the slab. `correlation_key` is the server's. With `asks_for_segments`, replies may name segments
+        that the port does not have: it then stops reading until `wanted` has been added.
+        """
         self.slab = Slab(segment)
         self._writer = RingWriter(segment, link)
         self._reader = RingReader(segment, link)
@@ -104,29 +108,31 @@ class Port:
         self._ample_nbytes = least_ample(self.slab.nbytes)
         self._correlation_key = correlation_key
         self._max_held = HELD_PER_REQUEST * max_in_flight
-        # Changed by submit, poll, release and the announcements of segments.
+        # Changed by submit, poll, release, and when segments are announced.
         self._must_ring = False
         self._number = 0
-        self._open: dict[int, Record] = {}  # number → its REQUEST, until it is answered
-        self._shares: Shares | None = None  # what each model has of `_open`, while places or memory are scarce
-        self._held: dict[int, int] = {}  # number → the block of its reply, until that is released
-        self._parts = Counter[tuple[int, int]]()  # number and block of replies before the last one, and of pieces
-        #: Number and part, 0 for the last → the blocks that the reply's tensors lie in, if not its own.
+        self._open: dict[int, Record] = {}  # number → its REQUEST, until the final reply
+        # what each model has of `_open`; None while neither places nor memory are scarce
+        self._shares: Shares | None = None
+        self._held: dict[int, int] = {}  # number → the block of its final reply, until that is released
+        # (number, block) → how often held: replies that are not final, and pieces
+        self._parts = Counter[tuple[int, int]]()
+        #: (number, part) → blocks of a reply's tensors, if not its own; part is 0 for the final reply.
         self._pieces: dict[tuple[int, int], list[int]] = {}
-        self._released: list[int] = []  # last replies that the next RELEASE names
+        self._released: list[int] = []  # numbers of final replies that the next RELEASE names
         self._segments: dict[int, SlabView] = {}
         self.asks_for_segments = asks_for_segments
         self._awaited = AwaitedSegments(self._segments)
         self._children: dict[int, list[Record]] = {}  # number of a traced request → what `trace` returned
-        #: Told of the segments of a worker that lacks memory, and whether it can have none elsewhere: held replies that
-        #: lie there are to be copied and released. Called in the middle of `poll`.
+        #: Called in the middle of `poll` with the segments of a worker that lacks memory, and whether it gets none
+        #: elsewhere: the client is to copy and release held replies that lie there.
         self.on_recall: Callable[[Container[int], bool], None] = lambda _segments, _is_urgent: None
-        #: Blocks of answered requests that are not the slab's: whoever made them gives them back, and clears the list.
+        #: Blocks of answered requests outside the slab, which the process that made them frees and takes from the list.
         self.spent: list[int] = []
 
     @property
     def wanted(self) -> int:
-        """The segment that a port which asks for segments is to be given before it can read on; 0 = none."""
+        """Owner id of the segment that must be added before replies can be read on; 0 = none."""
         return self._awaited.wanted
 
     @property
@@ -145,8 +151,7 @@ class Port:
         return len(self._open) < self._max_of_model and self.slab.free_nbytes >= self._ample_nbytes
 
     def has_place(self, model: int) -> bool:
-        """Whether a request of this model may be in flight now, as far as their number goes: of the model's own, of all
-        models', and of replies that are held or might come."""
+        """Whether the number of requests in flight and of replies held lets this model have one request more."""
         num_open = len(self._open)
         if num_open + len(self._held) + len(self._parts) >= self._max_held:
             return False
@@ -158,33 +163,33 @@ class Port:
         )
 
     def has_memory(self, model: int) -> bool:
-        """Whether this model may have a block of the slab now, as far as its share goes."""
+        """Whether this model's share of the slab lets it have one block more."""
         free_nbytes = self.slab.free_nbytes
         if free_nbytes >= self._ample_nbytes:
             return True
         return (self._shares or self._count_shares()).has_memory(model, free_nbytes)
 
     def _count_shares(self) -> Shares:
-        """Count by model from now on. What costs time with each request is done only while something is scarce."""
+        """Begin to count requests and bytes by model: done only while either is scarce, since it costs time."""
         self._shares = shares = Shares()
         for record in self._open.values():
             shares.add(record[_ASKED_MODEL], self.slab.nbytes_of(record[_ASKED_BLOCK]))
         return shares
 
     def _uncount(self, shares: Shares, asked: Record) -> None:
-        """A request is answered whose block is not free yet; where most is free by now, nothing is counted."""
+        """Uncount an answered request, whose block is not free yet; stop counting by model once most is free."""
         shares.remove(asked[_ASKED_MODEL], self.slab.nbytes_of(asked[_ASKED_BLOCK]))
         if 2 * len(self._open) < self._max_of_model and self.slab.free_nbytes >= self._ample_nbytes:
             self._shares = None
 
     @property
     def is_crowded(self) -> bool:
-        """Whether the ring's last places are left: for requests, and for the ends of those in flight."""
+        """Whether only those places of the ring are left that requests in flight need for their CANCEL and RELEASE."""
         return self._writer.num_free <= 2 * self._max_in_flight
 
     @property
     def counts(self) -> dict[str, int]:
-        """For the ledger: blocks of the slab, slots of the batcher's ring; what is open and what is held."""
+        """For the ledger: blocks and ring slots taken and given back; requests open, replies held."""
         blocks_acquired, blocks_released = self.slab.counts
         slots_acquired, slots_released = self._reader.counts
         return {
@@ -197,23 +202,27 @@ class Port:
         }
 
     def add_segment(self, owner: int, view: SegmentView) -> None:
-        """A segment of a worker may be named by replies from now on."""
+        """Let replies name this segment of a worker from now on; the port keeps the view."""
         self._segments[owner] = SlabView(view)
         self._awaited.add(owner)
 
     def remove_segment(self, owner: int) -> None:
-        """No reply names that segment any more, or none that can be read."""
+        """Forget a worker's segment: no further reply names it, or none that can be read."""
         self._segments.pop(owner, None)
         self._awaited.refuse(owner)
 
     def allocate(self, nbytes: int, model: int = 0) -> Block:
-        """A block of the slab for a request of `nbytes` to a model; 0, where it is not known yet: see `admit`.
+        """A writable block of the slab for a request of `nbytes` to a model; it belongs to the caller until `submit`.
+
+        With model 0 the model is not known yet: see `admit`. Raises NoRoomError if no block is free for the model now
+        (a queued request takes memory, too), InvalidArgumentError if no block is ever that large.
 
         Raises NoRoomError where there is none now (the queue is memory, too), InvalidArgumentError where there never is
         """
         slab = self.slab
         num_used = len(self._open) + len(self._held) + len(self._parts)
-        is_ample = num_used < self._max_of_model and slab.free_nbytes >= self._ample_nbytes  # `admit` refuses nothing
+        # then `admit` refuses nothing
+        is_ample = num_used < self._max_of_model and slab.free_nbytes >= self._ample_nbytes
         if is_ample or (self.has_place(model) and self.has_memory(model)):
             block = slab.allocate(nbytes)
             if block is not None:
@@ -226,7 +235,7 @@ class Port:
         raise NoRoomError(model)
 
     def admit(self, model: int) -> None:
-        """Raise NoRoomError unless a request may be submitted whose block was allocated before its model was known."""
+        """Raise NoRoomError unless a request to this model may be submitted whose block was allocated as model 0's."""
         if not (self.has_place(model) and self.has_memory(model)):
             raise NoRoomError(model)
 
@@ -241,11 +250,12 @@ class Port:
         deadline_ns: int = 0,
         parent: int = 0,
     ) -> int:
-        """Hand a filled block to the batcher; visible to it at the next `flush`. Returns the request's number.
+        """Push a REQUEST for a filled block; visible to the batcher after `flush`. Returns the request's number.
 
-        `header` is the span of the packed InferRequest in the block. The block is freed here when the reply comes; one
-        that is not the slab's is then put into `spent`. `parent` is the key of the request that this one is made for,
-        whose trace, if any, has both; the successor of a batcher that dies is not told of it.
+        `header` is the span of the packed InferRequest in the block; `start_ns`, `deadline_ns` are monotonic. The block
+        is freed here when the reply comes; one outside the slab is then put into `spent`. `parent` is the key of the
+        request for which a model makes this one; a trace of the parent has both. A batcher's successor is not told of
+        it.
         """
         self._number = number = self._number + 1
         model, correlation = request.entry.model_id, wishes.correlation_id
@@ -264,7 +274,9 @@ class Port:
         return number
 
     def cancel(self, number: int, *, is_sure: bool = True) -> None:
-        """Nobody waits for this answer any more; say so once, and once before that where it is not sure.
+        """Say that the client waits for this answer no more: at most once with `is_sure`, and once without before that.
+
+        Without `is_sure`, a queued request is not cancelled. The final reply still comes and must be released.
 
         Unless it is, a request that is still queued stays so. Its one reply still comes and must still be released.
         """
@@ -273,10 +285,10 @@ class Port:
             self._must_ring = True
 
     def trace(self, number: int) -> list[Record]:
-        """Have the times of a request that was just submitted in its reply (`Reply.times`). Returns a list that grows
-        until then: for each request made for this one its words KEY to IS_CALL (layout.T), as it ends.
+        """Ask for the times of a request just submitted, in its reply (`Reply.times`). Returns a list to which, until
+        then, the words KEY to IS_CALL (layout.T) of each request made for this one are appended at its end.
 
-        The successor of a batcher that dies does not know of it: then the times are 0, and no more is added.
+        A dead batcher's successor does not know of the trace: then the times are 0, and no more is added.
         """
         self._writer.push(layout.trace_record(number))
         children: list[Record] = []
@@ -284,15 +296,15 @@ class Port:
         return children
 
     def submitted(self, number: int) -> tuple[memoryview, int, int]:
-        """Of a request in the slab that has not been replied to: its block, its header's span, when it began (ns)."""
+        """An open request's block in the slab, its header's span, and its start (monotonic ns)."""
         record = self._open[number]
         return self.slab.open(record[R.BLOCK]), record[R.HEADER], record[R.START_NS]
 
     def release(self, number: int, part: int = 0, *, prompt: bool = True) -> None:
-        """The reply's block has been read; it may be given back to its worker. `part` is the reply's.
+        """Give a reply's block back to its worker: it must not be read any more. `part` is the reply's (`Reply.part`).
 
-        Where that need not be `prompt`, it wakes nobody: the batcher sees it with the next request, or when a worker
-        that lacks memory rings, or with `wake`.
+        Without `prompt`, the batcher is not woken: it reads the RELEASE with the next request, with `wake`, or when a
+        worker that lacks memory rings.
         """
         if self._pieces:
             for piece in self._pieces.pop((number, part), ()):
@@ -310,10 +322,10 @@ class Port:
         self._must_ring = self._must_ring or prompt
 
     def resubmit(self) -> None:
-        """The batcher is dead: tell its successor what is open and what is held. Collect what the dead one said first.
+        """Send a dead batcher's successor all open requests and held replies. Collect the dead one's replies first.
 
-        A cancelled request is open, too; it is not cancelled again, and its one reply still comes. The first HOLD says
-        that it is: where two batchers die in a row, a client may say all this twice before the third one reads it.
+        A cancelled request is open, too; it is not cancelled again, and its final reply still comes. The first HOLD is
+        marked: if two batchers die in a row, the third may read all this twice.
         """
         held = [(*each, False) for each in self._held.items()] + [(*each, True) for each in self._parts.elements()]
         for index, (number, ref, is_part) in enumerate(held):
@@ -324,9 +336,9 @@ class Port:
         self.flush()
 
     def flush(self) -> None:
-        """Show the batcher what was pushed, and ring its bell once if it must know at once."""
+        """Make pushed records visible to the batcher, and ring its bell once if any of them must be read at once."""
         if self._released:
-            with suppress(RingFullError):  # then the next flush says so
+            with suppress(RingFullError):  # the ring is full: a later flush pushes them
                 self._writer.push(release_record(*self._released))
                 self._released.clear()
         if self._writer.publish() and self._must_ring:
@@ -334,13 +346,14 @@ class Port:
             self._batcher_bell.ring()
 
     def wake(self) -> None:
-        """Have the batcher read now whatever it has been shown."""
+        """Ring the batcher's bell, so that it reads all visible records now."""
         self._batcher_bell.ring()
 
     def poll(self) -> list[Reply]:
-        """The replies that have come; with its final one a request's own block is free again.
+        """All new replies. A final one frees the request's own block; a reply's block is readable until `release`.
 
-        Of more than may be held, the rest is given back unread, with a reason. Clear a bell that is cleared first.
+        Replies beyond those that may be held are released unread and returned with a reason. If the bell is one that
+        must be cleared, clear it before this. Raises LayoutError if the batcher's ring or record is malformed.
         """
         replies = []
         opened, free = self._open, self.slab.free
@@ -351,7 +364,7 @@ class Port:
                 continue
             asked = opened.get(number) if more else opened.pop(number, None)
             if asked is None:
-                continue  # answered before: a late reply to a number that is gone
+                continue  # a late reply to a number that has been answered
             if not more:
                 if self._children:
                     self._children.pop(number, None)
@@ -371,7 +384,7 @@ class Port:
                 header = block[start : start + (span & SPAN_MASK)].tobytes()
                 if num_pieces:
                     block = self._open_pieces(number, ref if more else 0, block, num_pieces)
-            elif ref:  # a block that cannot be opened, or one more than may be held, is given back unread
+            elif ref:  # a block that cannot be opened, or one more than may be held
                 if block is not None:
                     block, reason = None, int(Reason.NO_MEMORY)
                 self.release(number, ref if more else 0, prompt=False)
@@ -382,7 +395,7 @@ class Port:
         return replies
 
     def _receive_other(self, record: Record) -> None:
-        """A record that is no REPLY: CHILD_TRACE, or RECALL."""
+        """Handle a CHILD_TRACE or RECALL. Raises LayoutError for any other record."""
         if record[0] == CHILD_TRACE:
             if (children := self._children.get(record[T.NUMBER])) is not None:
                 children.append(record[T.KEY : T.IS_CALL + 1])
@@ -397,7 +410,7 @@ class Port:
         return any(each >> OWNER_SHIFT in segments for each in refs)
 
     def _open_pieces(self, number: int, part: int, block: memoryview, num_pieces: int) -> memoryview | None:
-        """The blocks whose references begin `block`, each held from now on; None where one is gone."""
+        """Open the blocks whose references begin `block`, as one; each is held from now on. None if one is gone."""
         self._pieces[number, part] = refs = block[: num_pieces * WORD].cast("Q").tolist()
         self._parts.update([(number, ref) for ref in refs])
         pieces = []

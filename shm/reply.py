@@ -1,4 +1,4 @@
-"""An answer to a client's request as its port reads it out of a REPLY record and the block that this names."""
+"""A reply to a client's request, read by its port from a REPLY record and the block that the record names."""
 
 from dataclasses import dataclass, field
 
@@ -6,18 +6,18 @@ from shoal.shm import layout
 from shoal.shm.layout import P
 from shoal.shm.ring import Record
 
-# Looked up in its class, each takes 0.3k instructions, per reply.
+# Word indices: looked up in their class, each takes 0.3k instructions per reply.
 _BLOCK, _MORE, _PIECES = P.BLOCK, P.MORE, P.PIECES
 _NO_RECORD = layout.record()
 
 
 @dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
 class Reply:
-    """An answer to a request. `status` 0 is success; `header` is then the response's header, copied from `block`.
+    """An answer to a request. With `status` 0, a success, `header` is the packed response header, copied from `block`.
 
-    One that is not final leaves the request open; the final one may have no header, and say no more than that it ends.
-    Otherwise `reason` names why the batcher refused, or, where it is 0, `header` holds the worker's sentence (UTF-8).
-    `block` may be several, of an ensemble, as if they were one.
+    A reply that is not final leaves the request open; the final one may have no header, and then only ends the request.
+    With another status, `reason` names the batcher's refusal (shoal.reasons), or is 0 and `header` is the worker's
+    sentence (UTF-8). `block`, valid until `Port.release`, may consist of several, an ensemble's, which read as one.
     """
 
     number: int
@@ -25,9 +25,9 @@ class Reply:
     reason: int
     block: memoryview | None
     header: bytes | None
-    detail: int = 0  # what the sentence of `reason` names
-    record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # as it came
-    piece: int = 0  # of an ensemble's, the first block that its tensors lie in
+    detail: int = 0  # the number in the sentence of `reason`
+    record: Record = field(default=_NO_RECORD, compare=False, repr=False)  # the REPLY record itself
+    piece: int = 0  # the first of an ensemble's blocks, if there are several
 
     @property
     def is_final(self) -> bool:
@@ -36,21 +36,21 @@ class Reply:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says only that the request has had its last answer."""
+        """Whether the reply has no answer and only ends the request."""
         return not (self.status or self.reason or self.record[P.HEADER])
 
     @property
     def part(self) -> int:
-        """What `release` must be told of a reply that is not final; 0 of others."""
+        """The `part` that `Port.release` needs for this reply: its block if it is not final, else 0."""
         return self.record[_BLOCK] if self.record[_MORE] else 0
 
     @property
     def tensors_ref(self) -> int:
-        """The block that the tensors lie in; 0 where they lie in several."""
+        """Reference to the block that all tensors lie in; 0 if they lie in several."""
         num_pieces = self.record[_PIECES]
         return self.record[_BLOCK] if not num_pieces else self.piece if num_pieces == 1 else 0
 
     @property
     def times(self) -> Record:
-        """Of a request that is traced: when it was accepted, and the four compute time points, in monotonic ns."""
+        """For a traced request: when it was accepted and the four compute time points, in monotonic ns; else 0."""
         return self.record[P.QUEUE_START_NS : P.COMPUTE_END_NS + 1]

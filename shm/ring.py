@@ -2,8 +2,8 @@
 
 The writer's segment holds the records and the tail; the reader's segment holds the head. A record is filled while it is
 invisible and becomes visible with others by one aligned 8-byte store of the tail. That store goes through
-`memoryview.cast("Q")`: `struct.pack_into` clears before it fills, and another process reads what nobody wrote. (Records
-are packed with it none the less: nobody looks at them before the tail has moved.)
+`memoryview.cast("Q")`: `struct.pack_into` clears before it fills, and another process would read a value that was never
+written. (Records are packed with it none the less: they are not read before the tail has moved.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from shoal.shm.segment import Mapping, Segment
 __all__ = ["Record", "RingFullError", "RingReader", "RingWriter"]
 
 _NUM_WORDS = RECORD_BYTES // WORD
-#: By the number of words that are given, how a record is packed: the others are 0. One without any is none.
+#: pack_into by the number of words given; the rest of the record's words are 0. None for a record without words.
 _PACK_INTO = [
     Struct(f"{num}Q{RECORD_BYTES - num * WORD}x").pack_into for num in (_NUM_WORDS, *range(1, _NUM_WORDS + 1))
 ]
@@ -24,8 +24,8 @@ _PACK_INTO = [
 class RingFullError(Exception):
     """The ring has no free slot.
 
-    Capacities exceed all that must be outstanding; whoever pushes what may be more than that, as CANCELs to a worker or
-    releases by the thousand, expects this and says it later.
+    Capacities exceed all records that must fit; a writer of more than that, such as CANCELs to a worker or releases by
+    the thousand, catches this and pushes them later.
     """
 
 
@@ -39,15 +39,15 @@ class RingWriter:
         self._records = own.bytes[RING_OFFSET : RING_OFFSET + self._capacity * RECORD_BYTES]
         self._own_words = own.words
         self._peer_words = peer.words
-        # Changed by push; read back from memory so that a ring can be picked up where it stands.
+        # Changed by push; read back from memory, so that a successor goes on at the writer's position.
         self._position = own.words[TAIL_WORD]
-        #: The position that is known to be free up to; looking it up for each record would cost a tenth of a push.
+        #: The position up to which slots are known to be free; read for each record, it would cost a tenth of a push.
         self._limit = self._position
 
     def push(self, record: Record) -> None:
-        """Add a record. Its last words may be left out: they are 0, and writing that costs 0.1k instructions each.
+        """Append a record. Its last words may be left out: they are 0, and writing each costs 0.1k instructions.
 
-        Raises RingFullError and changes nothing where there is no slot.
+        Raises RingFullError, and changes nothing, if no slot is free.
         """
         position = self._position
         if position >= self._limit:
@@ -59,46 +59,45 @@ class RingWriter:
 
     @property
     def num_free(self) -> int:
-        """Records that can be pushed now."""
+        """Number of records that can be pushed now."""
         return self._capacity - self.num_unread
 
     @property
     def num_unread(self) -> int:
-        """Records that were pushed and not read yet."""
+        """Number of records that were pushed and not read yet."""
         return self._position - self._peer_words[HEAD_WORD]
 
     @property
     def position(self) -> int:
-        """Records that were pushed, since the ring began."""
+        """Number of records that were pushed since the ring began."""
         return self._position
 
     def is_unread(self, position: int) -> bool:
-        """Whether not all records up to this position were read."""
+        """Whether any record up to this position is unread."""
         return self._peer_words[HEAD_WORD] < position
 
     def publish(self) -> bool:
-        """Make what was pushed visible. True if there was anything: then the reader's bell must be rung."""
+        """Make pushed records visible. True if there were any: then the reader's bell must be rung."""
         if self._own_words[TAIL_WORD] == self._position:
             return False
         self._own_words[TAIL_WORD] = self._position  # publishes: every record below
         return True
 
     def history(self) -> Iterator[tuple[int, Record]]:
-        """The records that were published, with their positions, newest first, as far back as the ring goes: for the
-        process that takes a dead writer's place."""
+        """Published records and their positions, newest first, as far back as the ring goes; for a successor."""
         tail = self._own_words[TAIL_WORD]
         for position in range(tail - 1, max(0, self._position - self._capacity) - 1, -1):
             yield position, RECORD.unpack_from(self._records, position % self._capacity * RECORD_BYTES)
 
     def mark(self, position: int, word: int, value: int) -> None:
-        """Change a word of a record that its reader has read; of no effect where another record has its slot."""
+        """Change a word of a record that its reader has read; no effect if a later record has its slot."""
         if position >= self._position - self._capacity:
             offset = RING_OFFSET + position % self._capacity * RECORD_BYTES
             self._own_words[offset // WORD + word] = value  # publishes: nothing; a successor of this process reads it
 
 
 class RingReader:
-    """The end that drains."""
+    """The end that reads."""
 
     __slots__ = ("_capacity", "_own_words", "_peer_words", "_position", "_records")
 
@@ -116,11 +115,11 @@ class RingReader:
         return self._peer_words[TAIL_WORD], self._own_words[HEAD_WORD]
 
     def has_unread(self) -> bool:
-        """Whether there is anything that was not read yet."""
+        """Whether any visible record is unread."""
         return self._peer_words[TAIL_WORD] != self._position
 
     def drain(self) -> Sequence[Record]:
-        """What `read` returns; the slots are free again at once."""
+        """Like `read`, but the slots are free at once."""
         records = self.read()
         if records:
             self.acknowledge()
@@ -129,8 +128,8 @@ class RingReader:
     def read(self) -> Sequence[Record]:
         """All visible records not read yet, as tuples of sixteen words, oldest first.
 
-        Their slots stay taken until `acknowledge`: whoever takes the reader's place after its death reads them again.
-        Raises LayoutError where the writer claims more records than the ring holds: the peer is not to be believed.
+        Their slots stay taken until `acknowledge`: a dead reader's successor reads them again. Raises LayoutError if
+        the writer claims more records than the ring holds: the peer is broken or hostile.
         """
         position = self._position
         tail = self._peer_words[TAIL_WORD]
@@ -143,16 +142,16 @@ class RingReader:
         return self._between(position, tail)
 
     def acknowledge(self) -> None:
-        """What was read has had its effect: its slots may be filled again."""
+        """Free the slots of all records read so far: their effect is complete."""
         self._own_words[HEAD_WORD] = self._position  # publishes: the slots are copied out and may be filled again
 
     def skip(self) -> None:
-        """Whatever is there counts as read: its writer will say it again."""
+        """Count all visible records as read, unseen: their writer will push them again."""
         self._position = self._peer_words[TAIL_WORD]
         self.acknowledge()
 
     def _between(self, start: int, end: int) -> list[Record]:
-        if end - start == 1:  # where little is going on; half the instructions
+        if end - start == 1:  # one record, as on an idle server: half the instructions
             return [RECORD.unpack_from(self._records, start % self._capacity * RECORD_BYTES)]
         first, last = start % self._capacity, end % self._capacity
         if first < last:

@@ -1,9 +1,9 @@
 """Segments: pieces of memory that one process writes and others read. Named by nothing but descriptors.
 
-The supervisor makes them; every other process maps a descriptor it was sent. Where only our own code writes, memory is
-a file in /dev/shm that never has a name, so that nothing is left behind wherever its maker is killed; where a model's
-code may write, it is a memfd, sealed, because a /dev/shm file can be truncated under its readers (SIGBUS) and cannot be
-sealed.
+The supervisor makes them; every other process maps a descriptor it was sent. For memory that only our own code writes,
+a segment is a file in /dev/shm that never has a name, so that nothing is left behind wherever its maker is killed; if a
+model's code may write, it is a memfd, sealed, because a /dev/shm file can be truncated under its readers (SIGBUS) and
+not be sealed.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ _POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
 
 
 class OutOfSharedMemoryError(Exception):
-    """There is no room for a segment; the sentence names the need and the flag."""
+    """No room for a segment; the sentence names the need and the flag."""
 
 
 def create(
@@ -28,9 +28,9 @@ def create(
 ) -> int:
     """A new segment's descriptor, its pages reserved and its header written. The caller owns the descriptor.
 
-    `sealed` chooses a memfd that can neither shrink nor grow; one `for_guest` takes no further seal either, which a
-    process that is not ours could set before us. Raises OutOfSharedMemoryError, never a later SIGBUS; the pages of a
-    `lazy` one come when its owner writes to them.
+    `sealed` chooses a memfd that can neither shrink nor grow; one `for_guest` admits no further seal either, which a
+    foreign process could otherwise set before we do. Raises OutOfSharedMemoryError, never a later SIGBUS; the pages of
+    a `lazy` one are reserved when its owner writes to them.
     """
     assert geometry.slab_nbytes <= layout.MAX_SLAB_BYTES, "a block reference has 20 bits for the unit"
     fd = _create_memfd() if sealed else _create_nameless()
@@ -53,9 +53,9 @@ def create(
 
 
 def seal_writes(fd: int) -> None:
-    """From now on nobody can map a memfd writable or write to it; the mappings that exist keep working.
+    """Forbid further writable mappings of a memfd, and writes to it; existing mappings keep working.
 
-    Called by the supervisor once the owner has mapped its segment, before any other process hears of it.
+    Called by the supervisor once the owner has mapped its segment, before the segment is announced to others.
     """
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
 
@@ -70,7 +70,7 @@ def _create_memfd() -> int:
 
 
 def _create_nameless() -> int:
-    """A /dev/shm file that can be given no name; a memfd where /dev/shm is missing or not ours to write."""
+    """An unnamed file in /dev/shm; a memfd if /dev/shm is missing or not writable."""
     try:
         return os.open("/dev/shm", os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -89,8 +89,7 @@ def fits_dev_shm(nbytes: int) -> bool:
 class Mapping:
     """A mapped segment: `header`, and its memory as `bytes` and as u64 `words`.
 
-    Nothing unmaps explicitly: an array that a model keeps would dangle. The last view that goes takes the mapping
-    along.
+    A mapping is never unmapped explicitly, since an array that a model keeps would dangle; it goes with the last view.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -100,25 +99,25 @@ class Mapping:
 
 
 class Segment(Mapping):
-    """The owner's mapping: writable."""
+    """The owner's writable mapping."""
 
     @classmethod
     def attach(cls, fd: int, *, populate: bool = True) -> "Segment":
-        """Map the process's own segment and close `fd`. Raises LayoutError.
+        """Map the process's own segment and close `fd`. Raises LayoutError for any other memory.
 
-        All its pages are present, since a first touch costs 7 to 40 times the copy that follows. Without `populate` the
-        copy brings them in, which for memory that is written once is cheaper (13 against 48 ms for 100 MiB).
+        All pages are made present, since a first touch costs 7 to 40 times the copy that follows. Without `populate`
+        the copy brings them in, which is cheaper for memory that is written once (13 against 48 ms for 100 MiB).
         """
         flags = mmap.MAP_SHARED | (_POPULATE if populate else 0)
         return cls(_map(fd, flags, mmap.PROT_READ | mmap.PROT_WRITE))
 
 
 class SegmentView(Mapping):
-    """A peer's mapping: read-only."""
+    """A peer's read-only mapping."""
 
     @classmethod
     def attach(cls, fd: int) -> "SegmentView":
-        """Map a peer's segment and close `fd`. Raises LayoutError."""
+        """Map a peer's segment and close `fd`. Raises LayoutError if the memory is not a segment of this version."""
         return cls(_map(fd, mmap.MAP_SHARED, mmap.PROT_READ))
 
 

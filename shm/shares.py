@@ -1,15 +1,15 @@
-"""How what a client has for all models is divided among them: its requests in flight, and the bytes of its slab. Pure.
+"""A client's places for requests in flight, and the bytes of its slab, divided among models. Pure.
 
 The rule is that of dynamic thresholds for the shared buffer of a switch (Choudhury and Hahne, 1998): a model may take
 more while it holds less than WEIGHT times what is free. So a model alone gets most, several busy ones get equal shares,
-and whatever they do, something stays free for a model that holds little. The number of busy models need not be known.
-While much is free the rule refuses nothing, so a port counts by model only while little is.
+and in any case something stays free for a model that holds little. The number of busy models need not be known. While
+much is free the rule refuses nothing, so a port counts by model only while little is.
 """
 
 from shoal.errors import UnavailableError
 
-#: Requests that may be in flight for all models together, as a multiple of what one may have (ours: three models that
-#: have all they may leave a fourth of the places free).
+#: Requests that may be in flight for all models together, as a multiple of one model's limit (ours: three models at
+#: their limits leave a fourth of the places free).
 MODELS_AT_ONCE = 4
 #: How many times as much as is free a model may hold: alone two thirds of the whole, beside k others like it
 #: 2 / (2 k + 3), and then 1 / (2 k + 3) is left free (ours).
@@ -24,7 +24,7 @@ RECORDS_PER_REQUEST = 5 * MODELS_AT_ONCE + HELD_PER_REQUEST
 
 
 class NoRoomError(UnavailableError):
-    """There is no block, or no place, for a request of `model` before a reply has come or was released."""
+    """No block, or no place, is free for a request of `model` until a reply has come or was released."""
 
     def __init__(self, model: int) -> None:
         super().__init__("Exceeds maximum queue size")
@@ -32,7 +32,7 @@ class NoRoomError(UnavailableError):
 
 
 def may_take(held: int, free: int) -> bool:
-    """Whether a model that holds so much may take more, while so much is free."""
+    """Whether a model that holds `held` may take more while `free` are free."""
     return held < WEIGHT * free
 
 
@@ -42,20 +42,20 @@ def least_ample(total: int) -> int:
 
 
 class Shares:
-    """What each model holds of a client's places and of its slab."""
+    """Counts of each model's requests in flight and of the bytes of their blocks."""
 
     def __init__(self) -> None:
-        # Changed by add and remove: by model, how many requests, and how many bytes their blocks have.
+        # Changed by add and remove: by model, number of requests, and bytes of their blocks.
         self._num_requests: dict[int, int] = {}
         self._nbytes: dict[int, int] = {}
 
     def add(self, model: int, nbytes: int) -> None:
-        """A request of a model is in flight, in a block of so many bytes."""
+        """Count a request of a model, in a block of `nbytes`."""
         self._num_requests[model] = self._num_requests.get(model, 0) + 1
         self._nbytes[model] = self._nbytes.get(model, 0) + nbytes
 
     def remove(self, model: int, nbytes: int) -> None:
-        """A request that was added is answered."""
+        """Take an answered request out of the counts."""
         self._nbytes[model] -= nbytes
         self._num_requests[model] -= 1
         if not self._num_requests[model]:
@@ -66,9 +66,9 @@ class Shares:
         return self._num_requests.get(model, 0)
 
     def has_place(self, model: int, num_free: int) -> bool:
-        """Whether a model may have one request more, while so many places are free."""
+        """Whether a model may have one request more while `num_free` places are free."""
         return may_take(self._num_requests.get(model, 0), num_free)
 
     def has_memory(self, model: int, free_nbytes: int) -> bool:
-        """Whether a model may have one block more, while so many bytes are free."""
+        """Whether a model may have one block more while `free_nbytes` of the slab are free."""
         return may_take(self._nbytes.get(model, 0), free_nbytes)

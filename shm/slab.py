@@ -1,8 +1,8 @@
-"""A slab: a segment's memory handed out in blocks of 2^n × 4096 bytes. Its owner allocates and frees; others only look.
+"""A slab: a segment's memory handed out in blocks of 2^n × 4096 bytes. Its owner allocates and frees; others read.
 
 Bookkeeping lives in the owner's private memory, so a death leaves nothing to repair. In shared memory there is one word
-per 4096-byte unit: the generation and order of the block that starts there. It changes when a block is allocated and
-when it is freed, so a reference outlives its block as nothing worse than None.
+per 4096-byte unit: the generation and order of the block that starts there. The word changes when a block is allocated
+and when it is freed, so a stale reference opens as None.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from shoal.shm import layout
 from shoal.shm.layout import GENERATION_BITS, GENERATION_MASK, MAX_UNITS, UNIT, UNIT_BITS, WORD
 from shoal.shm.segment import Mapping, Segment
 
-#: Of a generation word; added to it, the other makes the next generation of the same order.
+#: The bits of a block's order in a generation word, and the increment that makes the next generation.
 _ORDER_MASK, _NEXT_GENERATION = 0xFF, 1 << 8
 _UNIT_MASK = MAX_UNITS - 1
-#: By order, the size of a block: looked up, it takes a tenth of the instructions of a shift. Who writes a word of the
-#: table may claim any order in it.
+#: Bytes of a block by order: looked up, they take a tenth of the instructions of a shift. Has every order that a word
+#: of the table, which another process writes, could claim.
 _NBYTES = tuple([UNIT << order for order in range(_ORDER_MASK + 1)])
 
 
@@ -36,13 +36,13 @@ def _generations(mapping: Mapping) -> memoryview:
 class Slab:
     """The owner's side: a buddy allocator that joins neighbours only when it must.
 
-    Freed blocks keep their size and are handed out again, last freed first, while their lines are warm; only when
+    Freed blocks keep their size and are handed out again, last freed first, while their cache lines are warm; only when
     nothing fits are free neighbours joined. So the steady state costs one pop and one append.
     """
 
     def __init__(self, segment: Segment, parts: int = 1) -> None:
-        """No block is larger than one of so many equal `parts`, a power of two, of the largest there could be: where
-        one small block stays taken, most of the slab still has room for large ones."""
+        """Take over the slab of the process's own segment. `parts`, a power of two: no block is larger than one of so
+        many equal parts of the largest possible; so beside one small block there is room for large ones."""
         header = segment.header
         self._first = header.owner << UNIT_BITS  # of all references, without their generations
         self._memory = segment.bytes[header.slab_offset : header.slab_offset + header.slab_nbytes]
@@ -51,21 +51,21 @@ class Slab:
         max_order = max(0, num_units.bit_length() - parts.bit_length())
         #: The largest block this slab can ever hand out, in bytes.
         self.largest_nbytes = UNIT << max_order if num_units else 0
-        # Changed by allocate and free: per order the first units of free blocks; reference → order of those handed out.
+        # Changed by allocate and free: per order, first units of free blocks; reference → order of allocated blocks.
         self._free: list[list[int]] = whole_blocks(num_units, max_order)
         self._taken: dict[int, int] = {}
-        #: Bytes that are not handed out, in however many pieces.
+        #: Free bytes, in however many pieces.
         self.free_nbytes = self.nbytes = num_units * UNIT
         self._freed_since_join = False
-        #: How often free blocks were joined: by an `allocate` that finds nothing, if a block has come back since the
-        #: last one that found nothing.
+        #: How often free blocks were joined: by an `allocate` that finds nothing, if a block was freed since the last
+        #: such one.
         self.num_joins = 0
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(blocks handed out so far, blocks taken back): each adds one to a generation, which is odd in between.
+        """(blocks allocated so far, blocks freed): each adds one to a generation, which is odd in between.
 
-        Walks the whole table: 2 ms for 64 MiB.
+        The whole table is walked: 2 ms for 64 MiB.
         """
         generations = [word >> 8 for word in self._generations]
         released = sum([generation >> 1 for generation in generations])
@@ -73,22 +73,22 @@ class Slab:
 
     @property
     def taken_refs(self) -> list[int]:
-        """References to all blocks handed out and not freed."""
+        """References to all allocated blocks."""
         return list(self._taken)
 
     @property
     def num_taken(self) -> int:
-        """Blocks handed out and not freed."""
+        """Number of allocated blocks."""
         return len(self._taken)
 
     @property
     def is_roomy(self) -> bool:
         """Whether a block of a quarter of the slab is free, or three quarters of the slab are, in however small pieces:
-        after a peak they stay small until a large block is asked for."""
+        after a peak, free blocks stay small until a large one is allocated."""
         return 4 * self.free_nbytes >= 3 * self.nbytes or any(self._free[-3:])
 
     def allocate(self, nbytes: int) -> Block | None:
-        """A block of at least `nbytes`, 4096-byte aligned, contents undefined; None where there is none now."""
+        """A block of at least `nbytes`, 4096-byte aligned, contents undefined; None if none is free. To be freed."""
         order = ((nbytes - 1) // UNIT).bit_length() if nbytes > UNIT else 0
         try:
             unit = self._free[order].pop()
@@ -107,22 +107,22 @@ class Slab:
         return Block(ref, self._memory[start : start + size])
 
     def nbytes_of(self, ref: int) -> int:
-        """The size of a block that has been handed out and not freed; 0 where it is not this slab's."""
+        """The size in bytes of an allocated block; 0 if the reference is not one."""
         order = self._taken.get(ref)
         return 0 if order is None else _NBYTES[order]
 
     def is_taken(self, ref: int) -> bool:
-        """Whether this is a block that has been handed out and not freed."""
+        """Whether the reference names an allocated block of this slab."""
         return ref in self._taken
 
     def open(self, ref: int) -> memoryview:
-        """The memory of a block that has been handed out and not freed."""
+        """The memory of an allocated block, writable. The reference must be valid."""
         order = self._taken[ref]
         start = (ref >> GENERATION_BITS & _UNIT_MASK) * UNIT
         return self._memory[start : start + _NBYTES[order]]
 
     def free(self, ref: int) -> bool:
-        """Take a block back. False, and nothing happens, where the reference is stale or not this slab's."""
+        """Free a block. False, and no effect, if the reference is stale or not this slab's."""
         order = self._taken.pop(ref, None)
         if order is None:
             return False
@@ -134,7 +134,7 @@ class Slab:
         return True
 
     def _split(self, order: int) -> int | None:
-        """The first unit of a block of that order, cut off the smallest larger one; None where there is none."""
+        """First unit of a block of that order, cut off the smallest larger free block; None if there is none."""
         free = self._free
         larger = next((o for o in range(order, len(free)) if free[o]), None)
         if larger is None:
@@ -146,7 +146,7 @@ class Slab:
         return unit
 
     def _join(self) -> bool:
-        """Merge free neighbours of equal size, smallest first. False if nothing was freed since the last time."""
+        """Merge free neighbours of equal size, smallest first. False if no block was freed since the last time."""
         if not self._freed_since_join:
             return False
         self._freed_since_join = False
@@ -163,12 +163,12 @@ class Slab:
 
 
 def block_nbytes(nbytes: int) -> int:
-    """How large the block is that `Slab.allocate` gives for so much."""
+    """Bytes of the block that `Slab.allocate` gives for `nbytes`."""
     return UNIT << ((nbytes - 1) // UNIT).bit_length() if nbytes > UNIT else UNIT
 
 
 class WholeSlab:
-    """The owner's side of a segment for single payloads: one block, all of it, whatever its size."""
+    """The owner's side of a segment for single payloads: one block of any size, which is the whole slab."""
 
     def __init__(self, segment: Segment) -> None:
         header = segment.header
@@ -180,13 +180,13 @@ class WholeSlab:
         self._order = max(0, header.slab_nbytes // UNIT - 1).bit_length()
 
     def allocate(self) -> Block:
-        """The block, which nobody has; contents undefined."""
+        """The block, which must be free; contents undefined."""
         word = (self._generations[0] | _ORDER_MASK) + 1 + self._order  # the next generation
         self._generations[0] = word  # publishes: references of this generation are good
         return Block(layout.pack_ref(self.owner, 0, word >> 8), self._memory)
 
     def free(self) -> None:
-        """Take it back."""
+        """Free the block."""
         self._generations[0] += _NEXT_GENERATION  # publishes: every reference to the block is stale
 
 
@@ -202,12 +202,12 @@ def whole_blocks(num_units: int, max_order: int) -> list[list[int]]:
 
 
 def taken_nbytes(mapping: Mapping) -> int:
-    """Bytes of a slab that lie in blocks which are handed out: their generations are odd. Walks the whole table."""
+    """Bytes of a slab's allocated blocks, found by their odd generations. Walks the whole table."""
     return sum([UNIT << (word & _ORDER_MASK) for word in _generations(mapping).tolist() if word >> 8 & 1])
 
 
 class SlabView:
-    """A peer's side: opens references, read-only."""
+    """A peer's read-only view of a slab."""
 
     def __init__(self, mapping: Mapping) -> None:
         header = mapping.header
@@ -217,7 +217,7 @@ class SlabView:
         self._num_units = len(self._generations)
 
     def open(self, ref: int) -> memoryview | None:
-        """The block's memory, read-only, never beyond the slab's end; None where the reference is stale or foreign."""
+        """The block's memory, read-only, clamped to the slab's end; None if the reference is stale or foreign."""
         unit = (ref >> GENERATION_BITS) - self._first
         if not 0 <= unit < self._num_units:
             return None

@@ -1,13 +1,12 @@
-"""Segments of one block each, for payloads that no slab takes, as the process that writes them has them.
+"""Oversize segments as their writer has them: one block each, for payloads that no slab takes, kept a while for reuse.
 
     added ─► taken ─► freed ─► let go of, or kept ─► taken again, by a payload for the same readers ─► …
                                               └─► idle for KEEP_S ─► let go of
 
-To make such a segment takes longer than to fill it: of 16 MiB the supervisor clears the pages (7 ms of CPU), the
-writer meets each of them for the first time (8 ms), and so does a reader (3 ms). Kept, it is as a block of a slab is:
-free when its last reader is done, and of another generation when it is handed out again, so that older references are
-stale.
-Any thread may call. Which may be kept is the supervisor's to say, whose bound on all of them it is.
+To make an oversize segment takes longer than to fill it: for 16 MiB the supervisor clears the pages (7 ms of CPU), the
+writer meets each of them for the first time (8 ms), and so does a reader (3 ms). A kept one behaves like a block of a
+slab: free when its last reader is done, and of another generation when it is taken again, so that older references are
+stale. Any thread may call. The supervisor, which bounds all oversize segments together, says which may be kept.
 """
 
 import threading
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from shoal.shm.segment import Segment
 from shoal.shm.slab import Block, WholeSlab
 
-#: How long one is kept that nobody needs (ours).
+#: How long an unused segment is kept, in seconds (ours).
 KEEP_S = 1.0
-#: A payload is not put where so many times its size would be kept from larger ones (ours).
+#: A payload is not put into a kept segment of more than this many times its size (ours).
 _MOST_TIMES = 4
 
 
@@ -31,29 +30,29 @@ class _Written:
 
 
 class WholeSlabs:
-    """This process's. `readers` is whatever tells apart who has a segment mapped."""
+    """All oversize segments of one writer. `readers` identifies the processes that have a segment mapped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Changed under the lock: by the reference to its block, and, the longest idle first, those that are kept.
+        # Changed under the lock: reference → segment of blocks in use; and the kept segments, longest idle first.
         self._taken: dict[int, _Written] = {}
         self.kept: list[_Written] = []
-        #: Both kinds, by owner id.
+        #: Owner id → segment, in use or kept.
         self.segments: dict[int, _Written] = {}
 
     @property
     def taken_refs(self) -> list[int]:
-        """References to all blocks that have not been freed."""
+        """References to all blocks in use."""
         return list(self._taken)
 
     def add(self, segment: Segment, readers: int, *, may_be_kept: bool) -> Block:
-        """The block of a segment that has just been mapped."""
+        """The writable block of a segment that has just been mapped; in use until `free`."""
         written = _Written(WholeSlab(segment), readers, may_be_kept)
         self.segments[written.slab.owner] = written
         return self._take(written)
 
     def allocate(self, nbytes: int, readers: int) -> Block | None:
-        """A block that was kept, contents undefined; None where none is right."""
+        """A kept block of at least `nbytes`, mapped by these readers, contents undefined; None if there is none."""
         if not self.kept:
             return None
         with self._lock:
@@ -69,8 +68,8 @@ class WholeSlabs:
         return block
 
     def free(self, ref: int, now_s: float, *, keep: bool) -> int:
-        """Take a block back. The owner id of its segment where that is to be let go of, too; 0 where it is kept, or
-        where this is no block of these, or not any more."""
+        """Free a block. Returns the owner id of its segment if the caller is to give that back; 0 if it is kept, or if
+        the reference names no block in use."""
         with self._lock:
             written = self._taken.pop(ref, None)
             if written is None:
@@ -84,11 +83,11 @@ class WholeSlabs:
             return 0
 
     def expire(self, now_s: float) -> tuple[list[int], float | None]:
-        """The owner ids of those that nobody has needed for KEEP_S, which are to be let go of; and in how many seconds
-        there may be others, None for never."""
+        """Owner ids of segments unused for KEEP_S, to be given back, and in how many seconds to call again (None:
+        never)."""
         with self._lock:
             idle = [each for each in self.kept if now_s - each.idle_since_s >= KEEP_S]
-            del self.kept[: len(idle)]  # they are the first
+            del self.kept[: len(idle)]
             for each in idle:
                 del self.segments[each.slab.owner]
             left_s = self.kept[0].idle_since_s + KEEP_S - now_s if self.kept else None

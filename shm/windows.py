@@ -6,15 +6,15 @@ Written by the batcher, read by front ends. A window is 8192 bytes:
     0       8         which ten seconds of the monotonic clock it is about; 0: nothing in it counts
     8       5 × 1600  by phase, 400 u32: how many times fell into which bin
 
-Bins are 1 µs wide below 32 µs and then a sixteenth of the power of two they lie in, up to 268 s, so what a bin says of
-a time is wrong by at most 3.2 % (below 32 µs: 0.5 µs). A minute costs 48 KiB, whatever is in it.
+Bins are 1 µs wide below 32 µs and then a sixteenth of the power of two they lie in, up to 268 s, so a bin represents a
+time with an error of at most 3.2 % (below 32 µs: 0.5 µs). A minute takes 48 KiB.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-#: What a request's time is made of; the first is all of it.
+#: Phases of a request's time; the first is the whole.
 PHASES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 
 PERIOD_NS = 10 * 10**9
@@ -29,7 +29,7 @@ _STARTS = tuple(range(0, len(PHASES) * _NUM_BINS, _NUM_BINS))
 
 
 def bin_of(ns: int) -> int:
-    """The bin that a time falls into."""
+    """Number of the bin that a time in ns falls into."""
     us = ns // 1000
     if us < 32:
         return us
@@ -40,13 +40,13 @@ def bin_of(ns: int) -> int:
 
 
 def middle_us(number: int) -> float:
-    """What is said of the times in a bin."""
+    """The time in µs that represents a bin."""
     shift = max(0, (number >> 4) - 1)
     return ((number - (shift << 4)) + 0.5) * (1 << shift)
 
 
 def quantile_us(bins: Sequence[int], quantile: float) -> float:
-    """The time that so large a share of all did not exceed; NaN where there is none."""
+    """The time in µs that a share `quantile` of all times did not exceed; NaN if there are none."""
     seen = list(accumulate(bins))
     if not seen[-1]:
         return float("nan")
@@ -54,7 +54,7 @@ def quantile_us(bins: Sequence[int], quantile: float) -> float:
 
 
 class Windows:
-    """The batcher's side."""
+    """A row's windows, writable, in the batcher."""
 
     def __init__(self, memory: memoryview) -> None:
         self._stamps = [memory[start : start + 8].cast("Q") for start in range(0, WINDOWS_BYTES, WINDOW_BYTES)]
@@ -62,18 +62,18 @@ class Windows:
             memory[start + _BINS_OFFSET : start + _BINS_END].cast("I")
             for start in range(0, WINDOWS_BYTES, WINDOW_BYTES)
         ]
-        # Changed every ten seconds.
+        # Changed every ten seconds, by _begin.
         self._period = -1
         self._bins = self._all_bins[0]
 
     def clear(self) -> None:
-        """Nothing counts any more."""
+        """Discard all counts."""
         self._period = -1
         for stamp in self._stamps:
             stamp[0] = 0
 
     def observe(self, now_ns: int, times_ns: tuple[int, ...]) -> None:
-        """One request took so long, in the order of PHASES."""
+        """Count one request's times, in ns and in the order of PHASES."""
         period = now_ns // PERIOD_NS
         if period != self._period:
             self._begin(period)
@@ -82,7 +82,7 @@ class Windows:
             bins[start + bin_of(ns)] += 1
 
     def _begin(self, period: int) -> None:
-        """Take the window of these ten seconds; a dead batcher may have begun it."""
+        """Take over the window of this period, emptied unless a dead batcher has begun it for the same period."""
         number = period % NUM_WINDOWS
         self._period, self._bins = period, self._all_bins[number]
         stamp = self._stamps[number]
@@ -93,13 +93,13 @@ class Windows:
 
 
 class WindowsView:
-    """A front end's side."""
+    """A row's windows, read-only, in a front end."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
 
     def read(self, now_ns: int) -> dict[str, list[int]]:
-        """By phase, how many times of the last 50 to 60 s fell into which bin."""
+        """Per phase, the counts of all bins for the last 50 to 60 s."""
         period = now_ns // PERIOD_NS
         lately = []
         for start in range(0, WINDOWS_BYTES, WINDOW_BYTES):
