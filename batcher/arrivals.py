@@ -1,4 +1,4 @@
-"""Requests as they come in: queued for their model, or refused at once. Lives in the batcher."""
+"""Requests as they arrive in the batcher: queued for their model, or refused at once."""
 
 from collections.abc import Callable, Container, Mapping
 
@@ -16,7 +16,7 @@ from shoal.shm.ring import Record
 
 
 class Arrivals:
-    """Models that have got one join `counted` and `awake`."""
+    """Handles REQUEST and CHILD_REQUEST records. Adds models whose queues have changed to `counted` and `awake`."""
 
     def __init__(
         self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, counted: set[Model],
@@ -27,11 +27,11 @@ class Arrivals:
         self._requests = requests
         self._counted = counted
         self._awake = awake
-        #: In how long every request is to be answered, whatever its client says; 0 = in any time.
+        #: Every request is to be answered this long after its start, in ns, whatever its client says; 0 = no limit.
         self._deadline_ns = deadline_ns
         self._tell_cancelled = tell_cancelled
-        # Only while a dead batcher's place is taken: the requests that workers have from it, and those that have come;
-        # until all front ends have spoken, those of sequences, with the times when their clients began to receive them.
+        # Used only after a dead batcher: requests that its workers have, and those that clients have sent again; until
+        # all front ends have done so, requests of sequences, with the times when their clients began to receive them.
         self.is_resuming = False
         self._said_again: list[tuple[int, Model, QueuedRequest]] | None = None
         self._in_hand: set[int] = set()
@@ -39,30 +39,30 @@ class Arrivals:
         self._heard: set[int] = set()
 
     def resume(self, in_hand: set[int], answered: Container[int] = ()) -> None:
-        """Clients send their open requests again, behind records that they wrote before they knew of this batcher.
-        Workers have some of the requests, and some were answered before their client sent them again."""
+        """Begin to take over a dead batcher's requests, which clients send again, behind records that they had written
+        before. `in_hand` are keys of requests that workers have, `answered` of those answered before that."""
         self.is_resuming = True
         self._in_hand = in_hand
         self._answered = answered
 
     def keep_sequences_back(self) -> None:
-        """Queue no request of a sequence before `queue_sequences`: an earlier one may come by another front end."""
+        """Queue no request of a sequence before `queue_sequences`: an earlier one may come from another front end."""
         self._said_again = []
 
     def queue_sequences(self, now_ns: int) -> None:
-        """Queue the requests of sequences that were kept back, if any were, in the order in which they had come."""
+        """Queue the requests of sequences that were kept back, in the order in which they first arrived."""
         said_again, self._said_again = self._said_again, None
         if said_again is None:
             return
         for _, model, queued in sorted(said_again, key=lambda each: each[0]):
-            if queued.key in self._requests:  # else its client has died
+            if queued.key in self._requests:  # otherwise its client has died
                 self._queue(model, queued, now_ns)
         for model in self._models.values():
             if model.sequences is not None:
                 model.sequences.end_restoring()
 
     def end_resuming(self) -> None:
-        """Every client has said what is open: all that comes from now on is new."""
+        """Treat all further requests as new: every client has sent its open requests again."""
         self.is_resuming = False
         self._in_hand = set()
         self._answered = ()
@@ -73,7 +73,7 @@ class Arrivals:
         return key in self._heard
 
     def accept(self, client: Client, record: Record, now_ns: int) -> None:
-        """One REQUEST: it is queued, or refused. Raises LayoutError for what no client says."""
+        """Queue or refuse the request of a REQUEST record. Raises LayoutError for a malformed one."""
         (
             _, number, model_id, block, header, rows, shape_key, priority, timeout_us,
             correlation, flags, start_ns, _, low, high, deadline_ns,
@@ -82,7 +82,7 @@ class Arrivals:
         if number > client.last_number:
             client.last_number = number
         elif not self.is_resuming or key in self._heard:
-            return  # said again to a batcher that had heard it the first time
+            return  # sent again to a batcher that has it already
         if self.is_resuming:
             self._heard.add(key)
             if key in self._answered:
@@ -90,7 +90,7 @@ class Arrivals:
         model = self._models.get(model_id)
         if model is None or model.is_failed:
             if self.is_resuming and key in self._requests:
-                return  # a worker that has it from a dead batcher answers
+                return  # the worker that has it from the dead batcher answers it
             self._requests.turn_away(client, number, Reason.NOT_READY if model is None else Reason.MODEL_FAILED)
             return
         if client.is_guest:
@@ -106,7 +106,7 @@ class Arrivals:
                     model.order.begin((key,))
                 return
             if self._may_be_begun(model):
-                # It may be among those that a worker has, and its client may have seen some of the answers.
+                # A worker may have this request, and its client some of the responses: it cannot be executed again.
                 self._requests.fail(key, Reason.TAKEN_OVER, now_ns, REJECTED)
                 self._tell_cancelled(key, model)
                 return
@@ -122,7 +122,8 @@ class Arrivals:
         """Accept a CHILD_REQUEST, a call made for another request. Raises LayoutError for a guest's."""
         if client.is_guest:
             raise LayoutError(f"guest {client.owner} asks on behalf of {record[Q.PARENT]:#x}")
-        is_new = record[Q.NUMBER] > client.last_number  # what was open before stays in the trace that it was in
+        # requests that were open before stay in the trace that they were in
+        is_new = record[Q.NUMBER] > client.last_number
         self.accept(client, record, now_ns)
         if is_new:
             self._requests.trace_child(client, record[Q.NUMBER], record[Q.PARENT])
@@ -137,14 +138,14 @@ class Arrivals:
         self._awake[model.id] = model
 
     def _smallest(self, deadline_ns: int, start_ns: int) -> int:
-        """Of a client's deadline and the server's, of which there is at least one."""
+        """The earlier of a client's deadline and the server's (ns), of which at least one is not 0."""
         latest_ns = start_ns + self._deadline_ns
         return latest_ns if not deadline_ns else min(deadline_ns, latest_ns) if self._deadline_ns else deadline_ns
 
     def _may_be_begun(self, model: Model) -> bool:
-        """Whether a dead batcher may have begun what its client says again, so that it must not begin here."""
+        """Whether a dead batcher may have begun a request that its client sends again, so that it must not begin."""
         if isinstance(model, Ensemble):
             return not model.may_run_again
         if model.sequences is not None and model.sequences.is_iterative:
-            return True  # what is executed again and again, and how often it was, its successor cannot know
+            return True  # how often such a request was executed is unknown to a successor
         return any(worker.overlaps for worker in self._workers.values() if worker.model is model)

@@ -47,23 +47,22 @@ if TYPE_CHECKING:
     from shoal.batcher.redis_connection import RedisConnection
 
 #: Longest sleep; all rings are looked into after it. Nothing is due by then; it bounds what a lost wake-up could cost
-#: (there is no known way to lose one).
+#: (none is known).
 MAX_SLEEP_S = 10.0
-#: While there is work, all rings are looked into so often: a peer that is quiet does not ring for a RELEASE (ours).
+#: While there is work, all rings are looked into this often: a RELEASE that is not prompt rings no bell (ours).
 LOOK_NS = 1_000_000_000
-#: Until it is looked whether a full ring has room again, since reading one rings no bell, and whether a worker that has
-#: several batches has answered some without ringing, since the next one may be long (ours).
+#: Pause between looks at a full ring for room, since reading a ring rings no bell, and between looks for answers of a
+#: worker with several batches, which rings only at the end of an execution that may be long (ours).
 SHORT_SLEEP_S = 0.001
 
-#: Below it a sleep is timed in microseconds: epoll rounds up to whole milliseconds, longer than many a batch takes.
+#: Shorter sleeps are timed in microseconds: epoll rounds up to whole milliseconds, longer than many a batch takes.
 FINE_SLEEP_S = 0.01
-#: At a time, of as many as there are peers; by default epoll makes room for a thousand, each time. The others are first
-#: the next time.
+#: Most events per epoll call; by default epoll makes room for a thousand each time. The rest comes first next time.
 MAX_EVENTS = 64
 
 
 class Batcher:
-    """The loop and the control messages; what they mean for requests is the exchange's business."""
+    """The process's loop and its handlers of control messages; requests are handled by the exchange."""
 
     def __init__(self, channel: Channel, settings: to_batcher.BatcherActivated) -> None:
         self._channel = channel
@@ -96,7 +95,7 @@ class Batcher:
             on(to_batcher.ExplainModel, self._on_explain),
             on(LedgerWanted, self._on_ledger),
             on(LogChanged, lambda message: log.configure(**message.settings)),
-            on(Ping, lambda _message: None),  # its acknowledgement, from this loop, is the answer
+            on(Ping, lambda _message: None),  # only its acknowledgement matters, which comes from this loop
         )
         self._kinds = Kinds(*self.handlers)
         self._poller = select.epoll()
@@ -106,14 +105,14 @@ class Batcher:
             shared = None if self._redis is None else SharedAnswers(self._redis)
             self._exchange.enable_cache(counters.cache_figures(settings.cache_bytes), time.monotonic_ns, shared)
         # Changed by control messages: the bells that peers ring; those of clients, by owner; workers that are mapped
-        # but not ready yet; whether a dead batcher's place is still being taken.
+        # but not ready yet; whether a dead batcher's requests are still being taken over.
         self._bells: dict[int, Doorbell | GuestBell] = {}
         self._rung = Bells(self._poller)
         self._starting: dict[int, Worker] = {}
         self._is_taking_over = settings.is_successor
 
     def run(self) -> None:
-        """Serve until the supervisor hangs up."""
+        """Serve until the supervisor closes the connection."""
         poller, owners, guests, redis = self._poller, self._rung.owners, self._rung.guests, self._redis
         exchange, control_fd, busy = self._exchange, self._channel.fileno(), self._exchange.busy
         look_ns, events = 0, list[tuple[int, int]]()
@@ -140,7 +139,7 @@ class Batcher:
                         rung_by.append(owner)
                 elif redis is not None and fd == redis.fd:
                     redis.is_ready = True
-                else:  # the supervisor, or the batcher's own bell: quiet peers are looked at, too
+                else:  # the supervisor, or the batcher's own bell: peers that have not rung are looked at, too
                     rung_by = None
                     if fd == control_fd:
                         self._receive()
@@ -182,7 +181,7 @@ class Batcher:
                 is_front_end=not (is_guest or message.is_caller),
             )
         except LayoutError:
-            self._exchange.distrust(owner)  # a guest's, written over before a successor came to read it
+            self._exchange.distrust(owner)  # a guest's, overwritten before a successor could read it
             return
         self._rung.add(owner, bell if message.clients_bell is None else Doorbell(message.clients_bell))
         if message.is_late:
@@ -227,7 +226,7 @@ class Batcher:
         self._exchange.models[message.model_id].groups = message.groups
 
     def _on_memory(self, message: to_batcher.BatcherMemoryMade) -> None:
-        # Of a cache's memory the pages come as it fills.
+        # A cache's memory is reserved as it fills.
         self._exchange.ensembles.connect(Segment.attach(message.segment, populate=self._exchange.cached is None))
 
     def _on_ensemble(self, message: to_batcher.EnsembleAdded) -> None:
@@ -268,7 +267,7 @@ class Batcher:
         self._exchange.remove_model(message.model_id, time.monotonic_ns())
 
     def _on_retire_model(self, message: to_batcher.RetireModel) -> None:
-        # The step that follows looks into clients' rings before it looks whether anything is left.
+        # The step that follows reads clients' rings before it checks whether any request to the model is left.
         self._exchange.retire_model(message.model_id)
 
     def _on_payload(self, message: to_batcher.PayloadAnnounced) -> None:
@@ -276,13 +275,13 @@ class Batcher:
         try:
             blocks.add_payload(message.owner, message.writer, SegmentView.attach(message.segment))
         except LayoutError:
-            return  # a guest's, written over: nothing can be read there
+            return  # a guest's, overwritten: unreadable
         if message.is_result:
             blocks.add_result(message.owner, message.writer)
 
     def _on_worker(self, message: to_batcher.WorkerJoined) -> None:
         model = self._exchange.models.get(message.model_id)
-        if model is None:  # of a dead worker, which a successor is told of
+        if model is None:  # a dead worker's, announced to a successor
             close_descriptors(message)
             return
         link, segment = Segment.attach(message.link), SegmentView.attach(message.segment)
@@ -305,7 +304,7 @@ class Batcher:
         if self._limiter is not None:
             self._limiter.remove(owner)
         self._exchange.remove_worker(owner, time.monotonic_ns(), Reason(message.reason), message.detail)
-        # What the dead worker's last answers became is shown before the acknowledgement: then its segment may go.
+        # The dead worker's last answers are sent before the acknowledgement, after which its segment may be unmapped.
         self._exchange.step(time.monotonic_ns())
         if worker is not None:
             worker.bell.close()
@@ -317,7 +316,7 @@ class Batcher:
     def _on_ledger(self, _message: LedgerWanted) -> None:
         exchange = self._exchange
         if not self._is_taking_over:
-            exchange.step(time.monotonic_ns())  # what clients have released goes on to the workers, who are asked next
+            exchange.step(time.monotonic_ns())  # blocks that clients have released are freed before workers are asked
         own, num_cached = exchange.blocks.own, 0 if exchange.cached is None else exchange.cached.num_kept
         acquired, released = (0, 0) if own is None else own.counts
         slots = [peer.reader.counts for peer in (*exchange.clients.values(), *exchange.workers.values())]
@@ -337,7 +336,8 @@ class Batcher:
 
 
 def _connection(settings: RedisSettings, poller: select.epoll, bell: Doorbell) -> "RedisConnection":
-    from shoal.batcher.redis_connection import RedisConnection  # with it TLS: 40 ms and 1 MiB, for who needs it
+    # imports TLS: 40 ms and 1 MiB, only for servers with such a cache
+    from shoal.batcher.redis_connection import RedisConnection
 
     return RedisConnection(settings, poller, bell.ring)
 
@@ -351,14 +351,14 @@ def main() -> None:
     try:
         with control.join(BatcherConnected()) as channel:
             set_title("batcher (standby)")
-            # One that stands by waits here, with all its imports done.
+            # A standby batcher waits here, with all its imports done.
             settings, _ = channel.receive(to_batcher.TO_STANDBY)
             set_title("batcher")
             log.configure(**settings.log)
             batcher = Batcher(channel, settings)
             batcher.run()
     except GONE:
-        sys.exit(0)  # the supervisor is gone; whatever it wanted acknowledged no longer matters
+        sys.exit(0)  # the supervisor is gone, and unacknowledged messages with it
 
 
 if __name__ == "__main__":

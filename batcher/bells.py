@@ -1,6 +1,6 @@
-"""The bells that peers ring: one for each peer, so that the batcher reads the rings of those alone that have rung.
+"""The bells that peers ring: one per peer, so that the batcher reads only the rings of peers that have rung.
 
-Bells wait in the batcher's epoll, by edges: none need be cleared, but those of guests. Lives in the batcher.
+Bells wait in the batcher's epoll for edges, so only guests' need be cleared. Lives in the batcher.
 """
 
 import select
@@ -19,12 +19,12 @@ class Bells:
         self._poller = poller
         # Changed by add and remove.
         self._by_owner: dict[int, Doorbell | GuestBell] = {}
-        #: By the bell's descriptor: the peer that rings it, and of guests the bell, which is to be cleared.
+        #: Descriptor of a bell → owner id of the peer that rings it; and guests' bells, which must be cleared.
         self.owners: dict[int, int] = {}
         self.guests: dict[int, GuestBell] = {}
 
     def add(self, owner: int, bell: Doorbell | GuestBell) -> None:
-        """Wait for a peer's bell. Edges: of a guest that hung up there is nothing to be cleared."""
+        """Wait for a peer's bell. By edges: a guest's bell that hangs up stays readable for ever."""
         self._by_owner[owner] = bell
         self.owners[bell.fd] = owner
         if isinstance(bell, GuestBell):
@@ -32,10 +32,10 @@ class Bells:
         self._poller.register(bell.fd, _EDGES)
 
     def remove(self, owner: int) -> None:
-        """A peer is gone: its bell is closed. One that was never added stays so."""
+        """Close a dead peer's bell, if it was added."""
         bell = self._by_owner.pop(owner, None)
         if bell is not None:
             del self.owners[bell.fd]
             self.guests.pop(bell.fd, None)
-            self._poller.unregister(bell.fd)  # closing would not: others have it open
+            self._poller.unregister(bell.fd)  # closing alone would not: the open file has other descriptors
             bell.close()

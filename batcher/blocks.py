@@ -1,4 +1,4 @@
-"""Whose a block of shared memory is: where it can be read, and who must be told that nobody holds it."""
+"""Blocks of shared memory by owner: where a block can be read, and which process is sent FREE once it has no holder."""
 
 from shoal.batcher.late_clients import LateClients
 from shoal.batcher.peers import Client, Worker
@@ -8,7 +8,9 @@ from shoal.shm.slab import Slab, SlabView
 
 
 class Blocks:
-    """All segments with blocks in them: those of clients and workers, of single payloads, and the batcher's own.
+    """All segments with blocks in them: those of clients and workers, oversize segments, and the batcher's own.
+
+    Workers for which a FREE was pushed are added to `written`.
 
     Whom something must be told joins `written`.
     """
@@ -19,39 +21,42 @@ class Blocks:
         self._clients = clients
         self._workers = workers
         self._written = written
-        #: Whose results lie in segments beside the workers' own. Changed by add_result and remove, and as workers die.
+        #: Oversize segment → the worker whose results may lie there. Changed by add_result, remove and lose.
         self.results: dict[int, Worker] = {}
-        # Changed by add_payload and remove: what of them ensembles may have to read, and who has asked for it.
+        # Changed by add_payload and remove: mapped oversize segments that ensembles may have to read, and the owner id
+        # of the process that asked for each.
         self._payloads: dict[int, SlabView] = {}
         self._askers: dict[int, int] = {}
         self._late = late
-        #: The batcher's own memory, from the first ensemble on.
+        #: The batcher's own memory, from the first ensemble or the cache on.
         self.own: Slab | None = None
         self._own_owner = 0
 
     def connect(self, segment: Segment) -> None:
-        """Memory of the batcher's own, which everybody who reads it has mapped, or can ask for."""
+        """Take the batcher's own slab into use; all processes that read it have it mapped, or can ask for it."""
         self.own, self._own_owner = Slab(segment), segment.header.owner
 
     def add_result(self, owner: int, worker_owner: int) -> None:
-        """A result of that worker may lie in the segment `owner`, too."""
+        """Let results of this worker lie in the oversize segment `owner`, too."""
         worker = self._workers.get(worker_owner)
         if worker is not None:
             self.results[owner] = worker
 
     def add_payload(self, owner: int, asker: int, view: SegmentView) -> None:
-        """A request or a result that fills a segment, which that client or worker has asked for."""
+        """Map an oversize segment for a request or a result of the client or worker `asker`."""
         self._payloads[owner] = SlabView(view)
         self._askers[owner] = asker
 
     def is_of(self, client: int, ref: int) -> bool:
-        """Whether a block is a client's own, in its slab or in a segment that it has asked for."""
+        """Whether a block is a client's own, in its slab or in an oversize segment that it has asked for."""
         owner = ref_owner(ref)
         return owner == client or self._askers.get(owner) == client
 
     def check_named(self, worker: Worker, ref: int, *, may_be_gone: bool) -> bool:
-        """Whether a block that a worker's record names, and that is not in the worker's slab, is a result of its beside
-        it. False where the block's segment is gone, and may be. Raises LayoutError for a block of any other process."""
+        """Whether a block outside a worker's slab that its record names is a result of this worker.
+
+        False if the block's segment is gone, and `may_be_gone`. Raises LayoutError for a block of any other process.
+        """
         owner = ref >> OWNER_SHIFT
         if self.results.get(owner) is worker:
             return True
@@ -64,20 +69,20 @@ class Blocks:
         return known or owner == self._own_owner
 
     def remove(self, owner: int) -> None:
-        """Nothing lies in that segment any more."""
+        """Forget an oversize segment: it is unmapped everywhere."""
         self.results.pop(owner, None)
         self._payloads.pop(owner, None)
         self._askers.pop(owner, None)
 
     def lose(self, worker: Worker) -> set[int]:
-        """A worker is dead. Returns the segments that its results may lie in."""
+        """Forget a dead worker's oversize segments. Returns all segments that its results may lie in."""
         lost = {owner for owner, writer in self.results.items() if writer is worker}
         for owner in lost:
             del self.results[owner]
         return lost | {worker.owner}
 
     def open(self, ref: int) -> memoryview | None:
-        """A block's memory, whosever it is; None where it is gone."""
+        """The memory of any process's block; None if it is gone."""
         owner = ref >> OWNER_SHIFT
         peer = self._workers.get(owner) or self._clients.get(owner)
         slab = self._payloads.get(owner) if peer is None else peer.slab
@@ -87,7 +92,7 @@ class Blocks:
         return own.open(ref) if own is not None and own.is_taken(ref) else None
 
     def free(self, ref: int) -> None:
-        """Nobody holds the block any more: its owner is told."""
+        """Send FREE for a block without holders to its owner."""
         owner = ref >> OWNER_SHIFT
         worker = self._workers.get(owner) or self.results.get(owner)
         late = self._late
@@ -96,7 +101,7 @@ class Blocks:
         if worker is not None:
             worker.freed.append(ref)
             self._written.add(worker)
-            # A block of its slab can wait for the worker's next batch, unless it waits for memory itself.
+            # A worker's next batch can carry the FREE of a block of its slab, unless the worker lacks memory.
             if worker.is_hungry or owner != worker.owner:
                 worker.must_ring = True
         elif self.own is not None:

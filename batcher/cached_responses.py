@@ -1,10 +1,9 @@
-"""Requests that need no execution of their own: their answer is there, or is being made for an equal one.
+"""Requests that need no execution of their own: an equal request has been answered, or is being executed.
 
-An answer is copied once, into the batcher's own memory, and each hit is a reference to that, held like any other. Those
-that wait for an equal request get the same block as it. What is kept and who waits is `response_cache`'s business.
-Where answers are shared with other servers (`shared_answers`), the first of equal requests is looked up there before it
-is executed.
-Lives in the batcher.
+An answer is copied once, into the batcher's own memory, and each hit is a reference to that, held like any other.
+Requests that wait for an equal one get the same block as it. Which answers are kept and which requests wait is decided
+in `response_cache`. If answers are shared with other servers (`shared_answers`), the first of equal requests is looked
+up there before it is executed. Lives in the batcher.
 """
 
 from collections.abc import Callable
@@ -25,14 +24,14 @@ from shoal.shm.layout import pack_span, unpack_span
 from shoal.shm.slab import Block, Slab, block_nbytes
 from shoal.star.outgoing import aligned
 
-#: A larger answer is not kept: to copy it would keep everybody waiting (measured: 16 MiB take 2 ms; ours).
+#: Larger answers are not kept: a copy would delay all other requests (measured: 16 MiB take 2 ms; ours).
 MAX_ANSWER_BYTES = 16 << 20
-#: The cache as a holder of blocks: the key of no request.
+#: The key under which the cache holds blocks; no request has it.
 _CACHE = 0
 
 
 class CachedResponses:
-    """Of all models whose configuration enables the response cache. Its methods up to `drain` are their `Sharing`."""
+    """The response cache of all models that enable it. Its methods up to `drain` implement `Sharing`."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class CachedResponses:
         woken: Callable[[Model], None],
         shared: SharedAnswers | None = None,
     ) -> None:
-        """`clock_ns` is for the durations that are counted; `woken` gives a model its turn."""
+        """`clock_ns` times lookups for the statistics; `woken` has the dispatch look at a model's queue."""
         self._requests = requests
         self._holders = holders
         self._blocks = blocks
@@ -52,12 +51,12 @@ class CachedResponses:
         self._clock_ns = clock_ns
         self._woken = woken
         self._shared = shared
-        # Changed by name: what model versions were loaded from. Changed by all methods: what is known of answers.
+        # Changed by name: the revision of each model version. Changed by all methods: what is known of answers.
         self._revisions: dict[int, str] = {}
         self._cache = ResponseCache(figures["total_bytes"])
 
     def take(self, model: Model, queued: QueuedRequest, digest: tuple[int, int]) -> bool:
-        """A request that was accepted; `digest` is (0, 0) where there is none. False: it must be queued."""
+        """Take an accepted request unless it must be queued: it is answered, or waits. Digest (0, 0): unknown."""
         if digest == (0, 0):
             return False
         began_ns = self._clock_ns()
@@ -74,7 +73,7 @@ class CachedResponses:
         return not must_execute
 
     def settle(self, model: Model, key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None:
-        """A request has ended, with its only answer (block, header, number of pieces) or without one."""
+        """Pass on and keep an ended request's only response (block, header, number of pieces), if there is one."""
         ended = self._cache.end(key)
         if ended is None:
             return
@@ -95,25 +94,25 @@ class CachedResponses:
         self._show()
 
     def cancel(self, key: int) -> bool:
-        """Whether the request waited, for another or for what is shared; it does no more."""
+        """Whether the request waited, for an equal one or for the shared store; it no longer does."""
         return self._cache.cancel(key) or (self._shared is not None and self._shared.forget(key))
 
     def abandon(self, model: Model, key: int) -> None:
-        """A request's client is gone."""
+        """Forget a request whose client is gone."""
         if not self._cache.cancel(key):
             if self._shared is not None:
                 self._shared.forget(key)
             self.settle(model, key, None, self._clock_ns())
 
     def drain(self, model_id: int) -> list[int]:
-        """Nobody will serve what waits for the model version: the requests that wait for others, or are looked up."""
+        """Remove and return all requests to a version that wait or are looked up: it is served no more."""
         looked_up = [] if self._shared is None else self._shared.drop(model_id)
         return [*self._cache.drain(model_id), *looked_up]
 
-    # --- what the exchange tells ---
+    # --- called by the exchange ---
 
     def name(self, model_id: int, revision: str, now_ns: int) -> None:
-        """A model version, or an ensemble whose steps mean others now: of what was answered before nothing is true."""
+        """Begin to cache a version's answers. Those of an ensemble are discarded when a step's model has changed."""
         if self._shared is not None:
             self._shared.name(model_id, revision)
         if self._revisions.setdefault(model_id, revision) == revision:
@@ -125,7 +124,7 @@ class CachedResponses:
             self._execute(key, now_ns)
 
     def advance(self, now_ns: int) -> None:
-        """Look what has been found of what is shared: whoever waits for it is answered, or executed."""
+        """Handle what the shared store has found: waiting requests are answered, or executed."""
         if self._shared is None or not (found := self._shared.step(now_ns)):
             return
         for key, look_up, answer in found:
@@ -145,16 +144,16 @@ class CachedResponses:
 
     @property
     def deadline_ns(self) -> int | None:
-        """When `advance` must be called though nobody rings; 0: at once."""
+        """When `advance` must be called though no bell rings, in ns; 0: at once; None: never."""
         return None if self._shared is None else self._shared.deadline_ns
 
     @property
     def in_use(self) -> set[int]:
-        """The models of requests that are neither queued nor running, but looked up."""
+        """Models with requests that are neither queued nor running, but being looked up."""
         return set() if self._shared is None else self._shared.in_use
 
     def forget(self, model_id: int) -> None:
-        """A model version is gone, and its answers with it."""
+        """Forget a model version and free its answers."""
         self._revisions.pop(model_id, None)
         if self._shared is not None:
             self._shared.unname(model_id)
@@ -162,10 +161,10 @@ class CachedResponses:
 
     @property
     def num_kept(self) -> int:
-        """Answers, each in a block of its own."""
+        """Number of kept answers, each in a block of its own."""
         return len(self._cache)
 
-    # --- the work ---
+    # --- answering, executing and keeping ---
 
     def _answer(self, key: int, ref: int, header: int, pieces: list[int], began_ns: int) -> None:
         for piece in pieces:
@@ -175,7 +174,7 @@ class CachedResponses:
         self._requests.answer_again(key, ref, header, len(pieces), now_ns - began_ns, now_ns)
 
     def _execute_next(self, flight: Flight, waiting: list[int], now_ns: int) -> None:
-        """The leader has failed, which says nothing of the others: the next one leads."""
+        """After a leader's failure, which says nothing about equal requests, execute the next one."""
         for key in waiting:
             *_, queued = self._requests[key]
             if self._begin(flight, queued):
@@ -183,7 +182,7 @@ class CachedResponses:
                 self._execute(key, now_ns)
 
     def _execute(self, key: int, now_ns: int) -> None:
-        """What has waited for an answer waits for an instance."""
+        """Queue a request that has waited for an equal one's answer."""
         _, model, *_, queued = self._requests[key]
         try:
             model.scheduler.add(queued, now_ns)
@@ -192,11 +191,11 @@ class CachedResponses:
         self._woken(model)
 
     def _begin(self, flight: Flight, queued: QueuedRequest) -> bool:
-        """Whether the request does not wait for another."""
+        """Whether the request must be executed: no equal one is on its way that it could wait for."""
         return self._cache.begin(flight, queued.key, queued.deadline_ns)
 
     def _keep(self, identity: Identity, ref: int, header: int, pieces: list[int]) -> None:
-        """Copy an answer, if there is, or can be, room for it."""
+        """Copy an answer into the cache if there is, or can be made, room for it."""
         if self._cache.has(identity):
             return
         block = self._blocks.open(ref)
@@ -208,7 +207,7 @@ class CachedResponses:
             lies = Pieces(pieces or [ref], self._blocks.open)
             outputs, parameters = unpack_response(block[offset : offset + nbytes], lies.nbytes)
         except InternalError:
-            return  # whoever reads it says what is wrong
+            return  # malformed: the client that reads it reports so
         place, refs = 0, []
         for name, datatype, shape, _, size in outputs:
             refs.append(TensorRef(name, datatype, shape, place, size))
@@ -228,7 +227,7 @@ class CachedResponses:
             self._shared.keep(identity, kept.memory[: place + len(packed)], place, self._clock_ns())
 
     def _keep_shared(self, identity: Identity, answer: Answer) -> Stored | None:
-        """Copy an answer of another server, if there is, or can be, room for it."""
+        """Copy an answer of another server into the cache if there is, or can be made, room for it."""
         contents, header = answer
         own, nbytes = self._blocks.own, len(contents)
         kept = None if own is None else self._allocate(own, nbytes)

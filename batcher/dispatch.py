@@ -1,6 +1,6 @@
-"""What is due is taken from the models' schedulers: expired requests are refused, batches go to their workers.
+"""Batches are taken from the models' schedulers when due and given to workers; expired requests are refused.
 
-Lives in the batcher. Whom a batch was written for joins `written`; the exchange shows it to them.
+Lives in the batcher. Workers that a batch was written for join `written`; the exchange publishes it to them.
 """
 
 from collections.abc import Mapping
@@ -16,27 +16,27 @@ from shoal.reasons import Reason
 from shoal.shm.layout import BATCH_ITEM
 from shoal.shm.ring import Record
 
-#: Times that have been replaced, beyond as many as hold, before they are thrown out (ours).
+#: Replaced times are removed once there are this many more of them than valid ones (ours).
 _MAX_STALE = 64
 
 
 class DueModels:
-    """When the scheduler of each model must run again though no record has come.
+    """Models whose scheduler must run again at a certain time though no record arrives.
 
-    The earliest time is at hand however many models wait for one, as idle sequences do. Setting is O(log n).
+    A heap: the earliest time is known at once however many models wait, as idle sequences do. Setting is O(log n).
     """
 
     __slots__ = ("_heap", "due_ns")
 
     def __init__(self) -> None:
-        # Changed by every method.
-        #: For others to look whether there is any; a `__bool__` would take 0.3k instructions each time.
+        # Changed by every method: model → its time (monotonic ns). Public, since other code tests it for emptiness: a
+        # `__bool__` would take 0.3k instructions each time.
         self.due_ns: dict[int, int] = {}
-        #: (when, model), those that have been replaced, too, until they come to its top.
+        #: (time, model), including replaced times until they reach the top.
         self._heap: list[tuple[int, int]] = []
 
     def set(self, model_id: int, due_ns: int) -> None:
-        """Look at the model then, and not at the time that was set before."""
+        """Wake the model at this time instead of the one set before."""
         if self.due_ns.get(model_id) == due_ns:
             return
         self.due_ns[model_id] = due_ns
@@ -47,18 +47,18 @@ class DueModels:
             heapify(heap)
 
     def forget(self, model_id: int) -> None:
-        """Nothing is due of the model."""
+        """Remove a model's time."""
         self.due_ns.pop(model_id, None)
 
     def next_ns(self) -> int | None:
-        """The earliest time."""
+        """The earliest time; None if there is none."""
         heap, due_ns = self._heap, self.due_ns
         while heap and due_ns.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def take(self, now_ns: int) -> list[int]:
-        """The models whose time has come; from now on they have none."""
+        """Remove and return the models whose time has come."""
         taken = []
         while (next_ns := self.next_ns()) is not None and next_ns <= now_ns:
             _, model_id = heappop(self._heap)
@@ -68,7 +68,7 @@ class DueModels:
 
 
 class Dispatch:
-    """Models that may have a batch to form are in `awake`."""
+    """Forms the batches of all models in `awake`."""
 
     def __init__(
         self, models: Mapping[int, Model], workers: Mapping[int, Worker], requests: OpenRequests, written: set[Worker],
@@ -80,26 +80,25 @@ class Dispatch:
         self._written = written
         self._counted = counted
         self._limiter = limiter
-        # Changed by form_batches, and by whatever gives a model something to do, or takes it away.
+        # Changed by form_batches, and by all code that queues or removes a model's requests.
         self.awake = requests.awake
         self.deadlines = DueModels()
-        #: Workers whose answers are looked for though their bells have not rung: those with several batches, which ring
-        #: after several executions, the last of which may be long.
+        #: Workers whose rings are read without a bell: they have several batches, and may ring only after a long one.
         self.busy: dict[int, Worker] = {}
 
     def forget(self, model_id: int) -> None:
-        """A model version is gone."""
+        """Forget a model version."""
         self.awake.pop(model_id, None)
         self.deadlines.forget(model_id)
 
     def wake_due(self, now_ns: int) -> None:
-        """Models whose time has come are awake."""
+        """Add models whose time has come to `awake`."""
         for model_id in self.deadlines.take(now_ns):
-            if (model := self._models.get(model_id)) is not None:  # else it is no longer served
+            if (model := self._models.get(model_id)) is not None:  # otherwise it is no longer served
                 self.awake[model_id] = model
 
     def form_batches(self, now_ns: int) -> None:
-        """Of all that are awake; then none is, but for those whose batches may leave the rate limiter now."""
+        """Form batches of all models in `awake`, leaving there only those whose batches the rate limiter may let go."""
         for model in self.awake.values():
             scheduler = model.scheduler
             for queued in scheduler.expire(now_ns):
@@ -140,7 +139,7 @@ class Dispatch:
         count, has_more = len(requests), bool(missing)
         running = Running(number, rows, count)
         if model.order is not None and model.order.begin([request.key for request in requests]):
-            worker.note_overlap()  # its answers may be kept back: a successor cannot know which
+            worker.note_overlap()  # its responses may be kept back: a successor cannot know which
         for index, request in enumerate(requests):
             key = request.key
             _, _, _, block, header, _, _, _ = self._requests[key]

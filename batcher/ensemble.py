@@ -1,7 +1,7 @@
-"""An ensemble as the batcher has it: a model without instances, its requests on their way, and who asks for steps.
+"""Ensembles as values: a model without instances, its requests in progress, and the client that submits steps.
 
-Values and the two places where an ensemble must look like something else: to the exchange like a model with a
-scheduler, to its steps' models like a client. What happens to a request is the business of `ensembles`.
+Two classes make an ensemble look like something else: `Unqueued`, a model's scheduler, to the exchange, and
+`StepClient`, a client, to the steps' models. Requests are driven by `ensembles`.
 """
 
 import logging
@@ -31,51 +31,51 @@ from shoal.shm.slab import Slab
 
 _log = logging.getLogger(__name__)
 
-#: Compute time points in an ensemble's own trace: none, only its steps compute.
+#: Compute time points in an ensemble's own trace: none, since only its steps compute.
 NO_POINTS = (0, 0, 0, 0)
-#: Of a REPLY that a step is interested in.
+#: Number of a REPLY's first words that are kept of a step's.
 NUM_WORDS = P.PIECES + 1
 
 
 class StepClient(Client):
-    """Whom the replies to steps go to. It has no ring, since it is in this process."""
+    """The client to which replies to steps go. It has no ring, since it is in this process."""
 
     __slots__ = ("_steps", "replies")
 
     def __init__(self, owner: int, steps: "Steps") -> None:
-        # Of what a Client has, only what is used of one that has no process.
+        # Of a Client's fields only those that are used of one without a process.
         self.owner = owner
         self.first_key = owner << NUMBER_BITS
         self.backlog = deque()
-        self.traced = {0: TraceParent(TraceRoot(0), 0)}  # not empty: `times` is asked of every step
+        self.traced = {0: TraceParent(TraceRoot(0), 0)}  # never empty, so that `times` is called for every step
         self.is_guest = self.is_front_end = False
-        #: What has been said and not heard yet.
+        #: Replies that were sent and not handled yet.
         self.replies: list[Record] = []
         self._steps = steps
 
     def say(self, reply: Record) -> None:
-        """Keep it until the step's end."""
+        """Queue a reply until the ensembles are advanced."""
         self.replies.append(reply if len(reply) >= NUM_WORDS else record(*reply)[:NUM_WORDS])
 
     def trace_parent(self, number: int) -> TraceParent | None:
-        """Which trace an open step is part of: that of the ensemble's request which it is made for."""
+        """The trace that an open step is part of: that of the ensemble's request which it is made for."""
         step = self._steps.get(number)
         return None if step is None else step[0].trace_of_steps
 
     def times(self, number: int, model: Model, queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
-        """As they are; they are only added up."""
+        """The step's times, unchanged; they are added up for the ensemble's statistics."""
         return queue_ns, *compute
 
     def flush(self) -> bool:
-        """Nothing has to be shown to anybody."""
+        """No ring to publish."""
         return True
 
     def acknowledge(self) -> None:
-        """Nothing was read."""
+        """No ring that was read."""
 
 
 class Iteration:
-    """The steps that run once for a request, or once for each answer of a decoupled step."""
+    """The steps that run once for a request, or once for each response of a decoupled step."""
 
     __slots__ = (
         "asked", "headers", "num_beneath", "origin", "parameters", "parent", "results", "slab", "stage", "tensors",
@@ -91,11 +91,11 @@ class Iteration:
         origin: int | None = None,
     ) -> None:
         self.parent = parent
-        self.slab = slab  # for headers
-        self.origin = origin  # the step
-        # Changed as steps begin and end: how far it is; tensors that are there; what models have added to the response;
-        # by step, results that are held; iterations that come of this one and are not over; the numbers of steps that
-        # have not been answered, and their headers.
+        self.slab = slab  # memory for headers
+        self.origin = origin  # the decoupled step whose response began this iteration; None for the request's own
+        # Changed as steps begin and end: the stage reached; tensors available; parameters that models have added to the
+        # response; results that are held, by step; how many iterations that came of this one are not over; the numbers
+        # of open steps, and their headers.
         self.stage = stage
         self.tensors = tensors
         self.parameters = parameters
@@ -106,12 +106,12 @@ class Iteration:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs, here or beneath, and so nothing more will start."""
+        """Whether no step runs, here or in iterations beneath, so that none will start."""
         return not (self.stage.running or self.num_beneath)
 
     @property
     def is_last(self) -> bool:
-        """Whether this iteration, which is over, is all that was left of the request."""
+        """Whether this iteration, which is over, was the request's last."""
         parent = self.parent
         while parent is not None:
             if parent.stage.running or parent.num_beneath > 1:
@@ -122,22 +122,22 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How all requests go that want the same outputs."""
+    """How requests proceed that want the same outputs."""
 
     wanted: tuple[str, ...]
-    #: As the response has them.
+    #: In the order of the response.
     outputs: tuple[str, ...]
-    #: On whose answers they depend; None: there is one response.
+    #: The decoupled step whose responses these outputs depend on; None: there is one response.
     origin: int | None
-    #: How a request begins, and with which steps.
+    #: The stage in which a request begins, and the steps that begin it.
     stage: Stage
     started: tuple[int, ...]
-    #: How an iteration begins that an answer of a decoupled step starts, and with which steps; by that step.
+    #: For each decoupled step: the stage in which an iteration begins that its response starts, and its first steps.
     branches: Mapping[int, tuple[Stage, tuple[int, ...]]]
 
 
 class Progress:
-    """A request to an ensemble that is being answered."""
+    """A request to an ensemble that is in progress."""
 
     __slots__ = (
         "answer", "asked", "client", "computed", "ensemble", "graph", "is_over", "iterations", "key", "models",
@@ -154,21 +154,21 @@ class Progress:
         client: Client,
         asker: "Progress | None" = None,
     ) -> None:
-        """`asker` is the request that it is a step of, if it is one."""
+        """`asker` is the ensemble's request that this one is a step of, if any."""
         self.ensemble = ensemble
         self.client = client
-        #: The client of the request that it is a step of, or a step's step; its own where it is none.
+        #: The client of the outermost ensemble's request.
         self.outermost: Client = client if asker is None else asker.outermost
         self.key = queued.key
         self.queued = queued
         self.asked = asked
-        #: What the steps' models were when it began; a reload meanwhile does not concern it.
+        #: The steps' models at the request's start; a reload does not change them.
         self.models = ensemble.models
         self.graph = ensemble.graph
         self.way = way = ensemble.way(asked.request.requested_outputs)
         self.root = Iteration(way.stage, tensors, asked.parameters, slab)
-        # Changed as steps begin and end: what has not ended; the times of each step that has; block, header and number
-        # of pieces of the last response, 0 where that only ends others.
+        # Changed as steps begin and end: iterations that are not over; the times of each step that has ended; block,
+        # header and number of pieces of the last response, 0 if that only ends others.
         self.iterations = {self.root}
         self.computed: list[Record] = []
         self.answer: tuple[int, int, int] = (0, 0, 0)
@@ -176,12 +176,12 @@ class Progress:
 
     @property
     def trace_of_steps(self) -> TraceParent | None:
-        """The trace that its steps are part of, if any. Not known from the start: TRACE stands behind the REQUEST."""
+        """The trace that the request's steps are part of, if any. Looked up late: TRACE stands behind the REQUEST."""
         found = self.client.trace_parent(self.key - self.client.first_key) if self.outermost.traced else None
         return None if found is None else TraceParent(found.root, self.key)
 
     def branch(self, parent: Iteration, step: int) -> Iteration:
-        """A decoupled step has answered: what comes of that."""
+        """A new iteration, begun by a decoupled step's response."""
         stage, _ = self.way.branches[step]
         made = Iteration(stage, dict(parent.tensors), parent.parameters, parent.slab, parent, step)
         parent.num_beneath += 1
@@ -189,8 +189,7 @@ class Progress:
         return made
 
     def compute(self) -> Compute:
-        """The times of all executions: the whole has begun with the first, and took as long as all together, as in
-        Triton."""
+        """The times of all executions: start of the first, and the sums of all durations, as in Triton."""
         start_ns = input_ns = infer_ns = output_ns = 0
         for began_ns, more_input_ns, more_infer_ns, more_output_ns in self.computed:
             start_ns = began_ns if not start_ns or began_ns < start_ns else start_ns
@@ -200,22 +199,21 @@ class Progress:
         return start_ns, input_ns, infer_ns, output_ns
 
 
-#: Open steps by the numbers of their requests; the last word is when a step was asked.
+#: Open steps by the numbers of their requests: progress, iteration, step, the step's model, when it was asked (ns).
 Steps = dict[int, tuple[Progress, Iteration, int, Model, int]]
 
 
 class Unqueued(Scheduler):
-    """The scheduler of an ensemble: nothing waits here, requests begin at once. See `Scheduler` for the contract."""
+    """The scheduler of an ensemble, in which no request waits: all begin at once. See `Scheduler`."""
 
     __slots__ = ("abandoned", "arrived", "on_news", "open")
 
     def __init__(self) -> None:
-        # Changed here and by whoever begins and ends requests: those to begin, those that are on their way, those of
-        # them that nobody waits for any more.
+        # Changed here and by `Ensembles`: requests to begin; requests in progress, by key; cancelled ones.
         self.arrived: list[QueuedRequest] = []
         self.open: dict[int, Progress] = {}
         self.abandoned: list[Progress] = []
-        #: Called when there is something to begin, or to let go of.
+        #: Called when a request is to begin or was cancelled.
         self.on_news: Callable[[], None] = lambda: None
 
     @property
@@ -233,7 +231,7 @@ class Unqueued(Scheduler):
         self.on_news()
 
     def add_first(self, request: QueuedRequest) -> None:
-        self.add(request, 0)  # no instance can have died with it
+        self.add(request, 0)  # not from a dead instance: an ensemble has none
 
     def take(self, now_ns: int) -> Batch | None:
         return None
@@ -252,16 +250,16 @@ class Unqueued(Scheduler):
         return is_here
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
-        """It has no instances."""
+        """No effect: an ensemble has no instances."""
 
     def next_deadline_ns(self) -> int | None:
         return None
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
-        """It has no instances."""
+        """No effect: an ensemble has no instances."""
 
     def remove_instance(self, instance: int) -> None:
-        """It has no instances."""
+        """No effect: an ensemble has no instances."""
 
     def drain(self) -> list[QueuedRequest]:
         drained = [progress.queued for progress in self.open.values()] + self.arrived
@@ -273,13 +271,13 @@ class Unqueued(Scheduler):
 
 
 class Ensemble(Model):
-    """A version of an ensemble. Its `models` are those of its steps, by their ids; 0 where there is none now."""
+    """A version of an ensemble. `models` are the ids of its steps' models; 0 for one that is not loaded."""
 
     __slots__ = (
         "answers", "graph", "left_out", "max_inflight", "models", "name", "num_inflight", "own_signature", "parked",
         "requests", "responses", "steps", "unqueued", "ways",
     )  # fmt: skip
-    #: As in Triton, whatever the step's failure counts as.
+    #: As in Triton, failures count as OTHER whatever the step's failure counts as.
     FAILURE = OTHER
 
     def __init__(
@@ -308,30 +306,30 @@ class Ensemble(Model):
         )
         self.name = config["name"]
         self.steps = [(step["input_map"], step["output_map"]) for step in configured.steps(config)]
-        #: Headers of each step's requests and responses, and of its own responses.
+        #: Writers and readers of the headers of each step's requests and responses, and of the ensemble's responses.
         self.requests = [StepRequests(tuple(inputs.items()), tuple(outputs)) for inputs, outputs in self.steps]
         self.responses = [StepResponses(tuple(outputs.items())) for _, outputs in self.steps]
         self.answers = EnsembleResponses(self.own_signature)
         self.max_inflight = configured.max_inflight_requests(config)
-        # Changed as steps begin and end: how many requests there are to each, and those that wait to be.
+        # Changed as steps begin and end: number of open requests to each step, and iterations that wait to ask it.
         self.num_inflight = [0] * len(self.steps)
         self.parked = [deque[tuple[Progress, Iteration]]() for _ in self.steps]
-        #: Outputs that models have left out of an answer.
+        #: Outputs that models have left out of a response.
         self.left_out: set[str] = set()
         self.link(models, decoupled)
 
     def points(self, compute: Compute) -> tuple[int, int, int, int]:
-        """None: as in Triton, only its steps compute."""
+        """No points: as in Triton, only an ensemble's steps compute."""
         return NO_POINTS
 
     def link(self, models: Sequence[int], decoupled: Collection[int]) -> None:
-        """Whenever another version becomes that of a step."""
+        """Set the models of the steps, at first and whenever another version takes a step's place."""
         self.models: Sequence[int] = tuple(models)
         self.graph = Graph(self.steps, decoupled)
         self.ways = Memo[tuple[str, ...], Way]("ensemble_way", MAX_KEPT)
 
     def way(self, requested: tuple[str, ...]) -> Way:
-        """That of requests for these outputs, or, where there are none, for all."""
+        """How requests for these outputs proceed; for all outputs if `requested` is empty."""
         way = self.ways.entries.get(requested)
         if way is None:
             signature, graph = self.own_signature, self.graph
@@ -347,9 +345,9 @@ class Ensemble(Model):
         return way
 
     def without_left_out(self, outputs: tuple[str, ...], written: Collection[str]) -> tuple[str, ...]:
-        """Those of an answer's outputs that steps have written; the others are missing from it, as in Triton.
+        """The outputs that steps have written; the others are missing from the response, as in Triton.
 
-        The log warns once of each.
+        The log warns once for each missing one.
         """
         for name in outputs:
             if name not in written and name not in self.left_out:

@@ -1,8 +1,8 @@
-"""Ensembles: a request that is answered by requests to other models, whose tensors are passed on where they lie.
+"""Requests to ensembles: each is answered by requests to other models, whose tensors are passed on by reference.
 
-The batcher is a client here, of itself: a step's request has a header in the batcher's own slab, goes into its model's
-queue like any other, and its reply is heard at once. What a step has answered is held until the last step that reads
-it has ended, and by the client whose answer it is part of. Which step runs when is `scheduling.ensemble`'s business.
+The batcher is its own client here: a step's request has a header in the batcher's own slab, goes into its model's queue
+like any other, and its reply is handled in the same process. A step's result is held until the last step that reads it
+has ended, and by the client whose response it is part of. `scheduling.ensemble` decides which step runs when.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -28,14 +28,14 @@ from shoal.shm.slab import Slab
 from shoal.star.request_digest import lent_request_digest
 
 _NUMBER, _START_NS, _MORE = P.NUMBER, P.COMPUTE_START_NS, P.MORE
-# As the reply to a step has them (StepClient.times): when it was accepted, and how long each part has taken.
+# Words of a step's reply (StepClient.times): when the step was accepted, and how long each part has taken, in ns.
 _QUEUE_NS, _INPUT_NS, _INFER_NS, _OUTPUT_NS = P.QUEUE_START_NS, P.INPUT_END_NS, P.OUTPUT_START_NS, P.COMPUTE_END_NS
-#: The header of a guest's request, which nobody has looked at before the batcher unpacks it (ours).
+#: Most bytes of a guest's request header, which the batcher unpacks before it has been checked (ours).
 MAX_GUEST_HEADER_BYTES = 16 << 10
 
 
 class Ensembles:
-    """All requests to ensembles that are on their way."""
+    """All requests to ensembles that are in progress."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Ensembles:
         woken: Callable[[Model], None],
         tell_cancelled: Callable[[int, Model], None],
     ) -> None:
-        """Of the exchange: its models and tables, how it gives a model its turn, and how it tells workers that nobody
-        waits for a request."""
+        """Works on the exchange's models and tables; `woken` has a model's queue looked at, `tell_cancelled` tells
+        workers that a request's client does not wait any more."""
         self._models = models
         self._requests = requests
         self._holders = holders
@@ -61,35 +61,35 @@ class Ensembles:
         self._tell_cancelled = tell_cancelled
         # Changed by add, remove and advance.
         self._ensembles: dict[int, Ensemble] = {}
-        self._news: list[Ensemble] = []  # those to which something has come, or of which something was abandoned
+        self._news: list[Ensemble] = []  # ensembles with new or cancelled requests
         self._number = 0
-        #: Whether there are none, and nothing is left of one: then the exchange need not look here.
+        #: Whether there is no ensemble, and no request of one in progress: then the exchange need not call `advance`.
         self.are_idle = True
         self._steps: Steps = {}
         # Set by connect.
         self._client = StepClient(0, self._steps)
 
-    # --- what the exchange tells ---
+    # --- called by the exchange ---
 
     def connect(self, segment: Segment) -> None:
-        """Memory of the batcher's own, which everybody who reads it has mapped, or can ask for."""
+        """Take the batcher's own memory into use; all processes that read it have it mapped, or can ask for it."""
         self._blocks.connect(segment)
         self._client = StepClient(segment.header.owner, self._steps)
 
     def add(self, ensemble: Ensemble) -> None:
-        """Requests may come for it."""
+        """Accept requests for an ensemble from now on."""
         self._ensembles[ensemble.id] = ensemble
         ensemble.unqueued.on_news = lambda: self._news.append(ensemble)
         self.are_idle = False
 
     def remove(self, model_id: int, now_ns: int) -> None:
-        """None come any more; those that were on their way have been refused."""
+        """Accept no more requests for an ensemble; those in progress have been refused."""
         ensemble = self._ensembles.pop(model_id, None)
         for progress in () if ensemble is None else ensemble.unqueued.abandoned:
             self._drop(progress, now_ns)
 
     def relink(self, model_id: int, models: list[int], decoupled: Collection[int] = (), *, may_run_again: bool) -> None:
-        """Other versions are those of its steps, from the next request on."""
+        """Change the models of an ensemble's steps, for requests that begin from now on."""
         ensemble = self._ensembles.get(model_id)
         if ensemble is not None:
             ensemble.link(models, decoupled)
@@ -97,20 +97,20 @@ class Ensembles:
 
     @property
     def in_use(self) -> set[int]:
-        """The models that requests on their way are to, or have steps of."""
+        """The models that requests in progress are to, or that their steps name."""
         progresses = [each for ensemble in self._ensembles.values() for each in ensemble.unqueued.open.values()]
         used = {model_id for each in progresses for model_id in each.models}
         return used | {each.ensemble.id for each in progresses}
 
     def running(self, key: int, ensemble: Model) -> list[tuple[int, Model]]:
-        """The steps of a request that are queued or running, by their keys, and their models."""
+        """The steps of a request that are queued or running: their keys and models."""
         progress = ensemble.unqueued.open.get(key) if isinstance(ensemble, Ensemble) else None
         iterations = () if progress is None else progress.iterations
         keys = [self._client.first_key + number for each in iterations for number in each.asked]
         return [(each, self._requests[each][1]) for each in keys if each in self._requests]
 
     def lose(self, owners: set[int], reason: Reason, detail: int, model: Model, now_ns: int) -> None:
-        """An instance is dead, and with it the results that lie in its segments: who still needs them fails."""
+        """An instance is dead, and with it results in its segments: requests that still need one of them fail."""
         error = refusal(model, reason, detail, "")
         for ensemble in self._ensembles.values():
             for progress in tuple(ensemble.unqueued.open.values()):
@@ -118,15 +118,15 @@ class Ensembles:
                 if any(ref_owner(ref) in owners for _, refs, _, _ in results for ref in refs):
                     self._fail(progress, error, now_ns)
 
-    # --- the work ---
+    # --- requests and steps ---
 
     @property
     def have_heard(self) -> bool:
-        """Whether `advance` has nothing to do."""
+        """Whether `advance` has nothing to do: no new, cancelled or answered request."""
         return not (self._client.replies or self._news)
 
     def advance(self, now_ns: int) -> None:
-        """Begin what has come, go on with what has been answered, until nothing more follows by itself."""
+        """Begin new requests and continue answered ones until nothing follows without other processes."""
         while not self.have_heard:
             while self._news:
                 ensemble = self._news.pop()
@@ -157,7 +157,7 @@ class Ensembles:
             offset, nbytes = unpack_span(span)
             if client.is_guest and nbytes > MAX_GUEST_HEADER_BYTES:
                 raise UnavailableError(f"a header of {nbytes} bytes is too large for an ensemble; send it over HTTP")
-            header = block[offset : offset + nbytes].tobytes()  # a guest may write on
+            header = block[offset : offset + nbytes].tobytes()  # a copy: a guest may change the block
             asked, tensors = self._asked.read(header, ref, len(block), self._nbytes)
             if client.is_guest and not all(
                 self._blocks.is_of(client.owner, lies) for _, _, lies, _ in tensors.values()
@@ -187,7 +187,7 @@ class Ensembles:
             self._end(progress, iteration, now_ns)
 
     def _unpark(self, ensemble: Ensemble, step: int, now_ns: int) -> None:
-        """A request to a step has ended: one that waits begins."""
+        """A request to a step has ended: begin one that waits for a place, if any."""
         ensemble.num_inflight[step] -= 1
         parked = ensemble.parked[step]
         while parked and ensemble.num_inflight[step] < ensemble.max_inflight:
@@ -196,7 +196,7 @@ class Ensembles:
                 self._start(progress, iteration, [step], now_ns)
 
     def _ask(self, progress: Progress, iteration: Iteration, step: int, now_ns: int) -> None:
-        """Put a step's request into its model's queue."""
+        """Put a step's request into its model's queue. Raises UnavailableError."""
         ensemble, model = progress.ensemble, self._models.get(progress.models[step])
         if model is None or model.signature is None or model.is_failed:
             failed = model is not None and model.is_failed
@@ -234,10 +234,10 @@ class Ensembles:
             self._requests.refuse(key, error, now_ns)
         self._woken(model)
 
-    # --- what steps answer ---
+    # --- replies of steps ---
 
     def _hear(self, reply: Record, now_ns: int) -> None:
-        """One answer of a step: its only one, or, of a decoupled step, one of several."""
+        """Handle one reply of a step: its only one, or, of a decoupled step, one of several. Raises InternalError."""
         number, is_last = reply[_NUMBER], not reply[_MORE]
         progress, iteration, step, model, asked_ns = self._steps[number]
         ensemble = progress.ensemble
@@ -259,7 +259,7 @@ class Ensembles:
             self._requests.send_child_trace(trace, key, model, times, now_ns, is_decoupled_step=is_decoupled)
         if is_decoupled and is_last and not (reply[P.HEADER] or reply[P.REASON] or reply[P.STATUS]):
             self._results.release(result)
-            self._advance(progress, iteration, step, (), now_ns)  # its end, and nothing more
+            self._advance(progress, iteration, step, (), now_ns)  # only the end of a decoupled step
             return
         reader = progress.branch(iteration, step) if is_decoupled else iteration
         reader.results[step] = result
@@ -276,7 +276,7 @@ class Ensembles:
             progress.computed.append(reply[_START_NS:_MORE])
         if parameters:
             reader.parameters = {**reader.parameters, **parameters}
-        if is_last:  # first, so that what its last answer leads to can be the last of the whole
+        if is_last:  # first, so that the iteration which the last response starts can be the request's last
             self._advance(progress, iteration, step, () if is_decoupled else written, now_ns)
         if is_decoupled:
             _, started = progress.way.branches[step]
@@ -285,7 +285,7 @@ class Ensembles:
     def _advance(
         self, progress: Progress, iteration: Iteration, step: int, written: tuple[str, ...], now_ns: int
     ) -> None:
-        """A step has ended: others start, and what nobody needs any more goes."""
+        """A step has ended: start steps that are now ready, and release results that no step needs any more."""
         if progress.is_over:
             return
         iteration.stage, started, unneeded = iteration.stage.after(step, written)
@@ -294,10 +294,10 @@ class Ensembles:
             if each in iteration.results:
                 self._results.release(iteration.results.pop(each))
 
-    # --- how a request ends ---
+    # --- ends of requests ---
 
     def _end(self, progress: Progress, iteration: Iteration, now_ns: int) -> None:
-        """Where nothing runs any more, here or beneath, that part of the request is answered."""
+        """End an iteration in which no step runs, here or beneath: its part of the request is answered."""
         while iteration.is_over and not progress.is_over:
             if iteration.origin == progress.way.origin:
                 try:
@@ -315,7 +315,7 @@ class Ensembles:
             iteration = parent
 
     def _answer(self, progress: Progress, iteration: Iteration, now_ns: int) -> None:
-        """Tell the client of the outputs: all there are, or one answer of several. Raises ShoalError."""
+        """Send the client the outputs of an iteration, as the only response or one of several. Raises ShoalError."""
         ensemble, key = progress.ensemble, progress.key
         outputs, tensors = progress.way.outputs, iteration.tensors
         try:
@@ -330,10 +330,10 @@ class Ensembles:
         if iteration.is_last:
             progress.answer = (ref, span, len(pieces))
         elif self._requests.respond(key, 0, ref, span, now_ns, len(pieces)) is not None:
-            self._close(progress, now_ns)  # its client takes too little of what it is told
+            self._close(progress, now_ns)  # the client's backlog is too large
 
     def _finish(self, progress: Progress, now_ns: int) -> None:
-        """The last answer; of several, one without tensors where the last with some could not be known as such."""
+        """Send the final reply; after several responses it may be empty, if the last one could not be known as such."""
         compute = progress.compute()
         statistics.count_execution(progress.ensemble.row, progress.queued.rows, compute, now_ns + self._wall_offset_ns)
         ref, span, num_pieces = progress.answer
@@ -362,7 +362,7 @@ class Ensembles:
         self._drop(progress, now_ns)
 
     def _drop(self, progress: Progress, now_ns: int) -> None:
-        """Nothing more is wanted of its steps; those that run finish for nobody."""
+        """Cancel a request's steps; those that run end without effect."""
         progress.is_over = True
         for iteration in progress.iterations:
             for number in iteration.asked:
@@ -374,7 +374,7 @@ class Ensembles:
         progress.iterations.clear()
 
     def _forget(self, iteration: Iteration) -> None:
-        """Nothing more comes of it: its results go, and its steps' headers once no worker may read them."""
+        """Release an ended iteration's results, and the headers of its steps once no worker may read them."""
         for result in iteration.results.values():
             self._results.release(result)
         iteration.results.clear()

@@ -1,7 +1,7 @@
 """The centre of the star: takes requests from clients, hands batches to workers, answers clients. Runs in the batcher.
 
-It sees records only, never a tensor. It reads no clock and waits for nothing: `step` is told the time and handles all
-that is there. How a request ends is the business of `open_requests`.
+The exchange sees records only, never a tensor. It reads no clock and waits for nothing: `step` is given the time and
+handles all records that are there. How a request ends is decided in `open_requests`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,9 +37,9 @@ from shoal.shm.ring import Record
 
 PeerT = TypeVar("PeerT", bound=Peer)
 
-_NUMBER, _PART, _OTHERS = R.NUMBER, R.BLOCK, R.HEADER  # the last two: of RELEASE
+_NUMBER, _PART, _OTHERS = R.NUMBER, R.BLOCK, R.HEADER  # _PART and _OTHERS are words of RELEASE
 _MAX_NUMBER = (1 << NUMBER_BITS) - 1
-_REF = D.BLOCK  # of whatever a worker says; 0 where that names none
+_REF = D.BLOCK  # in every record of a worker; 0 if it names no block
 _answer = itemgetter(D.KEY, D.STATUS, D.BLOCK, D.HEADER)
 
 
@@ -49,11 +49,11 @@ class Exchange:
     def __init__(
         self, wall_offset_ns: int, max_in_flight: int, limiter: RateLimiter | None = None, deadline_ns: int = 0
     ) -> None:
-        #: Wall clock minus monotonic clock, for the one figure that clients read as a date.
+        #: Wall clock minus monotonic clock in ns, for the one figure that clients read as a date.
         self._wall_offset_ns = wall_offset_ns
-        #: Of each client, which keeps to it; a guest may not.
+        #: Most requests in flight per client, which front ends keep to; a guest may not.
         self._max_in_flight = max_in_flight
-        # Changed by the add_, retire_ and remove_ methods, which the control plane calls.
+        # Changed by the add_, retire_ and remove_ methods, called by the control plane. By owner id, and model id.
         self.clients: dict[int, Client] = {}
         self.workers: dict[int, Worker] = {}
         self.models: dict[int, Model] = {}
@@ -87,22 +87,22 @@ class Exchange:
             woken=self._wake,
             tell_cancelled=self._tell_cancelled,
         )
-        #: With --cache-config: the answers of models that enable it.
+        #: The response cache, with --cache-config.
         self.cached: CachedResponses | None = None
         self._read: list[Peer] = []
         self._retirement = Retirement()
-        #: What the loop must tell the supervisor.
+        #: Messages to the supervisor, which the loop sends.
         self.reports: list[Message] = []
 
     @property
     def num_open(self) -> int:
-        """Requests accepted and not yet answered."""
+        """Number of requests accepted and not yet answered."""
         return len(self._requests)
 
-    # --- arrivals and departures, told by the supervisor ---
+    # --- peers and models, announced by the supervisor ---
 
     def add_worker(self, worker: Worker, now_ns: int = 0) -> None:
-        """A worker that is loaded and has mapped everything: batches may go to it."""
+        """Give batches to a worker that is loaded and has mapped everything."""
         self.workers[worker.owner] = worker
         worker.model.is_failed = False
         worker.model.scheduler.add_instance(worker.owner, num_running=worker.num_batches - worker.num_finished)
@@ -113,24 +113,24 @@ class Exchange:
     def enable_cache(
         self, figures: CacheFigures, clock_ns: Callable[[], int], shared: SharedAnswers | None = None
     ) -> None:
-        """Answers may be kept in memory of the batcher's own, which is to be connected before a model is added."""
+        """Enable the response cache. The batcher's own memory must be connected before a model is added."""
         requests, holders, blocks = self._requests, self.holders, self.blocks
         self.cached = CachedResponses(requests, holders, blocks, figures, clock_ns, self._wake, shared)
 
     def add_ensemble(self, ensemble: Ensemble) -> None:
-        """A model whose requests are answered by others."""
+        """Serve an ensemble: a model whose requests are answered by other models."""
         self.models[ensemble.id] = ensemble
         self.ensembles.add(ensemble)
 
     def retire_worker(self, owner: int) -> None:
-        """A worker makes way: it gets nothing more, and is reported once it has answered what it was given."""
+        """Give a worker no further batches, and report it once it has answered those that it has."""
         worker = self.workers.get(owner)
         if worker is not None:
             worker.model.scheduler.remove_instance(owner)
             self._retirement.workers.add(worker)
 
     def remove_worker(self, owner: int, now_ns: int, reason: Reason = Reason.INSTANCE_DIED, detail: int = 0) -> None:
-        """A worker is dead: what it published is delivered; what it owes goes to another instance, or fails."""
+        """Forget a dead worker: published answers are delivered, other requests go to other instances or fail."""
         worker = self.workers.get(owner)
         if worker is None:
             return
@@ -153,7 +153,7 @@ class Exchange:
         self._awake[model.id] = model
 
     def remove_client(self, owner: int, now_ns: int = 0) -> None:
-        """A client is dead, with all it asked and held."""
+        """Forget a dead client, its requests and the replies it held."""
         client = self.clients.pop(owner, None) or self.succession.remove_late(owner, now_ns)
         if client is None:
             return
@@ -164,13 +164,13 @@ class Exchange:
             self.blocks.free(ref)
 
     def retire_model(self, model_id: int) -> None:
-        """Another version takes this one's place: it is reported once nothing of it is queued or running."""
+        """Report a model version that another has replaced once no request to it is queued or running."""
         model = self.models.get(model_id)
         if model is not None:
             self._retirement.models.add(model)
 
     def remove_model(self, model_id: int, now_ns: int) -> None:
-        """A model version is no longer served: what is still queued is refused."""
+        """Forget a model version: requests still queued are refused."""
         model = self.models.pop(model_id, None)
         if model is None:
             return
@@ -182,18 +182,18 @@ class Exchange:
         self._dispatch.forget(model_id)
 
     def fail_model(self, model_id: int, now_ns: int) -> None:
-        """All its instances die again and again: what waits is refused, and what comes, until one is ready."""
+        """Refuse a model's waiting and new requests until an instance is ready: all of them die again and again."""
         model = self.models.get(model_id)
         if model is not None:
             model.is_failed = True
             self._requests.refuse_queued(model, Reason.MODEL_FAILED, now_ns)
 
     def resume(self, now_ns: int) -> None:
-        """Take a dead batcher's place: clients that are not late have sent again what they wait for and hold."""
+        """Take over from a dead batcher: clients that are not late have sent all again that is open or held."""
         self.succession.begin(now_ns)
         self.busy.update({owner: worker for owner, worker in self.workers.items() if worker.missing})
-        self._counted.update(self.models.values())  # whose queues were not empty when they were shown last
-        # The dead one may have shown a batch and not have rung for it.
+        self._counted.update(self.models.values())  # the last published figures may be of queues that were not empty
+        # The dead batcher may have published a batch without ringing for it.
         for worker in self.workers.values():
             worker.must_ring = True
             self._written_workers.add(worker)
@@ -205,8 +205,8 @@ class Exchange:
     def step(self, now_ns: int, rung_by: Iterable[int] | None = None) -> None:
         """Handle the records that are there, form batches, publish what was written and ring the peers it is for.
 
-        `rung_by` are the owners of the peers that have rung: only their rings are looked into, however many others
-        there are, and all clients' while the batcher's own memory is short; None: all peers' rings.
+        `rung_by` are the owner ids of peers that have rung: only their rings are read, and those of workers in `busy`;
+        while the batcher's own memory is short, all clients' too. None: all peers' rings.
         """
         own = self.blocks.own
         if rung_by is None or not (own is None or own.is_roomy):
@@ -232,7 +232,7 @@ class Exchange:
             if not self.ensembles.are_idle:
                 self.ensembles.advance(now_ns)
             self._dispatch.form_batches(now_ns)
-        # Workers first: theirs is the longer way. Figures before clients, who may ask for them once they are answered.
+        # Workers first, whose way is longer. Figures before clients, who may read them once they are answered.
         _flush(self._written_workers)
         for model in self._counted:
             scheduler, row = model.scheduler, model.row
@@ -241,27 +241,27 @@ class Exchange:
             row.publish()
         self._counted.clear()
         _flush(self._written_clients)
-        # Last: until here a successor would have had to read it all again.
+        # Last: had the batcher died before, its successor would have to read these records again.
         for peer in self._read:
             peer.acknowledge()
         self._read.clear()
         if self._retirement.models or self._retirement.workers:
             in_use = self.ensembles.in_use | (set() if self.cached is None else self.cached.in_use)
             if self._late.has_front_end:
-                in_use |= self.models.keys()  # it may have requests to any of them
+                in_use |= self.models.keys()  # its unread requests may be for any of them
             self.reports += self._retirement.reports(self.workers.values(), in_use)
 
     @property
     def has_backlog(self) -> bool:
-        """Whether a client's ring must be looked at again soon: it was full. (A worker whose ring was is busy.)"""
+        """Whether replies wait for room in a client's ring. (A worker whose ring was full is busy, and rings.)"""
         return bool(self._written_clients)
 
     def may_miss_answers(self, now_ns: int) -> bool:
-        """Whether one of the busy workers may have an answer, or show one, for which it does not ring soon."""
+        """Whether a busy worker has an answer, or will have one, without ringing soon."""
         return any(worker.may_not_ring(now_ns) for worker in self.busy.values())
 
     def next_deadline_ns(self) -> int | None:
-        """When `step` must run again though nobody rings."""
+        """When `step` must run again though no bell rings, in ns; None: never."""
         deadlines = self._dispatch.deadlines
         earliest_ns = deadlines.next_ns() if deadlines.due_ns else None
         if self.cached is not None and (cached_ns := self.cached.deadline_ns) is not None:
@@ -271,16 +271,17 @@ class Exchange:
     # --- records from clients ---
 
     def look_at_clients(self, now_ns: int) -> None:
-        """Read all clients' rings: RELEASEs stand there for which no bell has rung."""
+        """Read all clients' rings, for RELEASEs that rang no bell."""
         for owner, client in tuple(self.clients.items()):
-            if client.reader.has_unread() and owner in self.clients:  # else it was distrusted meanwhile
+            # otherwise distrusted while another's ring was read
+            if client.reader.has_unread() and owner in self.clients:
                 self._drain_client(client, now_ns)
 
     def _drain_client(self, client: Client, now_ns: int) -> None:
         try:
             for record in client.reader.read():
                 kind = record[0]
-                if record[_NUMBER] > _MAX_NUMBER:  # it would be the key of another client's
+                if record[_NUMBER] > _MAX_NUMBER:  # its key would be another client's
                     raise LayoutError(f"client {client.owner} sent the number {record[_NUMBER]}")
                 if kind == REQUEST:
                     self._arrivals.accept(client, record, now_ns)
@@ -308,10 +309,10 @@ class Exchange:
             self.distrust(client.owner)
             return
         self._read.append(client)
-        # All together have more than they may: then one alone has, too.
+        # If all clients together have more than their limit, at least one of them has, too.
         if len(self._requests) > self._max_in_flight * len(self.clients):
             for owner in greedy(self._requests.values(), self._max_in_flight):
-                if owner in self.clients:  # not the steps of ensembles
+                if owner in self.clients:  # the client of ensembles' steps is in no table
                     self.distrust(owner)
 
     def _release_others(self, client: Client, record: Record) -> None:
@@ -322,11 +323,11 @@ class Exchange:
                 self.blocks.free(ref)
 
     def distrust(self, owner: int) -> None:
-        """A client has written what cannot be: nothing more of it is read, and the supervisor ends it."""
+        """Stop reading a client that has written an invalid record; the supervisor ends it."""
         self.remove_client(owner)
         self.reports.append(ProcessDistrusted(owner))
 
-    # --- records from workers: user code may have written them ---
+    # --- records from workers, which user code may have written ---
 
     def _drain_worker(self, worker: Worker, now_ns: int) -> None:
         try:
@@ -347,8 +348,8 @@ class Exchange:
         self._read.append(worker)
 
     def _obey_worker(self, worker: Worker, records: Sequence[Record], now_ns: int) -> list[int]:
-        """Handle records of a worker. Returns the blocks that it names, which are all its own: a record that names
-        another process's changes nothing, and raises LayoutError."""
+        """Handle a worker's records. Returns the blocks that they name, all of them the worker's. A record that names
+        another process's block changes nothing, and raises LayoutError."""
         if self._late.are_any:
             self._late.heard(records)
         named = []
@@ -376,15 +377,15 @@ class Exchange:
                     self.distrust(starver)
         return named
 
-    # --- what a worker says of its batches: answers, whole or in parts, and when the instance is free again ---
+    # --- a worker's batches: responses, and when the instance is free again ---
 
     def _finish(self, worker: Worker, record: Record, now_ns: int) -> None:
-        """One DONE: the request's only answer, or its last."""
+        """Handle a DONE: a request's only response, or its end."""
         _, key, _, status, ref, header, start, input_end, output_start, end, _, _, _, _, _, _ = record
         running = worker.missing.pop(key, None)
         if running is None:
             return
-        if end != running.end_ns:  # once for all requests of a batch that were executed as one
+        if end != running.end_ns:  # computed once for all requests of a batch
             running.end_ns = end
             running.compute = statistics.compute_times(start, input_end, output_start, end, now_ns)
         compute = running.compute
@@ -398,9 +399,9 @@ class Exchange:
             self._finish_batch(worker, running, compute, now_ns)
 
     def _respond(self, worker: Worker, record: Record, now_ns: int) -> Model | None:
-        """One RESPONSE: the request stays with its worker.
+        """Handle a RESPONSE: the request stays open at its worker.
 
-        Returns the request's model if this answer fails the request all the same: its worker goes on for no client.
+        Returns the request's model if this response makes it fail: its worker must be told that no client waits.
         """
         key, status, ref, header = _answer(record)
         if key not in worker.missing:
@@ -411,7 +412,7 @@ class Exchange:
         return self._requests.respond(key, status, ref, header, now_ns)
 
     def _ready(self, worker: Worker, record: Record, now_ns: int) -> None:
-        """One READY: the instance is free again, though answers of the batch are missing."""
+        """Handle a READY: the instance is free again, though responses of its batch are missing."""
         running = next((each for each in reversed(worker.missing.values()) if each.number == record[D.BATCH]), None)
         if running is None or running.is_executed:
             return
@@ -425,10 +426,10 @@ class Exchange:
         self._end_execution(worker, running, compute, now_ns)
 
     def _reschedule(self, worker: Worker, record: Record, now_ns: int) -> None:
-        """One RESCHEDULE: the request is not this worker's any more, and is not answered either."""
+        """Handle a RESCHEDULE: the request leaves the worker unanswered, and is queued again."""
         key = record[D.KEY]
         running = worker.missing.get(key)
-        # A dead batcher may have read this, too, and have given the request to the worker a second time.
+        # A dead batcher may have read the same record, and have given the request to the worker a second time.
         if running is None or running.number != record[D.BATCH]:
             return
         del worker.missing[key]
@@ -453,7 +454,9 @@ class Exchange:
     # --- both ways ---
 
     def _tell_cancelled(self, key: int, model: Model) -> None:
-        """Whoever has the request hears that nobody waits for it; those that cannot stop ignore it.
+        """Send CANCEL to the worker that has the request, or its steps; one that cannot stop ignores it.
+
+        Which requests a dead batcher gave to workers whose executions overlap is unknown: all such workers are told.
 
         What a dead batcher gave a worker whose executions overlap is not known: all such hear.
         """
@@ -470,7 +473,7 @@ class Exchange:
 
 
 def _flush(written: set[PeerT]) -> None:
-    """Show them what was written for them; those who are to hear more stay."""
+    """Publish to all peers in `written`; those for which more waits stay in it."""
     unfinished = [peer for peer in written if not peer.flush()]
     written.clear()
     written.update(unfinished)

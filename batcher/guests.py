@@ -1,7 +1,7 @@
-"""What is looked at in a guest's requests, because any process may have written them. Pure; lives in the batcher.
+"""Checks of guests' requests, which any process may have written. Pure; lives in the batcher.
 
-A front end is our own code, so its words are taken as they are. A guest may lie in each: what could reach beyond its
-own requests is checked here, and what only its own answer depends on is not.
+A front end is our own code, so its records are believed. A guest may lie in each word: those that could affect other
+clients' requests are checked here, and those that only its own answer depends on are not.
 """
 
 from collections import Counter
@@ -15,21 +15,21 @@ from shoal.batcher.peers import Client, Model, Worker
 from shoal.shm.layout import SPAN_MASK, LayoutError, R, ref_owner
 from shoal.shm.ring import Record
 
-#: The header of a request: names, shapes, parameters. Unpacked it takes up to seventy times as much in a worker (ours).
+#: Most bytes of a request's header (names, shapes, parameters): unpacked it takes up to seventy times as much (ours).
 MAX_HEADER_BYTES = 1 << 20
-#: How long a guest may keep answers while the worker that they are of has no memory for the next (ours).
+#: How long (ns) a guest may hold replies while their worker has no memory for the next result (ours).
 GUEST_HOLDS_NS = 2_000_000_000
-#: How long ago a request may have begun, by its own account, for the statistics (ours).
+#: How long ago (ns) a guest may claim that a request began, for the statistics (ours).
 _MAX_AGE_NS = 60_000_000_000
 _MAX_INT64 = 2**63 - 1
 _looked_at = itemgetter(R.NUMBER, R.BLOCK, R.HEADER, R.ROWS, R.SHAPE_KEY, R.PRIORITY, R.TIMEOUT_US, R.START_NS)
 
 
 def checked(client: Client, model: Model, record: Record, now_ns: int) -> tuple[int, int]:
-    """Of a guest's REQUEST, the shape key and the start that are believed. Raises LayoutError for what no client says.
+    """The shape key and start time to use for a guest's REQUEST. Raises LayoutError for an invalid record.
 
-    Its block is its own: in others' memory lie others' requests. Whether its header says what this says is for the
-    worker to see, which reads it.
+    The block must be the guest's own, since others' blocks hold others' requests. Whether the header agrees with the
+    record is checked by the worker that reads it.
     """
     number, block, header, rows, shape_key, priority, timeout_us, start_ns = _looked_at(record)
     if ref_owner(block) != client.owner:
@@ -42,21 +42,21 @@ def checked(client: Client, model: Model, record: Record, now_ns: int) -> tuple[
         raise LayoutError(f"guest {client.owner} has the priority {priority}, the timeout {timeout_us}")
     if not now_ns - _MAX_AGE_NS < start_ns <= now_ns:
         start_ns = now_ns
-    # A false one would put tensors below others that they do not fit; so a guest's are batched with its own only, but
-    # where there is only one key.
+    # A false shape key would batch tensors that do not fit together; so a guest's requests are batched with its own
+    # only, unless the model has only one key.
     shape_key = 0 if model.is_fixed else hash((client.owner, shape_key)) & _MAX_INT64 or 1
     return shape_key, start_ns
 
 
 def greedy(requests: Iterable[OpenRequest], max_in_flight: int) -> list[int]:
-    """The clients that have more open requests than they may."""
+    """The clients with more open requests than they may have."""
     counts = Counter([client.owner for client, *_ in requests])
     return [owner for owner, count in counts.items() if count > max_in_flight]
 
 
 def is_starved(worker: Worker, now_ns: int, *, is_urgent: bool) -> bool:
-    """A worker waits for memory: whether a guest must go for it. Not before it has waited for a while, and only where
-    it is urgent: there is no memory elsewhere."""
+    """Whether a guest must be ended because a worker waits for memory: only after a while, and only if `is_urgent`: the
+    worker gets no memory elsewhere."""
     since_ns = worker.short_since_ns
     if since_ns and (not is_urgent or now_ns - since_ns <= GUEST_HOLDS_NS):
         return False
@@ -65,7 +65,7 @@ def is_starved(worker: Worker, now_ns: int, *, is_urgent: bool) -> bool:
 
 
 def most_holding_guest(holders: Holders, clients: Mapping[int, Client], segments: Container[int]) -> int:
-    """The guest that holds most of the answers in these segments; 0 where none holds any."""
+    """The guest that holds most of the replies in these segments; 0 if none holds any."""
     for owner, _ in holders.num_held_of(segments).most_common():
         if owner in clients and clients[owner].is_guest:
             return owner
@@ -73,7 +73,7 @@ def most_holding_guest(holders: Holders, clients: Mapping[int, Client], segments
 
 
 def is_fixed(config: dict[str, Any]) -> bool:
-    """Whether all requests to a model look alike, but for their rows: then each has the shape key 0."""
+    """Whether all requests to a model differ only in their rows: then each has the shape key 0."""
     return not any(
         -1 in each["dims"] or each.get("optional", False) or each.get("allow_ragged_batch", False)
         for each in config.get("input", ())

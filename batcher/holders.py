@@ -1,10 +1,9 @@
-"""Who still needs which block of a worker's slab: block → holders. Pure; lives in the batcher.
+"""The holders of each block of a worker's slab. Pure; lives in the batcher.
 
 One block holds the outputs of a whole executed batch, so it has as many holders as there are replies not yet released.
-A holder is the key of such a reply's request. Handing out a reference adds one; a RELEASE or the client's death takes
-it away; when the last one goes, the block's owner is told to free it. Where a request gets several replies, all but the
-last are parts, which are held and released one by one. The block of a request's inputs is not listed: its REPLY is what
-gives it back.
+A holder is the key of such a reply's request. Handing out a reference adds one; a RELEASE or the client's death removes
+it; when the last one goes, the block's owner is sent FREE. If a request gets several replies, all but the last are
+parts, which are held and released one by one. The block of a request's inputs is not listed: its REPLY frees it.
 """
 
 from collections import Counter
@@ -14,7 +13,7 @@ from shoal.shm.layout import NUMBER_BITS, ref_owner
 
 
 class Holders:
-    """The table. Every operation that removes a holder tells which blocks nobody holds any more."""
+    """Block → holders. Every operation that removes a holder returns the blocks that have none left."""
 
     __slots__ = ("_counts", "_held", "_parts")
 
@@ -26,31 +25,31 @@ class Holders:
         self._parts: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
-        """Blocks that are held."""
+        """Number of held blocks."""
         return len(self._counts)
 
     @property
     def num_held(self) -> int:
-        """Replies that have not been released."""
+        """Number of replies that have not been released."""
         return len(self._held) + sum(self._parts.values())
 
     def hold(self, ref: int, key: int) -> None:
-        """The client of this request has been handed a reference to the block."""
+        """Add the request's client as a holder: it is sent a final reply in this block."""
         self._held[key] = ref
         self._counts[ref] = self._counts.get(ref, 0) + 1
 
     def hold_part(self, ref: int, key: int) -> None:
-        """The same, of a reply that others follow, or of a piece of one. Several of them may lie in one block."""
+        """Like `hold`, for a reply that is not final, or a piece of one. Several parts may lie in one block."""
         self._parts[key, ref] = self._parts.get((key, ref), 0) + 1
         self._counts[ref] = self._counts.get(ref, 0) + 1
 
     def is_held(self, ref: int) -> bool:
-        """Whether anybody holds the block."""
+        """Whether the block has a holder."""
         return ref in self._counts
 
     def release(self, key: int, part: int = 0) -> int:
-        """The holder is done: with `part`, one block of several, or else with its last. Returns the block that nobody
-        holds any more, or 0."""
+        """Remove a request's hold on its final reply's block or, with `part`, one hold on that block. Returns the block
+        if it has no holder any more, else 0."""
         if not part:
             ref = self._held.pop(key, 0)
         elif num_parts := self._parts.pop((key, part), 0):
@@ -68,11 +67,11 @@ class Holders:
         return ref
 
     def num_held_of(self, segments: Container[int]) -> Counter[int]:
-        """By client, how many replies it holds that lie in these segments."""
+        """Client → number of replies it holds in these segments."""
         return Counter([client for client, _ in self._held_in(segments)])
 
     def segments_held(self, segments: Container[int]) -> dict[int, set[int]]:
-        """By client, in which of these segments the replies lie that it holds."""
+        """Client → those of these segments in which it holds replies."""
         held: dict[int, set[int]] = {}
         for client, segment in self._held_in(segments):
             held.setdefault(client, set()).add(segment)
@@ -83,7 +82,7 @@ class Holders:
         return [(key >> NUMBER_BITS, ref_owner(ref)) for key, ref in held if ref_owner(ref) in segments]
 
     def release_owner(self, owner: int, but: Container[int] = ()) -> list[int]:
-        """Drop all that a dead client held, except by the keys `but`. Returns the blocks that no client holds any
+        """Remove a dead client as a holder, except for the keys `but`. Returns the blocks that have no holder any
         more."""
         gone = [(key, 0) for key in self._held if key >> NUMBER_BITS == owner and key not in but]
         for part, num_parts in self._parts.items():

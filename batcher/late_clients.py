@@ -1,4 +1,4 @@
-"""Clients of a dead batcher that have not sent their open requests again to its successor: nothing waits for them.
+"""Clients of a dead batcher that have not sent its successor their open requests again; it does not wait for them.
 
 Such a client may be in users' code that holds its interpreter for minutes. The successor serves all other clients
 meanwhile, and
@@ -26,42 +26,42 @@ _BLOCK = D.BLOCK
 
 
 class LateClients:
-    """Those clients, by owner id, and what is known of them."""
+    """The late clients, by owner id, and what is known of their requests and blocks."""
 
     def __init__(self, holders: Holders) -> None:
         self.holders = holders
         # Changed by the methods below.
         self._clients: dict[int, Client] = {}
-        #: By owner, the keys of requests that workers had from the dead batcher, answered since or not.
+        #: Owner id → keys of requests that workers had from the dead batcher, answered since or not.
         self._in_hand: dict[int, set[int]] = {}
-        self._answered_since: set[int] = set()  # blocks
-        self._withheld: set[int] = set()  # blocks without a holder, unless a late client is one
+        self._answered_since: set[int] = set()  # blocks in which workers have answered since
+        self._withheld: set[int] = set()  # blocks that have no holder, unless a late client is one
         #: Blocks without a holder, unless the client whose ring is being read is one; None: no ring is being read.
         self._unheld: set[int] | None = None
-        #: The requests of that client whose replies it holds, as its records say.
+        #: Keys of that client's requests whose replies it holds, according to its records.
         self._said_held: set[int] = set()
         self._has_begun = False
-        #: Blocks that guests hold, as they say, and that no worker has named yet.
+        #: Blocks that guests claim to hold, and that no worker has named yet.
         self._claimed: set[int] = set()
-        #: Whether there are late clients, or such blocks; else there is nothing to do here.
+        #: Whether there are late clients or claimed blocks; otherwise no method need be called.
         self.are_any = False
 
     @property
     def has_front_end(self) -> bool:
-        """Whether any of them is a front end."""
+        """Whether a late client is a front end."""
         return any(client.is_front_end for client in self._clients.values())
 
     def add(self, client: Client) -> None:
-        """A dead batcher's client."""
+        """Add a dead batcher's client as late."""
         self._clients[client.owner] = client
         self.are_any = True
 
     def begin(self) -> None:
-        """All that workers wrote for the dead batcher has been read: it may have passed that on, but nothing later."""
+        """Note that all records written for the dead batcher have been read: it has passed on no later answer."""
         self._has_begun = True
 
     def client_of(self, key: int) -> Client | None:
-        """The late client whose request this is; None where its client is not late."""
+        """The late client that a request belongs to; None if its client is not late."""
         return self._clients.get(key >> NUMBER_BITS)
 
     def has(self, key: int) -> bool:
@@ -69,23 +69,23 @@ class LateClients:
         return key >> NUMBER_BITS in self._clients
 
     def note_in_hand(self, key: int) -> None:
-        """A worker has this request of a late client from the dead batcher."""
+        """Note that a worker has this request of a late client from the dead batcher."""
         self._in_hand.setdefault(key >> NUMBER_BITS, set()).add(key)
 
     def in_hand_of(self, owner: int) -> AbstractSet[int]:
-        """The requests of a client that workers had when it was late; each is open, or has been answered."""
+        """Keys of a client's requests that workers had when it became late; each is open, or has been answered."""
         return self._in_hand.get(owner, frozenset())
 
     def drop(self, key: int) -> None:
-        """No worker has the request any more, and it was not answered."""
+        """Forget a request that no worker has any more, and that was not answered."""
         self._in_hand.get(key >> NUMBER_BITS, set()).discard(key)
 
     def pop(self, owner: int) -> Client | None:
-        """The client sends its open requests again, or is dead; then `settle`. None where it is not late."""
+        """Remove a client that has sent its open requests again, or is dead; None if it was not late. Then `settle`."""
         return self._clients.pop(owner, None)
 
     def heard(self, records: Sequence[Record]) -> None:
-        """Note records of a worker that are about to be handled."""
+        """Note the blocks in a worker's records that are about to be handled."""
         if self._claimed:
             self._claimed.difference_update([record[_BLOCK] for record in records])
             self._look()
@@ -96,14 +96,14 @@ class LateClients:
         self.are_any = bool(self._clients or self._claimed)
 
     def claim(self, ref: int) -> None:
-        """A guest says that it holds a block: the block is not freed before its worker has named it."""
+        """Keep a block that a guest claims to hold from being freed until its worker has named it."""
         if ref not in self._withheld and not self.holders.is_held(ref):
             self._claimed.add(ref)
             self.are_any = True
 
     def drop_claim(self, ref: int) -> bool:
-        """A block has no holder any more: whether guests alone have named it. Then it must not be freed: the worker may
-        be writing another result there. If it is the guest's reply after all, it is freed when the worker names it."""
+        """Whether a block without a holder was claimed by guests alone. Then it must not be freed: the worker may be
+        writing another result there. If the claim is true, it is freed when the worker names the block."""
         if ref not in self._claimed:
             return False
         self._claimed.remove(ref)
@@ -125,28 +125,27 @@ class LateClients:
         return True
 
     def begin_reading(self) -> None:
-        """The ring of a client that was late is about to be read: no block is freed before `settle`."""
+        """Before the ring of a client that was late is read: no block is freed until `settle`."""
         self._unheld = set()
 
     def begin_again(self, owner: int) -> None:
-        """A client lists what it holds from the beginning again: another batcher has taken the place meanwhile."""
+        """Discard what a client has listed so far: it begins again, for another batcher."""
         released = self.holders.release_owner(owner, self.in_hand_of(owner))
         (self._withheld if self._unheld is None else self._unheld).update(released)
 
     def is_counted(self, key: int) -> bool:
-        """A client says that it holds a reply to this request: whether that is known already, since this batcher said
-        the reply itself."""
+        """Whether a HOLD is known already: the client claims to hold a reply that this batcher itself sent."""
         if key not in self.in_hand_of(key >> NUMBER_BITS):
             return False
         self._said_held.add(key)
         return True
 
     def says_held(self, key: int) -> bool:
-        """Whether the client whose ring was read has said so."""
+        """Whether the client whose ring was read has listed a reply to this request."""
         return key in self._said_held
 
     def settle(self, owner: int) -> set[int]:
-        """A client is late no more. Returns the blocks that no client holds."""
+        """End a client's lateness. Returns the blocks that turn out to have no holder."""
         self._in_hand.pop(owner, None)
         self._said_held.clear()
         unheld, self._unheld = self._unheld or set(), None

@@ -1,7 +1,7 @@
-"""The requests that were accepted and have not been answered, and every way in which one of them ends.
+"""The table of requests that were accepted and not answered, and every way in which one of them ends.
 
-Each leaves this table once, by one `pop`: with its worker's answer, with a refusal, or unheard with its client. It goes
-back into its queue instead where its worker dies before its turn, or says so. Lives in the batcher.
+Each request leaves the table once, by one `pop`: with its worker's answer, with a refusal, or silently with its client.
+It is queued again instead if its worker dies before its turn, or gives it back. Lives in the batcher.
 """
 
 from shoal.batcher import statistics
@@ -19,22 +19,22 @@ from shoal.shm import layout
 from shoal.shm.layout import NUMBER_BITS, REPLY, Record
 
 #: Client, model, the client's number, block, header, when the client began to receive it and when it was accepted
-#: (monotonic ns), and what the policy sees of it. A plain tuple, and unpacked at once: an object costs ten times as
-#: much to make, a word found by its name to read.
+#: (monotonic ns), and the request as schedulers see it. A plain tuple, unpacked at once: an object costs ten times as
+#: much to make, an attribute more to read.
 OpenRequest = tuple[Client, Model, int, int, int, int, int, QueuedRequest]
 
 
-#: Replies that wait for room in a client's ring; one that lets so many gather is not told more of its streams (ours).
-#: Of a stream that waits for its turn as many are kept.
+#: Most replies that wait for room in a client's ring; a client with more gets no further responses of its streams
+#: (ours). Also the most that `preserve_ordering` keeps of a stream.
 MAX_BACKLOG = 65536
 
 
-#: How a request has spent its time that no worker has answered.
+#: Compute times of a request that no worker has answered.
 NO_COMPUTE: statistics.Compute = (0, 0, 0, 0)
 
 
 class OpenRequests(dict[int, OpenRequest]):
-    """By key. Whom a reply was written for joins `written`, whose figures have changed joins `counted`."""
+    """Open requests by key. Clients that a reply was written for join `written`, models with new figures `counted`."""
 
     __slots__ = ("_counted", "_holders", "_late", "_responded", "_second_chances", "_written", "awake")
 
@@ -44,16 +44,16 @@ class OpenRequests(dict[int, OpenRequest]):
         self._holders = holders
         self._written = written
         self._counted = counted
-        #: Models that may have a batch to form, by id: here those that a request has left whom others may have waited
-        #: for. Changed by whatever gives a model something to do.
+        #: Models that may have a batch to form, by id; here those in whose queue others may have waited for a request
+        #: that has left. Changed by all code that queues or removes a model's requests.
         self.awake: dict[int, Model] = {}
-        #: Requests that were being executed when their instance died, and have been given one more chance.
+        #: Keys of requests that were being executed when their instance died, and are queued a last time.
         self._second_chances: set[int] = set()
-        #: Requests that have had responses, not their last.
+        #: Keys of requests that have had responses, but not their last.
         self._responded: set[int] = set()
 
     def respond(self, key: int, status: int, ref: int, header: int, now_ns: int, num_pieces: int = 0) -> Model | None:
-        """A worker has answered, and will again: a part of the whole. Returns the model where the request fails now."""
+        """Send a response that is not the last. Returns the model if the request fails now."""
         request = self.get(key)
         if request is None:
             return None
@@ -77,7 +77,7 @@ class OpenRequests(dict[int, OpenRequest]):
         now_ns: int,
         num_pieces: int = 0,
     ) -> None:
-        """A worker has answered: its words go to the client, which holds the answer's block from now on."""
+        """Send a worker's final answer to the client, which holds its block from now on."""
         request = self.pop(key, None)
         if request is None:
             return
@@ -106,10 +106,10 @@ class OpenRequests(dict[int, OpenRequest]):
             self._forget(key)
 
     def answer_again(self, key: int, ref: int, header: int, num_pieces: int, hit_ns: int, now_ns: int) -> None:
-        """It is answered as an equal request was; to find the answer has taken so long."""
+        """Answer a request as an equal one was; finding that answer has taken `hit_ns`."""
         client, model, number, _, _, start_ns, queue_ns, _ = self.pop(key)
         self._holders.hold(ref, key)
-        times = queue_ns, *NO_COMPUTE  # always: its client may announce only now that it is traced
+        times = queue_ns, *NO_COMPUTE  # always filled: the client's TRACE may come later
         if client.traced:
             self._end_trace(client, number, model, start_ns, times, now_ns)
         if model.order is not None:
@@ -119,7 +119,9 @@ class OpenRequests(dict[int, OpenRequest]):
         self._counted.add(model)
 
     def fail(self, key: int, reason: Reason, now_ns: int, cell: int, detail: int = 0) -> Model | None:
-        """No worker will answer it. `cell` counts such failures, `detail` is what the reason's sentence names.
+        """End a request that no worker will answer. `cell` counts the failure, `detail` is for the reason's sentence.
+
+        Returns its model, or None if the request had ended before.
 
         Returns its model, None where it had ended before.
         """
@@ -142,7 +144,7 @@ class OpenRequests(dict[int, OpenRequest]):
     # --- traces ---
 
     def trace(self, client: Client, number: int) -> None:
-        """Trace an open request, as its client wants."""
+        """Trace an open request, as its client has asked."""
         key = client.first_key + number
         if key in self:
             client.traced[number] = TraceParent(TraceRoot(key), 0)
@@ -167,8 +169,8 @@ class OpenRequests(dict[int, OpenRequest]):
         is_call: bool = False,
         is_decoupled_step: bool = False,
     ) -> None:
-        """Send the times of a child that has ended to the front end whose traced request it was made for. Not once that
-        is answered, and not to guests. `times` are its START_NS to COMPUTE_END_NS (layout.T)."""
+        """Send an ended child's times to the front end whose traced request it was made for; not after that request's
+        end, and not to guests. `times` are START_NS to COMPUTE_END_NS (layout.T)."""
         root, parent = trace
         asked = self.get(root.key)
         if asked is None or not asked[0].is_front_end:
@@ -188,7 +190,7 @@ class OpenRequests(dict[int, OpenRequest]):
     ) -> None:
         """Forget the trace of a request that has ended; a child's times go to the front end of the root request.
 
-        `start_ns` is what its client says, which may run a user's code: it cannot have begun later than now.
+        `start_ns`, from a client that may run users' code, is clamped to now.
         """
         trace = client.traced.pop(number, None)
         if trace is not None and trace.parent:
@@ -196,12 +198,14 @@ class OpenRequests(dict[int, OpenRequest]):
             self.send_child_trace(trace, client.first_key + number, model, times, now_ns, is_call=True)
 
     def turn_away(self, client: Client, number: int, reason: Reason) -> None:
-        """A request that is not accepted, and counts nowhere."""
+        """Refuse a request that was never accepted; it counts in no statistics."""
         client.say(layout.refusal_record(number, UnavailableError.wire, reason))
         self._written.add(client)
 
     def cancel(self, key: int, now_ns: int, *, is_sure: bool = True) -> Model | None:
-        """Its client does not want it any more, or perhaps: then it stays in its queue.
+        """Cancel a request. Without `is_sure`, its client may still wait, and it stays in its queue.
+
+        Returns the request's model if one of its workers has the request.
 
         Returns the model one of whose workers has it, if any.
         """
@@ -216,11 +220,11 @@ class OpenRequests(dict[int, OpenRequest]):
         return None
 
     def _is_waiting(self, key: int, model: Model) -> bool:
-        """Whether it waited for an instance, or for another request; it does no more."""
+        """Remove the request from its scheduler or the cache; whether it waited there."""
         return model.scheduler.cancel(key) or (model.sharing is not None and model.sharing.cancel(key))
 
     def reschedule(self, key: int, now_ns: int) -> None:
-        """A worker gives it back: it waits again, behind all others."""
+        """Queue a request again that a worker gives back, behind all others."""
         request = self.get(key)
         if request is None:
             return
@@ -238,7 +242,7 @@ class OpenRequests(dict[int, OpenRequest]):
         self._counted.add(model)
 
     def refuse(self, key: int, error: UnavailableError | SequenceError, now_ns: int) -> None:
-        """Its model's scheduler does not take it, and says why."""
+        """Refuse a request with the error for which its model's scheduler does not take it."""
         if isinstance(error, LateError):
             self.fail(key, Reason.TOO_LATE, now_ns, REJECTED, pack_times(error.needed_ns, error.left_ns))
         elif isinstance(error, SequenceError):
@@ -247,26 +251,29 @@ class OpenRequests(dict[int, OpenRequest]):
             self.fail(key, Reason.QUEUE_FULL, now_ns, REJECTED)
 
     def refuse_queued(self, model: Model, reason: Reason, now_ns: int) -> None:
-        """Nobody will serve what waits for the model."""
+        """Refuse all requests that wait for a model which is served no more."""
         waiting = [] if model.sharing is None else model.sharing.drain(model.id)
         for key in (*[queued.key for queued in model.scheduler.drain()], *waiting):
             self.fail(key, reason, now_ns, REJECTED)
 
     def not_begun(self, worker: Worker, reason: Reason) -> list[QueuedRequest]:
-        """What a dead worker had been given and had not begun."""
+        """Requests that a dead worker had been given and had not begun."""
         begun = _batch_begun(worker, reason)
         given = [key for key, running in worker.missing.items() if running.number > begun]
         return [request[-1] for key in given if (request := self.get(key)) is not None and not self._late.has(key)]
 
     def take_back(self, worker: Worker, reason: Reason, detail: int, now_ns: int) -> None:
-        """A worker is dead: what it had not begun is queued again.
+        """Queue a dead worker's unbegun requests again, and decide about those that it was executing.
+
+        A request in execution runs once more if the model may, alone, so that one that kills instances is found;
+        otherwise, and the second time, it fails. One that exceeded a limit is not tried again.
 
         What it was executing runs once more where the model may, each request alone, so that one that kills instances
         is found; else, and the second time, it fails. A limit it went beyond is not tried a second time.
         """
         model = worker.model
         begun = _batch_begun(worker, reason)
-        for key, running in reversed(worker.missing.items()):  # each goes to the front
+        for key, running in reversed(worker.missing.items()):  # reversed, since each goes to the front
             if running.number > begun:
                 self._queue_again(key)
             elif reason is Reason.INSTANCE_DIED and model.may_run_again and not self._has_begun_twice(key):
@@ -276,7 +283,7 @@ class OpenRequests(dict[int, OpenRequest]):
                 self.fail(key, reason, now_ns, BACKEND, detail)
 
     def _queue_again(self, key: int) -> None:
-        """A request whose instance died goes to another, alone and before all that wait."""
+        """Queue a request whose instance died before all others, for a batch of its own."""
         request = self.get(key)
         if request is None:
             return
@@ -288,7 +295,7 @@ class OpenRequests(dict[int, OpenRequest]):
         self._counted.add(model)
 
     def _has_begun_twice(self, key: int) -> bool:
-        """Whether it was executed before, or its client has seen some of this execution."""
+        """Whether the request was executed before, or its client has responses of this execution."""
         return key in self._second_chances or key in self._responded
 
     def _forget(self, key: int) -> None:
@@ -305,8 +312,8 @@ class OpenRequests(dict[int, OpenRequest]):
             self._say_all(model.order.forget(lambda each: each == key))
 
     def forget(self, client: Client) -> list[tuple[int, Model]]:
-        """A client is dead: its queued requests are gone, its running ones, which are returned, finish for nobody."""
-        # Where something is kept back for it, a request whose turn it is is open.
+        """Remove a dead client's requests. Returns running ones, which end without effect, and their models."""
+        # A request for which others' responses are kept back is open.
         orders = {request[1].order for request in self.values()}
         running = []
         for key in [key for key, request in self.items() if request[0] is client]:
@@ -326,7 +333,7 @@ class OpenRequests(dict[int, OpenRequest]):
         return running
 
     def _say(self, model: Model, key: int, client: Client, reply: Record, *, is_last: bool = True) -> None:
-        """Tell the client; where the model keeps its responses in order, when it is this request's turn."""
+        """Send a reply to the client; if the model keeps responses in order, once it is this request's turn."""
         if model.order is None:
             client.say(reply)
             self._written.add(client)
@@ -340,5 +347,5 @@ class OpenRequests(dict[int, OpenRequest]):
 
 
 def _batch_begun(worker: Worker, reason: Reason) -> int:
-    """The batch that a dead worker began last; one that wrote nonsense is not believed in this either."""
+    """The batch that a dead worker began last; a number beyond those it was given is not believed."""
     return worker.num_batches if reason is Reason.DAMAGED else worker.batch_begun

@@ -1,8 +1,8 @@
-"""Tensors that the batcher passes on without looking at them: what headers say of them, read and written.
+"""Headers of tensors that the batcher passes on without reading them: parsed, and written anew for steps of ensembles.
 
 A request's header stands in a client's block, a response's in a worker's; steps of ensembles get a header of the
-batcher's own that names the blocks where the tensors lie. Requests come again, so what was found is kept, by the bytes
-that were read or the forms of what was to be written: to look it up takes a tenth of the time. Lives in the batcher.
+batcher's own that names the blocks of the tensors. Since requests repeat, parsed and written headers are kept, by their
+bytes or by the forms of their tensors: a lookup takes a tenth of the time. Lives in the batcher.
 """
 
 from bisect import bisect_right
@@ -28,38 +28,38 @@ from shoal.request import NO_SEQUENCE, InferRequest, Parameters, unpack_lent_req
 from shoal.shm.layout import WORD
 from shoal.star.validation import ParsedInput, validate
 
-#: A block's memory by its reference; None where it is gone.
+#: A function from a block's reference to its memory; None if it is gone.
 OpenBlock = Callable[[int], memoryview | None]
-#: A tensor where it lies: its form, its offset in a block, the block, and how large that is.
+#: A tensor in its place: its form, its offset in a block, the block's reference, and the block's size.
 Passed = tuple[Form, int, int, int]
 
-#: Larger ones are read each time (ours).
+#: Larger headers are parsed each time (ours).
 MAX_KEPT_HEADER_BYTES = 4096
-#: What a memo holds at most (ours).
+#: Entries per memo (ours).
 MAX_KEPT = 256
 
-#: Parameters of a response that belong together.
+#: Parameters of a response that are replaced together.
 _SEQUENCE = {"sequence_id", "sequence_start", "sequence_end"}
 
 
-# --- what clients ask ---
+# --- requests to ensembles ---
 
 
 class Asked(NamedTuple):
-    """A request to an ensemble, but for its inputs."""
+    """A request to an ensemble, without its inputs."""
 
     request: InferRequest
-    #: What the header of each step's request begins and ends with.
+    #: First bytes and last bytes of the header of each step's request.
     head: bytes
     tail: bytes
-    #: All of its correlation id that steps' checks look at.
+    #: Type of the correlation id, and whether there is one: what checks of steps look at.
     sequence: tuple[type, bool]
-    #: What every response begins with, as in Triton: which part of which sequence it answers.
+    #: Parameters that every response begins with, as in Triton: those of its sequence.
     parameters: Parameters
 
 
 class EnsembleRequests:
-    """Requests of clients."""
+    """Parser of clients' requests to one ensemble."""
 
     def __init__(self) -> None:
         # Changed by read.
@@ -68,8 +68,8 @@ class EnsembleRequests:
     def read(
         self, header: bytes, ref: int, nbytes: int, nbytes_of: Callable[[int], int]
     ) -> tuple[Asked, dict[str, Passed]]:
-        """What the header says that stands in the block `ref` of so many bytes; inputs by name. `nbytes_of` says how
-        large another block is, 0 where it is gone. Raises InternalError."""
+        """Parse the header of a request in block `ref` of `nbytes` bytes: the request, and its inputs by name.
+        `nbytes_of` returns another block's size, 0 if it is gone. Raises InternalError."""
         found = self._kept.entries.get((header, nbytes))
         if found is None:
             found = _, inputs = _read_request(header, nbytes, nbytes_of)
@@ -82,7 +82,7 @@ class EnsembleRequests:
 def _read_request(
     header: bytes, nbytes: int, nbytes_of: Callable[[int], int]
 ) -> tuple[Asked, Sequence[tuple[str, Passed]]]:
-    """The block of inputs that lie in the header's is 0."""
+    """Inputs that lie in the header's own block have reference 0. Raises InternalError."""
 
     def nbytes_there(lender: int) -> int:
         return nbytes_of(lender) if lender else nbytes
@@ -99,7 +99,7 @@ def _read_request(
 
 
 def _sequence_parameters(correlation_id: int | str, flags: int) -> Parameters:
-    """A sequence and its flags as a response's parameters. A number that is too large is negative, as in Triton."""
+    """A sequence and its flags as a response's parameters. A number beyond int64 is negative, as in Triton."""
     if isinstance(correlation_id, int) and correlation_id >= 1 << 63:
         correlation_id -= 1 << 64
     return {
@@ -109,17 +109,17 @@ def _sequence_parameters(correlation_id: int | str, flags: int) -> Parameters:
     }
 
 
-# --- what steps are asked ---
+# --- requests to steps ---
 
-#: Rows and shape key of a request, and its inputs and outputs as its header has them.
+#: Rows and shape key of a step's request, and the template of its inputs and outputs.
 Checked = tuple[int, int, Template]
 
 
 class StepRequests:
-    """Requests to one step's model, checked as a client's are, and written."""
+    """Requests to one step's model: checked as a client's are, and written."""
 
     def __init__(self, inputs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> None:
-        """The model's inputs, with the ensemble's tensors they are mapped to, and those of its outputs that are."""
+        """`inputs` pairs the model's inputs with the ensemble's tensors; `outputs` are its mapped outputs."""
         self._inputs = inputs
         self._outputs = outputs
         # Changed by write.
@@ -128,7 +128,7 @@ class StepRequests:
     def write(
         self, model_id: int, signature: Signature, asked: Asked, tensors: Mapping[str, Passed]
     ) -> tuple[int, int, bytes]:
-        """Rows, shape key and header; of `tensors` optional ones may be missing. Raises InvalidArgumentError."""
+        """Rows, shape key, header of a step's request. Optional inputs may be missing. Raises InvalidArgumentError."""
         request, head, tail, sequence, _ = asked
         looked_at: list[object] = [model_id, sequence]
         numbers: list[int] = []
@@ -154,7 +154,7 @@ class StepRequests:
         for name, (wire, shape, nbytes) in inputs:
             spec = signature.inputs.get(name)
             shape = shape if spec is None else _batched(shape, spec.dims, batches=batches)
-            # Only its size is looked at. Strings were counted by who wrote them, and are again by who reads them.
+            # Only the size is checked here. Strings were counted by their writer, and are again by their reader.
             data = cast("memoryview", range(nbytes))
             parsed.append(ParsedInput(name, BY_WIRE[wire], shape, data, prod(shape)))
         outputs = () if len(self._outputs) == len(signature.outputs) else tuple(self._outputs)
@@ -167,8 +167,7 @@ class StepRequests:
 
 
 def _batched(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) -> tuple[int, ...]:
-    """A tensor's shape for a model of these dims, which batches or does not: a batch dimension of 1 is added or taken
-    away where the shape fits only then, as in Triton."""
+    """A tensor's shape for a model with these dims: as in Triton, a batch dimension of 1 is added or removed to fit."""
     if batches and fits(dims, shape):
         return (1, *shape)
     if not batches and shape[:1] == (1,) and not fits(dims, shape) and fits(dims, shape[1:]):
@@ -176,14 +175,14 @@ def _batched(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) ->
     return shape
 
 
-# --- what steps answer ---
+# --- responses of steps ---
 
 
 class Pieces:
-    """The blocks of a response, as if they lay one behind the other."""
+    """The blocks of a response, addressed as if they lay one behind the other."""
 
     def __init__(self, refs: Sequence[int], open_block: OpenBlock) -> None:
-        """Raises InternalError where one is gone."""
+        """Open the blocks. Raises InternalError if one is gone."""
         self.refs = refs
         self._starts, self.nbytes = [], 0
         for ref in refs:
@@ -195,33 +194,33 @@ class Pieces:
         self._starts.append(self.nbytes)
 
     def find(self, offset: int) -> tuple[int, int, int]:
-        """Where in which block an offset lies, and how large that is."""
+        """The block, the offset in it, and the block's size, for an offset into all of them."""
         number = bisect_right(self._starts, offset, hi=len(self.refs)) - 1
         start, end = self._starts[number : number + 2]
         return offset - start, self.refs[number], end - start
 
 
 def read_pieces(block: memoryview, num_pieces: int) -> list[int]:
-    """The references that begin a block of the batcher's."""
+    """The references that begin a block of the batcher's own."""
     return block[: num_pieces * WORD].cast("Q").tolist()
 
 
-#: What a step has answered: by the ensemble's names, form and offset of each tensor that it has written; the names of
-#: all its outputs, since steps do not wait for one that the model has left out; parameters.
+#: A step's response: name in the ensemble, form and offset of each tensor it has; names of all its outputs, since steps
+#: do not wait for one that the model has left out; parameters.
 Answered = tuple[Sequence[tuple[str, Form, int]], tuple[str, ...], Parameters]
 
 
 class StepResponses:
-    """Responses of one step's model."""
+    """Parser of the responses of one step's model."""
 
     def __init__(self, tensors: Sequence[tuple[str, str]]) -> None:
-        """The model's outputs, and the ensemble's tensors they are mapped to."""
+        """`tensors` pairs the model's outputs with the ensemble's tensors."""
         self._tensors = tensors
         # Changed by read.
         self._kept = Memo[tuple[int, bytes, int], Answered]("step_response", MAX_KEPT)
 
     def read(self, model_id: int, signature: Signature, header: bytes, nbytes: int) -> Answered:
-        """A header that speaks of so many bytes; shapes are those that clients see. Raises InternalError."""
+        """Parse a response's header; its tensors have `nbytes` bytes, its shapes are clients'. Raises InternalError."""
         found = self._kept.entries.get((model_id, header, nbytes))
         if found is None:
             response = unpack_response(header, nbytes)
@@ -232,7 +231,7 @@ class StepResponses:
                     _, wire, shape, offset, size = outputs[name]
                     written.append((tensor, (wire, client_dims(signature, name, shape), size), offset))
             parameters = response.parameters
-            if parameters.keys() & _SEQUENCE:  # what it says of a sequence takes the place of all that the request did
+            if parameters.keys() & _SEQUENCE:  # a response's sequence parameters replace all of the request's
                 parameters = {"sequence_start": False, "sequence_end": False, **parameters}
             found = written, names, parameters
             if len(header) <= MAX_KEPT_HEADER_BYTES:
@@ -240,11 +239,11 @@ class StepResponses:
         return found
 
 
-# --- what clients are answered ---
+# --- responses of ensembles ---
 
 
 class EnsembleResponses:
-    """Responses of one ensemble, to its clients."""
+    """Writer of one ensemble's responses."""
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
@@ -254,7 +253,7 @@ class EnsembleResponses:
     def write(
         self, outputs: Sequence[str], tensors: Sequence[Passed], parameters: Parameters
     ) -> tuple[list[int], bytes]:
-        """The blocks of its tensors, and its header."""
+        """The blocks of a response's tensors, and its header."""
         key = (outputs, *[form for form, _, _, _ in tensors])
         template = self._kept.entries.get(key)
         if template is None:

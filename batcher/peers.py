@@ -1,6 +1,6 @@
-"""The batcher's neighbours in the star: clients that ask, workers that answer, models that workers are instances of.
+"""The batcher's peers in the star, as values: clients, workers, and the models that workers are instances of.
 
-Values with little behaviour; `exchange.py` changes them. Live in the batcher.
+These have little behaviour; `exchange.py` changes them. Live in the batcher.
 """
 
 from collections import deque
@@ -34,13 +34,13 @@ from shoal.shm.ring import Record, RingFullError, RingReader, RingWriter
 from shoal.shm.segment import Segment, SegmentView
 from shoal.shm.slab import SlabView
 
-#: CANCEL records in a worker's ring at once: half of what it has room for beside blocks and batches (memory_plan.py).
+#: Most CANCEL records in a worker's ring at once: half of the room beside blocks and batches (memory_plan.py).
 MAX_CANCELS = 32
 _NO_ITEM = layout.record()
 
 
 class Peer:
-    """One link: the ring from a process and the ring to it."""
+    """One link: the ring from a process, and the ring to it."""
 
     __slots__ = ("bell", "must_ring", "owner", "reader", "slab", "writer")
 
@@ -50,11 +50,11 @@ class Peer:
         self.writer = RingWriter(link, segment)
         self.bell = bell
         self.slab = SlabView(segment)
-        #: Whether something was pushed that the peer must be woken for; a FREE can wait.
+        #: Whether a pushed record must wake the peer; a FREE need not.
         self.must_ring = False
 
     def flush(self) -> bool:
-        """Show the peer what was pushed; its bell rings once, and only if it must. False where it shall hear more."""
+        """Publish pushed records, and ring the peer's bell once if necessary. False if more waits to be pushed."""
         self.writer.publish()
         if self.must_ring:
             self.must_ring = False
@@ -62,14 +62,14 @@ class Peer:
         return True
 
     def acknowledge(self) -> None:
-        """What was read of the peer has had its effect: a successor need not read it again."""
+        """Free the slots of all records read from the peer: a successor need not read them."""
         self.reader.acknowledge()
 
 
 class Client(Peer):
-    """A front end, a worker whose model calls others, or a guest: a process that is not ours (guests.py).
+    """A front end, a worker whose model calls others, or a guest: a foreign process (guests.py).
 
-    Its number of a request, added to `first_key`, is the request's key.
+    The key of a request is `first_key` plus the client's number of it.
     """
 
     __slots__ = ("_recalled", "backlog", "first_key", "is_front_end", "is_guest", "last_number", "traced")
@@ -87,19 +87,19 @@ class Client(Peer):
         super().__init__(owner, link, segment, bell)
         self.first_key = owner << NUMBER_BITS
         self.is_guest = is_guest
-        #: Nobody else's code runs there, so what it says of tensors is believed.
+        #: A front end runs no foreign code, so its digests are believed.
         self.is_front_end = is_front_end
-        #: Of its requests: each has a greater one than those before it.
+        #: The greatest number of its requests so far; numbers ascend.
         self.last_number = 0
-        #: Replies that its ring has no room for yet.
+        #: Replies for which its ring has no room yet.
         self.backlog: deque[Record] = deque()
-        #: Numbers of open requests that are traced: their replies shall have the times in them.
+        #: Open traced requests by number: their replies carry times.
         self.traced: dict[int, TraceParent] = {}
-        self._recalled = 0  # where in the ring the last RECALL ends
+        self._recalled = 0  # position in the ring behind the last RECALL
 
     def say(self, reply: Record) -> None:
-        """Tell the client, after all it was told before. Its ring has room for one reply to each request, whatever else
-        is in it."""
+        """Send a reply, behind all earlier ones. The ring has room for one per request; others may wait in the
+        backlog."""
         self.must_ring = True
         if self.backlog:
             self.backlog.append(reply)
@@ -111,20 +111,20 @@ class Client(Peer):
 
     @property
     def has_unread_recall(self) -> bool:
-        """Whether it has not read the last RECALL."""
+        """Whether the client has not read the last RECALL."""
         return self.writer.is_unread(self._recalled)
 
     def recall(self, record: Record) -> None:
-        """Ask a front end for what it holds of a worker's results; not where its ring is full: it is asked again."""
+        """Ask a front end to copy what it holds of a worker's results; skipped if its ring is full."""
         with suppress(RingFullError):
             self.writer.push(record)
             self._recalled = self.writer.position
             self.must_ring = True
 
     def send_child_trace(self, record: Record, max_unread: int) -> bool:
-        """Send a CHILD_TRACE, and return True; not where more records are unread, or replies wait for room.
+        """Send a CHILD_TRACE, and return True; not with `max_unread` records unread, or replies waiting for room.
 
-        It is read with the next reply. Only where half of its room is taken, its client is woken for it.
+        The client reads it with its next reply; it is woken only once half of the room is taken.
         """
         num_unread = self.writer.num_unread
         if self.backlog or num_unread >= max_unread:
@@ -134,17 +134,17 @@ class Client(Peer):
         return True
 
     def trace_parent(self, number: int) -> TraceParent | None:
-        """Which trace an open request is part of; None where it is not traced."""
+        """The trace that an open request is part of; None if it is not traced."""
         return self.traced.get(number)
 
     def times(self, number: int, model: "Model", queue_ns: int, compute: Compute) -> tuple[int, int, int, int, int]:
-        """The words of a reply that say when its request was accepted and computed; zeros where it is not traced."""
+        """The words of a reply that say when its request was accepted and computed; zeros if it is not traced."""
         if number not in self.traced:
             return 0, 0, 0, 0, 0
         return queue_ns, *model.points(compute)
 
     def flush(self) -> bool:
-        """Of the backlog, show it what there is room for, too."""
+        """Publish, after moving as much of the backlog into the ring as fits."""
         if self.backlog:
             for _ in range(min(self.writer.num_free, len(self.backlog))):
                 self.writer.push(self.backlog.popleft())
@@ -157,7 +157,7 @@ Reply = tuple[Client, Record]
 
 
 class Sharing(Protocol):
-    """Who answers several requests with one response (cached_responses.py)."""
+    """A cache that answers several requests with one response (cached_responses.py)."""
 
     def take(self, model: "Model", queued: QueuedRequest, digest: tuple[int, int]) -> bool: ...
     def settle(self, model: "Model", key: int, answer: tuple[int, int, int] | None, now_ns: int) -> None: ...
@@ -173,7 +173,7 @@ class Model:
         "groups", "id", "is_failed", "is_fixed", "max_rows", "may_run_again", "order", "row", "scheduler", "sequences",
         "sharing", "signature", "version",
     )  # fmt: skip
-    #: What its requests that are answered with errors count as, unless they were cancelled.
+    #: The cell that counts its requests which end with an error and were not cancelled.
     FAILURE = BACKEND
 
     def __init__(
@@ -192,44 +192,44 @@ class Model:
         sharing: Sharing | None = None,
     ) -> None:
         self.id = model_id
-        #: Of one request, and whether requests differ in nothing else (guests.py).
+        #: Most rows of one request, and whether requests differ in nothing else (guests.py).
         self.max_rows = max_rows
         self.is_fixed = is_fixed
-        #: What ensembles must know of it: what it takes, and how its refusals name it and its instances.
+        #: For ensembles: its inputs and outputs, and its name and version in refusals.
         self.signature = signature
         self.version = version
         self.groups = groups
         self.scheduler = scheduler
         if scheduler.rejects:
             self.heed_deadlines()
-        #: Where requests belong to sequences, what decides of those.
+        #: The rules of its sequences; None if it has none.
         self.sequences = scheduler.sequences
         self.row = row
         #: Whether a request whose execution ended with its instance's death may be executed a second time.
         self.may_run_again = may_run_again
-        #: With `preserve_ordering`: which of its replies may go.
+        #: With `preserve_ordering`: which replies may be sent.
         self.order: ResponseOrder[Reply] | None = ResponseOrder() if keeps_order else None
-        #: With `response_cache`: who knows of equal requests.
+        #: With `response_cache`: finds equal requests.
         self.sharing = sharing
-        #: Whether all its instances die again and again: nothing is queued for it until one is ready.
+        #: Whether all its instances die again and again: requests are refused until one is ready.
         self.is_failed = False
 
     def points(self, compute: Compute) -> tuple[int, int, int, int]:
-        """The compute time points that a trace of one of its requests has."""
+        """The compute time points in a trace of one of its requests."""
         return time_points(compute)
 
     def heed_deadlines(self) -> None:
-        """A request with a deadline is about to be queued: from now on they are looked at."""
+        """Check deadlines from now on: a request with one is about to be queued."""
         if not self.scheduler.heeds_deadlines:
             self.scheduler = DeadlineScheduler(self.scheduler)
 
 
 class Running:
-    """A batch that a worker has been given: its number, how many rows, how many of its answers are missing.
+    """A batch that a worker has been given: its number, its rows, and how many of its answers are missing.
 
-    `is_executed` once only its answers are awaited, and the instance has been given others. `compute` is how the
-    execution spent its time that ended at `end_ns`. `positions`, of a batch whose answers come one by one: where in the
-    ring those of its requests stand that are not marked as answered, by key.
+    `is_executed` once its execution is over and the instance is free, though answers are missing. `compute` are the
+    times of the execution that ended at `end_ns`. `positions`, for a batch whose answers come one by one: key →
+    position in the ring of each request that is not marked as answered.
     """
 
     __slots__ = ("compute", "end_ns", "is_executed", "num_missing", "number", "positions", "rows")
@@ -245,7 +245,7 @@ class Running:
 
 
 class Worker(Peer):
-    """A model instance: the requests it has been given and has not answered, in the order of their batches."""
+    """A model instance, and the requests it has been given and not answered, in the order of their batches."""
 
     __slots__ = (
         "_link_words", "_words", "cancelled", "freed", "held", "is_hungry", "missing", "model", "num_batches",
@@ -256,19 +256,19 @@ class Worker(Peer):
         super().__init__(owner, link, segment, bell)
         self.model = model
         self.missing: dict[int, Running] = {}
-        #: Numbers of the batch that it was given last, and of the one that it finished last: it keeps their order.
+        #: Numbers of the last batch it was given, and of the last one that is finished; batches finish in order.
         self.num_batches = 0
         self.num_finished = 0
-        #: Blocks of its that nobody holds any more, to be told with its next batch, or at the end of the step.
+        #: Its blocks that have no holder any more, to be sent with its next batch, or at the end of the step.
         self.freed: list[int] = []
-        #: Requests that nobody waits for any more, which it has not been told: each once, whoever says it again.
+        #: Cancelled requests that it has not been told of, each once.
         self.cancelled: set[int] = set()
-        #: Whether it waits for blocks to come back, and since when because it has no memory for a result (0: it has).
+        #: Whether it waits for freed blocks, and since when it has had no memory for a result (ns; 0: it has).
         self.is_hungry = False
         self.short_since_ns = 0
-        #: A batch some of whose requests were answered in this step, perhaps all.
+        #: A batch some of whose requests, or all, were answered in this step.
         self.partly_answered: Running | None = None
-        #: Which sequences the instance has; as a successor finds them, `held`.
+        #: The instance's sequences by slot; `held` are those that a successor found there.
         self.slots = SlotTable(link)
         self.held: list[HeldSlot] = []
         self._words = segment.words
@@ -276,20 +276,19 @@ class Worker(Peer):
 
     @property
     def batch_begun(self) -> int:
-        """The number of the batch that it began last, as it says itself."""
+        """Number of the last batch that it has begun, according to itself."""
         return self._words[PROGRESS_WORD]
 
     def may_not_ring(self, now_ns: int) -> bool:
-        """Whether the ring may get, or has, an answer for which the worker does not ring before its next execution,
-        which may be long. Not once the present execution has lasted so long that the worker rings at its end."""
+        """Whether its ring has, or may get, an answer without a ring before its next execution, which may be long. Not
+        once the present execution has lasted so long that the worker rings at its end."""
         since_ns = self._words[BUSY_SINCE_WORD]
         if not self.missing or self.overlaps or 0 < since_ns < now_ns - RING_AFTER_NS:
-            return self.reader.has_unread()  # in this order: answers from before this execution are seen
+            return self.reader.has_unread()  # in this order, so that answers from before this execution are seen
         return True
 
     def flush(self) -> bool:
-        """Tell what was freed and did not travel with a batch, too, and of what was cancelled as much as leaves room
-        for blocks and batches."""
+        """Publish; also push FREEs that travelled with no batch, and CANCELs as blocks and batches leave room."""
         for ref in self.freed:
             self.writer.push(layout.free_record(ref))
         self.freed.clear()
@@ -301,21 +300,22 @@ class Worker(Peer):
 
     @property
     def overlaps(self) -> bool:
-        """Whether it answers requests after it has executed them, so that batches do not end in their order."""
+        """Whether it answers requests after their execution has ended, so that batches do not finish in order."""
         return bool(self._link_words[OVERLAP_WORD])
 
     def end_shortage(self, ref: int) -> None:
-        """The worker has sent a result, in this block if any, and so waits for memory no longer."""
+        """Note a result in block `ref` (0: without a block): the worker does not wait for memory any more."""
         self.short_since_ns = 0
-        self.is_hungry = layout.ref_owner(ref) != self.owner  # a block of its own slab says that this has room again
+        # a block of its own slab means that the slab has room again
+        self.is_hungry = layout.ref_owner(ref) != self.owner
 
     def note_overlap(self) -> None:
-        """It does; a successor will know, too."""
+        """Mark the worker as overlapping, for a successor, too."""
         self._link_words[OVERLAP_WORD] = 1
 
     def acknowledge(self) -> None:
-        """Note all records of the worker as passed on. A successor is left the number of the batch up to which all
-        answers were, and, of the batch behind it, which were."""
+        """Free the slots of the worker's records. A successor is left the number of the batch up to which all answers
+        were passed on, and marks on the answered requests of the batch behind it."""
         if (running := self.partly_answered) is not None:
             self.partly_answered = None
             if running.num_missing and not self.overlaps:
@@ -329,8 +329,8 @@ class Worker(Peer):
         self.reader.acknowledge()
 
     def note_returned(self, running: Running, key: int) -> None:
-        """Leave a successor that the worker has given a request of this batch back: it need not wait for an answer, and
-        may find the request in a later batch. Before the request is given to an instance again."""
+        """Mark, for a successor, that the worker has given back a request of this batch: it need not wait for an
+        answer, and may find the request in a later batch. To be called before the request is queued again."""
         if not self.overlaps:
             self._mark(running, key)
 
@@ -349,7 +349,7 @@ class Worker(Peer):
         return running.positions
 
     def _items(self, finished: int) -> Iterator[tuple[int, Record]]:
-        """The requests of all batches behind the batch `finished`, the newest first, with their places in the ring."""
+        """The requests of all batches behind the batch `finished`, newest first, with their positions in the ring."""
         for position, record in self.writer.history():
             if record[0] == BATCH_ITEM:
                 if record[B.BATCH] <= finished:
@@ -357,14 +357,17 @@ class Worker(Peer):
                 yield position, record
 
     def given(self) -> list[Record]:
-        """The requests that a dead batcher gave this worker and saw no answer to, in order, where this is known."""
+        """The requests that a dead batcher gave this worker and saw no answer to, in order, as far as this is known."""
         if not self.missing:
             return []
         items = [record for _, record in self._items(self._link_words[PROGRESS_WORD]) if not record[B.ANSWERED]]
         return [record for record in reversed(items) if record[B.KEY] in self.missing]
 
     def take_over(self) -> None:
-        """Find out what a dead batcher gave this worker and saw no answer to: it stands in the ring between them.
+        """Find the requests that a dead batcher gave this worker and saw no answer to, in the ring between them.
+
+        Those of a worker whose executions overlap cannot be told from requests whose responses clients have had
+        already: its records about earlier batches are ignored.
 
         Requests of a worker whose executions overlap cannot be told from those whose responses clients have been
         shown: whatever it says of earlier batches is passed over.
@@ -389,7 +392,7 @@ class Worker(Peer):
                 self.missing[record[B.KEY]] = running
                 given[(record[B.FLAGS] >> SLOT_SHIFT) - 1] = record
         if self.missing:
-            # Batches end in their order, so the first that misses answers is the first that has not ended.
+            # Batches finish in order, so all before the first that misses answers have.
             self.num_finished = next(iter(self.missing.values())).number - 1
         for slot, correlation, number, state in slots:
             record = given.get(slot, _NO_ITEM)

@@ -1,8 +1,9 @@
-"""One connection to Redis in the batcher's loop: values by name, asked for and kept without ever waiting.
+"""One connection to Redis in the batcher's loop: values by name, requested and stored without ever blocking.
 
-Rules: whoever asks hears within `socket_timeout`, a value or that there is none. A Redis that is silent for longer, or
-says what is no reply, is left; it is tried again a second later, and until then nothing is asked. Names, addresses, TLS
-and passwords are a thread's business, which lives until there is a connection or an error: nobody waits for it.
+Each lookup is answered within `socket_timeout`, by a value or by None. A Redis that is silent for longer, or sends a
+malformed reply, is disconnected; a second later it is tried again, and until then lookups are refused. Names,
+addresses, TLS and passwords are resolved in a thread that ends with a connection or an error; the loop does not wait
+for it.
 """
 
 import logging
@@ -22,56 +23,56 @@ from shoal.cache_settings import RedisSettings
 
 _log = logging.getLogger(__name__)
 
-#: What waits to be sent at most; then values are not kept. A gigabit takes 34 ms for it (ours).
+#: Most bytes that wait to be sent; beyond them values are not stored. A gigabit link takes 34 ms for them (ours).
 MAX_UNSENT_BYTES = 4 * MAX_VALUE_BYTES
-#: Until a Redis that could not be reached, or did not answer, is tried again (ours).
+#: Pause before a Redis that could not be reached, or did not answer, is tried again (ours).
 RETRY_NS = 1_000_000_000
 
 _RECEIVE_BYTES = 256 << 10
-#: At a time, so that whoever else rings has a turn.
+#: Most reads per step, so that peers that ring meanwhile are served.
 _MAX_RECEIVES = 8
-#: In place of a key: a value was sent, of which only a refusal is worth hearing.
+#: In place of a key: the reply to a stored value, of which only a refusal matters.
 _KEPT = 0
 _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
-#: Nothing more can be read, or sent, for now.
+#: Raised where nothing more can be read, or sent, for now.
 _NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
 #: Bytes that hiredis may hold beyond the largest value: its first line, and replies that were read a moment ago.
 _MOST_BESIDE_VALUE = 64 << 10
 _INCOMPLETE = object()
 
-#: Who asked, and the value; None: there is none, or nobody knows.
+#: The key of the request that asked, and the value; None: there is none, or it is unknown.
 Found = tuple[int, bytes | None]
 
 
 class ProtocolError(ConnectionError):
-    """What came is no reply, and nothing that follows can be understood."""
+    """The bytes received are not a reply; none after them can be understood."""
 
 
 class Refusal(Exception):
-    """What an error reply says."""
+    """The text of an error reply."""
 
 
-#: A text, a value or a number; None for a value that is not there, or what is wrong.
+#: A text, a value or a number; None for a missing value; Refusal for an error.
 Reply = bytes | int | Refusal | None
 
 
 def command(*words: str | bytes | int) -> bytes:
-    """A command and its arguments as Redis takes them."""
+    """A command and its arguments in Redis's protocol."""
     packed: bytes = pack_command(words)  # type: ignore[arg-type]  # the package's hint is for a command without arguments
     return packed
 
 
 class ReplyReader:
-    """Replies of Redis to a cache's commands, which are never arrays, out of what arrives."""
+    """Incremental parser of Redis's replies to a cache's commands, which are never arrays."""
 
     def __init__(self, max_nbytes: int) -> None:
-        """`max_nbytes`: the largest value that is expected."""
+        """`max_nbytes` is the largest value that is expected."""
         self._most = max_nbytes + _MOST_BESIDE_VALUE
         self._reader = Reader(protocolError=ProtocolError, replyError=Refusal, notEnoughData=_INCOMPLETE)
 
     def read(self, data: bytes) -> Iterator[Reply]:
-        """All replies that are complete with this. Raises ProtocolError."""
+        """All replies that these bytes complete. Raises ProtocolError."""
         self._reader.feed(data)
         while (reply := self._next()) is not _INCOMPLETE:
             if not isinstance(reply, (bytes, int, Refusal, NoneType)):
@@ -83,34 +84,35 @@ class ReplyReader:
     def _next(self) -> object:
         try:
             return self._reader.gets()
-        except MemoryError:  # hiredis makes a list as long as an array's first line says, before its elements have come
+        except MemoryError:  # hiredis allocates as many elements as an array's first line claims, before they have come
             raise ProtocolError("a reply is an array that does not fit into memory") from None
 
 
 class RedisConnection:
-    """`ask` and `keep`, then `step`. The poller wakes the loop when there is something to read or room to write."""
+    """A connection, and what waits to be sent and received: `ask` and `keep`, then `step`. `poller` wakes the loop when
+    the socket is readable or writable."""
 
     def __init__(self, settings: RedisSettings, poller: select.epoll, wake: Callable[[], None]) -> None:
-        """`wake` ends a wait of the loop, and is called by another thread."""
+        """`wake` ends a wait of the loop; it is called by another thread."""
         self._settings = settings
         self._poller = poller
         self._wake = wake
         self._timeout_ns = round(settings.socket_timeout_s * 1e9)
         self._place = f"Redis at {settings.host}:{settings.port}"
-        # Changed by step: the connection, when there may be another (None: once it is called), and what has been told.
+        # Changed by step: the connection, when another may be tried (None: once it is called), and the logged error.
         self._socket: socket.socket | None = None
         self._retry_ns: int | None = None
         self._is_connecting = False
         self._is_told = False
         self._is_refusal_told = False
-        #: What the thread has come to; changed by it, and by step.
+        #: The thread's result; changed by it, and by step.
         self._made: socket.socket | OSError | ValueError | None = None
-        #: Of the connection; -1 where there is none.
+        #: Descriptor of the connection; -1 without one.
         self.fd = -1
-        #: Whether there may be something to read, or room. Set by the loop.
+        #: Whether the socket may be readable or writable. Set by the loop.
         self.is_ready = False
-        # Changed by ask, keep, forget and step: who waits, and until when where that is earlier than for others; what
-        # replies are to, in their order, and until when; what is to be sent, and what is being.
+        # Changed by ask, keep, forget and step: keys that wait, with deadlines earlier than the timeout; expected
+        # replies in order, with their timeouts; bytes to be sent, and being sent.
         self._asked: set[int] = set()
         self._hasty: dict[int, int] = {}
         self._awaited: deque[tuple[int, int]] = deque()
@@ -120,22 +122,22 @@ class RedisConnection:
         self._sending = memoryview(b"")
         self._found: list[Found] = []
 
-    # --- what the cache wants ---
+    # --- called by the cache ---
 
     def ask(self, key: int, name: bytes, now_ns: int, deadline_ns: int = 0) -> bool:
-        """Look for a value; `step` tells. False where nothing can be asked. The deadline is the asker's (0 = none)."""
+        """Request a value; `step` returns it. False if nothing can be requested. `deadline_ns`: the client's, or 0."""
         if self._socket is None:
             return False
         latest_ns = now_ns + self._timeout_ns
         self._asked.add(key)
         if 0 < deadline_ns < latest_ns:
             self._hasty[key] = deadline_ns
-        # Not GET: whatever stands there, no more than this comes.
+        # Not GET: a larger value must not be sent whole.
         self._say(command(b"GETRANGE", name, 0, MAX_VALUE_BYTES - 1), key, latest_ns)
         return True
 
     def forget(self, key: int) -> bool:
-        """Whether it waited for a value; it does no more."""
+        """Whether the request waited for a value; it no longer does."""
         self._hasty.pop(key, None)
         if key not in self._asked:
             return False
@@ -143,7 +145,7 @@ class RedisConnection:
         return True
 
     def keep(self, name: bytes, value: bytes, now_ns: int) -> None:
-        """Send a value, unless that is too much for now."""
+        """Send a value to be stored, unless too many bytes wait already."""
         nbytes = len(value)
         if self._socket is not None and self._num_unsent_bytes + len(self._sending) + nbytes <= MAX_UNSENT_BYTES:
             self._say(command(b"SET", name, value), _KEPT, now_ns + self._timeout_ns)
@@ -153,11 +155,11 @@ class RedisConnection:
         self._unsent.append(words)
         self._num_unsent_bytes += len(words)
 
-    # --- the loop's part ---
+    # --- called by the loop ---
 
     @property
     def deadline_ns(self) -> int | None:
-        """When `step` must run again though nothing comes; 0: at once."""
+        """When `step` must run again though nothing arrives, in ns; 0: at once; None: never."""
         if self._socket is None:
             return None if self._is_connecting else self._retry_ns
         if self.is_ready or (self._unsent and not self._sending):
@@ -168,7 +170,7 @@ class RedisConnection:
         return min(latest_ns, *self._hasty.values()) if self._hasty else latest_ns
 
     def step(self, now_ns: int) -> list[Found]:
-        """Send what there is, hear what has come, look at the time. Who has waited long enough hears of no value."""
+        """Send and receive what is possible. Returns found values; None for lookups that failed or timed out."""
         if self._socket is None:
             self._connect(now_ns)
         if self._socket is not None:
@@ -218,11 +220,11 @@ class RedisConnection:
             self._is_refusal_told = True
             _log.warning("%s refuses: %s; such answers are neither found nor kept", self._place, reply)
         if self.forget(key):
-            # Where nothing stands GETRANGE finds an empty text.
+            # GETRANGE returns an empty text for a missing value.
             self._found.append((key, reply if isinstance(reply, bytes) and reply else None))
 
     def _lose(self, error: OSError, now_ns: int) -> None:
-        """Whatever was asked is not known. One that was idle may have been closed: that is no news."""
+        """Close the connection; all lookups have failed. An idle one that Redis closes is not logged."""
         assert self._socket is not None
         is_news = bool(self._awaited) or isinstance(error, ProtocolError)
         self._poller.unregister(self.fd)
@@ -239,7 +241,7 @@ class RedisConnection:
         self._wait(error if is_news else None, now_ns)
 
     def _wait(self, error: object, now_ns: int) -> None:
-        """There is no connection, for a while; why, if that is to be told."""
+        """Do without a connection for a while, and log the error if it is new."""
         self._retry_ns = now_ns + RETRY_NS
         if error is not None and not self._is_told:
             self._is_told = True
@@ -248,7 +250,7 @@ class RedisConnection:
     # --- the connection ---
 
     def _connect(self, now_ns: int) -> None:
-        """Begin to, or look what has become of it."""
+        """Start the thread that connects, or take its result."""
         if self._is_connecting:
             made, self._made = self._made, None
             if made is None:
@@ -264,23 +266,23 @@ class RedisConnection:
         elif self._retry_ns is None or now_ns >= self._retry_ns:
             try:
                 threading.Thread(target=self._make, name="redis", daemon=True).start()
-            except RuntimeError as error:  # the system has none left
+            except RuntimeError as error:  # the system allows no further thread
                 self._wait(error, now_ns)
                 return
             self._is_connecting = True
 
     def _make(self) -> None:
-        """The thread."""
+        """The connecting thread's body."""
         try:
             self._made = connected(self._settings)
-        except (OSError, ValueError) as error:  # the latter where the host cannot be a name
+        except (OSError, ValueError) as error:  # ValueError: a host that cannot be a name
             self._made = error
         self._wake()
 
 
 def connected(settings: RedisSettings) -> socket.socket:
-    """A connection that has answered, and does not block from now on. Raises OSError; what `connect_timeout` bounds is
-    each wait for the network, and the whole of it once the addresses are known."""
+    """A greeted, non-blocking connection. Raises OSError. `connect_timeout` bounds each wait for the network, and the
+    whole of it once the addresses are known."""
     connection = socket.create_connection((settings.host, settings.port), settings.connect_timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -297,12 +299,13 @@ def connected(settings: RedisSettings) -> socket.socket:
 def _with_tls(connection: socket.socket, settings: RedisSettings) -> socket.socket:
     context = ssl.create_default_context(cafile=settings.cacert or None, capath=settings.cacert_dir or None)
     if settings.cert:
-        context.load_cert_chain(settings.cert, settings.key or None, password="")  # or it asks the terminal
+        # an empty password keeps it from asking on the terminal
+        context.load_cert_chain(settings.cert, settings.key or None, password="")
     return context.wrap_socket(connection, server_hostname=settings.sni or settings.host)
 
 
 def _greet(connection: socket.socket, settings: RedisSettings) -> None:
-    """Say who we are. A process that stands still takes connections, too: only one that has answered is there."""
+    """Log in, select the database, wait for replies: a stopped Redis accepts connections, too. Raises OSError."""
     commands = []
     if settings.user or settings.password:
         names = (settings.user,) if settings.user else ()

@@ -1,9 +1,9 @@
-"""Which answers are kept, and who waits for one that is being made: least recently used, within a number of bytes.
+"""Kept answers, and requests that wait for an equal one's: least recently used, bounded by bytes.
 
-Rules: of equal requests on their way one is executed, the leader, and the others wait for what becomes of it; but not
-those of another priority or timeout, nor whose deadline is before the leader's, which may still be queued then. What is
-evicted counts until its memory is free again, since a client may still read it. Pure: knows no clock, no record and no
-memory; an answer is a word that names its block and another that says where its header is. Lives in the batcher.
+Of equal requests in progress one is executed, the leader, and the others wait for its answer; but not those of another
+priority or timeout, nor with a deadline before the leader's, which may be queued for longer. An evicted answer counts
+until its memory is free again, since a client may still read it. Pure: knows no clock, no record and no memory; an
+answer is a word that names its block and another that says where its header is. Lives in the batcher.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """What makes requests equal: the model version as it was loaded, and the digest that its front end made."""
+    """What equal requests share: the model version as it was loaded, and the digest that a front end made."""
 
     model_id: int
     digest_low: int
@@ -19,7 +19,7 @@ class Identity(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """An answer that is kept."""
+    """A kept answer."""
 
     ref: int
     header: int
@@ -35,73 +35,72 @@ class Flight(NamedTuple):
 
 
 class _Led(NamedTuple):
-    """A flight on its way: its leader's deadline (0 = none), and who waits for it, in their order."""
+    """A flight in progress: its leader's deadline (0 = none), and the requests that wait for it, in order."""
 
     deadline_ns: int
     waiting: dict[int, None]
 
 
 class ResponseCache:
-    """`begin` and `end` of what is executed; `find`, `store` and `evict` of what has been."""
+    """`find`, `store` and `evict` kept answers; `begin` and `end` requests that others may wait for."""
 
     __slots__ = ("_flights", "_leaders", "_lingering", "_max_nbytes", "_stored", "_waiting", "nbytes")
 
     def __init__(self, max_nbytes: int) -> None:
         self._max_nbytes = max_nbytes
-        # Changed by store, evict, drop and freed: the oldest first; by block, the bytes of those evicted and not free.
+        # Changed by store, evict, drop and freed: kept answers, oldest first; bytes of evicted blocks not yet free.
         self._stored: OrderedDict[Identity, Stored] = OrderedDict()
         self._lingering: dict[int, int] = {}
-        #: Of both together.
+        #: Bytes of both together.
         self.nbytes = 0
-        # Changed by begin, end, cancel and drain: who leads what, who waits for what, and in which order.
+        # Changed by begin, end, cancel and drain: leaders' flights; waiting requests' flights; flights' states.
         self._leaders: dict[int, Flight] = {}
         self._waiting: dict[int, Flight] = {}
         self._flights: dict[Flight, _Led] = {}
 
     def __len__(self) -> int:
-        """Answers that can be found."""
+        """Number of answers that can be found."""
         return len(self._stored)
 
     @property
     def lingering(self) -> list[int]:
-        """Blocks that were evicted and are not free yet."""
+        """Evicted blocks that are not free yet."""
         return list(self._lingering)
 
-    # --- what has been answered ---
+    # --- kept answers ---
 
     def find(self, identity: Identity) -> Stored | None:
-        """The answer to an equal request, the youngest from now on."""
+        """The answer to an equal request, which becomes the most recently used."""
         stored = self._stored.get(identity)
         if stored is not None:
             self._stored.move_to_end(identity)
         return stored
 
     def has(self, identity: Identity) -> bool:
-        """Whether it would be found."""
+        """Whether there is an answer to an equal request."""
         return identity in self._stored
 
     def fits(self, nbytes: int) -> bool:
-        """Whether so much may be stored now."""
+        """Whether an answer of so many bytes may be stored now."""
         return self.nbytes + nbytes <= self._max_nbytes
 
     def store(self, identity: Identity, stored: Stored) -> None:
-        """Keep an answer that fits, to a request to which none is kept."""
+        """Keep an answer, which fits, to a request that has none."""
         assert self.fits(stored.nbytes)
         assert identity not in self._stored
         self._stored[identity] = stored
         self.nbytes += stored.nbytes
 
     def evict(self) -> int:
-        """Let go of the oldest answer. Returns its block, which is `freed` when nobody reads it; 0 where there is
-        none."""
+        """Evict the oldest answer. Returns its block, to be `freed` once it has no reader; 0 if there is no answer."""
         return self._let_go(next(iter(self._stored))) if self._stored else 0
 
     def freed(self, ref: int) -> None:
-        """The block of an answer that was let go of is free again."""
+        """Note that an evicted answer's block is free again."""
         self.nbytes -= self._lingering.pop(ref)
 
     def drop(self, model_id: int) -> list[int]:
-        """A model version is gone, and its answers with it: their blocks, as of `evict`."""
+        """Evict all answers of a model version that is gone. Returns their blocks, as `evict` does."""
         return [self._let_go(identity) for identity in list(self._stored) if identity.model_id == model_id]
 
     def _let_go(self, identity: Identity) -> int:
@@ -109,10 +108,10 @@ class ResponseCache:
         self._lingering[ref] = nbytes
         return ref
 
-    # --- what is being answered ---
+    # --- requests in progress ---
 
     def begin(self, flight: Flight, key: int, deadline_ns: int) -> bool:
-        """Whether this request must be executed, as the leader or by itself; else it waits for the leader."""
+        """Whether this request must be executed, as the leader or by itself; otherwise it waits for the leader."""
         led = self._flights.get(flight)
         if led is None:
             self._leaders[key], self._flights[flight] = flight, _Led(deadline_ns, {})
@@ -124,12 +123,12 @@ class ResponseCache:
         return False
 
     def end(self, key: int) -> tuple[Flight, list[int]] | None:
-        """A leader has ended; who has waited for it, in their order. None where it led nothing."""
+        """End a leader. Returns its flight and the requests that have waited for it, in order; None if it led none."""
         flight = self._leaders.pop(key, None)
         return None if flight is None else (flight, self._disband(flight))
 
     def cancel(self, key: int) -> bool:
-        """Whether the request waited for another; it does no more."""
+        """Whether the request waited for another; it no longer does."""
         flight = self._waiting.pop(key, None)
         if flight is None:
             return False
@@ -137,7 +136,7 @@ class ResponseCache:
         return True
 
     def drain(self, model_id: int) -> list[int]:
-        """Nothing more is answered together, of a model version: all who have waited."""
+        """End all flights of a model version. Returns the requests that have waited."""
         leaders = [key for key, flight in self._leaders.items() if flight.identity.model_id == model_id]
         return [waiting for key in leaders for waiting in self._disband(self._leaders.pop(key))]
 

@@ -1,4 +1,4 @@
-"""Who makes way for others: workers and models that get nothing more, until nothing of theirs is left.
+"""Workers and models that get nothing more, and are reported once nothing of theirs is left.
 
 Lives in the batcher.
 """
@@ -10,7 +10,7 @@ from shoal.messages.from_batcher import ModelRetired, WorkerRetired
 
 
 class Retirement:
-    """Each is reported once."""
+    """The retiring workers and models; each is reported once."""
 
     __slots__ = ("models", "workers")
 
@@ -20,9 +20,9 @@ class Retirement:
         self.models: set[Model] = set()
 
     def reports(self, all_workers: Iterable[Worker], in_use: set[int]) -> list[ModelRetired | WorkerRetired]:
-        """Of those that have nothing left; by now their last answers have been shown to clients.
+        """Messages about those that have nothing left; their last answers have been published to clients.
 
-        `in_use` are the models that a request on its way may still need, though nothing is queued or running there.
+        `in_use` are models that an open request may still need, though none is queued or running there.
         """
         reports: list[ModelRetired | WorkerRetired] = []
         for worker in [each for each in self.workers if not each.missing]:

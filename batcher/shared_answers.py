@@ -1,4 +1,4 @@
-"""Answers that other servers can find: names that mean the same to all of them, and bytes that are not taken on trust.
+"""Answers shared with other servers: names, the same on all of them, and bytes, which are checked.
 
 A name is  shoal:1:<model>:<version>:<loaded>:<asked>  where <loaded> says what the version was loaded from (`revision`
 in repository/plan.py), <asked> what was asked (shoal/star/request_digest.py). A value, with little-endian numbers:
@@ -24,7 +24,7 @@ from shoal.datatypes import BY_WIRE
 from shoal.errors import InternalError
 from shoal.request import unpack_response
 
-#: A larger value is neither kept nor looked at (measured: one of a MiB takes the batcher 0.4 ms to keep, 0.7 to find).
+#: Larger values are neither stored nor read (measured: for 1 MiB the batcher takes 0.4 ms to store, 0.7 to read).
 MAX_VALUE_BYTES = 1 << 20
 
 _PREFIX = "shoal:1:"
@@ -34,7 +34,7 @@ _CHECKED_FROM = 8
 
 
 class Store(Protocol):
-    """Values by name, somewhere (redis_connection.py says what is promised)."""
+    """A store of values by name (redis_connection.py has the rules)."""
 
     @property
     def deadline_ns(self) -> int | None: ...
@@ -45,25 +45,25 @@ class Store(Protocol):
 
 
 class Answer(NamedTuple):
-    """A value that makes sense: what goes into a block, and where the header is in it."""
+    """A valid value: a block's contents, and where the header is in them."""
 
     contents: memoryview
     header: int
 
 
 class LookUp(NamedTuple):
-    """A request whose answer may be there."""
+    """A request whose answer may be in the store."""
 
     identity: Identity
     began_ns: int
 
 
 class SharedAnswers:
-    """Who waits for the store, and what is told to it."""
+    """The requests that wait for the store, and the answers to be stored."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Changed by name and unname: how the names of a model version's answers begin, by its id.
+        # Changed by name and unname: model id → first part of the names of its answers.
         self._names: dict[int, bytes] = {}
         # Changed by look_up, forget and step.
         self._pending: dict[int, LookUp] = {}
@@ -71,15 +71,15 @@ class SharedAnswers:
     # --- models ---
 
     def name(self, model_id: int, revision: str) -> None:
-        """What a model version is called wherever it is served."""
+        """Set a model version's name, the same wherever that version is served."""
         self._names[model_id] = f"{_PREFIX}{revision}:".encode()
 
     def unname(self, model_id: int) -> None:
-        """It is gone: what is still executed of it is not kept."""
+        """Forget a version that is gone: answers of requests still running are not stored."""
         self._names.pop(model_id, None)
 
     def drop(self, model_id: int) -> list[int]:
-        """Whoever waits for an answer of this version does no more."""
+        """Forget all requests to this version that wait for the store, and return them."""
         keys = [key for key, look_up in self._pending.items() if look_up.identity.model_id == model_id]
         for key in keys:
             self.forget(key)
@@ -87,36 +87,36 @@ class SharedAnswers:
 
     @property
     def in_use(self) -> set[int]:
-        """The models whose answers are waited for."""
+        """Models with requests that wait for the store."""
         return {look_up.identity.model_id for look_up in self._pending.values()}
 
     # --- answers ---
 
     def look_up(self, identity: Identity, queued: QueuedRequest, now_ns: int) -> bool:
-        """Whether the request waits now: `step` says for what."""
+        """Request an answer from the store. Whether the request waits now; then `step` returns what was found."""
         if not self._store.ask(queued.key, self._name(identity), now_ns, queued.deadline_ns):
             return False
         self._pending[queued.key] = LookUp(identity, now_ns)
         return True
 
     def forget(self, key: int) -> bool:
-        """Whether the request waited; it does no more."""
+        """Whether the request waited; it no longer does."""
         self._store.forget(key)
         return self._pending.pop(key, None) is not None
 
     def keep(self, identity: Identity, contents: memoryview, header: int, now_ns: int) -> None:
-        """Let others find an answer, unless it is large."""
+        """Send an answer to the store, unless it is large."""
         if len(contents) + _HEAD.size > MAX_VALUE_BYTES or identity.model_id not in self._names:
             return
         self._store.keep(self._name(identity), pack_answer(contents, header), now_ns)
 
     @property
     def deadline_ns(self) -> int | None:
-        """When `step` must run again though nobody rings; 0: at once."""
+        """When `step` must run again though no bell rings, in ns; 0: at once; None: never."""
         return self._store.deadline_ns
 
     def step(self, now_ns: int) -> list[tuple[int, LookUp, Answer | None]]:
-        """Who has waited for what, and what was found."""
+        """Requests whose lookup has ended, and the answers found."""
         found = self._store.step(now_ns)
         return [(key, self._pending.pop(key), unpack_answer(value) if value else None) for key, value in found]
 
@@ -125,13 +125,13 @@ class SharedAnswers:
 
 
 def pack_answer(contents: memoryview, header: int) -> bytes:
-    """A value of what lies in a block: tensors, and from `header` on how they are to be read."""
+    """The value for a block's contents: tensors, and from offset `header` on their header."""
     rest = struct.pack("<II", header, 0)
     return b"".join((_MAGIC, struct.pack("<I", crc32(contents, crc32(rest))), rest, contents))
 
 
 def unpack_answer(value: bytes) -> Answer | None:
-    """What `pack_answer` made, None for anything else."""
+    """The answer in a value; None if it is not one that `pack_answer` made."""
     if len(value) < _HEAD.size:
         return None
     magic, checksum, header, nothing = _HEAD.unpack_from(value)

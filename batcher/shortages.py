@@ -1,8 +1,8 @@
-"""Workers that lack memory for a result: who is asked for theirs. Pure; lives in the batcher.
+"""Workers that lack memory for a result: which clients must give back theirs. Pure; lives in the batcher.
 
-A worker that has no room (ROOM) first gets back what front ends hold for slow readers: they copy it, within their
-bounds, and release it. Meanwhile it has memory of another kind made. Where there is none (ROOM_NOW), front ends give up
-their slowest readers, and of guests, who cannot be asked, the one that holds most is ended.
+A worker without room (ROOM) first gets back what front ends hold for slow readers: they copy it, within their bounds,
+and release it. Meanwhile the worker asks for an oversize segment. If it gets none (ROOM_NOW), front ends disconnect
+their slowest readers, and of guests, which cannot be asked, the one that holds most is ended.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from shoal.shm.layout import MAX_RECALLED, ROOM, ROOM_NOW, recall_record
 
 
 class Shortages:
-    """Front ends that are asked join `written`."""
+    """Recalls of blocks. Front ends to which a RECALL was sent are added to `written`."""
 
     def __init__(self, clients: Mapping[int, Client], holders: Holders, blocks: Blocks, written: set[Client]) -> None:
         self._clients = clients
@@ -25,7 +25,7 @@ class Shortages:
         self._written = written
 
     def ask_back(self, worker: Worker, urgency: int, now_ns: int) -> int:
-        """Ask front ends for what they hold of this worker's results. Returns the guest that must go; mostly 0."""
+        """Send RECALL to the front ends that hold this worker's results. Returns the guest to be ended; mostly 0."""
         worker.is_hungry = True
         if urgency not in (ROOM, ROOM_NOW):
             return 0
@@ -43,7 +43,7 @@ class Shortages:
 
     def _ask(self, client: Client, segments: set[int], *, is_urgent: bool) -> None:
         if client.has_unread_recall:
-            return  # it stands still, or has not come to it: what it holds is asked for again if it is still wanted
+            return  # it is stopped or busy: if the memory is still needed then, it is asked again
         rest = iter(segments)
         while owners := tuple(islice(rest, MAX_RECALLED)):
             client.recall(recall_record(owners, is_urgent=is_urgent))

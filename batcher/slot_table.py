@@ -1,7 +1,7 @@
-"""Which sequences the slots of an instance have, in the batcher's memory, so that a successor goes on with them.
+"""The sequences in the slots of an instance, written to the batcher's memory so that a successor continues them.
 
-Written by the batcher before it shows the worker what runs, and before it counts an answer as passed on; read by the
-batcher that takes its place. `shm/layout.py` draws it.
+The batcher writes the table before it shows the worker a batch, and before it counts an answer as passed on; its
+successor reads it. `shm/layout.py` draws it.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _CORRELATION, _NUMBER, _STATE = S.CORRELATION, S.NUMBER, S.STATE
 
 
 class SlotTable:
-    """That of one worker."""
+    """The table of one worker."""
 
     __slots__ = ("_words",)
 
@@ -24,16 +24,16 @@ class SlotTable:
         self._words = link.words[first : first + header.slab_nbytes // WORD]
 
     def note(self, change: SlotChange) -> None:
-        """A slot has another sequence, or the same in another state."""
+        """Write down that a slot has another sequence, or the same in another state."""
         words, first = self._words, SLOT_WORDS * change.slot
         if first + SLOT_WORDS <= len(words):
-            # In this order: a sequence that is half written down is none.
+            # In this order: a half-written sequence counts as none.
             words[first + _STATE] = SlotState.FREE
             words[first + _CORRELATION], words[first + _NUMBER] = change.correlation, change.number
             words[first + _STATE] = change.state
 
     def read(self) -> Iterator[tuple[int, int, int, SlotState]]:
-        """(slot, correlation, number, state) of those that have a sequence."""
+        """(slot, correlation, number, state) of each slot that has a sequence."""
         words = self._words.tolist()
         for slot in range(len(words) // SLOT_WORDS):
             row = words[SLOT_WORDS * slot : SLOT_WORDS * (slot + 1)]

@@ -1,4 +1,4 @@
-"""What the batcher counts, into a model's row of cells. Pure; times are monotonic nanoseconds."""
+"""The batcher's counting, into a model's row of cells. Pure; times are monotonic nanoseconds."""
 
 from shoal.errors import CancelledError
 from shoal.shm.counters import CELL, Row
@@ -12,19 +12,21 @@ _LAST_INFERENCE_MS = CELL["last_inference_ms"]
 #: Why a request failed: the cell that counts it beside `fail_count`.
 REJECTED, CANCELED, BACKEND = CELL["failed_rejected"], CELL["failed_canceled"], CELL["failed_backend"]
 OTHER = CELL["failed_other"]
-#: How the queue stands; not counted, but looked up whenever a row is published.
+#: The state of the queue; not counted, but read from the scheduler whenever a row is published.
 PENDING_COUNT, OLDEST_QUEUED_NS = CELL["pending_count"], CELL["oldest_queued_ns"]
 
-#: How one execution spent its time: when it began, then how long input, inference and output took.
+#: Times of one execution in ns: its start, then the durations of input, inference and output.
 Compute = tuple[int, int, int, int]
 
 
-#: No step of the batcher takes as long (ours; it is killed after a second of silence).
+#: Longer than any step of the batcher (ours; it is killed after a second of silence).
 _STEP_NS = 1_000_000_000
 
 
 def compute_times(start: int, input_end: int, output_start: int, end: int, now_ns: int) -> Compute:
-    """Time points as a DONE record has them, made monotonic and past, since a worker could write anything.
+    """The times of a DONE record, made monotonic and past, since a worker could write anything.
+
+    Two times near 2^64 would overflow a cell. `now_ns` is when the batcher's step began.
 
     Two of 2^64 would not fit into a cell together. `now_ns` is when the batcher began to look.
     """
@@ -38,13 +40,13 @@ def compute_times(start: int, input_end: int, output_start: int, end: int, now_n
 
 
 def time_points(compute: Compute) -> tuple[int, int, int, int]:
-    """What `compute_times` was made from: start, end of input, start of output, end."""
+    """The inverse of `compute_times`: start, end of input, start of output, end."""
     start, input_ns, infer_ns, output_ns = compute
     return start, start + input_ns, start + input_ns + infer_ns, start + input_ns + infer_ns + output_ns
 
 
 def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns: int, now_ns: int) -> None:
-    """A request was answered; `start_ns` is when its client began to receive it, `queue_ns` when it was queued."""
+    """Count an answered request; `start_ns` is when its client began to receive it, `queue_ns` when it was queued."""
     cells = row.cells
     compute_start_ns = compute[0]
     request_ns = now_ns - start_ns if now_ns > start_ns else 0
@@ -53,7 +55,7 @@ def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns
     cells[_SUCCESS_NS] += request_ns
     cells[_QUEUE_NS] += waited_ns
     cells[_INFERENCE_COUNT] += rows
-    # Buckets are powers of two, and each has its own words: a loop over them would cost half as much again.
+    # Written out for each histogram: a loop would cost half as much again.
     requests, queued, _, _, _ = row.histograms
     requests[request_ns.bit_length()] += 1
     queued[waited_ns.bit_length()] += 1
@@ -68,7 +70,7 @@ def count_success(row: Row, rows: int, compute: Compute, start_ns: int, queue_ns
 
 
 def count_cache_hit(row: Row, hit_ns: int, start_ns: int, queue_ns: int, now_ns: int) -> None:
-    """A request was answered without an execution of its own: no inference, as in Triton."""
+    """Count a request that was answered without an execution of its own: no inference, as in Triton."""
     cells = row.cells
     request_ns, waited_ns = max(0, now_ns - start_ns), max(0, now_ns - queue_ns - hit_ns)
     cells[_SUCCESS_COUNT] += 1
@@ -84,18 +86,18 @@ def count_cache_hit(row: Row, hit_ns: int, start_ns: int, queue_ns: int, now_ns:
 
 
 def count_cache_miss(row: Row, miss_ns: int) -> None:
-    """A request was executed whose answer was looked for, and kept where there was room."""
+    """Count a request executed after a lookup in the cache; `miss_ns` are the times of lookup and storing."""
     row.cells[_MISS_COUNT] += 1
     row.cells[_MISS_NS] += miss_ns
 
 
 def count_cache_lookup(row: Row, lookup_ns: int) -> None:
-    """An answer was looked for elsewhere, and is not there: a part of a miss, which is counted when it is over."""
+    """Count a failed lookup in the shared store: part of a miss, which is counted at its end."""
     row.cells[_MISS_NS] += lookup_ns
 
 
 def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:
-    """A request failed; `reason` is REJECTED, CANCELED, BACKEND or OTHER."""
+    """Count a failed request; `reason` is REJECTED, CANCELED, BACKEND or OTHER."""
     cells = row.cells
     request_ns = max(0, now_ns - start_ns)
     cells[_FAIL_COUNT] += 1
@@ -106,12 +108,12 @@ def count_failure(row: Row, reason: int, start_ns: int, now_ns: int) -> None:
 
 
 def reason_of_status(status: int, otherwise: int = BACKEND) -> int:
-    """The reason to count where a request was answered with an error."""
+    """The reason to count for a request that was answered with an error."""
     return CANCELED if status == CancelledError.wire else otherwise
 
 
 def count_execution(row: Row, rows: int, compute: Compute, wall_ns: int) -> None:
-    """A batch was executed; `wall_ns` is the wall clock's time of now."""
+    """Count an executed batch; `wall_ns` is the wall clock's time of now."""
     _, input_ns, infer_ns, output_ns = compute
     row.count_execution(rows, input_ns, infer_ns, output_ns)
     row.cells[_LAST_INFERENCE_MS] = wall_ns // 1_000_000

@@ -1,4 +1,4 @@
-"""Memory for what the batcher writes itself: headers of steps' requests, and of what comes of them. In the batcher."""
+"""Memory for headers that the batcher writes: of steps' requests, and of ensembles' responses. Lives in the batcher."""
 
 from array import array
 
@@ -8,20 +8,20 @@ from shoal.shm.slab import Block, Slab
 
 
 class StepHeaders:
-    """Of one iteration of an ensemble. All lie in one block while it has room, and the answer in their place: to take a
-    block and to give it back costs as much as the rest of a step's header."""
+    """The headers of one iteration of an ensemble. All lie in one block while it has room, and the response then takes
+    their place: to allocate and free a block costs as much as the rest of a step's header."""
 
     __slots__ = ("_end", "_full", "_memory", "_nbytes", "_ref", "_slab")
 
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
-        # Changed by every method: the block that has room, where the next header goes, and blocks that have none.
+        # Changed by every method: the block that has room, where the next header goes, and full blocks.
         self._ref = self._nbytes = self._end = 0
         self._memory = memoryview(b"")
         self._full: list[int] = []
 
     def add(self, header: bytes) -> tuple[int, int]:
-        """Where it lies now: block and span. Raises UnavailableError."""
+        """Store a header. Returns its block and span. Raises UnavailableError if there is no room."""
         nbytes = len(header)
         start = self._end
         end = start + nbytes
@@ -33,8 +33,8 @@ class StepHeaders:
         return self._ref, start << SPAN_SHIFT | nbytes
 
     def end_with(self, pieces: list[int], header: bytes) -> tuple[int, int]:
-        """An answer, behind the blocks that its tensors lie in: no step reads its header any more. Its block is the
-        caller's. Raises UnavailableError."""
+        """Store a response behind the references to its tensors' blocks, over headers that no step reads any more.
+        Returns block and span; the block is the caller's. Raises UnavailableError if there is no room."""
         offset = len(pieces) * WORD
         nbytes = offset + len(header)
         if nbytes > self._nbytes:
@@ -47,7 +47,7 @@ class StepHeaders:
         return ref, pack_span(offset, len(header))
 
     def free(self) -> None:
-        """No step reads its header any more."""
+        """Free all blocks: no step reads its header any more."""
         if self._ref:
             self._slab.free(self._ref)
             self._ref = self._nbytes = self._end = 0
@@ -62,7 +62,7 @@ class StepHeaders:
 
 
 def allocate(slab: Slab, nbytes: int) -> Block:
-    """Raises UnavailableError where there is no room."""
+    """A block of the batcher's own slab. Raises UnavailableError if there is no room."""
     block = slab.allocate(nbytes)
     if block is None:
         raise UnavailableError("Exceeds maximum queue size")

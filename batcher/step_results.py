@@ -1,4 +1,4 @@
-"""What steps of ensembles have answered: read, held while somebody needs it, and given back. Lives in the batcher."""
+"""Results of ensembles' steps: read, held while a step or a client needs them, and released. Lives in the batcher."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -14,22 +14,22 @@ from shoal.shm.layout import SPAN_MASK, SPAN_SHIFT, P, Record
 
 _BLOCK, _MORE, _PIECES = P.BLOCK, P.MORE, P.PIECES
 _answer = itemgetter(P.STATUS, P.BLOCK, P.HEADER, P.REASON, P.DETAIL)
-#: A step's answer that is held: by whose key; the blocks its tensors lie in; the block of one that others follow, or 0
-#: of the last; whether it is an ensemble's, so that each block is a part of the reply.
+#: A held response of a step: the holding key; the blocks of its tensors; its own block if others follow, or 0 for the
+#: last; whether an ensemble made it, so that each block is a part of the reply.
 Result = tuple[int, Sequence[int], int, bool]
 
 
 class StepResults:
-    """How the batcher, as the client of steps, deals with what they answer."""
+    """The batcher's handling, as the client of steps, of their responses."""
 
     def __init__(self, blocks: Blocks, holders: Holders) -> None:
         self._blocks = blocks
         self._holders = holders
-        #: What was read last and lies here: one block holds all answers of a batch. Changed by read and forget.
+        #: The block that was read last, which has all responses of a batch. Changed by read and forget.
         self._last: tuple[int, memoryview | None] = (0, None)
 
     def take(self, key: int, reply: Record) -> Result:
-        """What `reply` to the step's request names, which is held until it is released."""
+        """Take over the hold on the blocks that a step's `reply` names; `release` ends it."""
         ref = reply[_BLOCK]
         part = ref if reply[_MORE] else 0
         num_pieces = reply[_PIECES]
@@ -47,8 +47,8 @@ class StepResults:
         asked: Asked,
         tensors: dict[str, Passed],
     ) -> tuple[tuple[str, ...], Parameters]:
-        """Add what the step has written to `tensors`; their names, and the parameters. Raises ShoalError where the
-        answer is an error, or cannot be read."""
+        """Add the tensors that the step has written to `tensors`. Returns their names, and the parameters. Raises
+        ShoalError if the response is an error, or unreadable."""
         status, ref, span, reason, detail = _answer(reply)
         last_ref, block = self._last
         if ref != last_ref:
@@ -76,11 +76,11 @@ class StepResults:
         return names, parameters
 
     def forget(self) -> None:
-        """What was read last may be written over now."""
+        """Forget the block that was read last: it may be written over now."""
         self._last = (0, None)
 
     def release(self, result: Result) -> None:
-        """Nobody needs it any more, but for others who hold the same."""
+        """Drop an ensemble's hold on a step's result; its blocks are freed once no other holder is left."""
         key, refs, part, has_pieces = result
         for ref in (part, *refs) if has_pieces else (part,):
             if unheld := self._holders.release(key, ref):
@@ -88,7 +88,7 @@ class StepResults:
 
 
 def refusal(model: Model, reason: int, detail: int, request_id: str, correlation_id: int | str = 0) -> ShoalError:
-    """What the batcher itself says of a request to that model."""
+    """The error for the batcher's own refusal of a request to that model."""
     return reasons.error_for(
         reason,
         detail,

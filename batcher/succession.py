@@ -1,9 +1,9 @@
-"""How a batcher takes a dead one's place: clients send their open requests again, one by one; sequences go on.
+"""A batcher's take-over from a dead one: clients send their open requests again, one by one; sequences continue.
 
 A client is late until it has done so (late_clients.py), and no other client waits for it. Only requests of sequences
-are kept back until all front ends are through: those of one sequence may come by several, and are queued in the order
-in which they had come at first. Callers and guests may be in users' code for minutes, so what they send again is queued
-when it comes. Changed by the exchange; lives in the batcher.
+are kept back until all front ends have: those of one sequence may come from several, and are queued in the order in
+which they first arrived. Callers and guests may be in users' code for minutes, so their requests are queued when they
+come. Changed by the exchange; lives in the batcher.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ from shoal.shm.ring import Record
 
 
 class Succession:
-    """`clients` are those that have spoken, `busy` the workers whose rings are looked into though they have not rung;
-    `drain` reads what a client has written."""
+    """The take-over's steps. `clients` are those that are not late, `busy` workers whose rings are read without a bell;
+    `drain` reads a client's ring."""
 
     def __init__(
         self,
@@ -43,11 +43,13 @@ class Succession:
         self._drain = drain
 
     def add_late(self, client: Client) -> None:
-        """A dead batcher's client, which has not sent again what it waits for and holds: its ring is not read."""
+        """Add a dead batcher's client, which has not sent its open requests again: its ring is not read."""
         self._late.add(client)
 
     def begin(self, now_ns: int) -> None:
-        """Every client that is not late has sent again what it waits for and what it holds.
+        """Begin to serve: every client that is not late has sent its open requests and held replies again.
+
+        A worker keeps the requests that it has from the dead batcher; others are queued, and times count from now.
 
         What a worker has from the dead batcher stays with it; the rest is queued, and times count from now.
         """
@@ -55,17 +57,17 @@ class Succession:
         self._arrivals.resume(self._in_hand())
         self._arrivals.keep_sequences_back()
         for owner, client in tuple(self._clients.items()):
-            if owner in self._clients:  # else it was distrusted meanwhile
+            if owner in self._clients:  # otherwise distrusted meanwhile
                 self._drain(client, now_ns)
         self._look_at_sequences(now_ns)
 
     def end(self) -> None:
-        """All records that workers wrote for the dead batcher have been handled; new requests come."""
+        """End the take-over: all records that workers wrote for the dead batcher have been handled."""
         self._arrivals.end_resuming()
         self._late.begin()
 
     def hear_late(self, owner: int, now_ns: int) -> None:
-        """A late client has sent again what it waits for and what it holds: from now on it is like others."""
+        """Read the ring of a late client that has sent its open requests and held replies again; it is late no more."""
         client = self._late.pop(owner)
         if client is None:
             return
@@ -74,13 +76,13 @@ class Succession:
         self._arrivals.resume(self._in_hand(), answered)
         self._late.begin_reading()
         self._drain(client, now_ns)
-        if owner in self._clients:  # else it was distrusted
+        if owner in self._clients:  # otherwise distrusted
             self._end_unmentioned(owner)
         self._arrivals.end_resuming()
         self._settle(owner, now_ns)
 
     def _open_late(self) -> None:
-        """Take the requests of late clients that workers have for open, as the workers' rings have them."""
+        """Open the requests of late clients that workers have, as described in the workers' rings."""
         for worker in self._workers.values():
             model = worker.model
             for item in worker.given():
@@ -89,7 +91,7 @@ class Succession:
                 if client is None:
                     continue
                 accepted_ns = item[B.ACCEPTED_NS]
-                # Its shape key is not known; nor is it needed, since the request is not queued from this.
+                # Its shape key is unknown, and not needed, since the request is not queued from this.
                 queued = QueuedRequest(key, item[B.ROWS], 0, accepted_ns)
                 number = key - client.first_key
                 self._requests[key] = (
@@ -101,7 +103,7 @@ class Succession:
 
     def _end_unmentioned(self, owner: int) -> None:
         """End requests whose answers a client neither waits for nor holds: it had them from the dead batcher, and has
-        released them. A second answer to one was dropped, or will be."""
+        released them. A second answer to such a request is dropped by the client."""
         for key in tuple(self._late.in_hand_of(owner)):
             if self._arrivals.has_heard(key) or self._late.says_held(key):
                 continue
@@ -111,7 +113,7 @@ class Succession:
                 self._blocks.free(ref)
 
     def hold(self, client: Client, record: Record) -> None:
-        """One HOLD: a client has a reply that a dead batcher passed on."""
+        """Handle a HOLD: a client holds a reply that a dead batcher passed on."""
         if record[R.MODEL]:
             self._late.begin_again(client.owner)
         key = client.first_key + record[R.NUMBER]
@@ -123,20 +125,20 @@ class Succession:
         (holders.hold_part if record[R.MORE] else holders.hold)(record[R.BLOCK], key)
 
     def expect_worker(self, owner: int) -> None:
-        """Read a worker's ring: the worker has named its blocks, though it may have no batch."""
+        """Read a worker's ring soon: the worker has named its blocks, though it may have no batch."""
         worker = self._workers.get(owner)
         if worker is not None and worker.reader.has_unread():
             self._busy[owner] = worker
 
     def remove_late(self, owner: int, now_ns: int) -> Client | None:
-        """A client is dead; it is returned if it was late."""
+        """Forget a dead client. Returns it if it was late."""
         client = self._late.pop(owner)
         if client is not None:
             self._settle(owner, now_ns)
         return client
 
     def restore_sequences(self, worker: Worker, now_ns: int) -> None:
-        """Go on with the sequences that a worker has from a dead batcher, where it is known what of them it has."""
+        """Continue a worker's sequences from a dead batcher; end them if the worker's progress in them is unknown."""
         held, worker.held = worker.held, []
         sequences = worker.model.sequences
         if sequences is None:

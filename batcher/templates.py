@@ -1,6 +1,6 @@
-"""Headers that are written again and again and differ only in where tensors lie: packed once, with holes. Pure.
+"""Headers that repeat and differ only in their tensors' offsets: packed once, with holes. Pure.
 
-Numbers in holes take the longest of msgpack's forms, whatever they are: 0xcf and eight bytes, the greatest first.
+Numbers in holes always take the longest of msgpack's forms, 0xcf and eight bytes, most significant first.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ import msgpack
 
 from shoal.request import Parameters
 
-#: Of a tensor, what many requests have in common: wire number, shape, size in bytes.
+#: What tensors of many requests have in common: wire number, shape, size in bytes.
 Form = tuple[int, tuple[int, ...], int]
 _UINT64 = b"\xcf"
 
 
 class Template:
-    """Bytes and holes between them."""
+    """Packed bytes with holes between them."""
 
     __slots__ = ("_pack", "_values")
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pack = Struct(">" + "Q".join([f"{len(piece)}s" for piece in pieces])).pack
-        # Changed by fill: pieces and numbers in turns.
+        # Changed by fill: pieces and numbers, alternating.
         self._values: list[Any] = [0] * (2 * len(pieces) - 1)
         self._values[::2] = pieces
 
@@ -34,7 +34,7 @@ class Template:
 
 
 def step_template(tensors: Sequence[tuple[str, Form]], outputs: Sequence[str]) -> Template:
-    """Inputs and outputs of a step's request. The holes are offset and block of each input."""
+    """Inputs and outputs of a step's request; the holes are offset and block of each input."""
     pieces = [_array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:
         pieces[-1] += _array_head(6) + packed(name) + packed(wire) + packed(shape) + _UINT64
@@ -44,7 +44,7 @@ def step_template(tensors: Sequence[tuple[str, Form]], outputs: Sequence[str]) -
 
 
 def outputs_template(tensors: Sequence[tuple[str, Form]]) -> Template:
-    """The outputs of a response. The holes are their offsets."""
+    """The outputs of a response; the holes are their offsets."""
     pieces = [_array_head(len(tensors))]
     for name, (wire, shape, nbytes) in tensors:
         pieces[-1] += _array_head(5) + packed(name) + packed(wire) + packed(shape) + _UINT64
@@ -53,18 +53,18 @@ def outputs_template(tensors: Sequence[tuple[str, Form]]) -> Template:
 
 
 def packed(value: str | int | Sequence[object] | Parameters) -> bytes:
-    """A part of a header."""
+    """A part of a header, packed."""
     return msgpack.packb(value)  # type: ignore[no-any-return]
 
 
 def request_around(id_: str, parameters: Parameters, sequence: Sequence[object] | None) -> tuple[bytes, bytes]:
-    """What comes before and after `step_template` in a request's header."""
+    """The bytes before and after `step_template` in a request's header."""
     head, tail = _array_head(4 if sequence is None else 5) + packed(id_), packed(parameters)
     return head, tail if sequence is None else tail + packed(sequence)
 
 
 def response_header(outputs: bytes, parameters: Parameters) -> bytes:
-    """A response's header, with what `outputs_template` gave."""
+    """A response's header around the bytes of a filled `outputs_template`."""
     return b"\x92" + outputs + (packed(parameters) if parameters else b"\x80")
 
 

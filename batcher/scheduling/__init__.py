@@ -1,1 +1,1 @@
-"""Scheduling policy: when a batch is formed, of what and for whom. Pure: the time is handed in, nothing is read."""
+"""Scheduling policy: when a batch is formed, of which requests, and for which instance. Pure: reads no clock."""

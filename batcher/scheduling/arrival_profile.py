@@ -1,26 +1,26 @@
-"""How many rows arrive within a time after something: learned from all the times that it happened.
+"""The number of rows that arrive within a time after an event, such as a batch, learned from all its occasions.
 
-A rate would do for arrivals that know nothing of the server. Clients that wait for an answer before they ask again do:
-they come in a burst after each batch. So arrivals are counted by how long after the event they came, in spans that
-double, each occasion counting for less than the next. Pure.
+A rate would suffice for arrivals that are independent of the server. Clients that wait for an answer before they ask
+again are not: they come in a burst after each batch. So arrivals are counted by how long after the event they came, in
+spans that double, each occasion counting for less than the next. Pure.
 """
 
 from collections.abc import Iterator
 
 #: The first span: 2^14 ns = 16 us, less than it takes to wake a process.
 _SHIFT = 14
-#: The last one ends after eight seconds.
+#: Number of spans: the last one ends after eight seconds.
 _NUM_SPANS = 20
 #: By how much the next occasion counts for more than this one (ours): the last sixteen make up two thirds.
 _GROWTH = 1 + 1 / 16
-#: Before floats lose their meaning.
+#: Weights are scaled down beyond this, before floats lose precision.
 _MAX_WEIGHT = 1e100
-#: What a rate is learned over (ours).
+#: The time in ns over which a rate is learned (ours).
 RATE_NS = 500_000_000
 
 
 class ArrivalProfile:
-    """`begin` an occasion, `add` what arrives until the next one begins; `expected` tells."""
+    """`begin` an occasion, `add` the rows that arrive until the next one; `expected` predicts."""
 
     __slots__ = ("_rows", "_total", "_weight", "begun_ns")
 
@@ -28,11 +28,11 @@ class ArrivalProfile:
         # Changed by begin and add. By span: rows that came in it, each with the weight of its occasion.
         self._rows = [0.0] * _NUM_SPANS
         self._weight = 1.0
-        self._total = 1.0  # one occasion at which nothing came
+        self._total = 1.0  # one occasion without arrivals
         self.begun_ns = 0
 
     def begin(self, now_ns: int) -> None:
-        """It happens again."""
+        """Begin an occasion: the event has happened again."""
         self.begun_ns = now_ns
         self._weight *= _GROWTH
         self._total += self._weight
@@ -42,13 +42,14 @@ class ArrivalProfile:
             self._weight = 1.0
 
     def add(self, rows: int, now_ns: int) -> None:
-        """So many rows have arrived."""
+        """Count rows that arrive now."""
         span = ((now_ns - self.begun_ns) >> _SHIFT).bit_length()
         if span < _NUM_SPANS:
             self._rows[span] += rows * self._weight
 
     def expected(self, now_ns: int, horizon_ns: float) -> Iterator[tuple[float, float, float]]:
-        """Up to the horizon, which comes last: a time from now, how many rows arrive until then, the sum of when."""
+        """Predictions for times up to the horizon, which comes last: the time from now (ns), how many rows arrive until
+        then, and the sum of their times."""
         elapsed = now_ns - self.begun_ns
         span = (elapsed >> _SHIFT).bit_length()
         passed_ns = rows = moments = 0.0
@@ -65,7 +66,7 @@ class ArrivalProfile:
 
 
 class ArrivalRate:
-    """Rows per ns, over about the last half second, and at least the last 64 arrivals."""
+    """Arriving rows per ns, over about the last half second, and at least the last 64 arrivals."""
 
     __slots__ = ("_num_arrivals", "_rows", "_since_ns", "per_ns")
 
@@ -77,7 +78,7 @@ class ArrivalRate:
         self.per_ns = 0.0
 
     def add(self, rows: int, now_ns: int) -> None:
-        """So many rows have arrived."""
+        """Count rows that arrive now."""
         self._rows += rows
         self._num_arrivals += 1
         if self._num_arrivals >= 64:
@@ -85,7 +86,7 @@ class ArrivalRate:
             if passed_ns > 0:
                 self.per_ns = self._rows / passed_ns
             if passed_ns > RATE_NS:
-                # However long there was nothing: what was before counts as half of the next span, at the last rate.
+                # Whatever the pause: earlier arrivals count as half of the next span, at the last rate.
                 self._rows = self.per_ns * (RATE_NS // 2)
                 self._since_ns = now_ns - RATE_NS // 2
             self._num_arrivals = 0

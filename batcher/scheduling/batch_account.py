@@ -1,6 +1,6 @@
-"""Why a model's last batches had their size: an int for each, in a ring. Pure; kept by schedulers that choose a size.
+"""The reasons for the sizes of a model's last batches: an int for each, in a ring. Pure; kept by batching schedulers.
 
-Nothing is counted until somebody asks: on the way of a request stands one `append`, of `noted(rows, reason)`.
+Counting is done only on request; forming a batch costs a single `append`, of `noted(rows, reason)`.
 """
 
 from collections import Counter, deque
@@ -10,12 +10,12 @@ from typing import Any
 REASON_BITS = 4
 #: Batches that are remembered (ours): enough to tell what is usual.
 NUM_COUNTED = 1024
-#: Of those, the ones that are told one by one (ours).
+#: Of these, the number that are listed one by one (ours).
 NUM_TOLD = 32
 
 
 class BatchReason(IntEnum):
-    """What kept a batch from having more rows, or had it go."""
+    """Why a batch has no more rows, or why it went."""
 
     INSTANCE_IDLE = 0
     FULL = 1
@@ -29,7 +29,7 @@ class BatchReason(IntEnum):
     COMPANY_FAILED = 9
 
 
-#: In words, for whoever asks.
+#: The reasons in words, for `shoal explain`.
 MEANINGS = {
     BatchReason.INSTANCE_IDLE: "an instance was idle and took all that waited",
     BatchReason.FULL: "it was full: another request would have exceeded max_batch_size",
@@ -45,17 +45,17 @@ MEANINGS = {
 
 
 def account() -> deque[int]:
-    """An empty one."""
+    """An empty ring."""
     return deque(maxlen=NUM_COUNTED)
 
 
 def noted(rows: int, reason: int) -> int:
-    """What is appended for a batch. (On the way of a request it is written out: a call costs as much as the rest.)"""
+    """The int to append for a batch. (Written out where batches are formed: a call costs as much as the rest.)"""
     return rows << REASON_BITS | reason
 
 
 def told(batches: deque[int]) -> dict[str, Any]:
-    """As msgpack can carry it: how many batches each reason had, the most frequent first, and the last ones."""
+    """For msgpack: how many batches each reason had, the most frequent first, and the last batches."""
     mask = (1 << REASON_BITS) - 1
     counts = Counter(BatchReason(each & mask) for each in batches)
     last = list(batches)[-NUM_TOLD:]

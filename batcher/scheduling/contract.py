@@ -1,9 +1,9 @@
 """The contract of a scheduler.
 
-Rules: a scheduler is handed the time and reads no clock; nothing here blocks, logs or knows where a tensor lies.
-Every request that was added leaves exactly once: in a batch, cancelled, expired or drained. What the batcher wants to
-know of a scheduler is a method here, never its class: a policy may stand behind others (`forwarding.py`).
-One scheduler a model; runs in the batcher, which calls it after every burst of records:
+Rules: a scheduler is given the time and reads no clock; it neither blocks nor logs, and knows nothing of tensors. Every
+request that was added leaves exactly once: in a batch, cancelled, expired or drained. The batcher asks a scheduler by
+methods, never by its class: a policy may stand behind others (`forwarding.py`). One scheduler a model; runs in the
+batcher, which calls it after every burst of records:
 
     add and complete what came in · expire(now) · take(now) until None · sleep until next_deadline_ns() or a bell
 """
@@ -18,84 +18,86 @@ from shoal.reasons import Reason
 
 
 class Sequences(Protocol):
-    """A sequence batcher, as far as it does more than other schedulers."""
+    """What a sequence batcher does beyond other schedulers."""
 
-    #: Whether an execution ends with its answers: else, of a decoupled model, when the instance says so.
+    #: Whether an execution ends with its responses; otherwise, for a decoupled model, when the instance says so.
     waits_for_answers: bool
     #: Whether the model may give requests back for one execution more.
     is_iterative: bool
-    #: Slots that have got another sequence since the batcher last wrote them to the instance's slot table.
+    #: Slots with a new sequence or state, since the batcher last wrote them to the instances' slot tables.
     changes: list[SlotChange]
 
     def refused(self) -> list[tuple[int, Reason]]:
-        """The requests that will not be executed, and why; each is returned once."""
+        """Requests that will not be executed, and why; each is returned once."""
         ...
 
     def add_again(self, request: QueuedRequest) -> None:
-        """Queue a request that is being executed for one execution more: next of its sequence, and without START."""
+        """Queue an executing request for one execution more: next of its sequence, and without START."""
         ...
 
     def give_back(self, instance: int, request: QueuedRequest) -> None:
-        """An instance is about to be removed that had been given a request and had not begun it."""
+        """Take back a request that an instance, which is about to be removed, had been given and had not begun."""
         ...
 
     def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
-        """An instance has been added that has these sequences from a dead batcher, which another goes on with."""
+        """Continue the sequences that an instance, which was just added, has from a dead batcher."""
         ...
 
     def lose(self, instance: int, held: Iterable[HeldSlot]) -> None:
-        """An instance has been added whose sequences cannot go on: what follows of them is refused."""
+        """Refuse further requests of sequences that an instance, which was just added, cannot continue."""
         ...
 
     def end_restoring(self) -> None:
-        """All requests that waited in a dead batcher have been added again."""
+        """Note that all requests which waited in a dead batcher have been added again."""
         ...
 
 
 class Scheduler(Protocol):
-    """Decides what runs, when, and on which instance. `now_ns` never goes back."""
+    """Decides which requests run, when, and on which instance. `now_ns` never goes back."""
 
     __slots__ = ()
 
     @property
     def pending(self) -> int:
-        """Requests accepted and not yet handed to an instance."""
+        """Number of requests accepted and not yet given to an instance."""
         ...
 
     def oldest_ns(self) -> int:
-        """The arrival of the oldest of them; 0 where there is none."""
+        """Arrival of the oldest pending request; 0 if there is none."""
         ...
 
     def rows_before(self, request: QueuedRequest) -> int | None:
-        """Rows that would be executed before the batch which this request would be in, if it came now; None where that
-        says nothing of how long it waits."""
+        """Rows that would be executed before this request's batch, if it came now; None if the wait depends on
+        others."""
         ...
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
-        """Accepts a request, or raises UnavailableError with Triton's sentence and changes nothing."""
+        """Accept a request, or raise UnavailableError with Triton's sentence and change nothing."""
         ...
 
     def add_first(self, request: QueuedRequest) -> None:
-        """Accepts a request again that an instance died with: before all others, and in a batch of its own.
+        """Accept again a request whose instance died: before all others, and in a batch of its own.
+
+        It runs alone, because it may be what killed the instance.
 
         In a batch of its own, because it may be what killed the instance.
         """
         ...
 
     def take(self, now_ns: int) -> Batch | None:
-        """The next batch, its instance busy from now on; None where nothing may run now. Call until None."""
+        """The next batch, its instance busy from now on; None if no batch may run now. Call until None."""
         ...
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        """Removes and returns the requests that have expired and are to be rejected. Must come before take()."""
+        """Remove and return the requests that have expired and are to be rejected. Must come before take()."""
         ...
 
     def cancel(self, key: int) -> bool:
-        """Whether the request still had no instance; then it is gone. False: it is running, or not ours."""
+        """Whether the request still had no instance; then it is removed. False: it is running, or unknown."""
         ...
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
-        """The instance has executed a batch, in so long; no effect on one that is idle already or was removed."""
+        """Note that an instance has executed a batch in `compute_ns`; no effect if it is idle or was removed."""
         ...
 
     def next_deadline_ns(self) -> int | None:
@@ -103,38 +105,38 @@ class Scheduler(Protocol):
         ...
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
-        """A new instance, idle, or with executions that another scheduler gave it; no effect on one that is known."""
+        """Add an instance, idle, or with executions that another scheduler gave it; no effect if it is known."""
         ...
 
     def remove_instance(self, instance: int) -> None:
-        """No more batches to it. What it was running is the batcher's business."""
+        """Give no more batches to an instance. Its running executions are the batcher's business."""
         ...
 
     def drain(self) -> list[QueuedRequest]:
-        """Removes and returns everything that has no instance yet, oldest first: the model is gone."""
+        """Remove and return all requests without an instance, oldest first: the model is gone."""
         ...
 
-    # --- what only some schedulers have an answer to ---
+    # --- of interest for only some schedulers ---
 
     @property
     def rejects(self) -> bool:
-        """Whether some requests are refused once they have waited for as long as the model's policy says."""
+        """Whether requests are refused that have waited for as long as the model's policy allows."""
         return False
 
     def expiry_ns(self, request: QueuedRequest) -> int:
-        """When the request would be refused for having waited, by the model's policy; 0 = never."""
+        """When the model's policy would refuse the request for having waited; 0 = never."""
         return 0
 
     @property
     def heeds_deadlines(self) -> bool:
-        """Whether requests leave the queue by their own `deadline_ns`."""
+        """Whether requests leave the queue at their own `deadline_ns`."""
         return False
 
     @property
     def sequences(self) -> Sequences | None:
-        """The sequence batcher that decides; None where requests belong to no sequences."""
+        """The sequence batcher; None if requests belong to no sequences."""
         return None
 
     def explain(self) -> dict[str, Any]:
-        """How batches are made, why the last ones had their size, and what was learned, as msgpack can carry it."""
+        """How batches are formed, why the last ones had their size, and what was learned; for msgpack."""
         return {"scheduler": "other", "reasons": [], "last_batches": []}

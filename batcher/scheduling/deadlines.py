@@ -1,10 +1,10 @@
-"""Any scheduler, and requests that have deadlines: who would be late is refused at once, who has become so leaves.
+"""Deadlines in front of any scheduler: one that would be late is refused at once, and one that has become late leaves.
 
 A model gets this in front of its scheduler with the first request that has a deadline, so others do not pay for it.
 Rules: a request leaves the queue, whatever the instances do, once it could not be executed in time any more, as far as
-is known how long that takes, and else at its deadline; what an instance was given is executed. Who cannot be refused,
-since an instance is idle, may take its chance. See `Scheduler` for the contract of each method.
-Pure policy, runs in the batcher.
+execution times are known, and else at its deadline; a request that was given to an instance is executed. While an
+instance is idle no request is refused. See `Scheduler` for the contract of each method. Pure policy, runs in the
+batcher.
 """
 
 from heapq import heapify, heappop, heappush
@@ -17,28 +17,28 @@ from shoal.batcher.scheduling.forwarding import ForwardingScheduler
 from shoal.batcher.scheduling.payload import Batch
 from shoal.batcher.scheduling.queue import QueuedRequest
 
-#: Deadlines of requests that have left, beyond as many as there are of others, before they are thrown out (ours).
+#: Stale deadlines, of requests that have left, are removed once there are this many more of them than others (ours).
 _MAX_STALE = 64
 
 
 class _Waiting(NamedTuple):
-    """A request that leaves when it is late; the serial number tells it from an earlier one of the same key."""
+    """When a request leaves; the serial number tells it from an earlier request of the same key."""
 
     request: QueuedRequest
     serial: int
 
 
 class DeadlineScheduler(ForwardingScheduler):
-    """In front of another scheduler, which knows nothing of it."""
+    """Wraps another scheduler, which need not know of deadlines."""
 
     __slots__ = ("_admission", "_deadlines", "_serial", "_waiting")
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         self._admission = Admission()
-        # Changed by every method that lets requests in or out.
+        # Changed by every method that adds or removes requests.
         self._waiting: dict[int, _Waiting] = {}
-        #: A heap of (when it leaves, serial number, key); of those that have left, too, until they come to its top.
+        #: A heap of (when it leaves, serial number, key); including requests that have left, until they reach the top.
         self._deadlines: list[tuple[int, int, int]] = []
         self._serial = count()
 
@@ -53,7 +53,7 @@ class DeadlineScheduler(ForwardingScheduler):
             self._watch(request, leave_ns)
 
     def _admit(self, request: QueuedRequest, now_ns: int) -> int:
-        """When it leaves the queue, 0 = never. Raises LateError for one that would be late."""
+        """When a new request leaves the queue; 0 = never. Raises LateError if it would be late."""
         deadline_ns = request.deadline_ns
         expiry_ns = self._scheduler.expiry_ns(request)
         if not (deadline_ns or expiry_ns):
@@ -129,7 +129,7 @@ class DeadlineScheduler(ForwardingScheduler):
         return self._scheduler.drain()
 
     def _next_ns(self) -> int | None:
-        """When the next request leaves; None: none does."""
+        """When the next request leaves; None if none does."""
         deadlines = self._deadlines
         while deadlines and not self._is_current(deadlines[0]):
             heappop(deadlines)

@@ -1,8 +1,8 @@
-"""The default scheduler: of a model without `dynamic_batching`.
+"""The default scheduler, for models without `dynamic_batching`.
 
 Triton's rule: every request is its own payload and is executed alone, first come first served, by the next free
-instance. Requests are never merged, even where max_batch_size > 1, and no queue policy exists; only the server's own
-bound holds. Where executions are so short that handing over the next one takes longer, instances get a few ahead, as
+instance. Requests are never merged, even if max_batch_size > 1, and there is no queue policy; only the server's own
+bound applies. If executions are so short that handing over the next one takes longer, instances get a few ahead, as
 Triton's prefetch theirs. Pure policy, runs in the batcher.
 """
 
@@ -15,7 +15,7 @@ from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
 
 
 class DefaultScheduler(Scheduler):
-    """See `Scheduler` for the contract of each method."""
+    """First come, first served, one request at a time. See `Scheduler` for the contract of each method."""
 
     __slots__ = ("_instances", "_queue")
 
@@ -37,7 +37,7 @@ class DefaultScheduler(Scheduler):
         self._queue.add(request)
 
     def add_first(self, request: QueuedRequest) -> None:
-        self._queue.add_first(request)  # Alone it is anyway.
+        self._queue.add_first(request)  # it runs alone anyway
 
     def take(self, now_ns: int) -> Batch | None:
         if not self._queue.rows:
@@ -49,7 +49,7 @@ class DefaultScheduler(Scheduler):
         return make_batch((instance, (request,), request.rows))
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return []  # No queue policy, so no timeout: Triton ignores the request's own here.
+        return []  # without a queue policy there is no timeout: Triton ignores the request's own here
 
     def cancel(self, key: int) -> bool:
         return self._queue.cancel(key)
@@ -58,7 +58,7 @@ class DefaultScheduler(Scheduler):
         self._instances.complete(instance, now_ns, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
-        return None  # Only an arrival or a completion changes anything, and take() follows each.
+        return None  # only an arrival or a completion changes anything, and take() follows each
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
         self._instances.add(instance, num_running)

@@ -29,14 +29,14 @@ from shoal.batcher.scheduling.payload import Batch, Payload, make_batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
 
-#: Plain numbers, which cost less.
+#: Reasons as plain ints, which cost less than members of an enum.
 _IDLE, _FULL, _PREFERRED = int(BatchReason.INSTANCE_IDLE), int(BatchReason.FULL), int(BatchReason.PREFERRED_SIZE)
 _DELAY, _SHAPE = int(BatchReason.DELAY_OVER), int(BatchReason.SHAPES_DIFFER)
 _ONE = noted(1, _IDLE)
 
 
 class DynamicBatchScheduler(Scheduler):
-    """See `Scheduler` for the contract of each method."""
+    """Triton's dynamic batching. See `Scheduler` for the contract of each method."""
 
     __slots__ = (
         "_delay_ns",
@@ -62,23 +62,23 @@ class DynamicBatchScheduler(Scheduler):
         prefetching: bool,
         queue: RequestQueue | PolicyQueue,
     ) -> None:
-        """`prefetching`: payloads may be formed ahead, two per instance; else only for an instance that is idle."""
+        """With `prefetching`, payloads may be formed ahead, two per instance; otherwise only for an idle instance."""
         self._max_rows = max(1, max_batch_size)
         self._preferred_rows = tuple(sorted(preferred_batch_sizes))
         self._max_preferred_rows = max(preferred_batch_sizes, default=0)
         self._delay_ns = max_queue_delay_ns
         self._prefetching = prefetching
-        # All that changes: the queue and the instances by nearly every method, payloads by take and cancel.
+        # All mutable state. Nearly every method changes the queue and the instances, take and cancel payloads.
         self._queue = queue
         self._instances = Instances()
         self._payloads: deque[Payload] = deque()
         self._num_in_payloads = 0
-        #: The last of the payloads while requests may still join it.
+        #: The last payload while requests may still join it; None if there is none.
         self._open: Payload | None = None
         # Rule 9's sleep: until so many rows are queued, or a request of another shape. 0 = awake.
         self._wake_rows = 0
         self._wake_shape_key = 0
-        #: Why batches had their size (batch_account.py).
+        #: The reasons for batches' sizes (batch_account.py).
         self.account = account()
 
     @property
@@ -87,7 +87,7 @@ class DynamicBatchScheduler(Scheduler):
 
     def oldest_ns(self) -> int:
         if self._payloads:
-            # Only what died with its instance is in a payload while others overtake what is older.
+            # A payload holds only requests of a dead instance while others overtake older ones.
             return self._payloads[0].requests[0].arrival_ns
         return self._queue.oldest_arrival_ns() if self._queue.rows else 0
 
@@ -95,7 +95,7 @@ class DynamicBatchScheduler(Scheduler):
         return self._full_batches(self._queue.rows)
 
     def _full_batches(self, queued_rows: int) -> int:
-        """The rows of all full batches of what is queued; what is left waits for whoever comes, too."""
+        """The rows of all full batches of the queue; the rest waits for later arrivals, too."""
         size = self._max_preferred_rows or self._max_rows
         return (queued_rows + sum([payload.rows for payload in self._payloads])) // size * size
 
@@ -117,7 +117,7 @@ class DynamicBatchScheduler(Scheduler):
         queue = self._queue
         idle = self._instances.idle
         if queue.rows == 1 and idle and not self._payloads and not self._delay_ns:
-            # An idle server at its quickest: one request alone goes at once by rules 4, 6 and 7 alike.
+            # The fastest way on an idle server: a single request goes at once by rules 4, 6 and 7 alike.
             self.account.append(_ONE)
             return make_batch((self._instances.take(), (queue.popleft(),), 1))
         if queue.rows and (queue.rows >= self._wake_rows or now_ns >= queue.oldest_arrival_ns() + self._delay_ns):
@@ -131,11 +131,11 @@ class DynamicBatchScheduler(Scheduler):
         return make_batch((self._instances.take(), tuple(payload.requests), payload.rows))
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        return []  # Those of a plain queue do not; see PolicyBatchScheduler.
+        return []  # requests of a plain queue do not expire; see PolicyBatchScheduler
 
     def cancel(self, key: int) -> bool:
         if self._queue.cancel(key):
-            self._wake_rows = 0  # those that are left may need fewer
+            self._wake_rows = 0  # the remaining requests may need fewer rows
             return True
         for payload in self._payloads:
             if payload.cancel(key):
@@ -150,7 +150,7 @@ class DynamicBatchScheduler(Scheduler):
         self._instances.complete(instance, now_ns, compute_ns)
 
     def next_deadline_ns(self) -> int | None:
-        # Without a slot the delay may pass unheeded: whatever frees one is followed by take().
+        # Without a slot the delay has no effect: the event that frees one is followed by take().
         if self._queue.rows and self._has_slot():
             return self._queue.oldest_arrival_ns() + self._delay_ns
         return None
@@ -179,7 +179,7 @@ class DynamicBatchScheduler(Scheduler):
         return len(self._payloads) < slots
 
     def _form(self, now_ns: int) -> bool:
-        """One wake-up of the batcher, the queue not empty. False: it sleeps; else something moved."""
+        """One wake-up of the batcher, with a queue that is not empty. Whether requests have moved; else it sleeps."""
         payload = self._open
         payload_rows, shape_key = (0, 0) if payload is None else (payload.rows, payload.shape_key)
         num_pending = pending_rows = num_best = 0
@@ -225,7 +225,7 @@ class DynamicBatchScheduler(Scheduler):
         return True
 
     def _dispatch(self, num_pending: int, shape_key: int, saturated: bool, shape_differs: bool, reason: int) -> None:
-        """Moves the first `num_pending` requests into the open payload, or into a new one; closes a saturated one."""
+        """Move the first `num_pending` requests into the open payload, or into a new one; close a saturated one."""
         payload = self._open
         if payload is None:
             payload = Payload(shape_key)
@@ -263,7 +263,7 @@ class DynamicBatchScheduler(Scheduler):
         return payload
 
     def _remove(self, payload: Payload) -> None:
-        """Takes the payload out of the waiting ones; nothing can join it any more."""
+        """Remove a payload from the waiting ones; no request can join it any more."""
         self._payloads.remove(payload)
         if payload is self._open:
             self._open = None
@@ -271,9 +271,9 @@ class DynamicBatchScheduler(Scheduler):
 
 
 class PolicyBatchScheduler(DynamicBatchScheduler):
-    """The same with a queue in which requests expire and overtake each other: they stay in it until they really run.
+    """Dynamic batching with a queue in which requests expire and overtake each other: they stay in it until they run.
 
-    A class of its own, so that whoever has no such policy does not pay for it.
+    A class of its own, so that models without such a policy do not pay for it.
     """
 
     __slots__ = ("_policy_queue",)
@@ -296,13 +296,13 @@ class PolicyBatchScheduler(DynamicBatchScheduler):
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
         super().add(request, now_ns)
-        self._wake_rows = 0  # it may stand before others, and fill a preferred size with fewer rows than they
+        self._wake_rows = 0  # the new request may come first, and fill a preferred size with fewer rows
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         expiry_ns = self._policy_queue.next_expiry_ns()
         if expiry_ns is None or expiry_ns > now_ns:
             return []
-        self._wake_rows = 0  # those that are left may need fewer, or come in another order
+        self._wake_rows = 0  # the remaining requests may need fewer rows, or come in another order
         return self._policy_queue.expire(now_ns)
 
     def next_deadline_ns(self) -> int | None:

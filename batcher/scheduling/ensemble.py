@@ -1,50 +1,49 @@
-"""The order of an ensemble's steps: which may start, which results nobody needs any more. Pure policy, in the batcher.
+"""The order of an ensemble's steps: which may start, and which results are needed no more. Pure policy, in the batcher.
 
 Rules: a step starts once, as soon as all its tensors are there, and only if an output that was asked for depends on it;
 steps that do not depend on each other run at once. A step's result is needed until the last step that reads of it has
-ended, or, where it has an output in it, until the request is answered. Which model a step is, where a tensor lies and
-what an error is, nobody here knows.
+ended, or, where it has an output in it, until the request is answered. Models, blocks and errors are unknown here.
 
-A decoupled step answers any number of times, and what depends on it runs once for each answer: its *origin* is that
-step. So a request has a run of the steps without an origin, and one run more for each answer. What a step writes that
-an answer could need stays until the runs that come of it have ended. A decoupled step starts when all is there, too,
-that those which follow it read besides.
+A decoupled step answers any number of times, and steps that depend on it run once for each answer: its *origin* is that
+step. So a request has a run of the steps without an origin, and one run more for each answer. A result that an answer
+could need stays until the runs that come of it have ended. A decoupled step starts only when all other tensors that its
+followers read are there, too.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-#: Of a step: a model's inputs or outputs and the ensemble's tensors they are mapped to.
+#: A step's pairs of a model's input or output and the ensemble's tensor that it is mapped to.
 Map = tuple[tuple[str, str], ...]
 
-#: Stages and their followers that a graph remembers (ours; 1 KB each).
+#: Stages and transitions that a graph remembers (ours; 1 KB each).
 MAX_KEPT = 4096
-#: What comes of a step's end: how it stands then, the steps to start now, and those whose results may go.
+#: The outcome of a step's end: the next stage, the steps to start, and the steps whose results may be released.
 Following = tuple["Stage", tuple[int, ...], tuple[int, ...]]
 
 
 class Step(NamedTuple):
-    """What a step reads and writes."""
+    """The tensors that a step reads and writes."""
 
     inputs: Map
     outputs: Map
 
 
 class Graph:
-    """The steps of an ensemble, compiled once. Its configuration has been found to be a dataflow without cycles."""
+    """The steps of an ensemble, compiled once. Its configuration was checked: a dataflow without cycles."""
 
     def __init__(
         self, maps: Iterable[tuple[Mapping[str, str], Mapping[str, str]]], decoupled: Collection[int] = ()
     ) -> None:
-        """`maps`: of each step, its input_map and its output_map; `decoupled` are the numbers of such steps."""
+        """`maps` has each step's input_map and output_map; `decoupled` are the numbers of decoupled steps."""
         self.steps: Sequence[Step] = [Step(tuple(inputs.items()), tuple(outputs.items())) for inputs, outputs in maps]
-        #: Of each tensor that a step writes, which.
+        #: Tensor → the step that writes it.
         self.writers = {tensor: number for number, step in enumerate(self.steps) for _, tensor in step.outputs}
-        #: Of each step, the tensors it reads, each once, and the steps that write some of them.
+        #: By step: the tensors that it reads, each once, and the steps that write them.
         self.reads = [frozenset([tensor for _, tensor in step.inputs]) for step in self.steps]
         self.sources = [self._writers_of(tensors) for tensors in self.reads]
         self.decoupled = frozenset(decoupled)
-        #: Of each step, on whose answers it depends; None: on nobody's. It has been found to be one step's at most.
+        #: By step: the decoupled step on whose answers it depends, or None. Checked before: there is at most one.
         self.origins: Sequence[int | None] = [None] * len(self.steps)
         if self.decoupled:
             self.origins = [self._origin(step) for step in range(len(self.steps))]
@@ -65,17 +64,17 @@ class Graph:
                 found.add(step)
                 left |= self.sources[step] - found
             needed = frozenset(found)
-            if len(self._needed) < 64:  # clients can ask for 2^n
+            if len(self._needed) < 64:  # clients could ask for 2^n combinations
                 self._needed[wanted] = needed
         return needed
 
     def origin_of(self, tensor: str) -> int | None:
-        """On whose answers a tensor depends."""
+        """The decoupled step on whose answers a tensor depends; None if there is none."""
         step = self.writers.get(tensor)
         return step if step is None or step in self.decoupled else self.origins[step]
 
     def read_besides(self, step: int, needed: Iterable[int]) -> set[str]:
-        """What those that follow a decoupled step read that does not come of its answers."""
+        """The tensors that followers of a decoupled step read and that do not depend on its answers."""
         return {
             tensor
             for each in needed
@@ -85,7 +84,7 @@ class Graph:
         }
 
     def start(self, outputs: Collection[str], origin: int | None = None) -> "Stage":
-        """Where one request stands in the steps of one origin before its tensors are there."""
+        """The stage of a request in the steps of one origin before any tensor is there."""
         wanted = frozenset(outputs)
         mine = needed = self.needed(wanted)
         missing = wanted
@@ -103,7 +102,7 @@ class Graph:
         return self.stage(wanted, waiting, readers, missing, frozenset())
 
     def there(self, inputs: Iterable[str], step: int) -> tuple[str, ...]:
-        """What steps that follow a decoupled one need not wait for once it has answered: all but what they write."""
+        """All tensors that are there once a decoupled step has answered: those that its followers do not write."""
         written = [tensor for tensor in self.writers if not self._follows(self.origin_of(tensor), step)]
         return (*inputs, *written, *[tensor for _, tensor in self.steps[step].outputs])
 
@@ -115,7 +114,7 @@ class Graph:
         missing: frozenset[str],
         running: frozenset[int],
     ) -> "Stage":
-        """The one that is so; it is the same however it was come by, unless there are too many to keep."""
+        """The stage with these properties: one object however it was reached, unless too many are kept."""
         key = wanted, frozenset(waiting.items()), frozenset(readers.items()), missing, running
         stage = self._stages.get(key)
         if stage is None:
@@ -125,7 +124,7 @@ class Graph:
         return stage
 
     def may_keep(self) -> bool:
-        """Whether one thing more may be kept; n steps that run at once end in 2^n ways."""
+        """Whether one stage or transition more may be kept; n steps that run at once end in 2^n orders."""
         self._num_kept += 1
         return self._num_kept <= MAX_KEPT
 
@@ -143,8 +142,8 @@ class Graph:
 
 
 class Stage:
-    """How far the steps of one origin are, of one request or of many: a value. What follows is worked out once, and
-    kept: requests come again, and to look it up takes a tenth of the time."""
+    """How far one request, or many, are in the steps of one origin: a value. Transitions are computed once and kept:
+    requests repeat, and a lookup takes a tenth of the time."""
 
     __slots__ = ("_following", "_graph", "_readers", "_waiting", "_wanted", "missing", "running")
 
@@ -159,11 +158,11 @@ class Stage:
     ) -> None:
         self._graph = graph
         self._wanted = wanted
-        #: Steps that have not started → the tensors they still wait for; steps → how many that read their results have
+        #: Steps that have not started → the tensors they still wait for; steps → how many readers of their results have
         #: not ended.
         self._waiting = waiting
         self._readers = readers
-        #: The outputs that are not there (yet).
+        #: The outputs that have not been written.
         self.missing = missing
         #: Steps that are being executed.
         self.running = running
@@ -171,9 +170,9 @@ class Stage:
         self._following: dict[tuple[int | None, tuple[str, ...]], Following] = {}
 
     def after(self, step: int | None, written: tuple[str, ...]) -> Following:
-        """A step has ended, and has written these tensors; None: a request has come with them.
+        """The transition when a step has ended, having written these tensors; None: a request has come with them.
 
-        A request's are all that the ensemble has: it may lack optional ones.
+        A request's tensors are all that the ensemble will have: optional inputs may be missing.
         """
         following = self._following.get((step, written))
         if following is None:
@@ -186,7 +185,7 @@ class Stage:
         readers, unneeded = dict(self._readers), []
         for source in () if step is None else self._graph.sources[step]:
             if source not in readers:
-                continue  # of another run
+                continue  # a step of another origin
             readers[source] -= 1
             if not readers[source] and not self._has_output(source):
                 unneeded.append(source)

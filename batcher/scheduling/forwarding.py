@@ -1,7 +1,7 @@
 """A scheduler in front of another one: every question and every event reaches the policy behind it.
 
-Subclasses change what they are for. Whatever `Scheduler` gets is forwarded here too, or the policy would be invisible
-behind its wrappers. Pure policy, runs in the batcher.
+Subclasses override the methods that they change. Each method of `Scheduler` must be forwarded here, or the policy would
+be hidden by its wrappers. Pure policy, runs in the batcher.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 
 
 class ForwardingScheduler(Scheduler):
-    """See `Scheduler` for the contract of each method."""
+    """Forwards every method to another scheduler. See `Scheduler` for the contract of each."""
 
     __slots__ = ("_scheduler",)
 

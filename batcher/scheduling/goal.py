@@ -1,17 +1,18 @@
-"""Batching by goal: the model says how long an answer may take, and sizes and delays follow from what is measured.
+"""Batching by a latency target: the model says how long an answer may take; sizes and delays follow from measurements.
 
-Two questions, each time an instance is idle and something waits:
+Two questions arise each time an instance is idle and requests wait:
 
 How many rows?  As many as pay: the size that is fastest per row (`LatencyCurve`), if its oldest request is answered
-within the target then; else the size that answers the most requests in time, per time, of those that keep up: smaller
-batches than that answer a few in time, and make all who follow late.
+within the target then; else the size that answers the most requests in time, per time, of those sizes that keep up:
+smaller batches than that answer a few in time, and make all later ones late.
+
 Now, or later?  Later only if the requests concerned wait less in all. Those that are here lose the wait, and what the
 larger batch takes longer; those that are expected meanwhile (`ArrivalProfile`) save waiting for the instance to be idle
 again. Arrivals that come at random never make that a gain; bursts do, and clients that ask again when answered do. And
 never so late that the target would be missed.
 
-Where latency grows with rows as fast as rows do, one request at a time is best, and batching is off by itself.
-Rules: as those of the dynamic batcher, whose queue and instances these are. Pure policy, runs in the batcher.
+If latency grows with rows as fast as rows do, one request at a time is best, and batching is off by itself. Rules:
+those of the dynamic batcher, with the same queue and instances. Pure policy, runs in the batcher.
 """
 
 from typing import Any
@@ -24,21 +25,21 @@ from shoal.batcher.scheduling.payload import Batch, make_batch
 from shoal.batcher.scheduling.policy_queue import PolicyQueue
 from shoal.batcher.scheduling.queue import QueuedRequest, RequestQueue
 
-#: Waiting must save at least this share of what the requests wait in all (ours): expectations are no promises.
+#: The least share of all requests' wait that waiting must save (ours): expectations are no promises.
 _GAIN = 0.05
-#: What is left of the target for what is not measured here: the way to the client, executions slower than usual (ours).
+#: The share of the target kept for the unmeasured: the way to the client, executions slower than usual (ours).
 _RESERVE = 0.1
-#: What a backlog should be worked off in (simulated: half a second sees too late that a load grows; the target is too
-#: strict where it is short and requests come in bursts).
+#: The time in ns within which a backlog should be worked off (simulated: half a second sees too late that a load grows;
+#: the target is too strict if it is short and requests come in bursts).
 _BACKLOG_NS = 250_000_000
-#: More than this share of what a model can do, arrivals are not taken to be (ours).
+#: Arrivals are assumed to be at most this share of a model's capacity (ours).
 _MAX_LOAD = 0.95
-#: An answer that comes too late is worth so much of one in time: among hopeless ones the most are answered.
+#: The worth of a late answer, as a share of one in time: if all are late, the most are answered.
 _LATE = 0.1
 
 
 class Goal:
-    """What is learned of one model, and the two decisions. Times are ns."""
+    """What is learned of one model, and the two decisions. Times are in ns."""
 
     __slots__ = (
         "_after_batch", "_after_first", "_begun", "_is_after_batch", "_rate", "_target_ns", "company_rows", "curve",
@@ -51,14 +52,14 @@ class Goal:
         self.max_rows = max_rows
         self.curve = LatencyCurve(max_rows)
         # Changed by the methods below. Arrivals after one that found the queue empty, and after a batch that left some
-        # queued, and whether that was so last time; what instances execute: rows, and since when.
+        # queued, and whether the last event was such a batch; instance → rows and start of its execution.
         self._after_first = ArrivalProfile()
         self._after_batch = ArrivalProfile()
         self._is_after_batch = False
         self._rate = ArrivalRate()
         self._begun: dict[int, tuple[int, int]] = {}
         self.num_instances = 0
-        #: By `wait_ns`: so many rows will be there.
+        #: Set by `wait_ns`: the number of rows that are expected to be there in the end.
         self.company_rows = 0
 
     @property
@@ -67,10 +68,10 @@ class Goal:
         return self._rate.per_ns * 1e9
 
     def arrives(self, rows: int, now_ns: int, *, finds_queued: bool, finds_idle: bool) -> None:
-        """A request is queued, behind others or as the only one, which an idle instance could run at once."""
+        """A request arrives; it finds others queued, or an instance idle that could run it at once."""
         self._rate.add(rows, now_ns)
         if finds_queued or now_ns < self._after_first.begun_ns + self.curve.ns(1):
-            self._after_first.add(rows, now_ns)  # of the same burst, though a batch may have gone meanwhile
+            self._after_first.add(rows, now_ns)  # part of the same burst, though a batch may have gone meanwhile
         else:
             self._after_first.begin(now_ns)
         if self._is_after_batch:
@@ -82,7 +83,9 @@ class Goal:
         self._begun[instance] = rows, now_ns
 
     def ends(self, instance: int, now_ns: int, *, finds_queued: bool) -> None:
-        """It has executed it; `finds_queued`: and might execute the next.
+        """An instance has executed its batch; with `finds_queued` it could execute the next at once.
+
+        The execution counts from when it was given until now, transfers included.
 
         What counts is how long it was not free for others, the ways there and back included.
         """
@@ -94,15 +97,15 @@ class Goal:
             self._after_batch.begin(now_ns)
 
     def forget(self, instance: int) -> None:
-        """It is gone."""
+        """Forget an instance that is gone."""
         self._begun.pop(instance, None)
 
     def rows_now(
         self, requests: list[QueuedRequest], rows: int, queued_rows: int, now_ns: int, *, in_a_hurry: bool
     ) -> tuple[int, BatchReason]:
-        """How many of the rows of `requests` should be executed together, 1 or more, and why not more.
+        """How many of the rows of `requests` should be executed together, at least 1, and why not more.
 
-        `in_a_hurry`: more wait than fit into a batch.
+        `in_a_hurry`: more rows wait than fit into a batch.
         """
         wanted = self._rows_that_pay(rows, queued_rows, in_a_hurry=in_a_hurry)
         left_ns = self._target_ns - (now_ns - requests[0].arrival_ns)
@@ -117,7 +120,7 @@ class Goal:
             if not self._keeps_up(together, queued_rows):
                 continue
             took_ns = self.curve.ns(together)
-            latest_ns = now_ns + took_ns - self._target_ns  # who arrived before that is answered too late
+            latest_ns = now_ns + took_ns - self._target_ns  # requests that arrived earlier are answered too late
             while late < together and requests[num_late].arrival_ns < latest_ns:
                 late += requests[num_late].rows
                 num_late += 1
@@ -127,7 +130,7 @@ class Goal:
         return best, BatchReason.LATENCY_TARGET if best < wanted else BatchReason.NO_GAIN
 
     def _rows_that_pay(self, rows: int, queued_rows: int, *, in_a_hurry: bool) -> int:
-        """The same, whenever they will be answered."""
+        """How many rows should be executed together, whether or not they are in time."""
         wanted, most = self.curve.best_rows(rows, in_a_hurry=in_a_hurry), min(rows, self.curve.most_rows)
         if in_a_hurry or not 1 < wanted < most:
             return wanted
@@ -136,7 +139,7 @@ class Goal:
         return wanted if self._keeps_up(wanted, queued_rows) else self.curve.best_rows(rows, in_a_hurry=True)
 
     def wait_ns(self, rows: int, oldest_ns: int, now_ns: int) -> int:
-        """How long the `rows` that are here should wait for company; 0: not at all. It says how much will come, too."""
+        """How long (ns) the `rows` that are here should wait for others; 0: not at all. Sets `company_rows`, too."""
         curve = self.curve
         alone_ns = curve.ns(rows)
         left_ns = self._target_ns - (now_ns - oldest_ns)
@@ -150,8 +153,8 @@ class Goal:
             _, later, moments = expected[-1] if expected else (0.0, 0.0, 0.0)
             if later < 0.5:
                 continue
-            # What all wait if the batch goes now: those that come while it is executed run after it, together; and as
-            # long as there is no pause, whoever comes later waits for those.
+            # The total wait if the batch goes now: requests that come during its execution run after it, together; and
+            # until there is a pause, later ones wait for those.
             beyond = later * self._congestion(rows)
             now = self._cost(rows, alone_ns, later, 0.0, moments / later, beyond)
             for wait_ns, company, moment in expected:
@@ -168,12 +171,12 @@ class Goal:
         return int(best_ns)
 
     def _keeps_up(self, rows: int, queued_rows: int) -> bool:
-        """Whether batches of so many rows are fast enough for those that come, and for the backlog."""
+        """Whether batches of so many rows are fast enough for the arrivals, and for the backlog."""
         per_ns = self._rate.per_ns + (queued_rows - rows) / _BACKLOG_NS
         return rows * self.num_instances >= per_ns * self.curve.ns(rows)
 
     def _pays_to_split(self, rows: int, first: int) -> bool:
-        """Whether it is better to have some of the rows wait for the next batch."""
+        """Whether it is better to leave some of the rows for the next batch."""
         all_ns, first_ns = self.curve.ns(rows), self.curve.ns(first)
         later = self._rate.per_ns * all_ns / max(1, self.num_instances)
         beyond = later * self._congestion(rows)
@@ -184,17 +187,17 @@ class Goal:
     def _cost(
         self, rows: float, took_ns: float, later: float, wait_ns: float, middle_ns: float, beyond: float
     ) -> float:
-        """What requests wait in all, from now: those of a batch that begins after a while, and those that come too late
-        for it, about `middle_ns` from now, and run after it; a wait beyond the target counts double."""
+        """The total wait of requests from now on: those of a batch that begins after `wait_ns`, and those that come too
+        late for it, about `middle_ns` from now, and run after it; a wait beyond the target counts double."""
         next_ns = wait_ns + took_ns / max(1, self.num_instances)
         after_ns = next_ns + (self.curve.ns(min(self.max_rows, max(1, round(later)))) if later else 0.0)
         late_ns = self._target_ns if after_ns - middle_ns > self._target_ns else 0.0
         return rows * (wait_ns + took_ns) + later * (after_ns - middle_ns + late_ns) + beyond * after_ns
 
     def _congestion(self, rows: int) -> float:
-        """How many more a delay hits than those that come during it: each of them makes the next batch longer.
+        """How many times as many requests a delay affects as come during it: each of them makes the next batch longer.
 
-        By how much is the slope of the curve, or where batches are full, what a row costs in a full one.
+        By how much longer is the slope of the curve or, if batches are full, the cost of a row in a full one.
         """
         curve = self.curve
         more = min(2 * rows, curve.most_rows)
@@ -206,13 +209,15 @@ class Goal:
 class GoalBatchScheduler(DynamicBatchScheduler):
     """The dynamic batcher with the two decisions in place of its nine rules; see `Scheduler` for each method.
 
+    Without __slots__, since Python does not join two classes that have some.
+
     Without slots, since Python does not join two classes that have some.
     """
 
     def __init__(self, max_batch_size: int, target_ns: int, queue: RequestQueue | PolicyQueue) -> None:
         DynamicBatchScheduler.__init__(self, max_batch_size, (), 0, prefetching=False, queue=queue)
         self.goal = Goal(target_ns, max(1, max_batch_size))
-        #: Until then, or until enough have come, what waits goes on waiting; see `_wake_rows`.
+        #: Until this time (ns), or until `_wake_rows` rows are queued, the queue waits.
         self._wake_ns = 0
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
@@ -255,7 +260,7 @@ class GoalBatchScheduler(DynamicBatchScheduler):
         self.goal.ends(instance, now_ns, finds_queued=bool(self._queue.rows))
 
     def next_deadline_ns(self) -> int | None:
-        # Without an idle instance nothing is due: whatever brings one is followed by take().
+        # Without an idle instance nothing is due: the event that brings one is followed by take().
         return self._wake_ns if self._wake_rows and self._queue.rows and self._instances.idle else None
 
     def add_instance(self, instance: int, num_running: int = 0) -> None:
@@ -278,7 +283,7 @@ class GoalBatchScheduler(DynamicBatchScheduler):
         }
 
     def _fitting(self) -> tuple[list[QueuedRequest], int, BatchReason]:
-        """What could be executed together now, its rows, and what keeps it from being more; at least one request."""
+        """Requests that could be executed together now, their rows, and what limits them; at least one request."""
         requests: list[QueuedRequest] = []
         rows = 0
         for request in self._queue:
@@ -298,7 +303,8 @@ class GoalBatchScheduler(DynamicBatchScheduler):
 
 
 class GoalPolicyScheduler(PolicyBatchScheduler, GoalBatchScheduler):
-    """The same with priorities and timeouts: whoever expires or overtakes, what waits is looked at again."""
+    """Batching by a latency target with priorities and timeouts: decisions are renewed as requests expire or
+    overtake."""
 
     def __init__(self, max_batch_size: int, target_ns: int, queue: PolicyQueue) -> None:
         GoalBatchScheduler.__init__(self, max_batch_size, target_ns, queue)

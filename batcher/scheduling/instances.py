@@ -1,4 +1,4 @@
-"""The instances of one model: which exist, which of them are idle, longest idle first, and how fast they are.
+"""The instances of one model: which of them are idle, longest idle first, and how fast they are.
 
 Numbers only: what an instance is and what it runs is the batcher's business. Pure policy, runs in the batcher.
 """
@@ -8,24 +8,26 @@ from collections import deque
 #: An execution shorter than this costs less than waking the two processes that hand over the next one (measured: a
 #: wake takes 5 to 30 us, and three are needed per execution).
 FAST_NS = 250_000
-#: One shorter than this costs less than waking even one process: it goes to an instance that is awake, though another
-#: is idle (measured with eight instances on two cores: 0.2 wakes per request instead of 1.0, half the worker's CPU).
+#: An execution shorter than this costs less than waking even one process: it goes to an instance that is awake, though
+#: another is idle (measured with eight instances on two cores: 0.2 wakes per request instead of 1, half the worker's
+#: CPU).
 TINY_NS = 50_000
-#: Executions that a fast instance may have at once: one it runs and those that lie ready in its ring.
+#: Executions that a fast instance may have at once: the running one and those that lie ready in its ring.
 MAX_AHEAD = 8
-#: An execution that takes longer than this is slow: what lies behind it in a ring would wait longer than for the wakes
-#: that work ahead saves, and cannot move to another instance (ours).
+#: An execution that takes longer than this is slow: those behind it in a ring would wait longer than for the wakes that
+#: work ahead saves, and cannot move to another instance (ours).
 SLOW_NS = 1_000_000
-#: After a slow execution none of several instances works ahead for so many times as long: not where slow ones take a
-#: tenth of the time, and still where an execution is interrupted now and then (measured: with 4 instances on 2 crowded
-#: cores, 3 a second took 1 to 12 ms instead of 0.02; at 100 times a request cost the batcher 33 us instead of 21).
+#: After a slow execution none of several instances works ahead for so many times as long: off for models whose slow
+#: executions take a tenth of the time, and still on if an execution is interrupted now and then (measured: with 4
+#: instances on 2 crowded cores, 3 a second took 1 to 12 ms instead of 0.02; at 100 times a request cost the batcher 33
+#: us instead of 21).
 CALM_TIMES = 10
-#: But for no longer than this (ours).
+#: The longest such pause of work ahead (ours).
 MAX_CALM_NS = 10_000_000_000
 
 
 class Instances:
-    """Taking and completing are O(1), or O(busy) where executions are short; adding and removing are rare."""
+    """Idle and busy instances. Taking and completing are O(1), or O(busy) for short executions; others are rare."""
 
     __slots__ = ("_begun_ns", "_busy", "_calm_until_ns", "_mean_ns", "idle")
 
@@ -33,17 +35,17 @@ class Instances:
         # Changed by every method here. An instance is in exactly one of idle and busy.
         #: Truthy while some instance is idle.
         self.idle: deque[int] = deque()
-        self._busy: dict[int, int] = {}  # instance → executions it was given and has not completed
-        #: Instance → when the one that it runs was given to it, or could begin; only where it may work ahead.
+        self._busy: dict[int, int] = {}  # instance → number of executions it was given and has not completed
+        #: Instance → when its running execution was given to it, or could begin; only if it may work ahead.
         self._begun_ns: dict[int, int] = {}
-        self._mean_ns = 2 * FAST_NS  # of an execution, over the last few; not fast until proven by six of them
-        self._calm_until_ns = 0  # an execution was slow: no instance works ahead until then
+        self._mean_ns = 2 * FAST_NS  # ns of an execution, mean of the last few; not fast until proven by six of them
+        self._calm_until_ns = 0  # until then no instance works ahead, since an execution was slow
 
     def __len__(self) -> int:
         return len(self.idle) + len(self._busy)
 
     def add(self, instance: int, num_running: int = 0) -> None:
-        """A new instance is idle, unless it has executions already; one that is known stays as it is."""
+        """Add an instance, idle unless it has executions already; no effect if it is known."""
         if instance in self._busy or instance in self.idle:
             return
         self._begun_ns[instance] = 0
@@ -53,7 +55,7 @@ class Instances:
             self.idle.append(instance)
 
     def remove(self, instance: int) -> None:
-        """Forgets the instance, idle or busy; its completions will have no effect any more."""
+        """Forget an instance, idle or busy; its completions have no effect any more."""
         self._begun_ns.pop(instance, None)
         if instance in self._busy:
             del self._busy[instance]
@@ -61,13 +63,13 @@ class Instances:
             self.idle.remove(instance)
 
     def take(self) -> int:
-        """The instance that has been idle longest, now busy; IndexError where none is idle."""
+        """The instance that has been idle longest, busy from now on. Raises IndexError if none is idle."""
         instance = self.idle.popleft()
         self._busy[instance] = 1
         return instance
 
     def take_or_work_ahead(self, now_ns: int) -> int | None:
-        """An instance for one execution more, idle or, where executions are short, busy; None where that would not pay.
+        """An instance for one execution more, idle or, if executions are short, busy; None if that would not pay.
 
         An execution cannot move to another instance that becomes idle first, so only fast models work ahead: on the
         instance with the fewest where none is idle, and tiny ones on the fullest that may have more, so that the others
@@ -76,7 +78,7 @@ class Instances:
         busy, idle = self._busy, self.idle
         if busy and (mean_ns := self._mean_ns) < FAST_NS:
             instance, most = 0, 0
-            if not idle and len(busy) == 1:  # there is no other one to which an execution could go
+            if not idle and len(busy) == 1:  # there is no other instance to which an execution could go
                 ((instance, most),) = busy.items()
             elif now_ns >= self._calm_until_ns:
                 begun_ns = self._begun_ns
@@ -100,7 +102,7 @@ class Instances:
         return instance
 
     def complete(self, instance: int, now_ns: int, compute_ns: int) -> None:
-        """One execution less, which took so long. For one that was removed, or was idle anyway, nothing changes."""
+        """Note that an instance has completed an execution in `compute_ns`; no effect if it was removed or idle."""
         count = self._busy.get(instance)
         if count is None:
             return

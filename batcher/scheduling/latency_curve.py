@@ -1,12 +1,12 @@
-"""How long a batch of so many rows takes on this model, learned from those that were executed.
+"""The time that a batch of a number of rows takes on this model, learned from executed batches.
 
 Rows are told apart one by one up to 63, then 32 to an octave: compiled models step at multiples of a tile, so that a
 straight line alone would not do. A cell keeps its last few times and answers with their median, which a single hiccup
-does not move. Beyond them a line answers, fitted through all; between them, one between theirs. What was not executed
-for long is forgotten: so an unlucky size is tried again, and a model that changes is found out.
+does not move. Beyond them a line answers, fitted through all; between them, one between theirs. A size not executed for
+long is forgotten: so an unlucky one is tried again, and a changed model is learned anew.
 
-A machine that others use, too, changes its speed, and all sizes with it: then the pace changes, not the shape. Else a
-size that was last seen in a slow moment would look bad beside one that was seen in a fast one. Pure.
+The pace follows the machine: if other programs slow it down, all sizes take longer, and the curve keeps its shape.
+Otherwise a size that was last seen in a slow moment would look bad beside one that was seen in a fast one. Pure.
 """
 
 from collections import deque
@@ -15,30 +15,31 @@ from itertools import pairwise
 
 #: Times that a cell keeps (ours): five bad ones in a row do not move it.
 MAX_SAMPLES = 11
-#: Batches that tell the pace (ours): their median, so that after three of them it is another one.
+#: Batches that determine the pace (ours): their median, so that three of them change it.
 MAX_PACES = 5
-#: Times of a size after which it tells the pace (ours).
+#: Times of a size after which its batches count for the pace (ours).
 _SEEN = 3
-#: Batches after which the table is worked out anew; sooner while there are few. (Measured: 60 us for 64 cells.)
+#: Batches after which the table is computed anew; sooner while there are few. (Measured: 60 us for 64 cells.)
 REFRESH_BATCHES = 16
-#: What is left of a cell's weight with each: half after 550 batches.
+#: The share of a cell's weight that is left after each batch: half after 550.
 _FADE = 0.98
-#: The line counts like so many times of a cell.
+#: The weight of the fitted line, in times of a cell.
 _LINE_WEIGHT = 0.25
-#: A cell of less weight was never seen, as far as anybody remembers.
+#: A cell of less weight counts as never seen.
 _FORGOTTEN = 0.05
-#: Times that make a size known. A few slow executions in a busy moment must not keep a good size from use (measured: 32
-#: rows never again, after one execution of 77 ms instead of 61; at 3, after the first second of a slow phase).
+#: Times after which a size is known. A few slow executions in a busy moment must not keep a good size from use
+#: (measured: 32 rows never again, after one execution of 77 ms instead of 61; at 3, after the first second of a slow
+#: phase).
 _KNOWN = 6
-#: So many times as many rows as are known are tried (ours): 1, 4, 16, 64.
+#: By this factor the rows of a batch may exceed those that are known (ours): 1, 4, 16, 64.
 _STRIDE = 4
-#: More rows at once must be faster per row by at least so much, else fewer are executed (ours): batching that does not
-#: pay only makes the first of a batch wait for the last.
+#: By this share more rows at once must be faster per row, else fewer are executed (ours): batching that does not pay
+#: only makes the first of a batch wait for the last.
 PAYS = 0.05
 
 
 def cell_of(rows: int) -> int:
-    """Which cell a number of rows falls into."""
+    """The cell that a number of rows falls into."""
     shift = max(0, rows.bit_length() - 6)
     return (shift << 5) + (rows >> shift)
 
@@ -55,7 +56,7 @@ def median(values: Collection[float]) -> float:
 
 
 class LatencyCurve:
-    """Learns by `learn`; everything else asks. Times are ns."""
+    """Learns by `learn`; all other methods query. Times are in ns."""
 
     __slots__ = (
         "_best", "_fastest", "_intercept_ns", "_max_rows", "_num_learned", "_pace", "_paces", "_refresh_at", "_samples",
@@ -64,7 +65,7 @@ class LatencyCurve:
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        # Changed by learn alone. By cell: the last times, their weight, what is answered, the cell that pays best of
+        # Changed by learn alone. By cell: the last times, their weight, the estimate, and the cell that pays best of
         # all up to it.
         self._samples: dict[int, deque[float]] = {}
         self._weights = [0.0] * (cell_of(max_rows) + 1)
@@ -72,18 +73,18 @@ class LatencyCurve:
         self._best: list[int] = []
         self._fastest: list[int] = []
         self._intercept_ns = self._slope_ns = 0.0
-        #: How many times as long as the table says batches take now, and each of the last ones took.
+        #: The factor by which batches take longer now than the table says, and that of each of the last ones.
         self._pace = 1.0
         self._paces: deque[float] = deque(maxlen=MAX_PACES)
-        #: More rows than that are not tried yet: four times as many as the most that are known.
+        #: The most rows that are tried: four times as many as the most that are known.
         self.most_rows = 1
         self._num_learned = 0
         self._refresh_at = 1
 
     def learn(self, rows: int, took_ns: int) -> None:
-        """A batch of so many rows took so long."""
+        """Learn that a batch of `rows` rows took `took_ns`."""
         if rows > self._max_rows:
-            return  # a single request of more than a batch may have
+            return  # a single request with more rows than a batch may have
         cell = cell_of(rows)
         if self._weights[cell] < _FORGOTTEN:
             self._samples[cell] = deque(maxlen=MAX_SAMPLES)
@@ -99,13 +100,13 @@ class LatencyCurve:
             self._refresh_at = self._num_learned + min(self._num_learned, REFRESH_BATCHES)
 
     def ns(self, rows: int) -> float:
-        """How long a batch of so many rows should take; 0 as long as nothing is known."""
+        """How long a batch of so many rows should take; 0 while nothing is known."""
         cell = cell_of(rows)
         took_ns = self._table[cell] if cell < len(self._table) else self._intercept_ns + self._slope_ns * rows
         return self._pace * took_ns
 
     def best_rows(self, rows: int, *, in_a_hurry: bool = False) -> int:
-        """Of so many rows at hand, those that should be executed at once: as many as pay, no more than are known to.
+        """How many of `rows` should be executed at once: as many as pay, no more than are known to.
 
         `in_a_hurry`: more wait than fit into one batch, so any gain counts that is more than noise.
         """
@@ -117,7 +118,7 @@ class LatencyCurve:
         return rows if best == cell else rows_of(best)
 
     def points(self) -> list[tuple[int, int, int]]:
-        """What is remembered: rows, ns, and how many times that is."""
+        """For each size that is remembered: rows, ns, and number of times."""
         return [
             (rows_of(cell), int(self._table[cell] * self._pace), len(samples))
             for cell, samples in sorted(self._samples.items())
@@ -144,10 +145,10 @@ class LatencyCurve:
         self._best, self._fastest = fastest(rates, PAYS), fastest(rates, PAYS / 5)
 
     def _hoped(self, seen: Sequence[int]) -> list[float]:
-        """How fast each size may be, for all that is known: so it is tried, and steps are found where they are.
+        """How fast each size may be at best, in view of what is known: so sizes are tried, and steps are found.
 
-        Where batching pays at all, what was not seen is as slow as the next smaller size, and what was seen too rarely
-        as slow as the line says.
+        If batching pays at all, an unseen size is assumed as slow as the next smaller size, and one that was seen too
+        rarely as slow as the line says.
         """
         table = self._table
         hoped = table.copy()
@@ -185,7 +186,8 @@ def fit(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
 
 
 def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The values made never to fall, those that do by their weighted mean: no batch is faster than a smaller one."""
+    """Isotonic regression: values that fall are replaced by their weighted mean, as no batch is faster than a smaller
+    one."""
     blocks: list[tuple[float, float, int]] = []  # mean, weight, length
     for mean, weight in zip(values, weights, strict=True):
         length = 1

@@ -1,4 +1,4 @@
-"""What a scheduler makes of queued requests: a payload while it waits for an instance, a batch once it has one.
+"""Groups of queued requests: a payload while it waits for an instance, a batch once it has one.
 
 Payload is Triton's word. Pure policy, runs in the batcher.
 """
@@ -11,14 +11,14 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 
 
 class Batch(NamedTuple):
-    """One execution: what one instance is to run at once, in this order."""
+    """One execution: the requests that one instance is to run at once, in this order."""
 
     instance: int
     requests: tuple[QueuedRequest, ...]
     rows: int
 
 
-#: One of its three fields as a tuple: 1k instructions instead of 3k.
+#: Makes a Batch of its three fields as a tuple: 1k instructions instead of 3k.
 make_batch: Callable[[tuple[int, tuple[QueuedRequest, ...], int]], Batch] = partial(tuple.__new__, Batch)
 
 
@@ -32,18 +32,18 @@ class Payload:
         # Changed by the scheduler, until an instance takes the payload.
         self.requests: list[QueuedRequest] = []
         self.rows = 0
-        #: A request of another shape came next: this one must not be merged with its neighbours.
+        #: Whether a request of another shape came next: this payload must not be merged with its neighbours.
         self.saturated = False
-        #: Why it has no more rows, or had to go (batch_account.py).
+        #: The reason for its size (batch_account.py).
         self.reason = 0
 
     def merge(self, other: "Payload") -> None:
-        """Appends the requests of a payload of the same shape, which is then spent."""
+        """Append the requests of a payload of the same shape, which must not be used any more."""
         self.requests += other.requests
         self.rows += other.rows
 
     def cancel(self, key: int) -> bool:
-        """Whether the request was in this payload; then it is gone, and the payload may be empty."""
+        """Whether the request was in this payload; then it is removed, and the payload may be empty."""
         for index, request in enumerate(self.requests):
             if request.key == key:
                 del self.requests[index]

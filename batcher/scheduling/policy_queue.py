@@ -1,4 +1,4 @@
-"""A queue under Triton's queue policies: requests have levels of priority, expire, and are refused or wait behind.
+"""A queue under Triton's queue policies: requests have levels of priority, expire, and are refused or delayed.
 
 The order of service is: level 1, those of level 1 that are late, level 2 and so on; first come, first served within
 each. Late are those that have expired under DELAY; they keep their level and expire only once.
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.errors import UnavailableError
 
-#: Deadlines of requests that have left, beyond as many as there are of others, before they are thrown out (ours).
+#: Stale deadlines, of requests that have left, are removed once there are this many more of them than others (ours).
 _MAX_STALE = 64
-#: Up to so many lines a level without requests keeps its two; with more, they are closed (ours).
+#: Up to so many lines a level without requests keeps its two; beyond, they are removed (ours).
 _KEPT_LINES = 128
 
 
@@ -28,7 +28,7 @@ class QueuePolicy(NamedTuple):
 
     default_timeout_ns: int = 0
     allow_timeout_override: bool = False
-    delays: bool = False  # else it rejects
+    delays: bool = False  # otherwise REJECT
     max_queue_size: int = 0
 
     @classmethod
@@ -50,19 +50,19 @@ class QueuePolicy(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a request waits; the serial number tells it from one of the same key."""
+    """The line in which a request waits; the serial number tells it from an earlier request of the same key."""
 
     request: QueuedRequest
     line: int
     serial: int
 
 
-#: One of its three fields as a tuple: 1k instructions instead of 3k.
+#: Makes a _Place of its three fields as a tuple: 1k instructions instead of 3k.
 _make_place: Callable[[tuple[QueuedRequest, int, int]], _Place] = partial(tuple.__new__, _Place)
 
 
 class PolicyQueue:
-    """Adding, taking and expiring one are O(log n), cancelling is O(1), however many levels there are."""
+    """A request's adding, taking and expiry are O(log n), cancelling is O(1), however many levels there are."""
 
     __slots__ = (
         "_deadlines", "_default_level", "_line_rows", "_lines", "_max_total_queue", "_num_levels", "_order", "_places",
@@ -77,7 +77,7 @@ class PolicyQueue:
         default_level: int,
         max_total_queue: int,
     ) -> None:
-        """`policies` by level, and that of the `rest`; the server's bound is each level's, so that none fills up
+        """`policies` by level, `rest` for all other levels; `max_total_queue` bounds each level, so that none fills up
         another's."""
         self._policies = policies
         self._rest = rest
@@ -88,18 +88,18 @@ class PolicyQueue:
         #: The requests of a level that are on time have the line 2 * level - 1, those that are late 2 * level.
         self._lines: dict[int, OrderedDict[int, QueuedRequest]] = {}
         self._line_rows: dict[int, int] = {}
-        #: The numbers of these lines, ascending: the order of service.
+        #: The numbers of these lines, ascending, which is the order of service.
         self._order: list[int] = []
-        #: By key, in order of arrival.
+        #: Key → place, in order of arrival.
         self._places: OrderedDict[int, _Place] = OrderedDict()
-        #: A heap of (deadline, serial number, key); of those that have left, too, until they come to its top.
+        #: A heap of (deadline, serial number, key); including requests that have left, until they reach the top.
         self._deadlines: list[tuple[int, int, int]] = []
         self._serial = count()
         self.rows = 0
 
     @classmethod
     def from_config(cls, batching: dict[str, Any], max_total_queue: int) -> "PolicyQueue":
-        """From a model's `dynamic_batching`. Without levels there is one, and what requests wish is ignored."""
+        """From a model's `dynamic_batching`. Without levels there is one, and requests' priorities are ignored."""
         rest = QueuePolicy.from_config(batching.get("default_queue_policy", {}))
         num_levels = int(batching.get("priority_levels", 0))
         if not num_levels:
@@ -122,36 +122,36 @@ class PolicyQueue:
         return any(policy.default_timeout_ns and not policy.delays for policy in (*self._policies.values(), *rest))
 
     def expiry_ns(self, request: QueuedRequest) -> int:
-        """When the request would be refused for having waited, if it were added; 0 = never."""
+        """When the request, if it were added, would be refused for having waited; 0 = never."""
         policy, _ = self._place_of(request)
         return 0 if policy.delays else policy.deadline_ns(request)
 
     def rows_before(self, request: QueuedRequest) -> int:
-        """Rows of those that would be served before the request, if it were added."""
+        """Rows of all requests that would be served before this one, if it were added."""
         _, line = self._place_of(request)
         return sum(map(self._line_rows.__getitem__, self._order[: bisect_right(self._order, line)]))
 
     def _place_of(self, request: QueuedRequest) -> tuple[QueuePolicy, int]:
-        """The policy of the request's level, and the line of those of it that are on time."""
+        """The policy of the request's level, and the level's line of requests on time."""
         level = request.priority if 0 < request.priority <= self._num_levels else self._default_level
         return self._policies.get(level, self._rest), 2 * level - 1
 
     def _open(self, line: int) -> None:
-        """Make the two lines of a level, of which this is the first."""
+        """Add the two lines of a level; `line` is the first."""
         for each in (line, line + 1):
             self._lines[each] = OrderedDict()
             self._line_rows[each] = 0
             insort(self._order, each)
 
     def _close_if_empty(self, line: int) -> None:
-        """Remove the two lines of a level, of which this is one, if neither has a request."""
+        """Remove the two lines of a level, of which `line` is one, if neither has a request."""
         first = line - 1 + line % 2
         if not (self._lines[first] or self._lines[first + 1]):
             for each in (first, first + 1):
                 del self._lines[each], self._line_rows[each], self._order[bisect_left(self._order, each)]
 
     def add(self, request: QueuedRequest, num_in_payloads: int = 0) -> None:
-        """Puts `request` behind those of its level that are on time; see `RequestQueue`."""
+        """Put `request` behind those of its level that are on time. Raises UnavailableError if the queue is full."""
         policy, line = self._place_of(request)
         is_open = line in self._lines
         num_waiting = len(self._lines[line]) + len(self._lines[line + 1]) if is_open else 0
@@ -174,7 +174,7 @@ class PolicyQueue:
                 heapify(self._deadlines)
 
     def popleft(self) -> QueuedRequest:
-        """Removes the request to be served next; KeyError where there is none."""
+        """Remove the request to be served next. Raises KeyError if there is none."""
         for line in self._order:
             if requests := self._lines[line]:
                 key, request = requests.popitem(last=False)
@@ -184,7 +184,7 @@ class PolicyQueue:
         raise KeyError("the queue is empty")
 
     def cancel(self, key: int) -> bool:
-        """Whether the request was waiting here; then it is gone."""
+        """Whether the request was waiting here; then it is removed."""
         place = self._places.pop(key, None)
         if place is None:
             return False
@@ -194,18 +194,18 @@ class PolicyQueue:
         return True
 
     def oldest_arrival_ns(self) -> int:
-        """The arrival that the queue delay counts from; only where the queue is not empty."""
+        """The arrival from which the queue delay counts. The queue must not be empty."""
         return next(iter(self._places.values())).request.arrival_ns
 
     def next_expiry_ns(self) -> int | None:
-        """When the next request expires; None: none ever does."""
+        """When the next request expires; None if none does."""
         deadlines = self._deadlines
         while deadlines and not self._is_current(deadlines[0]):
             heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        """Lets what has expired be late, or removes and returns it, as its policy says."""
+        """Delay expired requests, or remove and return them, as their policy says."""
         rejected = []
         while (expiry_ns := self.next_expiry_ns()) is not None and expiry_ns <= now_ns:
             _, _, key = heappop(self._deadlines)
@@ -221,7 +221,7 @@ class PolicyQueue:
         return rejected
 
     def drain(self) -> list[QueuedRequest]:
-        """Empties the queue; the requests in order of arrival."""
+        """Empty the queue; the requests in order of arrival."""
         requests = [place.request for place in self._places.values()]
         self._lines.clear()
         self._line_rows.clear()
@@ -232,14 +232,14 @@ class PolicyQueue:
         return requests
 
     def _left(self, line: int, rows: int) -> None:
-        """A request of so many rows has left a line."""
+        """Note that a request of so many rows has left a line."""
         self._line_rows[line] -= rows
         self.rows -= rows
         if len(self._order) > _KEPT_LINES:
             self._close_if_empty(line)
 
     def _is_current(self, deadline: tuple[int, int, int]) -> bool:
-        """Whether a request still waits for what the heap says of it."""
+        """Whether a deadline in the heap is that of a request which still waits on time."""
         _, serial, key = deadline
         place = self._places.get(key)
         return place is not None and place.serial == serial

@@ -1,8 +1,8 @@
 """The queue of one model: requests that were accepted and are in no payload yet, in the order they are served.
 
-Rules: whoever is refused was never in; whoever is taken or cancelled is gone at once and for good; iteration is
-in order of service and never depends on how the order came about, so priority levels can be added behind it.
-Pure policy, runs in the batcher.
+Rules: a refused request was never in; one that is taken or cancelled leaves at once and for good; iteration is in order
+of service and never depends on how the order came about, so priority levels can be added behind it. Pure policy, runs
+in the batcher.
 """
 
 from collections import OrderedDict
@@ -14,30 +14,30 @@ from shoal.errors import UnavailableError
 
 @dataclass(slots=True)
 class QueuedRequest:
-    """A request as the policy sees it; never changed.
+    """A request as schedulers see it; never changed.
 
-    One is made for every request, and then read: 2.7k instructions, and 50 for a field. Of a NamedTuple that is made by
-    `tuple.__new__` it is 2.2k, and 190 for a field.
+    One is made for every request, and then read: 2.7k instructions, and 50 for a field. A NamedTuple made by
+    `tuple.__new__` takes 2.2k, and 190 for a field.
     """
 
     #: The batcher's number of the request; opaque here, unique among the requests of a scheduler.
     key: int
-    #: max(1, first dimension of the inputs); 1 where the model does not batch.
+    #: max(1, first dimension of the inputs); 1 if the model does not batch.
     rows: int
-    #: Equal for requests that may share a batch; 0 where every shape is fixed by the configuration.
+    #: Equal for requests that may share a batch; 0 if the configuration fixes every shape.
     shape_key: int
     #: Monotonic time at which the batcher accepted it: the queue delay counts from here.
     arrival_ns: int
     priority: int = 0
     timeout_us: int = 0
-    #: Monotonic time after which nobody wants the answer; 0 = never.
+    #: Monotonic time after which the client does not wait for the answer; 0 = never.
     deadline_ns: int = 0
     #: Of a sequence: the word of its id, and Triton's flags, in a batch with the slot (shoal/sequences.py).
     correlation: int = 0
     flags: int = 0
 
     def in_sequence(self, correlation: int, flags: int) -> "QueuedRequest":
-        """The same request as a sequence has it."""
+        """A copy with these words of its sequence."""
         return QueuedRequest(
             self.key, self.rows, self.shape_key, self.arrival_ns, self.priority, self.timeout_us, self.deadline_ns,
             correlation, flags,
@@ -67,10 +67,10 @@ class RequestQueue:
         return iter(self._requests.values())
 
     def add(self, request: QueuedRequest, num_in_payloads: int = 0) -> None:
-        """Appends `request`, or raises UnavailableError and changes nothing.
+        """Append `request`, or raise UnavailableError and change nothing.
 
-        `num_in_payloads`: requests that left this queue and have no instance yet. They count towards the server's
-        bound only, as in Triton, whose max_queue_size does not see them.
+        `num_in_payloads`: requests that left this queue and have no instance yet; they count towards the server's bound
+        only, as in Triton, whose max_queue_size does not see them.
         """
         num_waiting = len(self._requests)
         if num_waiting >= self._max_queue_size or num_waiting + num_in_payloads >= self._max_total_queue:
@@ -79,19 +79,19 @@ class RequestQueue:
         self.rows += request.rows
 
     def add_first(self, request: QueuedRequest) -> None:
-        """Puts a request that was accepted before in front of all others; no bound can refuse it."""
+        """Put a request that was accepted before in front of all others; no bound can refuse it."""
         self._requests[request.key] = request
         self._requests.move_to_end(request.key, last=False)
         self.rows += request.rows
 
     def popleft(self) -> QueuedRequest:
-        """Removes the request to be served next; KeyError where there is none."""
+        """Remove the request to be served next. Raises KeyError if there is none."""
         request = self._requests.popitem(last=False)[1]
         self.rows -= request.rows
         return request
 
     def cancel(self, key: int) -> bool:
-        """Whether the request was waiting here; then it is gone."""
+        """Whether the request was waiting here; then it is removed."""
         request = self._requests.pop(key, None)
         if request is None:
             return False
@@ -99,11 +99,11 @@ class RequestQueue:
         return True
 
     def oldest_arrival_ns(self) -> int:
-        """The arrival that the queue delay counts from; only where the queue is not empty."""
+        """The arrival from which the queue delay counts. The queue must not be empty."""
         return next(iter(self._requests.values())).arrival_ns
 
     def drain(self) -> list[QueuedRequest]:
-        """Empties the queue."""
+        """Empty the queue, and return its requests."""
         requests = list(self._requests.values())
         self._requests.clear()
         self.rows = 0

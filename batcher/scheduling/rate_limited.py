@@ -1,8 +1,8 @@
 """A scheduler whose batches wait for the rate limiter: of every model under --rate-limit=execution_count.
 
-What the model's own scheduler would run is staged, and leaves when its instance has been allocated what it needs. An
-instance with a staged batch is busy for its own scheduler. Staged requests can be cancelled, and expire as they would
-in the queue, and no others join them. Pure policy, runs in the batcher.
+A batch of the model's own scheduler is staged, and leaves when its instance has been allocated the resources that it
+needs. An instance with a staged batch is busy for its own scheduler. Staged requests can be cancelled, and expire as
+they would in the queue, and no others join them. Pure policy, runs in the batcher.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from shoal.batcher.scheduling.rate_limiter import RateLimiter
 
 
 class RateLimitedScheduler(ForwardingScheduler):
-    """See `Scheduler` for the contract of each method."""
+    """Stages another scheduler's batches. See `Scheduler` for the contract of each method."""
 
     __slots__ = ("_expiring", "_left_idle", "_limiter", "_rejects", "_staged")
 
@@ -24,11 +24,11 @@ class RateLimitedScheduler(ForwardingScheduler):
         super().__init__(scheduler)
         self._limiter = limiter
         self._rejects = scheduler.rejects
-        # Changed by take, cancel, remove_instance and drain. By instance, only of those that have some:
+        # Changed by take, cancel, remove_instance and drain. Instance → its staged batches, if any.
         self._staged: dict[int, deque[Batch]] = {}
-        #: Of those that were staged and have not begun, by key: who expires, and when.
+        #: Key → when a staged request expires, and the request.
         self._expiring: dict[int, tuple[int, QueuedRequest]] = {}
-        #: Instances that a staged batch has left with all its requests; their scheduler believes them busy.
+        #: Instances whose staged batches have lost all their requests; their scheduler believes them busy.
         self._left_idle: list[int] = []
 
     @property
@@ -55,12 +55,12 @@ class RateLimitedScheduler(ForwardingScheduler):
         return staged + rows
 
     def take(self, now_ns: int) -> Batch | None:
-        """The next batch that may run now; the others are staged meanwhile."""
+        """The next batch that may run now; others are staged meanwhile."""
         for instance in self._staged:
             if self._limiter.begin(instance):
                 return self._unstage(instance)
         while self._left_idle:
-            self._scheduler.complete(self._left_idle.pop(0), now_ns, FAST_NS)  # which says nothing of how fast it is
+            self._scheduler.complete(self._left_idle.pop(0), now_ns, FAST_NS)  # a time that does not change the mean
         while (batch := self._scheduler.take(now_ns)) is not None:
             if not self._limiter.is_limited(batch.instance):
                 return self._begin(batch)
@@ -80,7 +80,7 @@ class RateLimitedScheduler(ForwardingScheduler):
         return self._begin(batch)
 
     def _begin(self, batch: Batch) -> Batch:
-        """It is executed now: of its requests, which may have been staged on another instance, none expires."""
+        """Forget the expiry of a batch's requests, which are executed now, perhaps not where they were staged."""
         if self._expiring:
             for request in batch.requests:
                 self._expiring.pop(request.key, None)
@@ -110,7 +110,7 @@ class RateLimitedScheduler(ForwardingScheduler):
         return False
 
     def _give_up(self, instance: int) -> None:
-        """A staged batch of the instance is no more."""
+        """Note that one staged batch of the instance is dropped."""
         if not self._staged[instance]:
             del self._staged[instance]
         self._limiter.unstage(instance)
@@ -132,7 +132,7 @@ class RateLimitedScheduler(ForwardingScheduler):
         self._scheduler.add_instance(instance, num_running)
 
     def remove_instance(self, instance: int) -> None:
-        """What it had staged goes back to the front of the queue; what it runs, it goes on running."""
+        """Remove an instance: its staged batches return to the front of the queue; its execution goes on."""
         self._scheduler.remove_instance(instance)
         for batch in reversed(self._staged.pop(instance, ())):
             self._limiter.unstage(instance)

@@ -1,13 +1,11 @@
-"""The rate limiter: which of the instances that have something to execute may, where they share resources.
+"""The rate limiter: which of the instances with a staged batch may execute it, if they share resources.
 
 An instance with a batch is *staged* until it is *allocated* what its execution needs, and *releases* that when the
 execution has ended. Of those that are staged the one with the lowest *scaled priority* comes first, which is how often
 it has executed, times its priority: all three are Triton's. Loading and warming up count as executions, as in Triton,
 so a new instance begins with two turns. The rules on top of Triton's, so that no instance waits for ever:
 
-- The instance that comes first and has to wait keeps what it needs: others may take what it leaves.
-- When an instance is served, those that wait for a resource of its own are put behind it by no more than two turns of
-  theirs. So an instance that was idle, or has just been loaded, catches up on no more than these.
+The instance that comes first and has to wait keeps what it needs: others may take the rest.
 
 Numbers only; pure policy, runs in the batcher.
 """
@@ -17,15 +15,15 @@ from operator import itemgetter
 
 from shoal.model_config.rate_limiter import Demand, Limit, Resource, capacities
 
-#: Executions of a new instance: its initialization and its warm-up (Triton's).
+#: Executions that a new instance begins with: its initialization and its warm-up (Triton's).
 _AT_FIRST = 2
-#: Turns of its own by which an instance that waits may be behind the one that is served (ours: the least with which a
-#: model that asked first, and was served once, gives the others of Triton's test that turn back).
+#: Most turns by which a waiting instance may be behind the one that is served (ours: the least with which a model that
+#: asked first, and was served once, gives the others of Triton's test that turn back).
 _MOST_BEHIND = 2
 
 
 class _Instance:
-    """One that is known: what it has to execute, and what it does."""
+    """An instance: its demand, its staged batches, and its executions."""
 
     __slots__ = ("demand", "is_allocated", "num_running", "num_staged", "scaled_priority")
 
@@ -33,7 +31,7 @@ class _Instance:
         self.demand = demand
         self.scaled_priority = _AT_FIRST * demand.priority
         self.num_staged = self.num_running = 0
-        #: Between its allocation and the batch that it is for.
+        #: True between its allocation and the batch for which it was made.
         self.is_allocated = False
 
 
@@ -44,19 +42,19 @@ class RateLimiter:
         self._limits = limits
         # Changed by every method.
         self._instances: dict[int, _Instance] = {}
-        #: Those of them that have a batch to execute and do not execute one, nor have been allocated what it needs: of
-        #: two with the same scaled priority the earlier one comes first.
+        #: Instances with a staged batch that do not execute one, nor have been allocated what it needs: of two with the
+        #: same scaled priority the earlier one comes first.
         self._waiting: dict[int, _Instance] = {}
-        #: What is left of each resource; a death may have made less than others have already.
+        #: Free units of each resource; negative if a death has removed more than was free.
         self._free: dict[Resource, int] = {}
 
     def add(self, instance: int, demand: Demand) -> None:
-        """A new instance, before it is staged or held for the first time."""
+        """Add an instance, before it is staged or held for the first time."""
         self._instances[instance] = _Instance(demand)
         self._count()
 
     def remove(self, instance: int) -> None:
-        """The instance is dead: what it had is free."""
+        """Remove a dead instance; its resources are free."""
         if self._instances.pop(instance, None) is not None:
             self._waiting.pop(instance, None)
             self._count()
@@ -76,19 +74,19 @@ class RateLimiter:
             self._free[name] += count
 
     def is_limited(self, instance: int) -> bool:
-        """Whether the instance shares anything; else it never needs to be staged."""
+        """Whether the instance needs any shared resource; otherwise it is never staged."""
         known = self._instances.get(instance)
         return known is not None and bool(known.demand.resources)
 
     def stage(self, instance: int) -> None:
-        """It has a batch to execute, after those it has been staged with before."""
+        """Note one more batch that the instance is to execute, after those staged before."""
         known = self._instances[instance]
         known.num_staged += 1
         if not (known.num_running or known.is_allocated):
             self._waiting.setdefault(instance, known)
 
     def unstage(self, instance: int) -> None:
-        """One of those batches, which it has not begun, is no more."""
+        """Note that a staged batch, which has not begun, was dropped."""
         known = self._instances.get(instance)
         if known is None:
             return
@@ -101,14 +99,14 @@ class RateLimiter:
             self._give_back(known)
 
     def hold(self, instance: int, num_running: int) -> None:
-        """It executes so many batches already, which nobody here has allocated anything for."""
+        """Note that the instance executes `num_running` batches already, for which nothing was allocated here."""
         if num_running and self.is_limited(instance):
             known = self._instances[instance]
             known.num_running = num_running
             self._use(known)
 
     def allocate(self) -> list[int]:
-        """Those that may execute their next batch, in the order in which they may."""
+        """Allocate to the instances that may execute their next batch. Returns them in the order in which they may."""
         allocated: list[int] = []
         while self._waiting and (instance := self._next()) is not None:
             known = self._waiting.pop(instance)
@@ -120,7 +118,7 @@ class RateLimiter:
         return allocated
 
     def begin(self, instance: int) -> bool:
-        """Whether the instance has been allocated what it needs for its next batch; then that is executed now."""
+        """Whether the instance has been allocated what its next batch needs; then that batch counts as begun."""
         known = self._instances.get(instance)
         if known is None or not known.is_allocated:
             return False
@@ -130,7 +128,7 @@ class RateLimiter:
         return True
 
     def release(self, instance: int) -> None:
-        """An execution has ended."""
+        """Free the resources of an execution that has ended."""
         known = self._instances.get(instance)
         if known is None or not known.num_running:
             return
@@ -141,7 +139,7 @@ class RateLimiter:
                 self._waiting[instance] = known
 
     def _next(self) -> int | None:
-        """The first one for which there is enough, beside what those before it wait for."""
+        """The first instance for which there is enough, beside what those before it wait for."""
         waiting = [(each.scaled_priority, key, each.demand.resources) for key, each in self._waiting.items()]
         waiting.sort(key=itemgetter(0))
         kept: dict[Resource, int] = {}
@@ -153,7 +151,7 @@ class RateLimiter:
         return None
 
     def _keep_near(self, served: _Instance) -> None:
-        """Put instances that wait for a resource of the served one close behind it in turn."""
+        """Move instances that wait for a resource of the served one close behind it in turn."""
         names = [name for name, _ in served.demand.resources]
         for each in self._waiting.values():
             most = served.scaled_priority + _MOST_BEHIND * each.demand.priority

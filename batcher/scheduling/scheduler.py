@@ -1,4 +1,4 @@
-"""Which scheduler a model gets; `contract.py` says what a scheduler is."""
+"""The choice of a model's scheduler; `contract.py` defines schedulers."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ __all__ = ["Batch", "QueuedRequest", "Scheduler", "from_config"]
 
 
 def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms: int = 0) -> Scheduler:
-    """The scheduler of a model, by its normalised configuration.
+    """The scheduler for a model's normalised configuration.
 
-    `max_total_queue` bounds what this model may have waiting, whatever its configuration says; `default_target_ms` is
-    the latency target of models that batch and do not say how.
+    `max_total_queue` bounds the model's waiting requests, whatever its configuration says; `default_target_ms` is the
+    latency target of models that batch and do not configure how.
     """
     if "sequence_batching" in config:
         return sequence.from_config(config, max_total_queue)
@@ -40,6 +40,6 @@ def from_config(config: dict[str, Any], max_total_queue: int, default_target_ms:
     fifo = RequestQueue(policy.max_queue_size, max_total_queue)
     if target_ms:
         return GoalBatchScheduler(max_batch_size, target_ms * 1_000_000, fifo)
-    # Triton's rule: where requests can be refused or may shorten a timeout, they stay queued until they can really run.
+    # Triton's rule: if requests can be refused or may shorten a timeout, they stay queued until they can really run.
     prefetching = not (policy.max_queue_size or policy.allow_timeout_override)
     return DynamicBatchScheduler(max_batch_size, preferred, delay_ns, prefetching, fifo)

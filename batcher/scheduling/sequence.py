@@ -38,7 +38,7 @@ from shoal.sequences import END, FLAGS, SLOT_SHIFT, START
 
 
 class SequenceScheduler(Scheduler):
-    """See `Scheduler` and `Sequences` for the contract of each method."""
+    """Sequence batching. See `Scheduler` and `Sequences` for the contract of each method."""
 
     __slots__ = (
         "_backlog", "_ending", "_expiries", "_free", "_idle", "_instances", "_live", "_lost", "_make_slots",
@@ -56,17 +56,17 @@ class SequenceScheduler(Scheduler):
         is_iterative: bool = False,
         waits_for_answers: bool = True,
     ) -> None:
-        """`num_slots` are an instance's. Where it `is_iterative`, a request of no sequence is one by itself."""
+        """`num_slots` is the number per instance. With `is_iterative`, a request of no sequence is one by itself."""
         self.waits_for_answers = waits_for_answers
         self._make_slots = make_slots
         self._num_slots = num_slots
         self._max_idle_ns = max_idle_ns
         self._max_total_queue = max_total_queue
         self.is_iterative = is_iterative
-        # All that changes. Instances; their slots that are free, as (slot, instance) with the lowest first; sequences
-        # that requests may join, by id; those that wait for a slot, and those that have nothing to do, by number,
-        # longest first; requests that wait, in order; when sequences must leave the backlog, some of them gone; the ids
-        # of those that ended with their instance, the last ones of them.
+        # All mutable state. Instances; free slots, as (slot, instance) with the lowest first; sequences that requests
+        # may join, by id; those that wait for a slot, and those without requests, by number, longest first; waiting
+        # requests, in order; when sequences must leave the backlog, some of them gone; the ids of the last sequences
+        # that ended with their instance.
         self._instances: dict[int, Instance] = {}
         self._free: list[tuple[int, int]] = []
         self._live: dict[int, Sequence] = {}
@@ -75,11 +75,11 @@ class SequenceScheduler(Scheduler):
         self._waiting: OrderedDict[int, tuple[QueuedRequest, Sequence]] = OrderedDict()
         self._expiries: list[tuple[int, int]] = []
         self._lost = LostSequences()
-        #: By id, the oldest first, while a dead batcher's place is taken: sequences whose END is yet to be added again.
+        #: Id → sequences whose END is yet to be added again, oldest first; only after a dead batcher.
         self._ending: dict[int, deque[Sequence]] = {}
         self._refused: list[tuple[int, Reason]] = []
         self._num_sequences = 0
-        #: Slots that have got another sequence. The batcher writes them to the instance's slot table and clears this.
+        #: Slots with a new sequence or state. The batcher writes them to the instances' slot tables and clears this.
         self.changes: list[SlotChange] = []
 
     @property
@@ -90,7 +90,7 @@ class SequenceScheduler(Scheduler):
         return next(iter(self._waiting.values()))[0].arrival_ns if self._waiting else 0
 
     def rows_before(self, request: QueuedRequest) -> int | None:
-        return None  # it waits for its predecessor, or a slot; and a sequence that misses a part is worth nothing
+        return None  # it waits for its predecessor or a slot; and a sequence that misses a request is worthless
 
     @property
     def sequences(self) -> "SequenceScheduler":
@@ -103,7 +103,7 @@ class SequenceScheduler(Scheduler):
     # --- requests ---
 
     def add(self, request: QueuedRequest, now_ns: int) -> None:
-        """The same; raises SequenceError for a request that neither belongs to a sequence nor begins one."""
+        """Accept a request; also raises SequenceError if it neither belongs to a sequence nor begins one."""
         is_alone = self.is_iterative and not request.correlation
         if is_alone:
             request = request.in_sequence(self._num_sequences + 1, START)
@@ -142,12 +142,12 @@ class SequenceScheduler(Scheduler):
         self._refused.append((request.key, Reason.SEQUENCE_LOST))
 
     def add_first(self, request: QueuedRequest) -> None:
-        if request.key not in self._waiting:  # else it was given back, and begins its sequence elsewhere
+        if request.key not in self._waiting:  # otherwise it was given back, and begins its sequence elsewhere
             self._refused.append((request.key, Reason.SEQUENCE_LOST))  # its sequence has ended with its instance
 
     def give_back(self, instance: int, request: QueuedRequest) -> None:
-        """An instance is about to be removed that had been given a request and had not begun it. Where that was the
-        first of its sequence, the sequence has not begun either."""
+        """Take back a request that an instance, which is about to be removed, had been given and had not begun. If it
+        was the first of its sequence, the sequence has not begun either."""
         given = self._instances.get(instance)
         sequence = None if given is None else given.running.get(request.key)
         if sequence is not None and sequence.first_key == request.key:
@@ -175,7 +175,7 @@ class SequenceScheduler(Scheduler):
         return None
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        """The same; but whom it refuses is told by `refused`, with a reason of its own."""
+        """Refuse expired requests; `refused` returns them, with a reason of their own, and this returns none."""
         while self._idle and (sequence := next(iter(self._idle.values()))).idle_since_ns + self._max_idle_ns <= now_ns:
             self._clear(sequence)
         self._fill()
@@ -199,7 +199,7 @@ class SequenceScheduler(Scheduler):
             return
         done.num_running -= 1
         if done.num_running:
-            return  # of those that another scheduler gave it
+            return  # executions that another scheduler gave it
         done.slots.complete(now_ns)
         running, done.running = done.running, {}
         for sequence in running.values():
@@ -214,7 +214,8 @@ class SequenceScheduler(Scheduler):
         self._fill()
 
     def next_deadline_ns(self) -> int | None:
-        if len(self._expiries) > 2 * len(self._waiting) + 64:  # or who always sends a timeout would fill them
+        # otherwise a client that always sends a timeout would fill them
+        if len(self._expiries) > 2 * len(self._waiting) + 64:
             self._expiries = [each for each in self._expiries if each[1] in self._backlog]
             heapify(self._expiries)
         while self._expiries and self._expiries[0][1] not in self._backlog:
@@ -242,7 +243,7 @@ class SequenceScheduler(Scheduler):
         self._fill()
 
     def restore(self, instance: int, held: Iterable[HeldSlot], now_ns: int) -> None:
-        """An instance has been added that has these sequences from a dead batcher, which another goes on with."""
+        """Continue the sequences that an instance, which was just added, has from a dead batcher."""
         restored = self._instances[instance]
         for slot, correlation, number, state, key, flags in sorted(held, key=lambda each: each.number):
             is_over = state is SlotState.CLOSED or bool(flags & END)
@@ -266,7 +267,7 @@ class SequenceScheduler(Scheduler):
         heapify(self._free)
 
     def end_restoring(self) -> None:
-        """Whatever waited in a dead batcher has been added again; an END that has not is of a client that is dead."""
+        """End all sequences whose END was not added again: it is of a dead client."""
         ending, self._ending = self._ending, {}
         for sequence in [sequence for those in ending.values() for sequence in those]:
             sequence.is_over = True
@@ -275,7 +276,7 @@ class SequenceScheduler(Scheduler):
         self._fill()
 
     def lose(self, instance: int, held: Iterable[HeldSlot]) -> None:
-        """An instance has been added whose sequences cannot go on: what follows of them is refused."""
+        """Refuse further requests of sequences that an instance, which was just added, cannot continue."""
         for each in held:
             self.changes.append(SlotChange(instance, each.slot, 0, 0, SlotState.FREE))
             self._lost.add(each.correlation)
@@ -286,7 +287,7 @@ class SequenceScheduler(Scheduler):
             return
         self._free = [each for each in self._free if each[1] != instance]
         heapify(self._free)
-        # The youngest first, so that the oldest is the first of the backlog.
+        # Youngest first, so that the oldest ends up first in the backlog.
         for sequence in sorted(gone.owners.values(), key=lambda each: each.number, reverse=True):
             sequence.instance = None
             sequence.is_running = False
@@ -303,7 +304,7 @@ class SequenceScheduler(Scheduler):
     # --- sequences ---
 
     def _of_id(self, request: QueuedRequest) -> Sequence | None:
-        """The sequence that a request joins: of those that have ended in a dead batcher's queue, the oldest."""
+        """The sequence that a request joins: of several that have ended in a dead batcher's queue, the oldest."""
         ending = self._ending.get(request.correlation)
         if not ending:
             return self._live.get(request.correlation)
@@ -318,7 +319,7 @@ class SequenceScheduler(Scheduler):
         return sequence
 
     def _note_loss(self, sequence: Sequence) -> None:
-        """More of it may come, which should hear why it is refused."""
+        """Remember a sequence that ended with its instance: its further requests are refused with that reason."""
         if self._live.get(sequence.correlation) is sequence:
             self._lost.add(sequence.correlation)
 
@@ -327,7 +328,7 @@ class SequenceScheduler(Scheduler):
             heappush(self._expiries, (request.arrival_ns + request.timeout_us * 1000, sequence.number))
 
     def _fill(self) -> None:
-        """Give free slots to those that wait for one."""
+        """Give free slots to sequences in the backlog."""
         while self._free and self._backlog:
             slot, number = heappop(self._free)
             _, sequence = self._backlog.popitem(last=False)
@@ -337,7 +338,7 @@ class SequenceScheduler(Scheduler):
                 self._offer(sequence)
 
     def _offer(self, sequence: Sequence) -> None:
-        """The first of its requests may run."""
+        """Let the first request of a sequence run."""
         request = sequence.requests[0]
         word = request.flags & FLAGS | sequence.slot + 1 << SLOT_SHIFT
         self._of(sequence).slots.offer(sequence.slot, request.in_sequence(sequence.correlation, word))
@@ -348,7 +349,7 @@ class SequenceScheduler(Scheduler):
             del self._live[sequence.correlation]
 
     def _clear(self, sequence: Sequence) -> list[QueuedRequest]:
-        """The sequence ends here, or as soon as it does not run any more. Returns the requests that waited."""
+        """End a sequence now, or once its running request has been executed. Returns the requests that waited."""
         requests = list(sequence.requests)
         self._close(sequence)
         self._idle.pop(sequence.number, None)
@@ -365,7 +366,7 @@ class SequenceScheduler(Scheduler):
         return requests
 
     def _release(self, sequence: Sequence) -> None:
-        """Its slot is free; `_fill` is for when all are that will be."""
+        """Free a sequence's slot; the caller calls `_fill` when all slots are freed."""
         assert sequence.instance is not None
         del self._of(sequence).owners[sequence.slot]
         heappush(self._free, (sequence.slot, sequence.instance))
@@ -382,7 +383,7 @@ class SequenceScheduler(Scheduler):
 
 
 def from_config(config: dict[str, Any], max_total_queue: int) -> SequenceScheduler:
-    """The scheduler of a model with `sequence_batching`, by its normalised configuration."""
+    """The scheduler of a model with `sequence_batching`, from its normalised configuration."""
     batching, num_slots = config["sequence_batching"], sequences.num_slots(config)
     return SequenceScheduler(
         slots_from_config(batching, num_slots, max(1, int(config.get("max_batch_size", 0)))),

@@ -1,4 +1,4 @@
-"""The slots of one instance of a sequence batcher: of the requests that may run now, which run together, and when.
+"""The slots of one instance of a sequence batcher: which of the requests that may run now run together, and when.
 
 There is at most one request per slot, the next one of the sequence that has it. Triton's two strategies:
 
@@ -19,36 +19,36 @@ from shoal.batcher.scheduling.sequence_values import Sequence
 
 
 class Slots(Protocol):
-    """An instance has one batch at a time: `take` follows `complete`."""
+    """A strategy. An instance has one batch at a time: `take` follows `complete`."""
 
     def offer(self, slot: int, request: QueuedRequest) -> None:
-        """The slot, which has none, has a request that may run."""
+        """Let a request run in a slot, which has none."""
         ...
 
     def withdraw(self, slot: int, key: int) -> None:
-        """The slot's request may not; it is this one, if the slot has one at all."""
+        """Take back the slot's request, if it is this one."""
         ...
 
     def take(self, now_ns: int) -> tuple[tuple[QueuedRequest, ...], int] | None:
-        """The requests to run now and the rows of their batch; None where nothing may run yet."""
+        """The requests to run now and the rows of their batch; None if none may run yet."""
         ...
 
     def complete(self, now_ns: int) -> None:
-        """What was taken has been executed."""
+        """Note that the last batch taken has been executed."""
         ...
 
     def next_deadline_ns(self) -> int | None:
-        """When `take` must be called again though nothing is offered."""
+        """When `take` must be called again though nothing is offered; None: not before."""
         ...
 
 
 class DirectSlots:
-    """See `Slots`. Without a delay and a utilization whatever is there runs at once."""
+    """The direct strategy; see `Slots`. Without a delay and a utilization all offered requests run at once."""
 
     __slots__ = ("_delay_ns", "_num_wanted", "_ready")
 
     def __init__(self, max_queue_delay_ns: int, num_wanted: int) -> None:
-        """`num_wanted`: of so many slots with a request the batch is worth it before the delay has passed."""
+        """With `num_wanted` or more requests a batch runs before the delay has passed."""
         self._delay_ns = max_queue_delay_ns
         self._num_wanted = num_wanted
         self._ready: dict[int, QueuedRequest] = {}  # changed by offer, withdraw and take
@@ -63,7 +63,7 @@ class DirectSlots:
         ready = self._ready
         if not ready:
             return None
-        # The oldest decides on the shape, where Triton has the lowest slot do so and may let others starve.
+        # The oldest determines the shape; in Triton the lowest slot does, and others may starve.
         oldest = min(ready.values(), key=_age)
         if len(ready) < self._num_wanted and now_ns < oldest.arrival_ns + self._delay_ns:
             return None
@@ -80,7 +80,7 @@ class DirectSlots:
 
 
 class OldestSlots:
-    """See `Slots`. The oldest requests of the candidate sequences are joined, as many as fit and are preferred."""
+    """The oldest strategy; see `Slots`. The oldest requests are joined, as many as fit and are preferred."""
 
     __slots__ = ("_batcher",)
 
@@ -128,7 +128,7 @@ def _age(request: QueuedRequest) -> tuple[int, int]:
 
 
 def slots_from_config(batching: dict[str, Any], num_slots: int, max_batch_size: int) -> Callable[[], Slots]:
-    """What makes the slots of an instance, by a model's `sequence_batching`."""
+    """The factory of an instance's slots, from a model's `sequence_batching`."""
     if "oldest" in batching:
         oldest = batching["oldest"]
         preferred = tuple(map(int, oldest["preferred_batch_size"])) or (max_batch_size,)
@@ -136,6 +136,6 @@ def slots_from_config(batching: dict[str, Any], num_slots: int, max_batch_size: 
         return lambda: OldestSlots(num_slots, max_batch_size, preferred, delay_ns)
     direct = batching.get("direct", {})
     delay_ns = int(direct.get("max_queue_delay_microseconds", 0)) * 1000
-    # Triton's rule: it waits only where both are set.
+    # Triton's rule: a batch waits only if both are set.
     num_wanted = ceil(direct.get("minimum_slot_utilization", 0.0) * num_slots) if delay_ns else 0
     return lambda: DirectSlots(delay_ns, num_wanted)

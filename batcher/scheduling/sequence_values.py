@@ -1,4 +1,4 @@
-"""What a sequence batcher (`sequence.py`) has: sequences, and what a successor must know of their slots."""
+"""The values of a sequence batcher (`sequence.py`): sequences, and the states of slots for a successor."""
 
 from collections import OrderedDict, deque
 from enum import IntEnum
@@ -8,18 +8,18 @@ from shoal.batcher.scheduling.queue import QueuedRequest
 from shoal.errors import InvalidArgumentError
 from shoal.reasons import Reason
 
-#: How many sequences that ended with their instance are remembered, to refuse their next requests (ours).
+#: Sequences that ended with their instance and are remembered, to refuse their next requests (ours).
 MAX_LOST = 1024
 
 
 class SlotState(IntEnum):
-    """What a slot has: no sequence; one; one whose END waits; one that ends with what runs of it."""
+    """A slot's state: no sequence; one; one whose END waits; one that ends with its running request."""
 
     FREE, LIVE, ENDING, CLOSED = 0, 1, 2, 3
 
 
 class SlotChange(NamedTuple):
-    """An instance's slot has that sequence, in that state, from now on; `number` is the sequence's."""
+    """From now on an instance's slot has this sequence, in this state; `number` is the sequence's."""
 
     instance: int
     slot: int
@@ -29,8 +29,7 @@ class SlotChange(NamedTuple):
 
 
 class HeldSlot(NamedTuple):
-    """A slot that a sequence has, as a dead batcher has left it; `key` is of the request of it that runs, or 0, and
-    `flags` are that request's."""
+    """A slot with a sequence, as a dead batcher left it; `key` (or 0) and `flags` are its running request's."""
 
     slot: int
     correlation: int
@@ -50,18 +49,18 @@ class LostSequences:
         return correlation in self._ids
 
     def add(self, correlation: int) -> None:
-        """More of its requests may come, which are refused with the reason."""
+        """Add a sequence: its further requests are refused with the reason."""
         self._ids[correlation] = None
         if len(self._ids) > MAX_LOST:
             self._ids.popitem(last=False)
 
     def discard(self, correlation: int) -> None:
-        """A sequence of this id begins."""
+        """Remove an id: a new sequence of this id begins."""
         self._ids.pop(correlation, None)
 
 
 class SequenceError(InvalidArgumentError):
-    """A request that belongs to no sequence; `reason` is the sentence."""
+    """The refusal of a request that belongs to no sequence; `reason` is the sentence."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.name)
@@ -69,7 +68,7 @@ class SequenceError(InvalidArgumentError):
 
 
 class Sequence:
-    """One sequence; `instance` is None as long as it is in the backlog."""
+    """One sequence; `instance` is None while it is in the backlog."""
 
     __slots__ = (
         "correlation", "first_key", "has_begun", "idle_since_ns", "instance", "is_over", "is_running", "number",
@@ -77,24 +76,24 @@ class Sequence:
     )  # fmt: skip
 
     def __init__(self, number: int, correlation: int) -> None:
-        self.number = number  # in the order in which they began
+        self.number = number  # in order of their beginnings
         self.correlation = correlation
         # Changed by the scheduler.
         self.instance: int | None = None
         self.slot = 0
-        self.requests: deque[QueuedRequest] = deque()  # that wait
+        self.requests: deque[QueuedRequest] = deque()  # waiting ones
         self.is_running = False
-        self.has_begun = False  # its instance has been given some of it
-        self.first_key = 0  # of the request that it was given first, until that is given back
-        self.is_over = False  # no request can join it any more
+        self.has_begun = False  # whether its instance has been given any request of it
+        self.first_key = 0  # key of the first request that its instance was given, until that is given back
+        self.is_over = False  # whether further requests cannot join it
         self.idle_since_ns = 0
 
     @property
     def slot_state(self) -> SlotState:
-        """What its slot has, as long as its requests are run one after the other."""
+        """The state of its slot, as long as its requests are run one after the other."""
         return SlotState.ENDING if self.is_over else SlotState.LIVE
 
     def change(self, state: SlotState) -> SlotChange:
-        """What is to be written down of its slot."""
+        """The change to be written to the slot table."""
         assert self.instance is not None, "it is in the backlog"
         return SlotChange(self.instance, self.slot, self.correlation, self.number, state)
