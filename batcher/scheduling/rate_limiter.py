@@ -5,7 +5,9 @@ execution has ended. Of those that are staged the one with the lowest *scaled pr
 it has executed, times its priority: all three are Triton's. Loading and warming up count as executions, as in Triton,
 so a new instance begins with two turns. The rules on top of Triton's, so that no instance waits for ever:
 
-The instance that comes first and has to wait keeps what it needs: others may take the rest.
+- The instance that comes first and has to wait keeps what it needs: others may take the rest.
+- When an instance is served, those that wait for a resource of its own are put behind it by no more than two turns of
+  theirs. So an instance that was idle, or has just been loaded, catches up on no more than these.
 
 Numbers only; pure policy, runs in the batcher.
 """
