@@ -1,1 +1,1 @@
-"""A client of the star, in any process: what may be asked, what a request must be, memory for it, its answers."""
+"""The client library: `shoal.Client` and `shoal.AsyncClient`, through shared memory or over the network."""

@@ -1,7 +1,7 @@
 """`shoal.AsyncClient`: the calls of `shoal.Client` on asyncio.
 
-The event loop waits for the bell and for the control connection; there is no thread. What may wait for the supervisor,
-a connection or memory for a large tensor, does so in the loop's executor.
+The event loop waits for the bell and for the control connection; there is no thread. Calls that may wait for the
+supervisor, a connection or memory for a large tensor run in the loop's executor.
 """
 
 import asyncio
@@ -27,7 +27,9 @@ _T = TypeVar("_T")
 
 
 class AsyncClient:
-    """A client of the server that listens at `place`, for coroutines of one event loop; see `shoal.Client`.
+    """A client of the server at `place`, for coroutines of one event loop. Otherwise it is like `shoal.Client`.
+
+    Many requests may be open at once; those of one pass of the loop share batches.
 
     Many requests may be open at once: they are batched as those of many connections are.
     """
@@ -36,7 +38,7 @@ class AsyncClient:
         self._place = None if place is None else os.fspath(place)
         if self._place is not None and "://" in self._place:
             raise InvalidArgumentError(f"'{place}' is a URL; with asyncio, use tritonclient's own clients for those")
-        # Changed by coroutines, between two of which nothing else runs: who connects, the others wait for.
+        # Changed by coroutines, between two of which no other code runs: one connects, and the others wait for it.
         self._session: Session | None = None
         self._connecting: asyncio.Future[Session] | None = None
         self._is_closed = False
@@ -45,7 +47,7 @@ class AsyncClient:
 
     @takes(Asked)
     async def infer(self, asked: Asked) -> Result:
-        """As `Client.infer`. A coroutine that is cancelled cancels its request."""
+        """Like `Client.infer`. A coroutine that is cancelled cancels its request."""
         num_reloads = 0
         while True:
             call, news = await self._submit(asked)
@@ -61,7 +63,7 @@ class AsyncClient:
 
     @takes(Asked)
     async def stream(self, asked: Asked) -> AsyncIterator[Result]:
-        """As `Client.stream`: `async for result in client.stream(…)`."""
+        """Like `Client.stream`: `async for result in client.stream(…)`."""
         call, news = await self._submit(asked, is_stream=True)
         with call:
             while not call.is_done:
@@ -79,14 +81,14 @@ class AsyncClient:
         return await _in_executor(submit) if session.needs_time(asked) else submit(), news
 
     async def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
-        """As `Client.empty`."""
+        """Like `Client.empty`."""
         session = await self._connected()
         return await _in_executor(lambda: session.empty(model, name, tuple(shape), version))
 
     # --- the server ---
 
     async def is_live(self) -> bool:
-        """Whether the server is there."""
+        """Whether the server answers. Raises no error."""
         try:
             await self._connected()
         except UnavailableError:
@@ -94,29 +96,29 @@ class AsyncClient:
         return True
 
     async def is_ready(self, model: str = "", *, version: str = "") -> bool:
-        """Whether the server can answer for all its models, or for one of them."""
+        """Like `Client.is_ready`."""
         if not model:
             return await self.is_live() and bool(await self._ask("ready"))
         return bool(await self._ask("is_ready", model, version))
 
     async def server_metadata(self) -> dict[str, Any]:
-        """As `Client.server_metadata`."""
+        """Like `Client.server_metadata`."""
         metadata: dict[str, Any] = await self._ask("server_metadata")
         return metadata
 
     async def model_metadata(self, model: str, *, version: str = "") -> dict[str, Any]:
-        """As `Client.model_metadata`."""
+        """Like `Client.model_metadata`."""
         metadata: dict[str, Any] = await self._ask("model_metadata", model, version)
         return metadata
 
     async def model_config(self, model: str, *, version: str = "") -> dict[str, Any]:
-        """As `Client.model_config`."""
+        """Like `Client.model_config`."""
         connection = (await self._connected()).connection
         await _in_executor(connection.catch_up)
         return connection.models.lookup(model, version or None).config
 
     async def statistics(self, model: str = "", *, version: str = "") -> list[dict[str, Any]]:
-        """As `Client.statistics`."""
+        """Like `Client.statistics`."""
         rows: list[dict[str, Any]] = (await self._ask("statistics", model, version))["model_stats"]
         return rows
 
@@ -138,7 +140,7 @@ class AsyncClient:
                 raise ConnectionLostError("the client is closed")
             if self._connecting is None:
                 return await self._connect()
-            with suppress(UnavailableError):  # who connects is told; we try ourselves
+            with suppress(UnavailableError):  # that coroutine is told of the error; this one tries again
                 await asyncio.shield(self._connecting)
 
     async def _connect(self) -> Session:
@@ -155,7 +157,7 @@ class AsyncClient:
             connecting.set_result(None)
 
     async def close(self) -> None:
-        """Hang up; requests that are open end with ConnectionLostError. Arrays stay readable."""
+        """Close the connection; open requests end with ConnectionLostError. Arrays stay readable."""
         self._is_closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -176,7 +178,7 @@ async def _await(call: Call, news: "_News") -> None:
 
 
 class _News:
-    """What a coroutine waits for; told in the loop's thread, mostly, or in the executor's."""
+    """Wakes one coroutine, from the loop's thread, mostly, or from an executor's."""
 
     __slots__ = ("_future", "_thread", "loop")
 
@@ -186,7 +188,7 @@ class _News:
         self._future: asyncio.Future[bool] = loop.create_future()
 
     def tell(self) -> None:
-        """Something has come."""
+        """Wake the coroutine, or let its next `wait` return at once."""
         if threading.get_ident() == self._thread:
             self._settle(True)
         else:
@@ -197,7 +199,7 @@ class _News:
             self._future.set_result(came)
 
     async def wait(self, deadline_s: float) -> bool:
-        """Until something has come since the last call; False where it is too late."""
+        """Wait until `tell` is called, unless it was since the last wait. False at the loop's time `deadline_s`."""
         timer = self.loop.call_at(deadline_s, self._settle, False)
         try:
             came = await self._future
@@ -208,7 +210,7 @@ class _News:
 
 
 def _listen(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-    """Have the loop hand out what comes, for as long as somebody uses the connection."""
+    """Have the loop hand out replies and messages for as long as the connection is referred to."""
     weakly = weakref.ref(connection)
     bell_fd, channel_fd = connection.bell.fd, connection.channel.fileno()
 
@@ -235,7 +237,7 @@ def _listen(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
 
 
 def _flush_together(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-    """Ring once for all that the coroutines of one pass of the loop ask: those requests then share batches."""
+    """Ring the batcher once for all requests of one pass of the loop: they then share batches."""
     thread, flush = threading.get_ident(), connection.flush
     is_due = False
 

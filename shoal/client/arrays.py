@@ -1,7 +1,7 @@
-"""The arrays of a guest and the tensors of requests and responses: what is copied where, what is lent, what came back.
+"""Arrays of a guest as tensors of requests and responses: which are copied, and which are passed by reference.
 
-Pure. What validating a request came to is kept by its shapes, since they come again and again, and so is what a
-response's header says: together 40 of the 60 µs that a request of 16 floats would take here.
+Pure. The result of validating a request is kept by its shapes, since they repeat, and so is a parsed response header:
+together 40 of the 60 µs that a request of 16 floats would take here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,34 +20,35 @@ from shoal.star.models import ModelEntry, client_shape
 from shoal.star.outgoing import Ask, Input, Outgoing, check
 
 Array: TypeAlias = NDArray[Any]
-#: What is kept of each kind, at most (ours).
+#: Kept forms, and kept headers, at most (ours).
 MAX_FORMS = 256
-#: Below that one copy more is quicker than an array over the block.
+#: Bytes below which a copy is quicker than an array over the block.
 _SMALL_NBYTES = 2048
 _DATATYPES: dict[np.dtype[Any], Datatype] = {each.dtype: each for each in ALL if each not in (BF16, BYTES)}
 
 
 class Lent(NamedTuple):
-    """Where an array lies that is not copied: the block, and the offset in it."""
+    """The place of an array that is not copied: the block's reference, and the offset in it, in bytes."""
 
     ref: int
     offset: int
 
 
 class Form(NamedTuple):
-    """A request of numbers alone, found true of the model: where its tensors go, and the header behind them."""
+    """A validated request without strings, kept for others alike: where its tensors go, and the header behind them."""
 
     entry: ModelEntry
     nbytes: int
-    places: tuple[tuple[int, int] | None, ...]  # offset and size of each tensor; None where it lies elsewhere
+    # offset and size of each tensor, in bytes; None if it is passed by reference
+    places: tuple[tuple[int, int] | None, ...]
     header: bytes
     span: int
     rows: int
     shape_key: int
-    lends: bool  # some lie elsewhere, and must stay until the request is answered
+    lends: bool  # some tensors are passed by reference, and must stay until the reply
 
     def write(self, memory: memoryview, arrays: Sequence[Array]) -> int:
-        """Fill a block; returns the word that says where the header is."""
+        """Copy `arrays` and the header into a block of enough bytes. Returns the header's span."""
         for array, place in zip(arrays, self.places, strict=True):
             if place is None:
                 continue
@@ -62,7 +63,7 @@ class Form(NamedTuple):
 
 
 def as_arrays(entry: ModelEntry, inputs: Mapping[str, Any]) -> dict[str, Array]:
-    """What is no array yet becomes one of the input's datatype. Raises InvalidArgumentError."""
+    """Inputs as arrays: lists and numbers become arrays of the input's datatype. Raises InvalidArgumentError."""
     arrays = {}
     for name, value in inputs.items():
         if not isinstance(value, np.ndarray):
@@ -76,7 +77,7 @@ def as_arrays(entry: ModelEntry, inputs: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def prepare(entry: ModelEntry, arrays: Mapping[str, Array], asked: Asked, lent: Mapping[str, Lent]) -> Outgoing:
-    """A request, checked against its model. Raises InvalidArgumentError, mostly with Triton's sentence."""
+    """Validate a request against its model. Raises InvalidArgumentError, mostly with Triton's sentence."""
     tensors = []
     for name, array in arrays.items():
         spec = entry.signature.inputs.get(name)
@@ -109,7 +110,7 @@ def _elements(name: str, array: Array) -> list[bytes]:
 
 
 def form_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, span: int) -> Form | None:
-    """What is kept of a request that was written into `block`; None where the next one is another."""
+    """The form of a request that was written into `block`; None if it has none, since another may need other places."""
     ask = outgoing.ask
     if ask.id or ask.parameters or ask.correlation_id or ask.flags:
         return None
@@ -131,19 +132,20 @@ def form_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, 
 
 
 class Opened(NamedTuple):
-    """A response's header, understood: its tensors, and what else it says."""
+    """A parsed response header: its tensors, and the response's parameters."""
 
-    tensors: tuple[tuple[str, Datatype, tuple[int, ...], int, int], ...]  # name, datatype, shape, offset, size
+    # name, datatype, shape, offset and size in bytes
+    tensors: tuple[tuple[str, Datatype, tuple[int, ...], int, int], ...]
     parameters: Parameters
 
 
 def open_response(entry: ModelEntry, header: bytes, block_nbytes: int) -> Opened:
-    """Raises InternalError for what a worker should not have written."""
+    """Parse a response's header. Raises InternalError if a worker has written a malformed one."""
     return understood(entry, unpack_response(header, block_nbytes))
 
 
 def understood(entry: ModelEntry, response: InferResponse) -> Opened:
-    """A response as clients see it. Raises InternalError for what a worker should not have written."""
+    """A response with the shapes that clients see. Raises InternalError if a worker has written a malformed one."""
     tensors = []
     for ref in response.outputs:
         name, wire, _, offset, nbytes = ref
@@ -155,7 +157,7 @@ def understood(entry: ModelEntry, response: InferResponse) -> Opened:
 
 
 def copied(opened: Opened, block: memoryview) -> dict[str, Array]:
-    """The arrays of a response, the caller's own."""
+    """Copies of a response's tensors, owned by the caller."""
     arrays = {}
     for name, datatype, shape, offset, nbytes in opened.tensors:
         if datatype is BYTES:
@@ -166,7 +168,7 @@ def copied(opened: Opened, block: memoryview) -> dict[str, Array]:
 
 
 def viewed(opened: Opened, held: NDArray[np.uint8]) -> dict[str, Array]:
-    """The arrays of a response as they lie there, read-only; strings are copied all the same."""
+    """Read-only views of a response's tensors in `held`; BYTES tensors are copied all the same."""
     arrays = {}
     for name, datatype, shape, offset, nbytes in opened.tensors:
         if datatype is BYTES:

@@ -1,4 +1,4 @@
-"""What a model is asked: the arguments of `infer` and `stream`, of every client, in their one place. Pure."""
+"""The arguments of `infer` and `stream`, the same for every client. Pure."""
 
 import functools
 import inspect
@@ -10,16 +10,16 @@ from shoal.request import Parameters
 
 #: Triton's flags of a sequence's requests.
 _START, _END = 1, 2
-#: 285 years, which a word of a request holds in nanoseconds, too.
+#: A timeout of 285 years, in µs: the longest that a request's record holds in ns, too.
 _NEVER_US = 2**53
 
 
 @dataclass(slots=True)  # one per request: not frozen, which takes twice as long to make
 class Asked:
-    """One question. Of `outputs`, None means all; an empty `version` is the one that answers when none is asked for.
+    """The arguments of one request. `outputs` None means all; an empty `version` means the model's default version.
 
     An input is an array of the datatype and shape that `model_metadata` names, the batch dimension included; strings
-    are arrays of bytes or str, BF16 are uint16. What is no array, a list say, becomes one that fits.
+    are arrays of bytes or str, BF16 are uint16. Anything else, a list say, is converted.
     """
 
     model: str
@@ -27,27 +27,27 @@ class Asked:
     outputs: Sequence[str] | None = None
     _: KW_ONLY
     version: str = ""
-    timeout: float | None = None  # s; None: the server's --request-timeout-secs
+    timeout: float | None = None  # seconds; None: the server's --request-timeout-secs
     parameters: Parameters | None = None
     request_id: str = ""
     priority: int = 0
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
-    copy: bool = True  # False: outputs are read-only views of the server's memory, where it is shared (see Result)
+    copy: bool = True  # False: outputs are read-only views of the server's memory if it is shared (see Result)
 
     @property
     def is_plain(self) -> bool:
-        """Whether all that the model hears are tensors."""
+        """Whether the model is given tensors alone: no parameters, request id or sequence."""
         return not (self.parameters or self.request_id or self.sequence_id)
 
     @property
     def timeout_us(self) -> int:
-        """As requests carry it; 0 for none."""
+        """The timeout in a request's record, in µs; 0 for none."""
         return 0 if self.timeout is None else max(1, int(min(self.timeout * 1e6, _NEVER_US)))
 
     def answer_by_ns(self, now_ns: int) -> int:
-        """Until when an answer is of use, of what is asked now; 0 for whenever."""
+        """The monotonic time in ns until which an answer to a request of now is of use; 0 = no limit."""
         return 0 if self.timeout is None else now_ns + self.timeout_us * 1000
 
     @property
@@ -57,7 +57,7 @@ class Asked:
 
     @property
     def flags(self) -> int:
-        """Triton's, of a sequence."""
+        """Triton's flags of a request in a sequence."""
         return self.sequence_start * _START | self.sequence_end * _END
 
 
@@ -69,7 +69,7 @@ _Answer = TypeVar("_Answer")
 def takes(
     asked: Callable[_P, Asked],
 ) -> Callable[[Callable[[_Asker, Asked], _Answer]], Callable[Concatenate[_Asker, _P], _Answer]]:
-    """Of a method with a question one that is called with what the question consists of."""
+    """Turn a method of one `Asked` into a method that takes the arguments of `Asked`."""
 
     def decorate(method: Callable[[_Asker, Asked], _Answer]) -> Callable[Concatenate[_Asker, _P], _Answer]:
         @functools.wraps(method)
@@ -79,7 +79,7 @@ def takes(
         own, given = inspect.signature(method), inspect.signature(asked)
         (asker, _), returned = own.parameters.values(), own.return_annotation
         shown = own.replace(parameters=[asker, *given.parameters.values()], return_annotation=returned)
-        ask.__signature__ = shown  # type: ignore[attr-defined] # what help() and editors show
+        ask.__signature__ = shown  # type: ignore[attr-defined] # shown by help() and editors
         return ask
 
     return decorate

@@ -1,6 +1,6 @@
-"""A request that was submitted over a connection, until nobody wants more of it: replies in, Results out.
+"""An open request of a guest's connection: replies in, Results out.
 
-Whoever waits, a thread or a coroutine, does so in its own way, and then takes what has come:
+A waiting thread or coroutine is woken by `notify`, and then takes what has come:
 
     with session.submit(asked, notify) as call:
         while not call.is_done:
@@ -22,13 +22,13 @@ from shoal.shm.port import Reply
 from shoal.star.models import ModelEntry
 from shoal.star.refusal import refusal
 
-#: Reloads of its model that one request may meet, each after it was looked up; after one more it is refused (ours).
+#: How often one request's model may be reloaded between lookup and execution; after that it is refused (ours).
 MAX_RELOADS = 3
 _NOTHING = Opened((), {})
 
 
 class Responses:
-    """Those of one connection. What a header says is kept, since it comes again and again."""
+    """Parser of the response headers of one connection; results are kept, since headers repeat."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -36,7 +36,7 @@ class Responses:
         self._opened = Memo[tuple[int, bytes], Opened]("client_response", MAX_FORMS)
 
     def open(self, entry: ModelEntry, reply: Reply, header: bytes, block_nbytes: int) -> Opened:
-        """What a response's header says. Raises ShoalError: the failure that it tells of, or that it cannot be."""
+        """A parsed response header. Raises ShoalError: the reported failure, or InternalError if malformed."""
         if reply.status:
             raise errors.from_wire(reply.status, str(header, "utf-8", "replace"))
         key = entry.model_id, header
@@ -48,12 +48,12 @@ class Responses:
         return opened
 
     def forget(self) -> None:
-        """The models have changed."""
+        """Forget all parsed headers: the models have changed."""
         self._opened.entries.clear()
 
 
 class Call:
-    """Leaving its `with` before it is done cancels the request."""
+    """One request. Leaving its `with` before it is done cancels it."""
 
     __slots__ = ("_asked", "_entry", "_responses", "connection", "limit_s", "waiter")
 
@@ -63,29 +63,29 @@ class Call:
         self._responses = responses
         self._asked = asked
         self._entry = entry
-        #: How long an answer may take.
+        #: How long a response may take, in seconds.
         self.limit_s = self.connection.request_timeout_s if asked.timeout is None else asked.timeout
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to take."""
+        """Whether `next_result` returns or raises without waiting."""
         return bool(self.waiter.replies) or self.waiter.is_over
 
     @property
     def is_done(self) -> bool:
-        """Whether all that will come was taken."""
+        """Whether the last response was taken."""
         waiter = self.waiter
         return waiter.is_over and not waiter.replies and waiter.error is None
 
     def result(self) -> Result:
-        """The response of a model that answers once."""
+        """The response of a model that answers once. Raises ShoalError: the request's failure."""
         result = self.next_result()
         return result if result is not None else self._made({}, _NOTHING)
 
     def next_result(self) -> Result | None:
-        """The next response, of what has come; None where the request ended without another.
+        """The next response that has come; None if the request has ended without another.
 
-        Raises ShoalError: why there is none.
+        Raises ShoalError: the request's failure.
         """
         waiter, entry = self.waiter, self._entry
         if not waiter.replies:
@@ -113,7 +113,7 @@ class Call:
         return Result(self._entry.name, str(self._entry.version), arrays, opened.parameters)
 
     def late(self) -> TimedOutError:
-        """What to raise where nothing came for `limit_s`."""
+        """The error for a request that got nothing for `limit_s` seconds."""
         return TimedOutError(
             f"Request timeout expired: no answer from model '{self._entry.name}' within {self.limit_s:g} s"
         )

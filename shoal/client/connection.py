@@ -1,11 +1,11 @@
-"""A guest's connection to the server, for many threads: its place in the star, and who waits for which answer.
+"""A guest's connection to the server, for many threads: its place in the star, and which thread waits for which reply.
 
-Whoever asks waits for the bell himself: of several, one leads, hands out what comes, and wakes whom it is for; the next
-one leads when he has what he came for. A thread that did nothing but listen would cost each answer two more switches of
-threads, 30 of 90 µs. Only the control connection has a thread of its own (with asyncio it has none: aio.py).
+Threads that wait for replies wait for the bell themselves: one leads, hands out all replies, and wakes the threads they
+are for; another leads when it has its own. A thread that only listened would cost each reply two more thread switches,
+30 of 90 µs. Only the control connection has a thread of its own (with asyncio it has none: aio.py).
 
-The server's end, or ours, ends all that is open with ConnectionLostError. A copy of this process that a fork makes
-shares the memory and nobody is told of it: so there the connection is let go of, and nothing is written any more.
+If the server's end or ours closes, all open requests end with ConnectionLostError. The copy of this process that a fork
+makes shares the memory without the server's knowledge: there the connection is abandoned, and nothing more is written.
 """
 
 import os
@@ -35,7 +35,7 @@ _LOST = "the connection to the server was lost"
 
 
 class Waiter:
-    """One request that is open: what has come for it, and how whoever asked is told.
+    """An open request: its replies so far, and how the waiting thread or coroutine is notified.
 
     `notify` is called under the connection's lock, after `replies` has grown or `error` was set.
     """
@@ -46,17 +46,17 @@ class Waiter:
         self.number = 0
         self.replies: deque[Reply] = deque()
         self.error: ShoalError | None = None
-        self.is_over = False  # its last reply has come, or will never
+        self.is_over = False  # its last reply has come, or never will
         self.is_wanted = True
         self.notify = notify
-        self.keep = keep  # what must stay until then
+        self.keep = keep  # objects that must stay until then
 
 
 _living: "weakref.WeakSet[Connection]" = weakref.WeakSet()
 
 
 class Connection:
-    """One, from `start` until it is lost."""
+    """One connection, from `start` until it is lost."""
 
     def __init__(self, place: Place, on_exiting: Callable[[], None] = lambda: None) -> None:
         assert isinstance(place.bell, GuestBell)
@@ -68,11 +68,11 @@ class Connection:
         self._place = place
         self._port = place.port
         self._lock = self.shared.lock
-        #: Shows the batcher what was pushed; called under the lock. With asyncio it does so once per pass of the loop.
+        #: Publishes pushed records to the batcher; called under the lock. With asyncio it does so once per pass.
         self.flush = place.port.flush
         self._leading = threading.Lock()
-        self._news = threading.Event()  # of a segment that an answer lies in
-        # Changed under the lock: number → request; who sleeps until woken; whether the server takes no more.
+        self._news = threading.Event()  # set by news of a segment in which a reply lies
+        # Changed under the lock: number → open request; number → lock of a sleeping thread; whether the server stops.
         self._open: dict[int, Waiter] = {}
         self._sleeping: dict[int, threading.Lock] = {}
         self.is_lost = self.is_exiting = False
@@ -80,14 +80,14 @@ class Connection:
         # blocks to free.
         self._unwanted: deque[Waiter] = deque()
         self._unused: deque[tuple[int, int, int]] = deque()
-        #: Of answers that lie in the server's memory.
+        #: Bytes of replies that lie in the server's memory.
         self._held_nbytes = 0
         self._unused_blocks: deque[int] = deque()
         _living.add(self)
 
     @classmethod
     def to(cls, path: str) -> "Connection":
-        """A fresh one. Raises ShoalError where the server takes no more, OSError or EOFError where there is none."""
+        """Connect to the server at `path`. Raises ShoalError if it refuses, OSError or EOFError if there is none."""
         return cls(visit(path))
 
     def start(self) -> None:
@@ -95,16 +95,16 @@ class Connection:
         threading.Thread(target=self._listen, name="shoal-client", daemon=True).start()
 
     def close(self) -> None:
-        """Hang up: what is open ends with ConnectionLostError."""
+        """Close the connection: open requests end with ConnectionLostError."""
         self.channel.shutdown()
         self.lose("the client was closed")
 
     @property
     def num_open(self) -> int:
-        """Requests whose last reply has not come."""
+        """Number of requests whose last reply has not come."""
         return len(self._open)
 
-    # --- asking ---
+    # --- submitting ---
 
     def submit(
         self,
@@ -116,7 +116,8 @@ class Connection:
         start_ns: int,
         deadline_ns: int,
     ) -> None:
-        """Hand a filled block over; it is freed here if that fails. Raises ShoalError."""
+        """Submit the request in a filled block, freed here if that fails. Arguments: see Port.submit. Raises
+        ShoalError."""
         with self._lock:
             try:
                 if self.is_lost:
@@ -134,7 +135,7 @@ class Connection:
             self.flush()
 
     def allocate(self, nbytes: int, model_id: int) -> Block:
-        """A block of the slab for a request to a model. Raises ShoalError."""
+        """A block of the slab for a request of `nbytes` to a model; `submit` takes it over. Raises ShoalError."""
         self.tidy_if_needed()
         with self._lock:
             if self.is_lost:
@@ -142,19 +143,19 @@ class Connection:
             return self._port.allocate(nbytes, model_id)
 
     def cancel(self, waiter: Waiter) -> None:
-        """Nobody waits any more. Its replies are let go as they come."""
+        """Cancel a request. Its replies are released as they come."""
         with self._lock:
             waiter.is_wanted = False
             replies, waiter.replies = waiter.replies, deque()
             if waiter.number in self._open and not self.is_lost:
-                with suppress(RingFullError):  # unasked to end, it is answered in vain
+                with suppress(RingFullError):  # the ring is full: the request is executed in vain
                     self._port.cancel(waiter.number)
             for reply in replies:
                 self._release(reply.number, reply.part, reply)
             self.flush()
 
     def release(self, reply: Reply) -> None:
-        """A reply's block was read."""
+        """Release a reply: its block was read."""
         with self._lock:
             self._release(reply.number, reply.part, reply)
             self.flush()
@@ -163,13 +164,13 @@ class Connection:
         if reply.block is not None and not self.is_lost:
             try:
                 self._port.release(number, part, prompt=False)
-            except RingFullError:  # thousands at once: it is tried again when the batcher has read
+            except RingFullError:  # thousands at once: tried again when the batcher has read some
                 self._unused.append((number, part, 0))
 
-    # --- waiting, in the threads that ask ---
+    # --- waiting, in the threads that have asked ---
 
     def wait(self, waiter: Waiter, sleeper: threading.Lock, deadline_s: float) -> bool:
-        """Until something has come for `waiter`, whose `notify` releases the locked `sleeper`; False if it is late."""
+        """Wait for a reply to `waiter`, whose `notify` releases the locked `sleeper`. False if it is late."""
         leading = self._leading
         while not (waiter.replies or waiter.is_over):
             left_s = deadline_s - time.monotonic()
@@ -184,12 +185,12 @@ class Connection:
                 continue
             with self._lock:
                 self._sleeping[waiter.number] = sleeper
-            # Whoever led may have gone before we were in the list, and have woken nobody.
+            # The leading thread may have ended before this one was listed, and have appointed no other.
             if leading.locked():
                 sleeper.acquire(timeout=left_s)
             with self._lock:
                 self._sleeping.pop(waiter.number, None)
-        # Whoever was woken to lead and had got his answer meanwhile passes it on.
+        # A thread that was appointed while it got its own reply appoints the next one.
         if self._sleeping and not leading.locked():
             self._appoint()
         if self.is_exiting and not self._open:
@@ -197,28 +198,28 @@ class Connection:
         return True
 
     def _lead(self, waiter: Waiter, deadline_s: float) -> None:
-        # Whoever silenced the bell before has handed out what it had rung for.
+        # The thread that cleared the bell before has handed out all replies it was rung for.
         hand_out, bell, port = self.hand_out, self.bell, self._port
         while not (waiter.replies or waiter.is_over):
             if port.wanted:
                 self._news.wait(WAIT_S)
                 self._news.clear()
             elif not bell.wait():
-                self._news.wait(WAIT_S)  # hung up: whoever listens to the supervisor says so
+                self._news.wait(WAIT_S)  # closed: the thread that listens to the supervisor ends the wait
             hand_out()
             if time.monotonic() >= deadline_s:
                 return
 
     def hand_out(self) -> None:
-        """Hand out every reply that has come, after the bell was cleared."""
+        """Hand out all replies that have come. The bell must have been cleared."""
         try:
             self.shared.hand_out()
-        except OSError:  # where the supervisor must be told something; whoever listens to it may not know yet
+        except OSError:  # the connection is closed, and the thread that listens to it may not know yet
             self.channel.shutdown()
             self.lose("the server is gone, or has hung up")
 
     def _appoint(self) -> None:
-        """Wake somebody who sleeps, to lead."""
+        """Wake a sleeping thread, to lead."""
         if self._sleeping:
             with self._lock:
                 for sleeper in self._sleeping.values():
@@ -226,7 +227,7 @@ class Connection:
                         sleeper.release()
                         return
 
-    # --- what comes: under the lock, in whichever thread ---
+    # --- replies and messages: under the lock, in any thread ---
 
     def _take(self, reply: Reply) -> None:
         waiter = self._open.get(reply.number)
@@ -246,7 +247,7 @@ class Connection:
         self._place.apply(message, seq)
 
     def lose(self, why: str) -> None:
-        """Everything that is open ends here, once."""
+        """End all open requests with ConnectionLostError, once."""
         with self._lock:
             if self.is_lost:
                 return
@@ -261,11 +262,10 @@ class Connection:
         self.shared.lose(ConnectionLostError(why))
         self.bell.hang_up()
 
-    # --- memory that nobody looks at any more ---
+    # --- memory that is used no more ---
 
     def hold(self, reply: Reply) -> HeldBlock:
-        """A reply's block as an array, which is released when nothing looks into it any more; a copy of it where too
-        much is held already."""
+        """A reply's block as an array, released with its last view; a copy if too many bytes are held already."""
         assert reply.block is not None
         nbytes = len(reply.block)
         with self._lock:
@@ -280,21 +280,21 @@ class Connection:
         return held
 
     def let_go_of_block(self, ref: int) -> None:
-        """A block of `shared.allocate_beside` is of no more use. From finalizers, which may run anywhere."""
+        """Free a block of `shared.allocate_beside` later. For finalizers, which may run anywhere."""
         self._unused_blocks.append(ref)
 
     def let_go_of(self, waiter: Waiter) -> None:
-        """Nobody waits for a request any more, if it is open at all. From finalizers, which may run anywhere."""
+        """Cancel a request later, if it is open. For finalizers, which may run anywhere."""
         if waiter.is_wanted and not (waiter.is_over and not waiter.replies):
             self._unwanted.append(waiter)
 
     def tidy_if_needed(self) -> None:
-        """The same as `tidy`, at little cost where there is nothing."""
+        """Like `tidy`, at little cost if there is nothing to do."""
         if self._unused or self._unused_blocks or self._unwanted:
             self.tidy()
 
     def tidy(self) -> None:
-        """Give back what finalizers have found of no more use."""
+        """Cancel, release and free what finalizers have noted."""
         while self._unwanted:
             self.cancel(self._unwanted.popleft())
         while self._unused_blocks and not self.is_lost:
@@ -313,7 +313,7 @@ class Connection:
             pass
 
     def receive(self) -> bool:
-        """Take the supervisor's next message into force; False where there will be none."""
+        """Apply the supervisor's next message; False if the connection is closed."""
         try:
             self.shared.receive()
         except (*GONE, OSError, MessageError):
@@ -329,18 +329,18 @@ class Connection:
         return True
 
     def catch_up(self) -> None:
-        """Wait until all that the supervisor has said is in force: what else was asked of the server may have changed
-        its models. Not in the thread that listens. Raises ShoalError."""
+        """Wait until all messages that the supervisor has sent are applied: a question just answered may have changed
+        models. Not for the thread that listens. Raises ShoalError."""
         try:
             self.shared.ask("ping", {})
         except OSError as error:
             raise ConnectionLostError(f"the server is gone: {error}") from error
 
     def abandon(self) -> None:
-        """In a copy of the process: close the copy's descriptors, so that the server sees the end of the original, and
-        touch nothing that is shared."""
-        self._lock = threading.Lock()  # a thread of the original may have held it
-        self.flush = lambda: None  # what the original has pushed since would be taken back
+        """In a forked copy of the process: close the copy's descriptors, so that the server notices the original's end,
+        and touch nothing that is shared."""
+        self._lock = threading.Lock()  # a thread of the original may have held it at the fork
+        self.flush = lambda: None  # the rings' positions are the original's
         self.is_lost = True
         self._open.clear()
         self.channel.close()

@@ -1,7 +1,7 @@
-"""The calls of `shoal.Client` over the network, with tritonclient, which must be installed for that.
+"""The calls of `shoal.Client` over the network, on tritonclient, which must be installed.
 
-Nothing is shared there: `empty` gives an ordinary array, every output is the caller's own, and `copy` changes nothing.
-What the protocols have in common; what not is in remote_http.py and remote_grpc.py.
+No memory is shared: `empty` gives an ordinary array, every output is the caller's own, and `copy` has no effect. This
+is what both protocols share; the rest is in remote_http.py and remote_grpc.py.
 """
 
 import os
@@ -22,7 +22,7 @@ from shoal.datatypes import BF16, BY_NAME, BYTES
 from shoal.errors import ConnectionLostError, InvalidArgumentError, ShoalError, TimedOutError, UnavailableError
 from shoal.request import Parameters
 
-#: How tritonclient's get_… end, by the verbs of Client.
+#: Ends of tritonclient's get_… methods, by Client's methods.
 _SUBJECTS = {
     "server_metadata": "server_metadata",
     "model_metadata": "model_metadata",
@@ -32,7 +32,7 @@ _SUBJECTS = {
 
 
 class Response(NamedTuple):
-    """One, read: `outputs` are names and datatypes."""
+    """A response: `outputs` are names and datatypes."""
 
     model_version: str
     outputs: Iterable[tuple[str, str]]
@@ -40,7 +40,7 @@ class Response(NamedTuple):
 
 
 class RemoteClient(Client):
-    """`Client("http://host:port")` and `Client("grpc://host:port")`."""
+    """A client over the network: `Client("http://host:port")` and `Client("grpc://host:port")`."""
 
     scheme: ClassVar[str]
 
@@ -56,43 +56,43 @@ class RemoteClient(Client):
             raise ConnectionLostError(
                 f"{place} needs pip install 'tritonclient[{self.scheme}]', which is not there: {error}"
             ) from error
-        # Changed by _client and close; each thread's own, and each process's: nobody else writes to the socket.
+        # Changed by _client and close: connections of each thread and process, which no other uses.
         self._local = threading.local()
 
-    # --- what the protocols have of their own ---
+    # --- what differs by protocol ---
 
     @abstractmethod
     def _connect(self, timeout: float | None) -> Any:
-        """A client of tritonclient's for calls with this timeout."""
+        """tritonclient's client for calls with this timeout, in seconds."""
 
     @abstractmethod
     def _limits(self, asked: Asked) -> dict[str, Any]:
-        """Arguments of tritonclient's `infer` that are for itself, not for the server."""
+        """Arguments of tritonclient's `infer` that concern the client, not the server."""
 
     @abstractmethod
     def _read(self, answer: Any) -> Response:
-        """What an InferResult says."""
+        """The parts of tritonclient's InferResult."""
 
     @abstractmethod
     def _get(self, subject: str, arguments: Sequence[str]) -> dict[str, Any]:
-        """What tritonclient's get_… answers, in HTTP's form."""
+        """The answer of tritonclient's get_… method, in HTTP's form."""
 
     @abstractmethod
     def _error(self, status: str, sentence: str, details: str) -> ShoalError:
-        """What tritonclient's exception stands for."""
+        """The ShoalError for tritonclient's exception."""
 
     # --- inference ---
 
     @takes(Asked)
     def infer(self, asked: Asked) -> Result:
-        """As `Client.infer`; `copy` changes nothing here."""
+        """Like `Client.infer`; `copy` has no effect."""
         inputs, arguments = self._inputs(asked), self._arguments(asked)
         arguments |= self._limits(asked)
         answer = self._call(lambda client: client.infer(asked.model, inputs, **arguments), asked.timeout)
         return self._result(asked.model, answer)
 
     def _arguments(self, asked: Asked) -> dict[str, Any]:
-        """Of tritonclient's calls, beside model and inputs."""
+        """Arguments of tritonclient's calls, except model and inputs."""
         outputs = [self._triton.InferRequestedOutput(each) for each in asked.outputs or ()]
         return {
             "model_version": asked.version,
@@ -131,7 +131,7 @@ class RemoteClient(Client):
         return Result(model, response.model_version, arrays, response.parameters)
 
     def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
-        """An ordinary array of the input's datatype."""
+        """An uninitialised ordinary array of the input's datatype. Raises NotFoundError, InvalidArgumentError."""
         for tensor in self.model_metadata(model, version=version)["inputs"]:
             if tensor["name"] == name:
                 return np.empty(tuple(shape), BY_NAME[tensor["datatype"]].dtype)
@@ -140,26 +140,26 @@ class RemoteClient(Client):
     # --- the server ---
 
     def is_live(self) -> bool:
-        """Whether the server is there."""
+        """Whether the server answers. Raises no error."""
         try:
             return bool(self._call(lambda client: client.is_server_live()))
         except ShoalError:
             return False
 
     def is_ready(self, model: str = "", *, version: str = "") -> bool:
-        """Whether the server can answer for all its models, or for one of them."""
+        """Whether all models can answer, or one of them. Raises NotFoundError for an unknown model."""
         if not model:
             return bool(self._call(lambda client: client.is_server_ready()))
         if self._call(lambda client: client.is_model_ready(model, version)):
             return True
-        try:  # the answer has no reason; for an unknown model this raises one
+        try:  # the answer gives no reason; for an unknown model this raises NotFoundError
             self.model_metadata(model, version=version)
         except UnavailableError:
             return False
         return False
 
     def model_config(self, model: str, *, version: str = "") -> dict[str, Any]:
-        """As `Client.model_config`."""
+        """Like `Client.model_config`."""
         config: dict[str, Any] = self._ask("model_config", model, version)
         return config
 
@@ -195,14 +195,14 @@ class RemoteClient(Client):
         return clients[key]
 
     def close(self) -> None:
-        """Close this thread's connections; there will be no others."""
+        """Close this thread's connections; no further call is possible."""
         self._is_closed = True
         for client in self._local.__dict__.pop("clients", {}).values():
             client.close()
 
 
 def _needs_metadata(inputs: Mapping[str, Any]) -> bool:
-    """Whether the datatype of an input does not follow from what was given: lists, and what may be BF16."""
+    """Whether a datatype must be looked up: that of a list, and of what may be BF16."""
     return any(not isinstance(each, np.ndarray) or each.dtype == BF16.dtype for each in inputs.values())
 
 
@@ -216,7 +216,7 @@ def _word_of(name: str, array: NDArray[Any]) -> str:
 
 
 def _as_bf16(words: NDArray[Any]) -> NDArray[Any]:
-    """What tritonclient takes for BF16: ml_dtypes' arrays, or, older ones, float32."""
+    """BF16 words as tritonclient takes them: an array of ml_dtypes or, for older versions, of float32."""
     from tritonclient.utils import triton_to_np_dtype
 
     wanted = np.dtype(triton_to_np_dtype(BF16.name))
@@ -224,7 +224,7 @@ def _as_bf16(words: NDArray[Any]) -> NDArray[Any]:
 
 
 def _own(array: NDArray[Any], datatype: str) -> NDArray[Any]:
-    """What tritonclient gives, as the caller's own."""
+    """An output of tritonclient as an array of the caller's own."""
     if datatype == BF16.name and array.dtype != BF16.dtype:
         array = array.view(np.uint16) if array.itemsize == 2 else (array.view(np.uint32) >> 16).astype(np.uint16)
     return array if array.flags.writeable else array.copy()

@@ -1,4 +1,4 @@
-"""`Client("grpc://host:port")`. Answers that HTTP has as JSON are messages here, and take its form."""
+"""The gRPC client: `Client("grpc://host:port")`. Answers that are messages take the form of HTTP's JSON."""
 
 import queue
 import weakref
@@ -22,26 +22,26 @@ _BY_STATUS = {
     "DEADLINE_EXCEEDED": TimedOutError,
 }
 _FINAL = "triton_final_response"
-#: tritonclient's answers to a stream: a result, or an error.
+#: tritonclient's answers to a stream: a result and None, or None and an error.
 _Answers: TypeAlias = "queue.SimpleQueue[tuple[Any, Any]]"
 
 
 class GrpcClient(RemoteClient):
-    """Of tritonclient.grpc."""
+    """A client on tritonclient.grpc."""
 
     scheme = "grpc"
 
     @takes(Asked)
     def stream(self, asked: Asked) -> Iterator[Result]:
-        """As `Client.stream`."""
+        """Like `Client.stream`."""
         inputs, arguments = self._inputs(asked), self._arguments(asked)
         answers: _Answers = queue.SimpleQueue()
-        client = self._connect(None)  # a client has one stream at a time
-        # Errors with a status, not sentences alone.
+        client = self._connect(None)  # tritonclient's client has one stream at a time
+        # Exceptions with a status are wanted, not sentences alone.
         client.start_stream(lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"})
         client.async_stream_infer(asked.model, inputs, **arguments, enable_empty_final_response=True)
         results = self._answers(asked, client, answers)
-        # One that is dropped before its first answer was asked for ends without a word.
+        # A stream that is dropped before its first answer was asked for is closed.
         weakref.finalize(results, client.stop_stream, cancel_requests=True)
         return results
 
@@ -65,7 +65,7 @@ class GrpcClient(RemoteClient):
             client.close()
 
     def _connect(self, timeout: float | None) -> Any:
-        del timeout  # a call's own
+        del timeout  # each call has its own
         return self._triton.InferenceServerClient(self._address)
 
     def _read(self, answer: Any) -> Response:
@@ -93,7 +93,7 @@ class GrpcClient(RemoteClient):
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A message as HTTP's JSON has it: every field but messages that are not there, numbers as numbers."""
+    """A message in the form of HTTP's JSON: every field but messages that are not set, numbers as numbers."""
     known = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -1,4 +1,4 @@
-"""`Client("http://host:port")`. Its errors are known by their HTTP status alone."""
+"""The HTTP client: `Client("http://host:port")`. Its errors are distinguished by HTTP status alone."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ _BY_STATUS = {str(each.http_status): each for each in errors.BY_WIRE.values() if
 
 
 class HttpClient(RemoteClient):
-    """Of tritonclient.http, whose client is one thread's, and whose timeout is the connection's."""
+    """A client on tritonclient.http, whose clients belong to one thread, and have one timeout per connection."""
 
     scheme = "http"
 
     @takes(Asked)
     def stream(self, asked: Asked) -> Iterator[Result]:
-        """HTTP has no stream of tensors."""
+        """Not possible: HTTP has no stream of tensors. Raises UnsupportedError."""
         raise UnsupportedError(
             f"HTTP has no stream of tensors: ask model '{asked.model}' at a grpc:// URL, or at the server's socket"
         )

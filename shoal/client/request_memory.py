@@ -1,6 +1,6 @@
-"""Arrays that are the memory of requests: filled in place, named by requests, never copied.
+"""Arrays over blocks that requests name by reference, so that tensors are filled in place and never copied.
 
-By their addresses, so that a view or a slice of one is as good. A block goes back when no array over it is left.
+Arrays are found by address, so a view or a slice of one will do. A block is freed when no array over it is left.
 """
 
 import threading
@@ -18,39 +18,39 @@ from shoal.shm.layout import UNIT
 from shoal.shm.slab import Block
 from shoal.star.client import HeldBlock
 
-#: Smaller tensors are copied: to read a header that names another's block costs as much as to copy this (ours).
+#: Smaller tensors are copied: a header that names another block costs as much to read as this to copy (ours).
 LEND_NBYTES = 32 * 1024
-#: What a copy of an array lay in is kept for the next one, up to so much: 64 connections, the default for
+#: Most bytes of a copied array's memory that are kept for the next copy: 64 connections, the default for
 #: --client-count, then keep no more than the half of --shm-oversize-mib that clients may have (ours).
 MAX_SPARE_NBYTES = 16 * MIB
 
 
 class RequestMemory:
-    """Of one connection. `let_go` gets blocks from finalizers, which may run anywhere."""
+    """The blocks of one connection. `let_go` is called by finalizers, which may run anywhere, to free a block."""
 
     def __init__(self, let_go: Callable[[int], None]) -> None:
         self._let_go = let_go
         self._lock = threading.Lock()
-        # Changed under the lock: (first address, end, block) of each, in order. Read without it, as one object.
+        # Changed under the lock: (first address, end, block) of each, sorted. Read without the lock, as one object.
         self._spans: list[tuple[int, int, int]] = []
-        # Changed by finalizers, which may run while this very thread has the lock: those that are no more.
+        # Changed by finalizers, which may run while this very thread has the lock: blocks that are to be removed.
         self._gone: deque[tuple[int, int, int]] = deque()
-        # Changed by finalizers, and by who takes it: the memory of the last copy.
+        # Changed by finalizers, and by the thread that takes it: memory of the last copy.
         self._spare: deque[HeldBlock] = deque(maxlen=1)
 
     def array(self, block: Block, shape: tuple[int, ...], datatype: Datatype) -> Array:
-        """An array over a block, which goes back when the last array that looks into it is gone."""
+        """An array over a block, which is freed when the last array that looks into it is gone."""
         return np.ndarray(shape, datatype.dtype, self._held(block))
 
     def copy(self, array: Array, datatype: Datatype, allocate: Callable[[int], Block]) -> Array:
-        """A copy of a large array that requests can name.
+        """A copy of a large array, in memory that requests can name. Raises the errors of `allocate`.
 
-        It lies where the last one lay, if it fits there and that one is gone: to make the memory takes four times as
+        The memory of the last copy is used again, if it is large enough and free: to make memory takes four times as
         long as to fill it.
         """
         held = self._take_spare()
         if held is None or held.nbytes < array.nbytes:
-            held = None  # goes back before there is another
+            held = None  # freed before another is allocated
             held = self._held(allocate(array.nbytes))
         copy = np.ndarray(array.shape, datatype.dtype, held)
         if held.nbytes <= MAX_SPARE_NBYTES + UNIT:
@@ -65,7 +65,7 @@ class RequestMemory:
             return None
 
     def drop_spare(self) -> bool:
-        """Give the memory of the last copy back; False where there is none."""
+        """Free the memory of the last copy; False if there is none."""
         return self._take_spare() is not None
 
     def _held(self, block: Block) -> HeldBlock:
@@ -81,7 +81,7 @@ class RequestMemory:
         return held
 
     def find(self, array: Array) -> Lent | None:
-        """Where an array lies that need not be copied."""
+        """The block and offset of an array that lies in one; None if it must be copied."""
         if self._gone:
             self._forget()
         spans = self._spans
@@ -105,6 +105,6 @@ class RequestMemory:
 
 
 def address_of(array: Array) -> int:
-    """Of its first element."""
+    """Address in bytes of the array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address

@@ -1,4 +1,4 @@
-"""What every client answers with."""
+"""The answer of `infer` and `stream`, for every client."""
 
 from collections.abc import Mapping
 
@@ -7,12 +7,12 @@ from shoal.request import Parameters
 
 
 class Result(dict[str, Array]):
-    """The outputs of a response by name, as arrays.
+    """The outputs of a response: arrays by name, with the shapes of the response; BYTES have dtype object, BF16 uint16.
 
     With copy=True they are the caller's own. With copy=False they are read-only and lie in the server's memory, which
-    goes back to it when no array over it is left; `with` and `close` drop those that this has. Keep such results no
-    longer than needed: beyond 64 MiB they are copies, too, and where a model can have no other memory for two seconds,
-    the server closes the connection of the client that holds most.
+    is given back when no array over it is left; `with` and `close` drop the arrays in the result. Keep such results no
+    longer than needed: beyond 64 MiB they are copies, too, and if a model gets no other memory for two seconds, the
+    server closes the connection of the client that holds most.
     """
 
     __slots__ = ("model_name", "model_version", "parameters")
@@ -21,7 +21,7 @@ class Result(dict[str, Array]):
         super().__init__(arrays)
         self.model_name = model
         self.model_version = version
-        self.parameters = parameters  # what the model says beside its outputs
+        self.parameters = parameters  # the response's parameters, by name
 
     def close(self) -> None:
         """Drop the arrays."""

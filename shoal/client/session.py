@@ -1,4 +1,4 @@
-"""Requests over one connection: what is asked in, a Call out. What Client and AsyncClient share."""
+"""Requests over one connection: arguments in, a Call out. Shared by Client and AsyncClient."""
 
 import time
 from collections.abc import Callable
@@ -23,25 +23,25 @@ from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
 from shoal.star.outgoing import Outgoing
 
-#: Larger tensors get blocks of their own, in the slab or beside it: a request's own block is then always in the slab.
+#: Larger tensors get blocks of their own, in or outside the slab, so that a request's own block is always in the slab.
 BESIDE_NBYTES = 1 * MIB
 #: The largest header that the server reads (batcher/guests.py).
 MAX_HEADER_BYTES = 1 << 20
 
 
 class Session:
-    """One connection's."""
+    """The validation and submission of one connection's requests."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._memory = RequestMemory(connection.let_go_of_block)
         self._responses = Responses(connection)
-        # Changed by submit; each entry is one object, and a thread that misses another's loses nothing.
+        # Changed by submit; each entry is one object, and a thread that misses another's only validates again.
         self._num_changes = -1
         self._forms = Memo[Any, Form]("client_request", forms.MAX_FORMS)
 
     def empty(self, model: str, name: str, shape: tuple[int, ...], version: str = "") -> NDArray[Any]:
-        """An array in memory that requests can name. May wait for the supervisor. Raises ShoalError."""
+        """An uninitialised array in memory that requests can name. May wait for the supervisor. Raises ShoalError."""
         entry = self.find(model, version)
         spec = entry.signature.inputs.get(name)
         if spec is None:
@@ -66,9 +66,9 @@ class Session:
             raise ConnectionLostError(f"the server is gone: {error}") from error
 
     def find(self, model: str, version: str) -> ModelEntry:
-        """The version that is meant; may wait for the supervisor. Raises ShoalError.
+        """The version of a model that a request means; may wait for the supervisor. Raises ShoalError.
 
-        It may have no instance at the moment: requests wait for the one that is started again, as over HTTP.
+        The version may have no instance at the moment: requests wait until one is started again, as over HTTP.
         """
         try:
             return self._find(model, version)
@@ -80,8 +80,7 @@ class Session:
         return self.connection.models.lookup(model, version or None)
 
     def needs_time(self, asked: Asked) -> bool:
-        """Whether `submit` may wait for the supervisor, which it does for models that cannot answer as far as we know,
-        and for large arrays that are not in our memory."""
+        """Whether `submit` may wait for the supervisor: for a model not known to be ready, or a large array."""
         try:
             self._find(asked.model, asked.version)
         except ShoalError:
@@ -92,7 +91,7 @@ class Session:
         )
 
     def submit(self, asked: Asked, notify: Callable[[], None], *, is_stream: bool = False) -> Call:
-        """Check a request and hand it over. Raises ShoalError."""
+        """Validate and submit a request; `notify` is called when a reply has come. Raises ShoalError."""
         connection = self.connection
         if connection.models.num_changes != self._num_changes:
             self._num_changes = connection.models.num_changes
@@ -109,7 +108,7 @@ class Session:
         return self._hand_over(asked, form, block, span, Waiter(notify, arrays if form.lends else None))
 
     def _key(self, asked: Asked) -> Any:
-        """What requests that look alike have in common; None where they are looked at one by one."""
+        """What validation depends on, for requests that look alike; None if each must be validated."""
         if not asked.is_plain:
             return None
         key: list[Any] = [asked.model, asked.version, tuple(asked.outputs or ())]
@@ -148,7 +147,7 @@ class Session:
 
     def _hand_over(self, asked: Asked, checked: Form | Outgoing, block: Block, span: int, waiter: Waiter) -> Call:
         entry, start_ns = checked.entry, time.monotonic_ns()
-        # A stream's timeout is each answer's, and how long a decoupled model executes says nothing of those.
+        # A stream's timeout is that of each response, which does not limit a decoupled model's execution.
         deadline_ns = 0 if entry.is_decoupled else asked.answer_by_ns(start_ns)
         self.connection.submit(waiter, checked, asked, block, span, start_ns, deadline_ns)
         return Call(self._responses, asked, entry, waiter)

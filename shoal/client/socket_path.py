@@ -1,6 +1,6 @@
-"""Where processes on this host find the server: a Unix socket whose path follows from the user and the HTTP port.
+"""The path of the Unix socket at which processes on this host find the server: it follows from user and HTTP port.
 
-The supervisor listens there, `shoal.Client` looks there. Pure but for looking at directories; makes the server's.
+The supervisor listens there, `shoal.Client` connects there. `server_path` makes its directory; all else only looks.
 """
 
 import os
@@ -11,25 +11,25 @@ from pathlib import Path
 
 from shoal.control import remove_left_over
 
-#: Tells a client where the server is, in place of everything below.
+#: The environment variable that names the server's socket, in place of the rules below.
 SOCKET_VARIABLE = "SHOAL_CLIENT_SOCKET"
-#: Triton's, and so ours.
+#: Triton's default, and so ours.
 DEFAULT_HTTP_PORT = 8000
 
 
 def directories(environ: Mapping[str, str], uid: int) -> list[Path]:
-    """Where the socket may be, the likeliest first: a session's, a service's, anybody's."""
+    """Directories of the socket, likeliest first: the login session's, a service's, one for any user."""
     found = [Path(environ["XDG_RUNTIME_DIR"], "shoal")] if environ.get("XDG_RUNTIME_DIR") else []
     return [*found, Path("/run/shoal"), Path(f"/tmp/shoal-{uid}")]
 
 
 def socket_name(http_port: int) -> str:
-    """The file in one of them."""
+    """The socket's file name in its directory."""
     return f"{http_port}.sock"
 
 
 def is_private(directory: Path, uid: int) -> bool:
-    """Whether nobody else can put anything there."""
+    """Whether only this user can create files there."""
     try:
         status = os.lstat(directory)
     except OSError:
@@ -38,9 +38,9 @@ def is_private(directory: Path, uid: int) -> bool:
 
 
 def server_path(environ: Mapping[str, str], http_port: int) -> str:
-    """Where a server is to listen, in the first of the directories that is private to it, or can be made so.
+    """The path for a server: in the first of the directories that is private to its user, or can be made so.
 
-    Raises OSError where none is.
+    Raises OSError if there is none.
     """
     uid = os.geteuid()
     for directory in directories(environ, uid):
@@ -54,7 +54,7 @@ def server_path(environ: Mapping[str, str], http_port: int) -> str:
 
 
 def client_paths(environ: Mapping[str, str]) -> list[str]:
-    """Where a client is to look, in order."""
+    """The paths where a client looks for a server, in order."""
     if environ.get(SOCKET_VARIABLE):
         return [environ[SOCKET_VARIABLE]]
     uid = os.geteuid()
@@ -63,7 +63,7 @@ def client_paths(environ: Mapping[str, str]) -> list[str]:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what servers that were killed have left there; a server listens on each of the others."""
+    """Remove sockets that killed servers have left in a directory; a server listens on each of the others."""
     for path in directory.glob("*.sock"):
         with suppress(OSError):
             remove_left_over(str(path))

@@ -1,11 +1,11 @@
-"""`shoal.Client`: ask a server on this host through its shared memory, or any server over HTTP or gRPC.
+"""`shoal.Client`: requests to a server on this host through its shared memory, or to any server over HTTP or gRPC.
 
     from shoal import Client
 
     with Client() as client:
         outputs = client.infer("simple", {"INPUT0": a, "INPUT1": b})
 
-Threads may share one; they ask at once. A copy of the process that a fork makes has a connection of its own with its
+Threads may share a client, and ask at the same time. A forked copy of the process gets its own connection with its
 first call.
 """
 
@@ -33,13 +33,13 @@ from shoal.reasons import ModelGoneError
 class Client:
     """A client of the server that listens at `place`: the path of its socket, which `--client-socket` names.
 
-    None looks for it: $SHOAL_CLIENT_SOCKET, or the socket of a server of this user with HTTP port 8000. A URL,
-    `http://host:port` or `grpc://host:port`, makes the same calls over the network, with tritonclient. Nothing is
-    connected before the first call; after the server was restarted, the next call connects anew.
+    With None the socket is $SHOAL_CLIENT_SOCKET, or that of this user's server with HTTP port 8000. A URL,
+    `http://host:port` or `grpc://host:port`, makes the same calls over the network, with tritonclient. The client
+    connects with its first call, and after the server was restarted with the next one.
 
-    Each call raises a class of shoal.errors. ConnectionLostError, an UnavailableError, where the server is not there,
-    or goes while a request is open; NotFoundError for an unknown model; InvalidArgumentError for a request that does
-    not fit it; UnavailableError where a queue or its memory is full.
+    Each call raises a class of shoal.errors: ConnectionLostError, an UnavailableError, if the server is not there, or
+    goes while a request is open; TimedOutError; NotFoundError for an unknown model; InvalidArgumentError for a request
+    that does not fit it; UnavailableError if a queue or its memory is full.
     """
 
     #: The classes for URLs by their scheme: the subclasses of RemoteClient, which enter themselves (kinds.py).
@@ -56,7 +56,7 @@ class Client:
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
         self._place = None if place is None else os.fspath(place)
-        # Changed under the lock; replaced in a copy of the process, where it may have been taken for ever.
+        # Changed under the lock, which is replaced in a forked copy of the process, where it may stay locked for ever.
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._session: Session | None = None
@@ -66,11 +66,12 @@ class Client:
 
     @takes(Asked)
     def infer(self, asked: Asked) -> Result:
-        """Ask a model once; returns its outputs by name, those in `outputs` or all.
+        """Send a request to a model that answers once; returns its outputs by name, those in `outputs` or all.
 
-        Inputs are as shoal.client.asked has them; they are read before this returns, and are the caller's; those from
-        `empty` are not copied. Outputs are the caller's own arrays, or read-only views of the server's memory with
-        copy=False (see Result). Timeouts are in seconds; without one, the server's --request-timeout-secs.
+        `inputs` are arrays by name, with the datatypes and shapes in `model_metadata` (see shoal.client.asked). They
+        are read before this returns, and stay the caller's; those from `empty` are not copied. Outputs are the caller's
+        own arrays or, with copy=False, read-only views of the server's memory (see Result). `timeout` is in seconds;
+        the default is the server's --request-timeout-secs. Raises TimedOutError after it, and as every call.
         """
         num_reloads = 0
         while True:
@@ -87,14 +88,14 @@ class Client:
 
     @takes(Asked)
     def stream(self, asked: Asked) -> Iterator[Result]:
-        """Ask a model that may answer any number of times, as decoupled models do; yields the answers as they come.
+        """Send a request to a model that may answer any number of times (decoupled); yields the answers as they come.
 
-        Arguments as for `infer`; `timeout` is for each answer. The request is cancelled where the iterator is closed,
-        or dropped, before its end.
+        Arguments and errors as of `infer`; `timeout` is for each answer. The request is cancelled if the iterator is
+        closed, or dropped, before its end.
         """
         call, sleeper = self._submit(asked, is_stream=True)
         answers = _answers(call, sleeper)
-        # One that is dropped before its first answer was asked for ends without a word.
+        # An iterator that is dropped before its first answer was asked for cancels the request.
         weakref.finalize(answers, call.connection.let_go_of, call.waiter).atexit = False
         return answers
 
@@ -111,16 +112,16 @@ class Client:
     def empty(self, model: str, name: str, shape: Sequence[int], *, version: str = "") -> NDArray[Any]:
         """An uninitialised array for an input of a model, in memory that requests name: `infer` sends it uncopied.
 
-        `shape` has the batch dimension. Fill it in place, use it, a part or a view of it for as many requests as you
-        like, but do not write to it while one of them is open. The memory goes back when no array over it is left.
-        After the server was restarted it is an ordinary array. Raises UnavailableError where there is no memory.
+        `shape` has the batch dimension. Fill the array in place, and send it, a slice or a view of it in any number of
+        requests, but do not write to it while one of them is open. The memory is freed when no array over it is left.
+        After the server was restarted it is an ordinary array. Raises UnavailableError if there is no memory.
         """
         return self._connected().empty(model, name, tuple(shape), version)
 
     # --- the server ---
 
     def is_live(self) -> bool:
-        """Whether the server is there."""
+        """Whether the server answers. Raises no error."""
         try:
             self._connected()
         except UnavailableError:
@@ -128,29 +129,29 @@ class Client:
         return True
 
     def is_ready(self, model: str = "", *, version: str = "") -> bool:
-        """Whether the server can answer for all its models, or for one of them."""
+        """Whether all models can answer, or one of them. Raises NotFoundError for an unknown model."""
         if not model:
             return self.is_live() and bool(self._ask("ready"))
         return bool(self._ask("is_ready", model, version))
 
     def server_metadata(self) -> dict[str, Any]:
-        """Name, version and extensions, as GET /v2 says."""
+        """Name, version and extensions of the server, as GET /v2 has them."""
         metadata: dict[str, Any] = self._ask("server_metadata")
         return metadata
 
     def model_metadata(self, model: str, *, version: str = "") -> dict[str, Any]:
-        """Versions, platform, inputs and outputs with their datatypes and shapes, as GET /v2/models/M says."""
+        """Versions, platform, inputs and outputs (name, datatype, shape) of a model, as GET /v2/models/M has them."""
         metadata: dict[str, Any] = self._ask("model_metadata", model, version)
         return metadata
 
     def model_config(self, model: str, *, version: str = "") -> dict[str, Any]:
-        """The finished configuration, as GET /v2/models/M/config says."""
+        """The completed configuration of a model, as GET /v2/models/M/config has it."""
         connection = self._connected().connection
         connection.catch_up()
         return connection.models.lookup(model, version or None).config
 
     def statistics(self, model: str = "", *, version: str = "") -> list[dict[str, Any]]:
-        """Of a model, or of all, what GET /v2/models/M/stats lists under `model_stats`."""
+        """Statistics of a model, or of all: what GET /v2/models/M/stats lists under `model_stats`."""
         rows: list[dict[str, Any]] = self._ask("statistics", model, version)["model_stats"]
         return rows
 
@@ -163,7 +164,7 @@ class Client:
     # --- the connection ---
 
     def _connected(self) -> Session:
-        """The session there is, or a fresh one. Raises ConnectionLostError, or why the server takes no more."""
+        """The session, after connecting if there is none. Raises ConnectionLostError, or the server's refusal."""
         session = self._session
         if session is not None and not (session.connection.is_lost or session.connection.is_exiting):
             return session
@@ -180,7 +181,7 @@ class Client:
         return session
 
     def close(self) -> None:
-        """Hang up; requests that are open end with ConnectionLostError. Arrays stay readable."""
+        """Close the connection; open requests end with ConnectionLostError. Arrays stay readable."""
         self._is_closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -199,7 +200,7 @@ class Client:
 
 
 def connect(place: str | None) -> Connection:
-    """A connection to the server at `place`, or to the first that is found. Raises ShoalError."""
+    """A connection to the server at `place`, or to the first one found. Raises ShoalError."""
     paths = client_paths(os.environ) if place is None else [place]
     reasons = []
     for path in paths:

@@ -1,8 +1,8 @@
-"""A process as a client of the star beside what else it does: many threads ask, one thread listens.
+"""A worker as a client of the star, for models that call others: many threads submit, one thread listens.
 
-Whoever asks is called back by the listening thread (shared_port.py), once per response. That thread also ends what
-nobody waits for any more: each request has a deadline. A response's memory goes back when the last array that looks
-into it is gone, in whichever thread that happens.
+The listening thread (shared_port.py) calls back once per response. It also ends requests that are past their deadline
+or that their callers have given up. A response's memory is released when the last array that looks into it is gone, in
+whichever thread that happens.
 """
 
 import logging
@@ -34,18 +34,19 @@ from shoal.star.shared_port import SharedPort
 
 _log = logging.getLogger(__name__)
 
-#: How often deadlines and cancellations are looked at, while something is open and otherwise (ours).
+#: Seconds between two looks at deadlines and cancellations, while requests are open and otherwise (ours).
 TICK_S, IDLE_S = 0.05, 1.0
 
 
-#: What a process may hold of other models' results, of all together; beyond that it gets copies, and the models their
-#: memory at once. What a model keeps would be lacking in the slab of the model that it has called (ours: as much as a
-#: front end keeps for slow readers).
+#: Most bytes of other models' results that a process may hold together; beyond that it gets copies, and the models
+#: their memory at once. Held memory would be lacking in the slab of the called model (ours: as much as a front end's
+#: copies).
 MAX_HELD_NBYTES = 64 * MIB
 
 
 class HeldBlock(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a response's block. Of its own class: arrays over it then keep it itself, which has a finalizer."""
+    """The bytes of a response's block. A class of its own, so that arrays over it keep this object and its
+    finalizer."""
 
 
 class Answer(NamedTuple):
@@ -53,28 +54,28 @@ class Answer(NamedTuple):
 
     response: InferResponse
     block: HeldBlock
-    ref: int  # 0 where the block is a copy
+    ref: int  # reference to the block; 0 if `block` is a copy
 
 
-#: Called once per response: that, or why there is none, or None for an end without one; and whether it is the last.
+#: Called once per response, with the response, an error, or None for an end without either; and whether it is the last.
 OnAnswer: TypeAlias = Callable[[Answer | ShoalError | None, bool], None]
 
 
 @dataclass(slots=True, eq=False)
 class Open:
-    """A request that was submitted, until its last reply has come."""
+    """A submitted request, until its last reply has come."""
 
     outgoing: Outgoing
-    on_answer: OnAnswer | None  # None: nobody waits any more
+    on_answer: OnAnswer | None  # None once the caller has given up
     deadline_ns: int
     is_unwanted: Callable[[], bool]
-    keep: object  # what else must stay until then
+    keep: object  # objects that must stay until then
 
 
 class Client:
-    """This process's place in the star; `start` it once."""
+    """The worker's place in the star; `start` it once."""
 
-    #: The clock of deadlines.
+    #: The clock of deadlines, in ns.
     now_ns = staticmethod(time.monotonic_ns)
 
     def __init__(self, place: Place) -> None:
@@ -85,17 +86,17 @@ class Client:
         self._shared = SharedPort(place, self._take, place.apply, self._look)
         self._lock = self._shared.lock
         self._changed = threading.Condition(self._lock)
-        # Changed under the lock: number → request; block → how many have lent it.
+        # Changed under the lock: number → request; block → number of requests that name it.
         self._open: dict[int, Open] = {}
         self._lent: dict[int, int] = {}
-        self._held_nbytes = 0  # of responses that lie in the memory of others
+        self._held_nbytes = 0  # bytes of responses that lie in other processes' memory
         # Changed by finalizers, which may run anywhere, even under the lock: replies to be released.
         self._unused: deque[tuple[int, int, int]] = deque()
-        # Changed by the listening thread: answers that have come and are still to be told, when it last looked.
+        # Changed by the listening thread: responses for which `on_answer` is yet to be called.
         self._untold: list[tuple[OnAnswer | None, Answer | ShoalError | None, bool]] = []
         self._looked_ns = 0
 
-    # --- threads that ask ---
+    # --- submitting, in any thread ---
 
     def submit(
         self,
@@ -106,10 +107,11 @@ class Client:
         keep: object = None,
         parent: int = 0,
     ) -> int:
-        """Hand a request over; returns its number. `keep` stays until the last reply. `parent` is the key of the
-        request that this call is made for; 0: its trace does not have the call.
+        """Submit a request; returns its number. `keep` stays until the last reply. `parent` is the key of the request
+        for which this call is made; with 0 no trace has the call.
 
-        Raises ShoalError where there is no memory; from then on whatever happens is told to `on_answer`.
+        `deadline_ns` is monotonic; `is_unwanted` is polled, and cancels the request once it is true. Raises ShoalError
+        if there is no memory; all later failures go to `on_answer`.
         """
         opened = Open(outgoing, on_answer, deadline_ns, is_unwanted, keep)
         block = self._shared.allocate(outgoing.nbytes, outgoing.entry.model_id)
@@ -135,17 +137,17 @@ class Client:
         return number
 
     def cancel(self, number: int) -> None:
-        """Nobody wants the rest of the answers; `on_answer` is told so, unless it was told the end before."""
+        """Cancel a request; `on_answer` is called with its end, unless it has been."""
         self._give_up(number, errors.CancelledError("Request was cancelled"))
 
     def lend(self, refs: Iterable[int]) -> None:
-        """Requests name these blocks from now on, until they are given back as often."""
+        """Count blocks as named by open requests, until they are given back as often."""
         with self._lock:
             for ref in refs:
                 self._lent[ref] = self._lent.get(ref, 0) + 1
 
     def give_back(self, refs: Iterable[int]) -> None:
-        """Whoever lent them has its answer, or has given it up."""
+        """Take back as many counts of `lend`: the requests are answered, or given up."""
         with self._changed:
             for ref in refs:
                 self._lent[ref] -= 1
@@ -155,7 +157,9 @@ class Client:
         self._release_unused()
 
     def wait_until_returned(self, refs: Iterable[int]) -> None:
-        """Until none of these blocks is lent, whose owner is about to take them back.
+        """Wait until none of these blocks is named by an open request; their owner is about to free them.
+
+        Ends at the deadlines of these requests at the latest: requests that were given up do not count.
 
         No longer than until the deadlines of the requests that name them: what is given up is answered to nobody.
         """
@@ -163,34 +167,33 @@ class Client:
             self._changed.wait_for(lambda: not self.has_lent(refs))
 
     def has_lent(self, refs: Iterable[int]) -> bool:
-        """Whether one of these blocks is lent."""
+        """Whether an open request names one of these blocks."""
         return any(ref in self._lent for ref in refs)
 
     def ask(self, verb: str, arguments: dict[str, Any]) -> Any:
-        """Ask the supervisor; it may take as long as a model may take to load. Raises ShoalError."""
+        """Ask the supervisor; the answer may take as long as the loading of a model. Raises ShoalError."""
         return self._shared.ask(verb, arguments)
 
     def abandon(self) -> None:
-        """In a copy of the process that a fork has made: close the copy's descriptors, so that the server sees the end
-        of the original, and touch nothing that is shared. Arrays stay readable for as long as the original keeps them.
-        """
-        # New ones: a thread of the original may have held the lock, and what was open is the original's.
+        """In a forked copy of the process: close the copy's descriptors, so that the server notices the original's end,
+        and touch nothing that is shared. Arrays stay readable for as long as the original keeps them."""
+        # A thread of the original may have held the old lock, and open requests are the original's.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._open = {}
-        self._unused = deque(maxlen=0)  # responses that are let go here are the original's to release
+        self._unused = deque(maxlen=0)  # responses released here are the original's
         self._place.channel.close()
         self._place.bell.close()
 
-    # --- responses that nobody looks at any more ---
+    # --- releasing responses ---
 
     def _let_go(self, number: int, part: int, nbytes: int) -> None:
-        """A finalizer: may run in the middle of anything, so it waits for nothing."""
+        """Note a response to be released. A finalizer may run in the middle of anything, so it never waits."""
         self._unused.append((number, part, nbytes))
         self._release_unused()
 
     def _release_unused(self) -> None:
-        """Called after each use of the lock, too: what was let go meanwhile found it taken."""
+        """Release noted responses. Called after each use of the lock, which finalizers may have found taken."""
         while self._unused and self._lock.acquire(blocking=False):
             try:
                 while self._unused and not self._port.is_crowded:
@@ -198,7 +201,7 @@ class Client:
                     self._held_nbytes -= nbytes
                     self._port.release(number, part, prompt=False)
                 self._port.flush()
-                if self._unused:  # thousands at once: the listening thread looks again when the batcher has read
+                if self._unused:  # thousands at once: the listening thread goes on when the batcher has read some
                     self._port.wake()
                     return
             finally:
@@ -211,7 +214,7 @@ class Client:
         self._shared.start("shoal-client")
 
     def _take(self, reply: Reply) -> None:
-        """Note an answer; what nobody waits for any more is let go."""
+        """Note a reply, for `_look` to pass on."""
         request = self._open.get(reply.number)
         if request is None:
             return
@@ -220,7 +223,7 @@ class Client:
             del self._open[reply.number]
 
     def _look(self) -> float:
-        """Tell what has come, and end what nobody waits for any more; returns for how long that may wait."""
+        """Pass on responses, and end requests that are late or not wanted; returns the seconds until the next look."""
         self._tell_answers()
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns >= TICK_S * 1e9:
@@ -269,13 +272,13 @@ class Client:
                 self.cancel(number)
 
     def _give_up(self, number: int, error: ShoalError) -> None:
-        """Nobody waits any more: the replies are dropped as they come, and may be nonsense."""
+        """End a request with an error: further replies are dropped as they come, and may be malformed."""
         with self._lock:
             request = self._open.get(number)
             if request is None or request.on_answer is None:
                 return
             on_answer, request.on_answer = request.on_answer, None
-            with suppress(RingFullError):  # unasked to end, it is answered in vain
+            with suppress(RingFullError):  # the ring is full: the request is executed in vain
                 self._port.cancel(number)
             self._port.flush()
         _tell(on_answer, error, True)
@@ -286,12 +289,14 @@ def _tell(on_answer: OnAnswer | None, answer: Answer | ShoalError | None, is_fin
     if on_answer is not None:
         try:
             on_answer(answer, is_final)
-        except Exception:  # noqa: BLE001 - a rim: what a model's own event loop raises must not end the others' calls
+        except Exception:  # noqa: BLE001 - a rim: an error of one model's event loop must not end others' calls
             _log.exception("an answer could not be handed to who waits for it")
 
 
 def join() -> Client:
-    """Join the star from a worker, as a client beside the worker that it is; returns when all models are known.
+    """Join the star as a client, beside the worker that the process is; returns when all models are known.
+
+    Raises ShoalError if the supervisor refuses, OSError or EOFError if it is gone.
 
     Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
     """

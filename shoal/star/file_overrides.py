@@ -1,7 +1,7 @@
-"""Files that come with a load request, in place of the model's directory: `file:1/model.onnx` and its bytes in base64.
+"""Files in a load request, in place of the model's directory: `file:1/model.onnx` and its bytes in base64.
 
-`place` is pure and decides where each file goes: nowhere but inside the directory, whatever the client calls it.
-`write` makes that directory, private and fresh. Runs on the road, and in workers whose models load others.
+`place` is pure and decides where each file goes: always inside the directory, whatever path the client gives. `write`
+makes that directory, private and fresh. Runs on the road, and in workers whose models load others.
 """
 
 import base64
@@ -15,15 +15,15 @@ from pathlib import Path
 from shoal.errors import InternalError, InvalidArgumentError
 
 PREFIX = "file:"
-MAX_FILES = 1024  # ours: a model has a handful for each version
-MAX_PATH_BYTES = 1024  # ours: with the directory's own path in front, the system takes 4096
-_MAX_PART_BYTES = 255  # of most file systems
+MAX_FILES = 1024  # ours: a model has a handful per version
+MAX_PATH_BYTES = 1024  # ours: with the directory's own path in front, the system's limit is 4096
+_MAX_PART_BYTES = 255  # the limit of most file systems
 
 
 def place(parameters: Iterable[str]) -> dict[str, str]:
     """Relative path → parameter; of two parameters with one path the last, as in Triton.
 
-    Raises InvalidArgumentError for a path that leads outside, and for what can be no file.
+    Raises InvalidArgumentError for a path that leads outside, or cannot be a file's.
     """
     places: dict[str, str] = {}
     directories: set[str] = set()
@@ -42,7 +42,7 @@ def place(parameters: Iterable[str]) -> dict[str, str]:
 
 
 def _path(parameter: str) -> str:
-    """Normalised, without a slash in front: as in Triton, every path counts from the model's directory."""
+    """A path as in Triton, normalised and relative to the model's directory. Raises InvalidArgumentError."""
     name = parameter.removeprefix(PREFIX).lstrip("/")
     path = posixpath.normpath(name)
     if path.split("/")[0] == "..":
@@ -61,10 +61,10 @@ def _path(parameter: str) -> str:
 
 
 def write(places: Mapping[str, str], contents: Mapping[str, str | bytes]) -> str:
-    """A fresh directory that only this user can enter, with each file at its place; `contents` by parameter.
+    """A new directory that only this user can enter, with each file at its place; `contents` by parameter.
 
-    Text is base64. The directory is the caller's to `remove`. Raises InvalidArgumentError for what is no base64,
-    InternalError where the system refuses to write.
+    Text is base64. The caller is to `remove` the directory. Raises InvalidArgumentError for invalid base64,
+    InternalError if the system refuses to write.
     """
     try:
         directory = tempfile.mkdtemp(prefix="shoal-override-")
@@ -87,12 +87,12 @@ def write(places: Mapping[str, str], contents: Mapping[str, str | bytes]) -> str
 
 def _decode(parameter: str, text: str) -> bytes:
     try:
-        # Line breaks are base64's own; anything else that Triton skips would load a damaged file.
+        # Line breaks are part of base64; anything else that Triton ignores would load a damaged file.
         return base64.b64decode("".join(text.split()), validate=True)
     except ValueError as error:
         raise InvalidArgumentError(f"Invalid file parameter '{parameter}': expected base64, {error}") from error
 
 
 def remove(directory: str) -> None:
-    """The directory and all that is in it."""
+    """Remove a directory that `write` has made."""
     shutil.rmtree(directory, ignore_errors=True)

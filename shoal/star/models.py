@@ -1,7 +1,7 @@
-"""The models a process may ask for, as the supervisor tells it, and which version a request means.
+"""The table of models that a client may ask, kept by the supervisor's messages, and the version that a request means.
 
-Filled by one thread while others look models up, so the table is copied on write: whoever took hold of a table, a model
-or an entry keeps a consistent one. Front-end processes, and workers whose models call others.
+One thread fills the table while others look models up, so it is copied on write: a reader of a table, a model or an
+entry sees a consistent state. Used by front ends, guests, and workers whose models call others.
 """
 
 import re
@@ -16,19 +16,19 @@ from shoal.reasons import ALL_FAILED
 from shoal.repository.identifier import ModelIdentifier, meant_by
 from shoal.request import TensorRef
 
-#: Names that are kept, by model id, before the older ones of versions that are gone are dropped (ours).
+#: Kept names, by model id; beyond these the older names of versions that are gone are dropped (ours).
 MAX_NAMES = 65536
 #: The version number of a model that failed before any of its versions was known.
 NO_VERSION = -1
 
 _MAX_INT64 = 2**63 - 1
-# As C++'s std::stol reads a number: leading white space and a sign, and whatever follows is ignored.
+# A number as C++'s std::stol reads it: leading white space and a sign are allowed, and the rest is ignored.
 _STOL = re.compile(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One version of a model. `model_id` is the number ring records carry, `row` its row of counters."""
+    """One version of a model. `model_id` stands in ring records, `row` is its row of counters."""
 
     name: str
     version: int
@@ -37,17 +37,17 @@ class ModelEntry:
     state: str  # LOADING, READY, UNLOADING, UNAVAILABLE: the words of the repository index
     reason: str
     failed: bool  # UNAVAILABLE because its instances died again and again
-    num_instances: int  # that there should be
-    num_instances_up: int  # that batches may go to
+    num_instances: int  # as configured
+    num_instances_up: int  # that batches can be given to
     config: dict[str, Any]
     signature: Signature
     load_seconds: float
     labels: dict[str, tuple[str, ...]]  # of the outputs that have a label file, by index
-    groups: tuple[str, ...] = ()  # names of its instance groups, by the number that the word about a death has
+    groups: tuple[str, ...] = ()  # names of its instance groups, by their numbers in errors about a death
     namespace: str = ""  # its repository, with --model-namespacing
-    has_ready_check: bool = False  # the model says by itself if it is ready (readiness.py)
+    has_ready_check: bool = False  # the model has an is_ready of its own (readiness.py)
     is_polled: bool = True  # False: its configuration could not be read
-    is_cached: bool = False  # equal requests have equal answers, and the server keeps them
+    is_cached: bool = False  # the response cache is enabled
 
     @property
     def ready(self) -> bool:
@@ -56,7 +56,7 @@ class ModelEntry:
 
     @property
     def is_unloaded(self) -> bool:
-        """Whether it is not there, or will not be soon, because nobody wants it."""
+        """Whether the version is not loaded, or is being unloaded, on request."""
         return self.state == "UNLOADING" or (self.state == "UNAVAILABLE" and self.reason == "unloaded")
 
     @property
@@ -66,13 +66,13 @@ class ModelEntry:
         return policy is not None and policy["decoupled"]
 
     def refuse_if_failed(self) -> None:
-        """Raise UnavailableError, with the sentence that says so, where all its instances are FAILED."""
+        """Raise UnavailableError, with Triton's sentence, if all its instances are FAILED."""
         if self.failed:
             raise UnavailableError(ALL_FAILED.format(model=self.name, version=self.version))
 
 
 Versions = dict[int, ModelEntry]
-#: The end of a sentence about a model that is known and does not serve: the supervisor knows why, front ends do not.
+#: The end of an error about a known model that does not serve: only the supervisor knows why.
 _ASK = ". POST /v2/repository/index says why"
 
 
@@ -81,17 +81,17 @@ class ModelTable:
 
     def __init__(self, *, namespacing: bool = False) -> None:
         self._namespacing = namespacing
-        # All are replaced by apply(), in the process's control thread; never changed in place.
+        # Replaced as a whole by apply(), in the process's control thread; never changed in place.
         self._models: dict[ModelIdentifier, Versions] = {}
-        self._named: dict[str, Versions] = {}  # of the names that mean one model, as _latest
+        self._named: dict[str, Versions] = {}  # by name, if it means one model
         self._latest: dict[str, ModelEntry] = {}
-        #: Names by model id, of versions that are gone, too: what is still open may name them. Changed in place.
+        #: Names by model id, including versions that are gone, which open requests may name. Changed in place.
         self.names: dict[int, str] = {}
-        #: Counts what apply() took in: while it stays, lookup() finds what it found.
+        #: Counts apply()s: while it stays the same, lookup() returns the same.
         self.num_changes = 0
 
     def apply(self, message: ModelChanged | ModelForgotten) -> None:
-        """Replace an entry, or drop it."""
+        """Replace or remove an entry."""
         identifier, version = ModelIdentifier(message.name, message.namespace), message.version
         versions = dict(self._models.get(identifier, {}))
         if isinstance(message, ModelChanged):
@@ -129,16 +129,16 @@ class ModelTable:
         self.num_changes += 1
 
     def _bearers(self, models: Mapping[ModelIdentifier, Versions], name: str) -> list[Versions]:
-        """The models that a name could mean; not the unloaded ones where several bear it, or with namespacing."""
+        """The models that a name could mean; without unloaded ones if several have the name, or with namespacing."""
         bearers = [versions for identifier, versions in models.items() if identifier.name == name]
         if self._namespacing or len(bearers) > 1:
             return [versions for versions in bearers if _is_wanted(versions)]
         return bearers
 
     def lookup(self, name: str, version: str | None) -> ModelEntry:
-        """The READY entry a request means; without a version the highest READY one.
+        """The READY entry that a request means; without a version the highest READY one.
 
-        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a version that is no number and a name that
+        Raises NotFoundError, UnavailableError, or InvalidArgumentError for a version that is no number, or a name that
         means several models.
         """
         number = None if not version else parse_version(version)
@@ -174,14 +174,14 @@ class ModelTable:
 
 
 def client_shape(entry: ModelEntry, ref: TensorRef) -> tuple[int, ...]:
-    """The shape clients see: an output's `reshape` is undone."""
+    """The shape of a tensor as clients see it: an output's `reshape` is undone."""
     return client_dims(entry.signature, ref.name, ref.shape)
 
 
 def parse_version(text: str) -> int:
-    """The version number that a path or a request names, read as Triton reads it. Raises InvalidArgumentError."""
+    """The version number in a path or a request, read as Triton reads it. Raises InvalidArgumentError."""
     match = _STOL.match(text)
-    # 19 digits hold every 64-bit number; int() itself refuses thousands of digits.
+    # 19 digits suffice for every 64-bit number; int() itself refuses thousands of digits.
     if match is None or len(match[2]) > 19 or int(match[2]) > _MAX_INT64:
         raise InvalidArgumentError(
             f"failed to get model version from specified version string '{text}' (details: stol), "
@@ -206,7 +206,7 @@ def _is_wanted(versions: Versions) -> bool:
 def _entry(message: ModelChanged, previous: ModelEntry | None) -> ModelEntry:
     config, labels = message.config, message.labels
     if config is None:
-        # Said once per load: later messages about the same load need not repeat it.
+        # Sent once per load: later messages about the same load leave it out.
         known = previous is not None and previous.model_id == message.model_id
         if previous is not None and known:
             config, labels = previous.config, previous.labels

@@ -1,8 +1,8 @@
-"""A request on its way into shared memory: its tensors, copied into a block or named where they lie already. Pure.
+"""Requests on their way into shared memory: tensors are copied into a block, or named where they lie already. Pure.
 
     0        tensors that are copied, each 64-byte aligned, then the packed InferRequest
 
-A tensor by reference lies in a block of somebody else's, which must stay until the request has been answered.
+A tensor by reference lies in another request's or process's block, which must stay until the request has been answered.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,12 @@ from shoal.shm.layout import NO_BLOCK, pack_span
 from shoal.star.models import ModelEntry
 from shoal.star.validation import ParsedInput, log_prefix, validate
 
-#: Tensors start at multiples of a cache line.
+#: Tensors start at multiples of a cache line, in bytes.
 _ALIGNMENT = 64
 
 
 class Input(NamedTuple):
-    """A tensor to send. `ref` names the block it lies in at `offset`; where it is NO_BLOCK, `data` is copied."""
+    """A tensor to send. `ref` names the block it lies in at `offset`; with NO_BLOCK, `data` is copied."""
 
     name: str
     datatype: Datatype
@@ -33,7 +33,7 @@ class Input(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What is asked, before anybody has looked at the model. `outputs` is empty where all are wanted."""
+    """A request before validation. `outputs` is empty if all are wanted."""
 
     id: str
     inputs: Sequence[Input]
@@ -43,12 +43,12 @@ class Ask(NamedTuple):
     timeout_us: int = 0
     correlation_id: int | str = 0
     flags: int = 0
-    answer_by_ns: int = 0  # monotonic; 0 = whenever
+    answer_by_ns: int = 0  # monotonic ns; 0 = no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A request that the model has been found to take. `shapes` are those that the backend sees, by position."""
+    """A validated request. `shapes` are those that the backend sees, by position."""
 
     entry: ModelEntry
     ask: Ask
@@ -58,12 +58,12 @@ class Outgoing:
 
     @property
     def refs(self) -> frozenset[int]:
-        """The blocks that must stay until it has been answered."""
+        """The blocks that must stay until the request has been answered."""
         return frozenset([each.ref for each in self.ask.inputs if each.ref != NO_BLOCK])
 
     @property
     def nbytes(self) -> int:
-        """How large a block `write` needs; at most a few hundred bytes more than it will use."""
+        """The bytes that `write` needs; at most a few hundred more than it uses."""
         ask = self.ask
         tensors = [
             (each.name, len(shape), len(each.data) if each.ref == NO_BLOCK else 0)
@@ -72,7 +72,7 @@ class Outgoing:
         return block_nbytes(ask.id, ask.correlation_id, tensors, ask.outputs, ask.parameters)
 
     def write(self, memory: memoryview) -> int:
-        """Fill a block; returns the word that says where the header is."""
+        """Write tensors and header into a block of at least `nbytes` bytes. Returns the header's span."""
         ask, offset = self.ask, 0
         refs: list[TensorRef | LentTensorRef] = []
         for (name, datatype, _, data, ref, elsewhere), shape in zip(ask.inputs, self.shapes, strict=True):
@@ -91,14 +91,14 @@ class Outgoing:
 
 
 def check(entry: ModelEntry, ask: Ask) -> Outgoing:
-    """The request for this version of a model. Raises InvalidArgumentError with Triton's sentences."""
+    """Validate a request for this version of a model. Raises InvalidArgumentError with Triton's sentences."""
     names: set[str] = set()
     parsed = []
     for name, datatype, shape, data, _, _ in ask.inputs:
         if name in names:
             raise InvalidArgumentError(f"{log_prefix(ask.id)}input '{name}' already exists in request")
         names.add(name)
-        # Strings were counted by who packed them.
+        # Strings were counted when they were packed.
         parsed.append(ParsedInput(name, datatype, shape, data, prod(shape)))
     valid, rows, shape_key = validate(entry.signature, ask.id, parsed, ask.outputs, ask.correlation_id)
     return Outgoing(entry, ask, [each.shape for each in valid], rows, shape_key)
@@ -111,8 +111,8 @@ def block_nbytes(
     outputs: Iterable[str],
     parameters: Parameters,
 ) -> int:
-    """How large a block a request needs. Of each tensor: its name, how many dimensions, how many bytes are copied."""
-    # msgpack: a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
+    """An upper bound of a request's bytes. `tensors`: name, number of dimensions, and bytes to copy of each."""
+    # In msgpack a string takes its UTF-8 (at most 4 bytes a character) and 5, a number 9, a tuple 5.
     nbytes = 96 + 4 * len(request_id)
     if isinstance(correlation_id, str):
         nbytes += 4 * len(correlation_id)
@@ -126,5 +126,5 @@ def block_nbytes(
 
 
 def aligned(nbytes: int) -> int:
-    """Where the next tensor may begin."""
+    """The next offset at which a tensor may begin."""
     return (nbytes + _ALIGNMENT - 1) & -_ALIGNMENT

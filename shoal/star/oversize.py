@@ -1,7 +1,7 @@
-"""Blocks for requests that are too large to share a slab, each a segment of its own that the supervisor makes.
+"""Blocks for requests that are too large for a slab: each a segment of its own, made by the supervisor.
 
-Runs in any client with threads: those that ask wait, the thread that listens to the supervisor passes on what
-it says. Never on the way of an ordinary request.
+Runs in any client with threads: a thread that allocates waits, and the thread that listens to the supervisor passes on
+the answers. Never on the way of an ordinary request.
 """
 
 import queue
@@ -19,22 +19,23 @@ from shoal.shm.whole_slabs import WholeSlabs
 
 
 class OversizeBlocks:
-    """This process's. `send` sends the supervisor a message, from any thread."""
+    """The oversize segments of one client. `send` sends the supervisor a message, from any thread."""
 
     def __init__(self, send: Callable[[Message], None], wait_s: float) -> None:
         self._send = send
         self._wait_s = wait_s
         self._lock = threading.Lock()
         self._slabs = WholeSlabs()
-        # Changed under the lock: who waits for news of which request for a segment, and of which segment.
+        # Changed under the lock: queues of waiting threads, by number of the request for a segment, and by the
+        # segment's owner id.
         self._request = 0
         self._waiting: dict[int, queue.SimpleQueue[shared.PayloadNews]] = {}
         self._mapped: dict[int, queue.SimpleQueue[shared.PayloadNews]] = {}
 
     def allocate(self, nbytes: int, model_id: int) -> Block:
-        """A block of `nbytes`, in whole pages, that the workers of a model have mapped; `free` it once.
+        """A block of `nbytes`, in whole pages, that a model's workers have mapped; the caller is to `free` it once.
 
-        Raises InvalidArgumentError where there never is room, UnavailableError where there is none now, or too late:
+        Raises InvalidArgumentError if there is never room, UnavailableError if there is none now, or it comes too late:
         a worker maps it between two batches.
         """
         if (kept := self._slabs.allocate(nbytes, model_id)) is not None:
@@ -73,7 +74,7 @@ class OversizeBlocks:
             return news.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             with self._lock:
-                # Whoever tells us takes the entry away: where it is gone, the news has come this instant.
+                # `hear` removes the entry: if it is gone, the answer has just come.
                 return None if waiting.pop(key, None) is not None else news.get_nowait()
 
     def _late(self, nbytes: int) -> UnavailableError:
@@ -83,7 +84,7 @@ class OversizeBlocks:
         )
 
     def hear(self, message: shared.PayloadNews) -> None:
-        """Pass on what the supervisor says about a segment; takes the descriptor."""
+        """Pass on the supervisor's answer about a segment; takes over its descriptor."""
         with self._lock:
             if isinstance(message, shared.PayloadReady):
                 waiter = self._mapped.pop(message.owner, None)
@@ -92,12 +93,12 @@ class OversizeBlocks:
             if waiter is not None:
                 waiter.put(message)
                 return
-        if isinstance(message, shared.PayloadGranted):  # nobody waits for it any more
+        if isinstance(message, shared.PayloadGranted):  # the waiting thread has given up
             close_descriptors(message)
             self._send(shared.PayloadReleased(message.owner))
 
     def lose(self, why: ShoalError) -> None:
-        """The supervisor is gone: whoever waits for a segment has waited in vain."""
+        """Fail all waiting allocations with this error: the supervisor is gone."""
         with self._lock:
             waiting = [*self._waiting.values(), *self._mapped.values()]
             self._waiting.clear()
@@ -106,13 +107,13 @@ class OversizeBlocks:
             waiter.put(shared.PayloadRefused(0, why.wire, str(why)))
 
     def free(self, ref: int, *, keep: bool = False) -> None:
-        """The block's request has been answered, or was never submitted. To `keep` it for the next one is for whoever
-        will `look`."""
+        """Free a block whose request has been answered, or was never submitted. With `keep` it is kept for the next
+        one; the caller must then call `look`."""
         if owner := self._slabs.free(ref, time.monotonic(), keep=keep):
             self._send(shared.PayloadReleased(owner))
 
     def look(self) -> float | None:
-        """Let go of what was kept for nobody; returns for how long the next look may wait (s; None for ever)."""
+        """Give back segments that were kept in vain. Returns the seconds until the next call (None: no need)."""
         if not self._slabs.kept:
             return None
         idle, left_s = self._slabs.expire(time.monotonic())

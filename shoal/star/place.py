@@ -1,8 +1,7 @@
-"""A client's place in the star: its port, its bell, the models it may ask, and the supervisor's messages about them.
+"""A client's place in the star: its port, its bell, its table of models, and the supervisor's messages to it.
 
-Every front end has one, every worker whose model calls others, and every guest; the latter two, in which users' code
-runs, ask for the segments that answers lie in. One thread uses it, or several under a
-lock (shared_port.py).
+Every front end has one, every worker whose model calls others, and every guest. The latter two, in which users' code
+runs, ask for the segments that answers lie in. One thread uses a place, or several under a lock (shared_port.py).
 """
 
 from collections.abc import Callable
@@ -31,29 +30,28 @@ from shoal.shm.port import Port
 from shoal.shm.segment import Segment, SegmentView
 from shoal.star.models import ModelTable
 
-#: Puts a message in force that has this sequence number.
+#: Applies a message with this sequence number.
 Apply: TypeAlias = Callable[[ToClient, int], None]
 
-#: Messages that make replies void which have not been collected: those that a dead worker gave name its segment, those
-#: that a dead batcher gave are to requests that are sent to its successor. Where a reply waits for a segment (`wanted`
-#: of the port), they wait, too.
+#: Messages before which replies must be collected: a dead worker's replies lie in its segment, and requests without a
+#: dead batcher's reply are sent again. If a reply waits for a segment (`wanted` of the port), these messages wait, too.
 REPLIES_FIRST = (SegmentGone, BatcherReplaced)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a client has after it joined."""
+    """What a client has once it has joined."""
 
     port: Port
     bell: Doorbell | GuestBell
     channel: Channel
     models: ModelTable
     request_timeout_s: float
-    answer_timeout_s: float  # of the supervisor
+    answer_timeout_s: float  # of the supervisor, in seconds
 
     @property
     def handlers(self) -> Handlers:
-        """A table of the messages that mean the same to every client."""
+        """Handlers of the messages that mean the same to every client."""
         port, channel, models = self.port, self.channel, self.models
         return table(
             on(SegmentAnnounced, lambda message: port.add_segment(message.owner, SegmentView.attach(message.segment))),
@@ -66,20 +64,21 @@ class Place:
         )
 
     def apply(self, message: ToClient, seq: int, others: Callable[[ToClient], None] = close_descriptors) -> None:
-        """Put a message in force, and acknowledge it where that is wanted; `others` gets what not every client knows.
+        """Apply a message, and acknowledge it if it has a sequence number; `others` gets messages without a common
+        handler.
 
-        Before one of REPLIES_FIRST, the replies that have come must be collected.
+        Before one of REPLIES_FIRST, the caller must have collected all replies.
         """
         self.handlers.get(type(message), others)(message)
         if seq:
-            # What a lane has pushed by the table as it was is seen before this is: whoever hears that a reload is in
-            # force here, and then has the batcher look at the rings, finds no request for the old version later. The
-            # requests of other threads may have been looked up long before they are pushed; those are looked up again.
+            # Requests that a lane has pushed by the old table become visible before the acknowledgement: the supervisor
+            # then has the batcher read the rings, and finds no request for the old version later. The requests of other
+            # threads may have been looked up long before they are pushed; those are looked up again.
             self.port.flush()
             self.channel.acknowledge(seq)
 
     def settle(self, seq: int, others: Callable[[ToClient], None] = close_descriptors) -> None:
-        """Acknowledge the welcome, and apply all that follows until all models are known."""
+        """Acknowledge the welcome, and apply all messages until all models are known."""
         self.channel.acknowledge(seq)
         message: ToClient | None = None
         while not isinstance(message, ModelsKnown):
@@ -90,10 +89,10 @@ class Place:
 def take_place(
     kind: type[FrontEndConnected | CallerConnected], *, asks_for_segments: bool = False
 ) -> tuple[Place, ClientWelcomed, int]:
-    """Join the supervisor as a client of the star: the place, and the welcome with its sequence number, which is not
-    acknowledged yet. The counters' descriptor is the caller's.
+    """Join the supervisor as a client of the star. Returns the place, and the welcome with its sequence number, which
+    the caller is to acknowledge. The counters' descriptor is the caller's.
 
-    Raises ShoalError where there is no room for one, OSError or EOFError where the supervisor is gone.
+    Raises ShoalError if the supervisor refuses, OSError or EOFError if it is gone.
     """
     channel = control.join(kind())
     welcome, seq = _welcomed(channel, *channel.receive(CLIENT_WELCOME))
@@ -105,15 +104,15 @@ def take_place(
 
 
 def visit(path: str) -> Place:
-    """Join the server that listens there as a guest, a process that is not of it; returns when all models are known.
+    """Join the server that listens at `path` as a guest; returns when all models are known.
 
-    Raises ShoalError where there is no room for one, OSError or EOFError where there is no server of this user's.
+    Raises ShoalError if the server refuses, OSError or EOFError if no server of this user listens there.
     """
     channel = control.visit(path)
     try:
         welcome, seq = _welcomed(channel, *channel.receive(GUEST_WELCOME))
         bell = GuestBell(welcome.bell)
-        # Pages come as they are used: most guests use few.
+        # Pages are reserved as they are used: most guests use few.
         port = Port(
             Segment.attach(welcome.segment, populate=False),
             SegmentView.attach(welcome.link),

@@ -1,7 +1,7 @@
-"""Questions to the supervisor: what a request wants to know, or done, that only the supervisor can.
+"""Questions to the supervisor, for requests whose answers only the supervisor has.
 
-Runs in any client with threads: those that ask wait, the thread that listens to the supervisor passes on what
-it answers. Never on the way of an inference request.
+Runs in any client with threads: a thread that asks waits, and the thread that listens to the supervisor passes on the
+answer. Never on the way of an inference request.
 """
 
 import itertools
@@ -16,28 +16,28 @@ from shoal.messages.from_client import QuestionAsked
 from shoal.messages.message import Message
 from shoal.messages.to_client import QuestionAnswered
 
-#: How handlers ask: a verb and its arguments, of what msgpack can carry, become the answer.
+#: How handlers ask: a verb and its arguments, of msgpack's types, become the answer.
 Ask = Callable[[str, dict[str, Any]], Any]
 
 
 class NoAnswerError(UnavailableError):
-    """The supervisor has said nothing in time: what was asked for may still happen."""
+    """The supervisor has not answered in time: the change that was asked for may still happen."""
 
 
 class Questions:
-    """This process's. `send` sends the supervisor a message, from any thread."""
+    """The open questions of one client. `send` sends the supervisor a message, from any thread."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        # Changed under the lock: who waits for the answer to which question.
+        # Changed under the lock: number of a question → queue of the thread that waits.
         self._waiting: dict[int, queue.SimpleQueue[QuestionAnswered]] = {}
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float) -> Any:
-        """The supervisor's answer, of what msgpack can carry.
+        """The supervisor's answer, of msgpack's types.
 
-        Raises the ShoalError it refuses with, NoAnswerError where it says nothing in time.
+        Raises the ShoalError of a refusal, and NoAnswerError after `timeout_s` seconds.
         """
         answers: queue.SimpleQueue[QuestionAnswered] = queue.SimpleQueue()
         with self._lock:
@@ -56,14 +56,14 @@ class Questions:
         return answer.result
 
     def lose(self, why: ShoalError) -> None:
-        """There will be no answers: that is the answer to all that are waited for."""
+        """Fail all open questions with this error: the supervisor is gone."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for number, waiter in waiting.items():
             waiter.put(QuestionAnswered(number, why.wire, str(why)))
 
     def hear(self, answer: QuestionAnswered) -> None:
-        """Pass on an answer; one that nobody waits for any more is dropped."""
+        """Pass on an answer; it is dropped if its thread has given up."""
         with self._lock:
             waiter = self._waiting.pop(answer.question, None)
         if waiter is not None:

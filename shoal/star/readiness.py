@@ -11,9 +11,9 @@ from shoal.star.questions import Ask
 
 
 def is_ready(entry: ModelEntry, ask: Ask) -> bool:
-    """Whether an instance is alive and, for a model with an is_ready of its own, all of them say yes.
+    """Whether an instance is alive and, for a model with an is_ready of its own, all instances return true.
 
-    Asks, and waits some seconds for models that are at work, in the second case only. Raises ShoalError.
+    Only the latter asks the supervisor, and may wait seconds for busy models. Raises ShoalError.
     """
     return entry.ready and (not entry.has_ready_check or bool(ask("is_ready", {"model": entry.model_id})))
 

@@ -1,4 +1,4 @@
-"""The answer in a reply or why there is none, in the words its client gets. Pure; used by every client of the star."""
+"""The response in a reply, or the error in its place, in Triton's words. Pure; used by every client of the star."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from shoal.star.models import ModelEntry
 
 
 def refusal(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: int | str = 0) -> ShoalError:
-    """The error that stands for a reply with a reason, or without a block that can be read."""
+    """The error for a reply with a reason, or without a readable block."""
     return reasons.error_for(
         reply.reason or reasons.without_memory(reply.status),
         reply.detail,
@@ -23,7 +23,7 @@ def refusal(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: in
 
 
 class Answered(NamedTuple):
-    """A response that a model gave: as it was packed, what it says, and the worker's block its tensors lie in."""
+    """A model's response: its packed header, the header's contents, and the worker's block with the tensors."""
 
     header: bytes
     response: InferResponse
@@ -31,7 +31,7 @@ class Answered(NamedTuple):
 
 
 def answered(entry: ModelEntry, request_id: str, reply: Reply, correlation_id: int | str = 0) -> Answered:
-    """The response in a reply. Raises the ShoalError that stands there in its place, the model's or a refusal."""
+    """The response in a reply. Raises the ShoalError in its place: the model's or a refusal."""
     if reply.reason or reply.block is None or reply.header is None:
         raise refusal(entry, request_id, reply, correlation_id)
     if reply.status:

@@ -1,9 +1,9 @@
-"""What makes two requests to a model equal, in 128 bits, so that one's answer can be the other's. Pure.
+"""The digest of a request: 128 bits that are equal for requests with equal answers. Pure.
 
-Equal are the inputs (names, datatypes, shapes, bytes), the outputs that are asked for and the parameters, headers that
-are forwarded among them; Triton compares the inputs' names and bytes alone. The id is no part of it. A request of a
-sequence has no equal. All servers make the same of it (the batcher's shared_answers.py has names with it). Front ends
-make it, and the batcher for steps of ensembles: no process that runs users' code decides which answers are shared.
+Requests are equal if their inputs (names, datatypes, shapes, bytes), requested outputs and parameters are, forwarded
+headers included; Triton compares the inputs' names and bytes alone. The id does not matter. A request of a sequence
+equals no other. All servers compute the same digest (names in the batcher's shared_answers.py have it). Front ends
+compute it, and the batcher for steps of ensembles: no process that runs users' code decides which answers are shared.
 """
 
 import struct
@@ -18,25 +18,25 @@ from shoal.request import NO_SEQUENCE, InferRequest, unpack_lent_request, unpack
 from shoal.shm.layout import NO_DIGEST, unpack_span
 
 _WORDS = struct.Struct("<2Q")
-#: Headers come again and again: to look one up takes a hundredth of the time that reading it takes (0.2 of 20 us).
+#: Kept headers: they repeat, and a lookup takes a hundredth of the time that parsing takes (0.2 of 20 us).
 _MAX_KEPT = 256
 _MAX_KEPT_BYTES = 4096
 
 
-#: Bytes of the tensors of a step that is looked up at most (ours: 1 ms, in which the batcher does nothing else).
+#: Most bytes of a step's tensors that are digested (ours: 1 ms, in which the batcher does nothing else).
 MAX_LENT_NBYTES = 1 << 20
 
 
 class _Described(NamedTuple):
-    """What a header says: all that is digested but the tensors' bytes, and where those lie in the block."""
+    """A parsed header: all that is digested but the tensors' bytes, and the tensors' places in the block."""
 
     words: bytes
     spans: tuple[tuple[int, int], ...]
 
 
 def request_digest(memory: memoryview, header: int) -> tuple[int, int]:
-    """The digest of a request in its block, with its header at the span `header`: two words, NO_DIGEST for a request of
-    a sequence."""
+    """The digest, two words, of a request in its block, with its header at the span `header`; NO_DIGEST for one of a
+    sequence."""
     offset, nbytes = unpack_span(header)
     describe = _describe if nbytes <= _MAX_KEPT_BYTES else _describe.__wrapped__
     described = describe(bytes(memory[offset : offset + nbytes]), len(memory))
@@ -46,8 +46,8 @@ def request_digest(memory: memoryview, header: int) -> tuple[int, int]:
 
 
 def lent_request_digest(header: bytes, open_block: Callable[[int], memoryview | None]) -> tuple[int, int]:
-    """The digest of a step, whose inputs lie in other blocks that its header names; NO_DIGEST for one with more than
-    MAX_LENT_NBYTES. Raises InternalError where one of those blocks is gone."""
+    """The digest of a step, whose inputs lie in other blocks that its header names; NO_DIGEST for more than
+    MAX_LENT_NBYTES. Raises InternalError if one of these blocks is gone."""
     blocks: dict[int, memoryview] = {}
 
     def nbytes_of(ref: int) -> int:
@@ -78,7 +78,7 @@ def _describe(header: bytes, block_nbytes: int) -> _Described | None:
     request = unpack_request(memoryview(header), block_nbytes)
     if request.sequence != NO_SEQUENCE:
         return None
-    inputs = sorted(request.inputs)  # by their names, which differ
+    inputs = sorted(request.inputs)  # by name; names are distinct
     words = _words(request, [(each.name, each.datatype, each.shape, each.nbytes) for each in inputs])
     return _Described(words, tuple([(each.offset, each.offset + each.nbytes) for each in inputs]))
 

@@ -1,8 +1,8 @@
-"""A client's port for many threads: they ask, one thread listens.
+"""A client's port for many threads: they submit, one thread listens.
 
 The port is not thread-safe; every use of it is under one lock, held for microseconds. The listening thread owns the
-bell and the control connection: it hands out replies, keeps the table of models current, and passes on what the
-supervisor says to who has asked it. On the road, and in a worker whose model calls others.
+bell and the control connection: it hands out replies, applies the supervisor's messages, and passes on answers to
+questions. Used on the road, by guests, and in workers whose models call others.
 """
 
 import logging
@@ -24,7 +24,7 @@ from shoal.star.oversize import OversizeBlocks
 from shoal.star.place import REPLIES_FIRST, Apply, Place
 from shoal.star.questions import Questions
 
-#: After which what could not be opened can, or never will.
+#: Messages after which a reply that could not be opened can be, or never will.
 SEGMENT_NEWS = (shared.SegmentAnnounced, shared.SegmentMissing)
 
 _log = logging.getLogger(__name__)
@@ -35,19 +35,19 @@ def _never() -> None:
 
 
 class SharedPort:
-    """This process's; `start` it once.
+    """One client's port; `start` it once.
 
-    Of the listening thread's calls, `take` gets each reply and `apply` each message, both under the lock; `look` is
-    called without it before each sleep, and says how long that may be (s; None for ever).
+    The listening thread calls `take` for each reply and `apply` for each message, both under the lock, and `look`,
+    without it, before each sleep; `look` returns for how many seconds (None: for ever).
 
-    Where those who ask wait for the bell themselves, they call `hand_out`, and `receive` is all that is left to listen
-    for: that is how guests have it (connection.py).
+    If submitting threads wait for the bell themselves, they call `hand_out`, and a thread calls `receive` alone, as in
+    guests (connection.py).
     """
 
     def __init__(
         self, place: Place, take: Callable[[Reply], None], apply: Apply, look: Callable[[], float | None] = _never
     ) -> None:
-        #: For every use of the port.
+        #: Held during every use of the port.
         self.lock = threading.Lock()
         self._place = place
         self._port = place.port
@@ -57,7 +57,7 @@ class SharedPort:
         self._channel_lock = threading.Lock()
         self._oversize = OversizeBlocks(self._send, place.request_timeout_s)
         self._questions = Questions(self._send)
-        #: A table of the messages that answer a waiting thread; `apply` gets all others.
+        #: Handlers of messages that answer a thread; `apply` gets the others.
         self.handlers = table(
             *[on(kind, self._oversize.hear) for kind in shared.PAYLOAD_NEWS],
             on(QuestionAnswered, self._questions.hear),
@@ -66,10 +66,10 @@ class SharedPort:
         self._put_off: list[tuple[ToClient, int]] = []
         self._largest_shared_nbytes = place.port.slab.largest_nbytes // SLAB_PARTS
 
-    # --- threads that ask ---
+    # --- submitting, in any thread ---
 
     def allocate(self, nbytes: int, model_id: int) -> Block:
-        """A block for a request to a model, of the slab or, for a large one, of its own. Raises ShoalError."""
+        """A block for a request to a model, in the slab or, if large, of its own. Raises ShoalError."""
         if nbytes <= self._largest_shared_nbytes:
             with self.lock:
                 return self._port.allocate(nbytes, model_id)
@@ -79,16 +79,16 @@ class SharedPort:
         return self._oversize.allocate(nbytes, model_id)
 
     def free(self, ref: int) -> None:
-        """Give back a block whose request was never submitted."""
+        """Free a block whose request was never submitted."""
         with self.lock:
             if self._port.slab.free(ref):
                 return
         self._oversize.free(ref)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """Ask the supervisor (its verbs: supervisor/supervisor.py). Raises ShoalError: its refusal, or no answer.
+        """Ask the supervisor (verbs: supervisor/supervisor.py). Raises ShoalError: its refusal, or NoAnswerError.
 
-        Without `timeout_s` it may take as long as a model may take to load.
+        Without `timeout_s` the answer may take as long as the loading of a model.
         """
         return self._questions.ask(verb, arguments, timeout_s or self._place.answer_timeout_s)
 
@@ -97,10 +97,8 @@ class SharedPort:
             self._place.channel.send(message)
 
     def allocate_beside(self, nbytes: int) -> Block:
-        """A block for a tensor of several requests, in the same places. `free` it when the last of them is answered.
-
-        Raises ShoalError.
-        """
+        """A block for a tensor of several requests, in the slab or of its own. The caller is to `free` it after the
+        last of them. Raises ShoalError."""
         if nbytes <= self._largest_shared_nbytes:
             with self.lock:
                 block = self._port.slab.allocate(nbytes)
@@ -109,14 +107,14 @@ class SharedPort:
         return self._oversize.allocate(nbytes, 0)
 
     def lose(self, why: ShoalError) -> None:
-        """The supervisor is gone: nobody waits for its word any more."""
+        """Fail all waiting threads with this error: the supervisor is gone."""
         self._questions.lose(why)
         self._oversize.lose(why)
 
     # --- the listening thread ---
 
     def start(self, name: str) -> None:
-        """Begin to listen, in a daemon thread of this process."""
+        """Start the listening thread, a daemon."""
         threading.Thread(target=self._listen, name=name, daemon=True).start()
 
     def _listen(self) -> None:
@@ -132,22 +130,22 @@ class SharedPort:
                 if channel in events:
                     self.receive()
         except GONE:
-            os._exit(0)  # the supervisor is gone, and with it whoever could answer
-        except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for nobody
+            os._exit(0)  # the supervisor is gone: no reply can come any more
+        except Exception:  # noqa: BLE001  the thread's rim: without it, requests would wait for ever
             _log.exception("this process cannot go on without its place in the star")
-            os._exit(1)  # as after any exception that nobody catches
+            os._exit(1)  # as after any uncaught exception
 
     def _pause_s(self) -> float | None:
         pauses = [each for each in (self._look(), self._oversize.look()) if each is not None]
         return min(pauses, default=None)
 
     def deliver(self) -> None:
-        """Hand out every reply that has come."""
+        """Clear the bell, and hand out every reply that has come."""
         self._place.bell.clear()
         self.hand_out()
 
     def hand_out(self) -> None:
-        """The same, after the bell was cleared."""
+        """Hand out every reply that has come. The bell must have been cleared."""
         port = self._port
         with self.lock:
             was_wanted = port.wanted
@@ -164,7 +162,7 @@ class SharedPort:
             self._oversize.free(ref, keep=True)
 
     def receive(self) -> None:
-        """Take one message of the supervisor into force and acknowledge it."""
+        """Apply one message of the supervisor and acknowledge it."""
         message, seq = self._place.channel.receive(TO_CLIENT)
         handler = self.handlers.get(type(message))
         if handler is not None:
@@ -179,10 +177,10 @@ class SharedPort:
                     with self._channel_lock:
                         self._apply(message, seq)
             if isinstance(message, SEGMENT_NEWS) and self._port.asks_for_segments:
-                self.hand_out()  # what lies there could not be read before
+                self.hand_out()  # replies that lie in this segment can be read now
 
     def _apply_put_off(self) -> None:
-        """Every reply that came before them has been collected. Under the lock."""
+        """Apply messages that waited: all earlier replies have been collected. Call under the lock."""
         put_off, self._put_off = self._put_off, []
         with self._channel_lock:
             for message, seq in put_off:

@@ -1,7 +1,7 @@
-"""What every request must satisfy before it may be queued, whatever protocol it came by: Triton's core validation.
+"""Triton's core validation: what every request must satisfy before it is queued, over any protocol.
 
 Names, number of inputs, batch dimension, datatypes, shapes, byte sizes, in Triton's order and words; then `reshape`.
-Pure: a request as parsed and a Signature in, the inputs as the backend will see them out. In every client's process.
+Pure: a parsed request and a Signature in, the inputs as the backend sees them out. Runs in every client.
 """
 
 import struct
@@ -21,7 +21,7 @@ _BATCH_NOTE = (
 )
 _LENGTH = struct.Struct("<I")
 _MAX_INT64 = 2**63 - 1
-#: A request may name a million inputs; its answer does not repeat them all. Ours.
+#: Names of inputs that an error repeats; a request may have a million. Ours.
 _MAX_NAMES = 100
 
 
@@ -31,8 +31,8 @@ class ParsedInput(NamedTuple):
     name: str
     datatype: Datatype | None
     shape: tuple[int, ...]
-    data: memoryview | RegionSlice  # BYTES are never left in a client's region: they are walked
-    num_strings: int  # elements of a BYTES tensor that was JSON; -1 = still to be counted
+    data: memoryview | RegionSlice  # BYTES are never left in a client's region: their lengths are walked
+    num_strings: int  # elements of a BYTES tensor that came as JSON; -1 = not counted yet
 
 
 class PreparedInput(NamedTuple):
@@ -45,7 +45,7 @@ class PreparedInput(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """`rows` counts in batches and statistics; requests of one `shape_key` may share a batch (see `validate`)."""
+    """A valid request. `rows` counts in batches and statistics; requests of one `shape_key` may share a batch."""
 
     inputs: tuple[PreparedInput, ...]
     rows: int
@@ -53,7 +53,7 @@ class Validated(NamedTuple):
 
 
 def log_prefix(request_id: str) -> str:
-    """How Triton's core begins most of its refusals."""
+    """The beginning of most errors of Triton's core."""
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
@@ -64,10 +64,10 @@ def validate(
     outputs: Iterable[str],
     correlation_id: int | str = 0,
 ) -> Validated:
-    """Checks a request against a model; the names of `inputs` are distinct. Raises InvalidArgumentError.
+    """Check a request against a model; the names of `inputs` are distinct. Raises InvalidArgumentError.
 
-    The shape key is 0 where every input is there and of fixed size, else a hash, the same in every process, of the
-    sizes the configuration leaves open in inputs that are not ragged, and of which inputs are there.
+    The shape key is 0 if every input is there and of fixed size, else a hash, the same in every process, of the sizes
+    that the configuration leaves open in inputs that are not ragged, and of which inputs are there.
     """
     model = signature.name
     for name in outputs:
@@ -101,7 +101,8 @@ def validate(
 
 
 def _check_sequence(spec: SequenceSpec, model: str, request_id: str, rows: int, correlation_id: int | str) -> None:
-    """What a sequence batcher asks of a request by itself; whether its sequence has begun only the batcher knows."""
+    """Check what a sequence batcher requires of a request by itself; only the batcher knows whether its sequence has
+    begun. Raises InvalidArgumentError."""
     is_string = isinstance(correlation_id, str)
     if correlation_id and spec.correlation is not None and is_string != (spec.correlation is BYTES):
         raise InvalidArgumentError(
@@ -146,7 +147,8 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _batch_size(signature: Signature, request_id: str, inputs: Sequence[ParsedInput]) -> int:
-    """The first dimension, which all inputs share. 0 is let through, as in Triton, and counts as one row."""
+    """The first dimension, which all inputs share. 0 is accepted, as in Triton, and counts as one row. Raises
+    InvalidArgumentError."""
     batch = 0
     for each in inputs:
         if not each.shape:
@@ -197,7 +199,7 @@ def _check_nbytes(model: str, request_id: str, each: ParsedInput, datatype: Data
                 f"Expected {num_elements * datatype.itemsize}, got {len(each.data)}"
             )
     elif each.num_strings != num_elements:
-        # What was JSON has been counted; walking it again finds the sentence.
+        # JSON's strings have been counted; walking them again finds the sentence.
         assert isinstance(each.data, memoryview)
         problem = check_bytes_elements(each.data, num_elements, each.name, model)
         if problem is not None:
@@ -217,9 +219,9 @@ def _shape_key(signature: Signature, inputs: Sequence[ParsedInput], variable: di
 
 
 def check_bytes_elements(data: memoryview, expected: int, name: str, model: str) -> str | None:
-    """What is wrong with a BYTES tensor that must have `expected` elements, in Triton's words; None if nothing is.
+    """The error in a BYTES tensor that must have `expected` elements, in Triton's words; None if it is valid.
 
-    Stops at the first element too many, so the time it takes is bounded by the shape that was asked for.
+    Stops at the first element too many, so the time is bounded by the requested shape.
     """
     where = f"for inference input '{name}' for model '{model}'"
     offset, end, count = 0, len(data), 0
