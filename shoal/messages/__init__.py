@@ -1,5 +1,5 @@
-"""Control messages: what the processes of a server say to each other beside requests and responses.
+"""Control messages: what the processes of a server send each other beside requests and responses.
 
-Each module has the messages from one kind of process to another, and says who sends them, in which order, and which are
-acknowledged. `message.py` has their one encoding.
+Each module has the messages from one kind of process to another, and says which of them send, in which order, and which
+are acknowledged. `message.py` has their encoding.
 """

@@ -1,4 +1,4 @@
-"""What the batcher sends the supervisor (supervisor/supervisor.py), beside acknowledgements.
+"""Messages from the batcher to the supervisor (supervisor/supervisor.py), beside acknowledgements.
 
 BatcherConnected first: it stands by, with all its imports done
 """
@@ -9,17 +9,17 @@ from shoal.messages.message import Message
 
 
 class BatcherConnected(Message):
-    """The process stands by, and waits for BatcherActivated."""
+    """A batcher has started, stands by, and waits for BatcherActivated."""
 
 
 class ProcessDistrusted(Message):
-    """A client or a worker has written what cannot be: nothing more of it is read, and its process is to end."""
+    """A client or a worker has written an invalid record: its ring is read no more, and its process is to be ended."""
 
     owner: int
 
 
 class WorkerRetired(Message):
-    """A worker that was to get no more batches has none left."""
+    """A worker that was to get no more batches has answered all it had."""
 
     owner: int
 
@@ -31,7 +31,7 @@ class ModelRetired(Message):
 
 
 class ModelExplained(Message):
-    """Why the last batches of a model version had their size; answers ExplainModel."""
+    """The reasons for the sizes of a version's last batches; answers ExplainModel."""
 
     model_id: int
     explanation: dict[str, Any]

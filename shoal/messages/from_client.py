@@ -1,9 +1,10 @@
-"""What a client sends the supervisor: a front end, a worker whose model calls others (clients.py), a guest (guests.py).
+"""Messages from clients to the supervisor: front ends, workers whose models call others (clients.py), guests
+(guests.py).
 
     FrontEndConnected, CallerConnected or GuestConnected first; then all others, at any time
 
-A guest is no process of the server and may send anything. What is decoded has the fields that are declared here; what
-they say is checked where it is used.
+A guest is a foreign process and may send anything. A decoded message has the declared fields with their types; their
+values are checked where they are used.
 """
 
 from typing import Any
@@ -12,20 +13,20 @@ from shoal.messages.message import Message
 
 
 class FrontEndConnected(Message):
-    """A front end waits for ClientWelcomed."""
+    """A front end has connected, and waits for ClientWelcomed."""
 
 
 class CallerConnected(Message):
-    """A worker, by a second connection, waits for ClientWelcomed: its model calls others."""
+    """A worker whose model calls others has opened its second connection, and waits for ClientWelcomed."""
 
 
 class GuestConnected(Message):
-    """A process that is not of the server waits for GuestWelcomed."""
+    """A foreign process has connected, and waits for GuestWelcomed."""
 
 
 class QuestionAsked(Message):
-    """A question (supervisor/questions/questions.py), which QuestionAnswered answers once."""
+    """A question (supervisor/questions/questions.py), which one QuestionAnswered answers."""
 
-    question: int  # a number of the client's own
+    question: int  # the client's own number of the question
     verb: str
     arguments: dict[str, Any]

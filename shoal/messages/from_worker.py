@@ -1,4 +1,4 @@
-"""What a worker sends the supervisor (supervisor/models/worker.py): user code runs in it, so this may be anything.
+"""Messages from a worker to the supervisor (supervisor/models/worker.py). Values may be anything (user code).
 
 WorkerConnected ─► [ModelIOFound] ─► ModelLoaded or Refused, which ends it ─► MemoryMapped ─► all others, at any time
 """
@@ -10,24 +10,24 @@ from shoal.messages.message import Message
 
 
 class WorkerConnected(Message):
-    """The process of this instance waits for LoadModel."""
+    """The process of this instance has connected, and waits for LoadModel."""
 
     instance: int
 
 
 class ModelIOFound(Message):
-    """The model's file has these tensors; the worker waits for ConfigFinished."""
+    """The tensors found in the model's file; the worker waits for ConfigFinished."""
 
-    inputs: Sequence[tuple[str, str, Sequence[int]]]  # name, data type, dims of each
+    inputs: Sequence[tuple[str, str, Sequence[int]]]  # name, datatype, dims of each
     outputs: Sequence[tuple[str, str, Sequence[int]]]
-    completed: dict[str, Any] | None  # what a model.py has made of its configuration
+    completed: dict[str, Any] | None  # the configuration as completed by a model.py
     fills_max_batch_size: bool
 
 
 class ModelLoaded(Message):
     """The model is loaded and warm; the worker waits for MemoryGranted."""
 
-    has_ready_check: bool  # the model says by itself whether it is ready
+    has_ready_check: bool  # the model has an is_ready of its own
 
 
 class MemoryMapped(Message):
@@ -35,12 +35,12 @@ class MemoryMapped(Message):
 
 
 class MetricsReported(Message):
-    """The model's own metrics have changed: see CustomMetrics.add, which checks what user code may have written."""
+    """Changes of the model's own metrics: CustomMetrics.add checks them, since user code may have written them."""
 
     families: Any
 
 
 class ReadyAnswered(Message):
-    """The model says whether it is ready; answers CheckReady."""
+    """Whether the model says that it is ready; answers CheckReady."""
 
     is_ready: bool

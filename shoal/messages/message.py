@@ -1,10 +1,10 @@
 """The base of all control messages, and their encoding: msgpack, with file descriptors beside it.
 
-    [name of the type, sequence number, field, field, …]      of a descriptor: whether there is one
+    [name of the type, sequence number, field, field, …]      for a descriptor: whether there is one
 
-A receiver decodes only the types that it handles, and each field must have the type that it is declared with. Anything
-else is refused here, with one error, be it an untrusted client's or a process of the server's own. A message whose
-sequence number is not 0 is acknowledged once what it says is in force. Pure: no socket, no clock.
+A receiver decodes only the types that it handles, and each field must have its declared type. Anything else is refused
+with one error, from an untrusted client or a process of the server's own alike. A message whose sequence number is not
+0 is acknowledged once it has been applied. Pure: no socket, no clock.
 """
 
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_options: object) -> Callable[[type], type]:
-        """Stands for that of `typing`, which comes with Python 3.11; type checkers alone look at it."""
+        """Stands for the function of that name in `typing`, new in Python 3.11; only type checkers look at it."""
         return lambda kind: kind
 
 
@@ -29,14 +29,14 @@ Fd: TypeAlias = Annotated[int, "file descriptor"]
 
 
 class MessageError(ValueError):
-    """What came over a control connection is no message that its receiver knows."""
+    """The bytes on a control connection are not a message that the receiver handles."""
 
 
 @dataclass_transform(frozen_default=True)
 class Message:
     """A control message. Its annotations are its fields, in order; values of the class are their defaults.
 
-    Raises TypeError where a field is missing, unknown, or given twice. Neither a NamedTuple nor a dataclass, which take
+    Raises TypeError if a field is missing, unknown, or given twice. Neither a NamedTuple nor a dataclass, which take
     ten and sixty times as long to define (50 and 360 µs), in each process that starts; and messages of two types are
     never equal.
     """
@@ -55,7 +55,7 @@ class Message:
 
     @property
     def values(self) -> list[Any]:
-        """The fields' values, in order."""
+        """The values of all fields, in order."""
         return [getattr(self, name) for name in self.fields]
 
     def __eq__(self, other: object) -> bool:
@@ -73,7 +73,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Kinds(Generic[M]):
-    """The types of messages that a receiver knows."""
+    """The types of messages that a receiver decodes."""
 
     def __init__(self, *types: type[M]) -> None:
         self.types = {each.__name__: each for each in types}
@@ -82,7 +82,7 @@ class Kinds(Generic[M]):
         return iter(self.types.values())
 
     def decode(self, body: bytes | memoryview, fds: Sequence[int]) -> tuple[M, int]:
-        """A message and its sequence number; its descriptors are the receiver's. Raises MessageError."""
+        """A message and its sequence number; its descriptors are the caller's to close. Raises MessageError."""
         try:
             name, seq, *values = msgpack.unpackb(body, raw=False)
             kind = self.types[name]
@@ -104,8 +104,8 @@ class Kinds(Generic[M]):
 
 
 class _Packing(threading.local):
-    """A packer has one buffer, and several threads of a worker or a client send: each has a packer of its own. A lock
-    would be held for ever in the copy of a process that a fork makes while another thread packs."""
+    """A packer per thread: it has one buffer, and several threads of a worker or a client send. A lock would be held
+    for ever in a forked copy of the process if another thread packed at the fork."""
 
     def __init__(self) -> None:
         self.packer = msgpack.Packer(use_bin_type=True)
@@ -115,7 +115,7 @@ _PACKING = _Packing()
 
 
 def encode(message: Message, seq: int = 0) -> tuple[bytes, list[int]]:
-    """What `Kinds.decode` decodes: a body, and the descriptors to go with it, which stay the message's."""
+    """The body that `Kinds.decode` decodes, and the descriptors to be sent with it, which remain the message's."""
     values, fds = message.values, []
     for position in _layout(type(message))[1]:
         if values[position] is not None:
@@ -131,18 +131,18 @@ def descriptors(message: Message) -> list[int]:
 
 
 def close_descriptors(message: Message) -> None:
-    """Close what a received message carries: it is of no use to its receiver."""
+    """Close the descriptors of a received message that is not used."""
     for fd in descriptors(message):
         os.close(fd)
 
 
-#: By type of message, once it has been sent or received: see `_layout`.
+#: Layout of each type of message, once one has been sent or received: see `_layout`.
 _LAYOUTS: dict[type, tuple[list[tuple[type, ...]], list[int]]] = {}
 
 
 def _layout(kind: type[Message]) -> tuple[list[tuple[type, ...]], list[int]]:
-    """The classes that msgpack's values may have, () for any, of the sequence number and each field; and the positions
-    of the fields that are descriptors. In a descriptor's place stands only whether there is one."""
+    """The classes that msgpack may yield for the sequence number and for each field, () for any; and which fields are
+    descriptors, of which the body only says whether there is one."""
     if kind not in _LAYOUTS:
         annotations = list(kind.__annotations__.values())
         fds = [position for position, each in enumerate(annotations) if each == Fd or Fd in get_args(each)]
@@ -165,15 +165,15 @@ def _classes(annotation: Any) -> tuple[type, ...]:
     return tuple(each for part in get_args(annotation) for each in _classes(part))
 
 
-#: What a receiver does with messages, by their type.
+#: A receiver's handlers, by type of message.
 Handlers: TypeAlias = dict[type[Message], Callable[[Any], None]]
 
 
 def on(kind: type[M], handler: Callable[[M], None]) -> tuple[type[Message], Callable[[Any], None]]:
-    """An entry of a receiver's table: messages of this type go to this method."""
+    """An entry of a receiver's table: the handler of this type."""
     return kind, handler
 
 
 def table(*entries: tuple[type[Message], Callable[[Any], None]]) -> Handlers:
-    """A receiver's table, of what `on` has made."""
+    """A receiver's table of entries that `on` has made."""
     return dict(entries)

@@ -1,7 +1,7 @@
 """Messages that several kinds of processes receive, or send, with one meaning.
 
 supervisor ── Ping, LogChanged, LedgerWanted, SegmentAnnounced, … ──► front ends, batcher, workers
-any ── Acknowledged (what has a sequence number is in force), LedgerCounted ──► supervisor
+any ── Acknowledged (of a message with a sequence number), LedgerCounted ──► supervisor
 """
 
 from typing import Any, TypeAlias
@@ -13,46 +13,46 @@ LogSettings = dict[str, Any]
 
 
 class Acknowledged(Message):
-    """Sent to the supervisor: what the message with this sequence number says is in force in the sender."""
+    """Sent to the supervisor: the sender has applied the message with this sequence number."""
 
     seq: int
 
 
 class Ping(Message):
-    """Sent by the supervisor: its acknowledgement says that the receiver's loop turns, and has applied all before."""
+    """Sent by the supervisor: its acknowledgement shows that the receiver's loop runs, and has applied all before."""
 
 
 class LogChanged(Message):
-    """Sent by the supervisor: the log has these settings from now on."""
+    """Sent by the supervisor: settings of the log, in force from now on."""
 
     settings: LogSettings
 
 
 class LedgerWanted(Message):
-    """Sent by the supervisor: the receiver answers LedgerCounted before it acknowledges this."""
+    """Sent by the supervisor: the receiver sends LedgerCounted before it acknowledges this."""
 
 
 class LedgerCounted(Message):
-    """Sent to the supervisor: what the sender has acquired and released, by name (shoal/ledger.py)."""
+    """Sent to the supervisor: counts of what the sender has acquired and released, by name (shoal/ledger.py)."""
 
     counts: dict[str, int]
 
 
 class Refused(Message):
     """Sent by the supervisor to a client that gets no place, or by a worker whose model cannot be loaded: the error
-    that says why (`shoal.errors.from_wire`)."""
+    (`shoal.errors.from_wire`)."""
 
     wire: int
     sentence: str
 
 
 class SegmentAnnounced(Message):
-    """Sent by the supervisor to front ends and workers, and as the answer to SegmentWanted: the receiver maps this
-    owner's segment, to read blocks in it."""
+    """Sent by the supervisor to front ends and workers, and as the answer to SegmentWanted: the receiver maps the
+    segment of this owner id, to read blocks in it."""
 
     owner: int
     segment: Fd
-    guest: int = 0  # the owner id of the guest that writes it; 0: one of the server's own processes does
+    guest: int = 0  # owner id of the guest that writes it; 0: a process of the server does
 
 
 class SegmentMissing(Message):
@@ -68,7 +68,7 @@ class SegmentGone(Message):
 
 
 class BatcherReplaced(Message):
-    """Sent by the supervisor to clients and workers: another batcher serves, which knows nothing of what is open."""
+    """Sent by the supervisor to clients and workers: another batcher serves, and does not know their requests."""
 
 
 class SegmentWanted(Message):
@@ -79,25 +79,25 @@ class SegmentWanted(Message):
 
 
 class PayloadWanted(Message):
-    """Sent to the supervisor: the sender asks for a segment for one payload that its slab does not take;
-    PayloadGranted or PayloadRefused answers."""
+    """Sent to the supervisor: the sender needs a segment for one payload that its slab does not take; answered by
+    PayloadGranted or PayloadRefused."""
 
-    request: int  # a number of the sender's own
+    request: int  # the sender's own number of the request
     nbytes: int
-    model_id: int = 0  # the model that the payload is for; 0 where it is a worker's result
+    model_id: int = 0  # the model that the payload is for; 0 for a worker's result
 
 
 class PayloadGranted(Message):
-    """Sent by the supervisor: here is the segment; the sender of PayloadWanted maps it, and says PayloadMapped."""
+    """Sent by the supervisor: the segment for a payload; its writer maps it, and sends PayloadMapped."""
 
     request: int
     owner: int
-    may_be_kept: bool  # for the next payload, once this one is of no use
+    may_be_kept: bool  # kept for the next payload, once this one is released
     segment: Fd  # writable
 
 
 class PayloadRefused(Message):
-    """Sent by the supervisor: there is no segment for a payload, for the reason of a ShoalError."""
+    """Sent by the supervisor: a payload gets no segment, because of this ShoalError."""
 
     request: int
     wire: int
@@ -116,12 +116,12 @@ class PayloadReady(Message):
     owner: int
 
 
-#: The answers to PayloadWanted, and what follows PayloadMapped.
+#: The answers to PayloadWanted, and the answer to PayloadMapped.
 PayloadNews: TypeAlias = PayloadGranted | PayloadRefused | PayloadReady
 PAYLOAD_NEWS: Kinds[PayloadNews] = Kinds(PayloadGranted, PayloadRefused, PayloadReady)
 
 
 class PayloadReleased(Message):
-    """Sent to the supervisor: a payload's segment is of no more use to its writer."""
+    """Sent to the supervisor: the writer of a payload gives its segment back."""
 
     owner: int

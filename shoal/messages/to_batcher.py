@@ -1,10 +1,10 @@
-"""What the supervisor sends the batcher (batcher/batcher.py).
+"""Messages from the supervisor to the batcher (batcher/batcher.py).
 
-    BatcherActivated first, once a batcher that stands by is to serve; then all others, at any time
+    BatcherActivated first, when a standby is to serve; then all others, at any time
     To a successor: models and ensembles ─► clients and workers, the dead ones too ─► Resume ─► ClientCaughtUp, …
 
-The batcher applies each between two turns of its loop and acknowledges what has a sequence number. Whatever it has
-learned from a message before, it knows when it acknowledges a later one. What it answers is in from_batcher.py.
+The batcher applies each between two turns of its loop, in order, and acknowledges those with a sequence number. Its
+answers are in from_batcher.py.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from shoal.messages.shared import LogSettings
 
 
 class BatcherActivated(Message):
-    """The batcher serves from now on, with these settings; the first message to a process that stands by."""
+    """The batcher serves from now on, with these settings; the first message to a standby."""
 
     log: LogSettings
     max_queue_size: int
@@ -24,81 +24,81 @@ class BatcherActivated(Message):
     counts_first_responses: bool
     cache_bytes: int
     redis: Sequence[Any] | None  # RedisSettings
-    is_successor: bool  # it takes a dead batcher's place, and serves once it gets Resume
+    is_successor: bool  # takes a dead batcher's place, and serves after Resume
     rate_limits: Sequence[Any] | None  # Limit of each resource; None without --rate-limit
     latency_target_ms: int
-    bell: Fd  # the batcher's own, beside one for each client and worker
-    counters: Fd  # the table of counters, which it writes
+    bell: Fd  # the batcher's own bell, for peers that have none for it
+    counters: Fd  # the table of counters, writable
 
 
 class Resume(Message):
-    """A successor has heard of all clients and workers, and serves from now on."""
+    """A successor has been sent all clients and workers, and serves from now on."""
 
 
 class BatcherMemoryMade(Message):
-    """The batcher has memory of its own: for headers of ensembles' steps, and for cached responses."""
+    """The batcher's own memory: for headers of ensembles' steps, and for cached responses."""
 
     segment: Fd  # writable
 
 
 class ClientJoined(Message):
-    """A client submits requests from now on: a front end, a worker whose model calls others, or a guest."""
+    """A client joins: a front end, a worker whose model calls others, or a guest."""
 
     owner: int
-    segment: Fd  # what the client writes, to read
-    link: Fd  # what the batcher writes for the client
-    bell: Fd  # wakes the client; a guest's is one for both
+    segment: Fd  # written by the client; to read
+    link: Fd  # written by the batcher for the client
+    bell: Fd  # wakes the client; a guest's also wakes the batcher
     clients_bell: Fd | None  # wakes the batcher; None for a guest
     is_guest: bool = False
     is_caller: bool = False
-    is_late: bool = False  # to a successor: the client has yet to send again what it waits for and holds
+    is_late: bool = False  # to a successor: the client has yet to send its open requests again
 
 
 class ClientCaughtUp(Message):
-    """To a successor: a late client has sent again what it waits for and holds."""
+    """To a successor: a late client has sent its open requests and held replies again."""
 
     owner: int
 
 
 class ClientLeft(Message):
-    """A client is dead: its requests are dropped, and what it held is released."""
+    """A client is dead: its requests are dropped, and the replies it held are released."""
 
     owner: int
 
 
 class ModelAdded(Message):
-    """A model version has a queue from now on."""
+    """A model version takes requests from now on."""
 
     model_id: int
     row: int  # of the table of counters
     config: dict[str, Any]
     version: int
     may_run_again: bool
-    revision: str  # its name in a cache that servers share
+    revision: str  # names the version in a cache that servers share
     groups: list[str]  # names of its instance groups, by number
 
 
 class InstanceGroupsChanged(Message):
-    """A model version has other instance groups."""
+    """The names of a model version's instance groups have changed."""
 
     model_id: int
     groups: list[str]
 
 
 class ModelFailed(Message):
-    """No instance of a model version lives: what is queued for it is refused."""
+    """No instance of a model version lives: its queued requests are refused."""
 
     model_id: int
 
 
 class RetireModel(Message):
-    """A model version gets no more requests; ModelRetired answers when nothing of it is queued or running."""
+    """A model version gets no more requests; ModelRetired answers when none of its requests is queued or running."""
 
     model_id: int
 
 
 class ModelRemoved(Message):
-    """Nothing is left of a model version."""
+    """A model version is gone."""
 
     model_id: int
 
@@ -110,14 +110,14 @@ class EnsembleAdded(Message):
     row: int  # of the table of counters
     config: dict[str, Any]
     version: int
-    models: list[int]  # the model ids of its steps, in order
-    decoupled: Sequence[int]  # which steps may answer any number of times
+    models: list[int]  # the model ids of its steps, in order; 0 for one that is not loaded
+    decoupled: Sequence[int]  # steps that may answer any number of times
     may_run_again: bool
-    revision: str  # its name in a cache that servers share
+    revision: str  # names the version in a cache that servers share
 
 
 class EnsembleRelinked(Message):
-    """The steps of an ensemble mean other versions of their models."""
+    """The steps of an ensemble run other versions of their models from now on."""
 
     model_id: int
     models: list[int]
@@ -127,58 +127,58 @@ class EnsembleRelinked(Message):
 
 
 class PayloadAnnounced(Message):
-    """A segment holds one payload that the batcher must know: a worker's result, or a request to an ensemble."""
+    """The oversize segment of a payload that the batcher must map: a worker's result, or a request to an ensemble."""
 
     owner: int
-    writer: int  # the owner id of the worker or client that writes it
+    writer: int  # owner id of the worker or client that writes it
     is_result: bool
     segment: Fd  # to read
 
 
 class WorkerJoined(Message):
-    """A worker has its memory, and gets batches once it is WorkerReady."""
+    """A worker has been given its memory; it gets batches after WorkerReady."""
 
     owner: int
     model_id: int
     demand: Sequence[Any] | None  # Demand, under --rate-limit
-    segment: Fd  # what the worker writes, to read
-    link: Fd  # what the batcher writes for the worker
+    segment: Fd  # written by the worker; to read
+    link: Fd  # written by the batcher for the worker
     bell: Fd  # wakes the worker
     workers_bell: Fd  # wakes the batcher
 
 
 class WorkerReady(Message):
-    """All readers have mapped a worker's memory: it gets batches from now on."""
+    """All readers have mapped a worker's memory: the worker gets batches from now on."""
 
     owner: int
 
 
 class WorkerCaughtUp(Message):
-    """To a successor: a worker has answered what it held, so its ring is looked into."""
+    """To a successor: a worker has named all blocks that it holds, so its ring is read."""
 
     owner: int
 
 
 class RetireWorker(Message):
-    """A worker gets no more batches; WorkerRetired answers when it has none left."""
+    """A worker gets no more batches; WorkerRetired answers when it has answered all it had."""
 
     owner: int
 
 
 class WorkerDied(Message):
-    """A worker is dead: what it has answered is passed on before this is acknowledged, the rest fails or runs again."""
+    """A worker is dead: published answers are passed on before this is acknowledged; others fail or run again."""
 
     owner: int
-    reason: int  # a Reason, and its detail, for the replies
+    reason: int  # a Reason and its detail, for replies
     detail: int
 
 
 class ExplainModel(Message):
-    """Why the last batches of a model version had their size is asked; ModelExplained answers before this is
-    acknowledged, unless the version is gone."""
+    """A request for the reasons of a version's batch sizes; ModelExplained answers before this is acknowledged, unless
+    the version is gone."""
 
     model_id: int
 
 
-#: To a batcher that stands by.
+#: Messages to a batcher that stands by.
 TO_STANDBY = Kinds(BatcherActivated)

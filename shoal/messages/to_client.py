@@ -1,11 +1,12 @@
-"""What the supervisor sends a client: a front end (frontend/front_end.py), a worker whose model calls others, a guest.
+"""Messages from the supervisor to clients: front ends (frontend/front_end.py), workers whose models call others,
+guests.
 
     ClientWelcomed or GuestWelcomed, or Refused, which ends it ─► segments and models that there are ─► ModelsKnown
     then all others, at any time
 
-The welcome, ModelsKnown and what all front ends must know are acknowledged: a front end acknowledges what is in force
-in its only loop, or under its lock. No process waits for a guest's acknowledgement, and for another client that runs
-users' code only briefly. Log, traces and clients' regions concern front ends; another client passes over them.
+The welcome, ModelsKnown and announcements to all front ends are acknowledged: a front end does so after applying one in
+its loop, or under its lock. No process waits for a guest's acknowledgement, and only briefly for that of another client
+with users' code. Log, traces and clients' regions concern front ends; other clients ignore them.
 """
 
 from typing import Any, TypeAlias, get_args
@@ -15,24 +16,24 @@ from shoal.messages.message import Fd, Kinds, Message
 
 
 class ClientWelcomed(Message):
-    """A process of the server has a place in the star, and may submit requests once it gets ModelsKnown."""
+    """A process of the server gets its place in the star; it may submit requests after ModelsKnown."""
 
     correlation_key: bytes  # of sequences that strings name (shoal/sequences.py)
     max_in_flight: int  # requests to one model
     model_namespacing: bool
     request_timeout_s: float
-    answer_timeout_s: float  # for questions
+    answer_timeout_s: float  # for questions, in seconds
     log: shared.LogSettings
-    state: dict[str, Any]  # the options that front ends answer by: fields of ServerState
+    state: dict[str, Any]  # options that front ends use: fields of ServerState
     segment: Fd  # its own, writable
     link: Fd  # written by the batcher
     bell: Fd  # its own
-    batcher_bell: Fd  # the batcher's, of this client
+    batcher_bell: Fd  # the bell that it rings at the batcher
     counters: Fd  # the table of counters, to read
 
 
 class GuestWelcomed(Message):
-    """A process that is not of the server has a place in the star, and may submit requests once it gets ModelsKnown."""
+    """A guest gets its place in the star; it may submit requests after ModelsKnown."""
 
     correlation_key: bytes
     max_in_flight: int
@@ -45,29 +46,29 @@ class GuestWelcomed(Message):
 
 
 class ModelChanged(Message):
-    """A version of a model is in this state, or serves as before with other instances."""
+    """The state, and the instances, of a version of a model."""
 
     name: str
     namespace: str
-    version: int  # NO_VERSION for a model that has failed before any was known
+    version: int  # NO_VERSION for a model that has failed before any version was known
     model_id: int
     row: int  # of the table of counters
     state: str  # a word of Triton's repository index
     reason: str
-    is_failed: bool  # all its instances died again and again
+    is_failed: bool  # all its instances have died again and again
     is_polled: bool  # False: its configuration could not be read
     num_instances: int
     num_instances_up: int
-    config: dict[str, Any] | None  # None while it is not final: as it was before
+    config: dict[str, Any] | None  # None until it is final: then as before
     groups: list[str]  # names of its instance groups, by number
-    labels: dict[str, Any]  # by output, the lines of its label file
+    labels: dict[str, Any]  # label file's lines, by output
     load_seconds: float
     has_ready_check: bool
     is_cached: bool
 
 
 class ModelForgotten(Message):
-    """A version of a model is in no list any more."""
+    """A version of a model is removed from all lists."""
 
     name: str
     namespace: str
@@ -75,7 +76,7 @@ class ModelForgotten(Message):
 
 
 class ModelsKnown(Message):
-    """The client has been sent all models: it starts."""
+    """All models have been sent: the client starts."""
 
 
 class ServerStopping(Message):
@@ -83,7 +84,7 @@ class ServerStopping(Message):
 
 
 class QuestionAnswered(Message):
-    """The answer to QuestionAsked: a result or, where `wire` is not 0, the ShoalError that refuses it."""
+    """The answer to a QuestionAsked: a result or, if `wire` is not 0, the ShoalError that refuses it."""
 
     question: int
     wire: int = 0
@@ -92,14 +93,14 @@ class QuestionAnswered(Message):
 
 
 class TraceSettingsChanged(Message):
-    """Requests are traced by these settings from now on."""
+    """The trace settings that are in force from now on."""
 
-    settings: dict[str, dict[str, Any]]  # TraceSetting by model; "" is the one of all others
-    outlet: Fd | None  # where traces go to the tracer, always the same; None: nothing is traced
+    settings: dict[str, dict[str, Any]]  # TraceSetting by model; "" for all other models
+    outlet: Fd | None  # the socket on which traces go to the tracer, always the same; None: no traces
 
 
 class RegionRegistered(Message):
-    """Clients of HTTP and gRPC may name a region of their shared memory."""
+    """A region of clients' shared memory that requests over HTTP and gRPC may name."""
 
     name: str
     key: str
@@ -109,7 +110,7 @@ class RegionRegistered(Message):
 
 
 class RegionUnregistered(Message):
-    """A region of clients' shared memory may be named no more; all of them where the name is ""."""
+    """A region of clients' shared memory is unregistered; all of them if the name is ""."""
 
     name: str
 

@@ -1,10 +1,10 @@
-"""What the supervisor asks the reader of model repositories (repository/main.py), and what comes back.
+"""Messages between the supervisor and the poller of model repositories (repository/main.py).
 
     PollerWelcomed first; then orders, which are executed one after the other and answered in that order:
     Poll ─► ModelFound, ModelFound, … Polled            LookAll, Look, Discard ─► ModelFound, … OrderDone
     each instead with OrderRefused where it fails       Forget, LogChanged: no answer
 
-Nothing is acknowledged. `order` is the number that the supervisor gives an order.
+Orders are not acknowledged. `order` is the supervisor's number of an order.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from shoal.messages.shared import LogSettings
 
 
 class PollerConnected(Message):
-    """Sent by the process that reads repositories, first: it waits for PollerWelcomed."""
+    """Sent by the poller, first: it waits for PollerWelcomed."""
 
 
 class PollerWelcomed(Message):
-    """Sent by the supervisor, first: these are the repositories, and how they are read."""
+    """Sent by the supervisor, first: the repositories, and how they are read."""
 
     log: LogSettings
-    repositories: list[tuple[str, str | None]]  # place, and of one in cloud storage the directory of its copy
+    repositories: list[tuple[str, str | None]]  # path or URL; for cloud storage also the directory of the copy
     strict: bool  # --disable-auto-complete-config
     config_name: str
     namespacing: bool
@@ -30,24 +30,24 @@ class PollerWelcomed(Message):
 
 
 class Poll(Message):
-    """Sent by the supervisor: all models are listed, and those of these names looked into."""
+    """Sent by the supervisor: list all models, and look into those of these names."""
 
     order: int
     names: list[str] | None  # None: all
 
 
 class LookAll(Message):
-    """Sent by the supervisor: all models of a name are looked into, with what a load request brings along."""
+    """Sent by the supervisor: look into all models of a name, with the files or the repository of a load request."""
 
     order: int
     name: str
     config: str | None = None
-    directory: str | None = None  # of the request's files
-    repository: str | None = None  # registered by the request
+    directory: str | None = None  # the request's files
+    repository: str | None = None  # the repository that the request registers
 
 
 class Look(Message):
-    """Sent by the supervisor: one model of a name is looked into, of several the one of the preferred namespace."""
+    """Sent by the supervisor: look into one model of a name; of several, the one of the preferred namespace."""
 
     order: int
     name: str
@@ -55,14 +55,14 @@ class Look(Message):
 
 
 class Discard(Message):
-    """Sent by the supervisor: a directory that was made for one load is removed."""
+    """Sent by the supervisor: remove a directory that was made for one load."""
 
     order: int
     directory: str
 
 
 class Forget(Message):
-    """Sent by the supervisor: copies from cloud storage are removed but for these directories."""
+    """Sent by the supervisor: remove copies from cloud storage, except these directories."""
 
     keep: list[str]
 
@@ -87,7 +87,7 @@ class ModelFound(Message):
 
 
 class Polled(Message):
-    """Sent by the poller: a Poll is done; `problems` says of directories why they are no models."""
+    """Sent by the poller: the end of a Poll; `problems` says why directories are no models."""
 
     order: int
     identifiers: Sequence[tuple[str, str]]  # name and namespace
@@ -95,13 +95,13 @@ class Polled(Message):
 
 
 class OrderDone(Message):
-    """Sent by the poller: an order that is no Poll is done; what it has found came before."""
+    """Sent by the poller: the end of any other order, behind the models that it has found."""
 
     order: int
 
 
 class OrderRefused(Message):
-    """Sent by the poller: an order has failed, for the reason of a ShoalError."""
+    """Sent by the poller: an order has failed with this ShoalError."""
 
     order: int
     wire: int

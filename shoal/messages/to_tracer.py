@@ -1,9 +1,9 @@
-"""What the tracer (tracer/main.py) gets from the supervisor and from front ends, and sends the supervisor.
+"""Messages to the tracer (tracer/main.py) from the supervisor and front ends, and from it to the supervisor.
 
     TracerConnected ─► TracerWelcomed ─► TracingChanged, LogChanged at any time;  TracesCollected comes back
     front ends ── TraceEnded, on a socket of their own; what it does not take is dropped ──► tracer
 
-TracingChanged is acknowledged, once what came before it is written.
+TracingChanged is acknowledged once all earlier traces are written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,39 +14,39 @@ from shoal.messages.shared import LogSettings
 
 
 class TracerConnected(Message):
-    """Sent by the tracer: it has its imports done, and waits for TracerWelcomed."""
+    """Sent by the tracer, first: it has its imports done, and waits for TracerWelcomed."""
 
 
 class TracerWelcomed(Message):
-    """Sent by the supervisor, first."""
+    """Sent by the supervisor, first: what the tracer starts with."""
 
     log: LogSettings
-    first_number: int  # of its traces
-    since_s: float  # when the server started, wall clock
-    options: Mapping[str, str]  # of OpenTelemetry's exporter; none: nothing is exported
+    first_number: int  # number of its first trace
+    since_s: float  # the server's start, wall clock
+    options: Mapping[str, str]  # of OpenTelemetry's exporter; empty: no export
     resource: Mapping[str, str]
-    traces: Fd  # where front ends' traces come out
+    traces: Fd  # the socket that delivers front ends' traces
 
 
 class TracingChanged(Message):
-    """Sent by the supervisor: what is written is written by these settings from now on."""
+    """Sent by the supervisor: the settings by which traces are written from now on."""
 
     settings: list[dict[str, Any]]  # TraceSetting
 
 
 class TracesCollected(Message):
-    """Sent to the supervisor: so many traces were counted under which setting."""
+    """Sent to the supervisor: numbers of traces counted since the last such message, by setting."""
 
     counts: Sequence[tuple[int, int]]  # revision of the setting, number of traces
 
 
 class TraceEnded(Message):
-    """Sent by a front end: a request that was traced has been answered."""
+    """Sent by a front end: the trace of a request that has been answered."""
 
     trace: Sequence[Any]  # Trace
-    children: Sequence[Sequence[int]]  # what the batcher says of ensembles' steps and of calls: CHILD_TRACE records
-    names: Sequence[tuple[int, str]]  # of the children's models, by their ids
-    num_dropped: int  # before this one, which the socket did not take
+    children: Sequence[Sequence[int]]  # the batcher's CHILD_TRACE records of ensembles' steps and of calls
+    names: Sequence[tuple[int, str]]  # of the children's models: id and name
+    num_dropped: int  # traces before this one that the socket did not take
 
 
 TRACER_WELCOME = Kinds(TracerWelcomed)

@@ -1,10 +1,10 @@
-"""What the supervisor sends a worker (workers/worker.py, workers/loop.py).
+"""Messages from the supervisor to a worker (workers/worker.py, workers/loop.py).
 
     LoadModel ─► [ModelIOFound ─► ConfigFinished] ─► ModelLoaded ─► MemoryGranted ─► MemoryMapped ─► all others
     StopWorker at any time: a worker that loads ends at once, one that works when it has answered what it has taken
 
-A worker obeys between two batches, or while it waits for memory; so announcements wait for it only briefly, if at all.
-It acknowledges what has a sequence number; what it answers is in from_worker.py.
+A worker applies messages between two batches, or while it waits for memory; so announcements wait for it only briefly,
+if at all. It acknowledges those with a sequence number; its answers are in from_worker.py.
 """
 
 from typing import Any
@@ -16,26 +16,26 @@ from shoal.messages.shared import (
 
 
 class LoadModel(Message):
-    """The worker loads this model, on this device."""
+    """The model that the worker is to load, and the device."""
 
     name: str
     version: int
     version_dir: str
-    model_file: str  # "": found by the backend
+    model_file: str  # "": the backend finds it
     config: dict[str, Any]
-    is_config_final: bool  # False: the worker first reports the tensors of the model's file
+    is_config_final: bool  # False: the worker first sends the tensors of the model's file
     may_run_again: bool
     instance_name: str
     kind: str  # KIND_CPU, KIND_GPU
-    device_id: int  # of the GPU, as the worker's process numbers those that it sees
-    gpu: int  # the same GPU, as the server numbers it
+    device_id: int  # the GPU's number among those that the worker's process sees
+    gpu: int  # the server's number of the same GPU
     cores: list[int]
     backend_config: dict[str, str]
     log: LogSettings
 
 
 class ConfigFinished(Message):
-    """The model's configuration is complete; answers ModelIOFound."""
+    """The model's completed configuration; answers ModelIOFound."""
 
     config: dict[str, Any]
 
@@ -43,7 +43,7 @@ class ConfigFinished(Message):
 class MemoryGranted(Message):
     """The worker's place in the star, once its model is loaded; answered by MemoryMapped."""
 
-    log: LogSettings  # in force now: a worker that loads hears of no change
+    log: LogSettings  # in force now; a worker that loads is not sent changes
     segment: Fd  # its own, sealed and writable
     link: Fd  # written by the batcher
     bell: Fd  # its own
@@ -51,12 +51,12 @@ class MemoryGranted(Message):
 
 
 class StopWorker(Message):
-    """The worker unloads its model and ends, after what it has taken."""
+    """The worker unloads its model and ends, after answering the batches it has."""
 
 
 class ReportMetrics(Message):
-    """The worker reports what has changed in its model's metrics before it acknowledges this."""
+    """The worker sends changes of its model's metrics before it acknowledges this."""
 
 
 class CheckReady(Message):
-    """The worker asks its model whether it is ready; ReadyAnswered answers."""
+    """The worker asks its model whether it is ready; answered by ReadyAnswered."""

@@ -1,16 +1,16 @@
-"""Between the supervisor and a zygote, and each process that it forks (shoal/zygote.py).
+"""Messages between the supervisor and a zygote, and each process that it forks (shoal/zygote.py).
 
     zygote ── ZygoteReady or ZygoteUnfit ──► supervisor ── Fork, Fork, … ──► zygote
     forked process ── Forked ──► supervisor ── Begin ──► forked process, on a connection of its own
 
-Nothing is acknowledged.
+None is acknowledged.
 """
 
 from shoal.messages.message import Fd, Kinds, Message
 
 
 class ZygoteReady(Message):
-    """Sent by a zygote: its imports are done, and it forks what it is asked for."""
+    """Sent by a zygote: its imports are done, and it takes Fork."""
 
 
 class ZygoteUnfit(Message):
@@ -20,23 +20,23 @@ class ZygoteUnfit(Message):
 
 
 class Fork(Message):
-    """Sent by the supervisor: a process is forked that runs a module's main()."""
+    """Sent by the supervisor: fork a process that runs a module's main()."""
 
     module: str
     environment: dict[str, str]  # added to the zygote's own
-    link: Fd  # the process's end of a connection with the supervisor
-    stdout: Fd | None  # None: those of the zygote
+    link: Fd  # the process's end of a connection to the supervisor
+    stdout: Fd | None  # None: the zygote's stdout and stderr
     stderr: Fd | None
 
 
 class Forked(Message):
-    """Sent by a forked process: it exists, and waits for Begin."""
+    """Sent by a forked process, which then waits for Begin."""
 
     pid: int
 
 
 class Begin(Message):
-    """Sent by the supervisor: it watches the process from now on, which runs its module."""
+    """Sent by the supervisor, which watches the forked process from now on: run the module."""
 
 
 FROM_ZYGOTE = Kinds[ZygoteReady | ZygoteUnfit](ZygoteReady, ZygoteUnfit)

@@ -1,4 +1,5 @@
-"""Models without a server: a model directory run in this process, with the real batcher, on a clock the test holds.
+"""Models without a server: a model directory run in this process, with the real batcher, on a clock that the test
+holds.
 
     from shoal.testing import Server
 

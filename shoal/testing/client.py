@@ -1,7 +1,7 @@
-"""The end of the star that the test and its models share: requests go out through a real port, replies become answers.
+"""The client of the star that a test and its models share: requests go through a real port, replies become responses.
 
-To models it is what `shoal.star.client.Client` is in a worker. All happens under the star's lock, in the thread that
-submits or lets time pass. Answers are copied, so that no memory stays taken.
+To models it is what `shoal.star.client.Client` is in a worker. All methods run under the star's lock, in the thread
+that submits or lets time pass. Responses are copied, so that no memory stays in use.
 """
 
 from collections import Counter
@@ -29,21 +29,21 @@ from shoal.testing.simulation import Simulation
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """A request that was submitted, until its last reply has come."""
+    """A submitted request, until its last reply has come."""
 
     outgoing: Outgoing
     on_answer: OnAnswer | None  # None: a call that its model has cancelled
     is_unwanted: Callable[[], bool]
-    keep: object  # what else must stay until then
-    is_call: bool  # a model's, not the test's
+    keep: object  # objects that must stay until then
+    is_call: bool  # made by a model, not by the test
 
 
 class LocalClient:
     """The only client of its star."""
 
-    #: Calls of models have no deadline but what their clients said: one that nothing can answer is a StuckError.
+    #: Calls of models have only their clients' deadlines: one that can never be answered is a StuckError.
     request_timeout_s = 1e9
-    #: How models have others loaded and unloaded. Set before there are any.
+    #: Loads and unloads models for other models. Set before there are any.
     ask: Ask
 
     def __init__(self, simulation: Simulation, port: Port) -> None:
@@ -51,7 +51,7 @@ class LocalClient:
         self._port = port
         self.now_ns = simulation.time_ns
         self.models = ModelTable()
-        # Changed under the lock: number → request; block → how many have lent it.
+        # Changed under the lock: number → request; block → number of calls that name it.
         self.open: dict[int, OpenRequest] = {}
         self._lent: Counter[int] = Counter()
 
@@ -66,9 +66,9 @@ class LocalClient:
         *,
         is_call: bool = True,
     ) -> int:
-        """Queue a request, or have it refused at once; returns its number. Raises ShoalError where there is no room.
+        """Queue a request, or have it refused at once; returns its number. Raises ShoalError if there is no room.
 
-        The test's own, which `is_call` says, may be answered from the cache, as a front end's may. Nothing is traced.
+        A request of the test, not `is_call`, may be answered from the cache, as a front end's may. There are no traces.
         """
         del deadline_ns, parent
         ask, entry = outgoing.ask, outgoing.entry
@@ -87,8 +87,8 @@ class LocalClient:
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a request: one that is queued fails, of one that is being executed the model is told. Calls that were
-        made for it are cancelled, too; they end for their model at once."""
+        """Cancel a request: a queued one fails, and the model of an executing one is notified. Calls that were made for
+        it are cancelled, too, and end for their model at once."""
         with self._simulation.changed:
             request = self.open.get(number)
             if request is None or request.on_answer is None:
@@ -105,7 +105,7 @@ class LocalClient:
                 self.cancel(other)
 
     def deliver(self) -> None:
-        """Hand out the replies that have come, and release their memory."""
+        """Pass on the replies that have come, and release their memory."""
         for reply in self._port.poll():
             request = self.open[reply.number]
             if reply.is_final:
@@ -122,7 +122,7 @@ class LocalClient:
             return None
         if block is None or header is None:
             error = refusal(request.outgoing.entry, ask.id, reply, ask.correlation_id)
-            # Not sent again, as a worker's would be: a test that unloads a model wants to see what becomes of calls.
+            # Not sent again, as a worker's would be: a test that unloads a model wants to see what happens to calls.
             return UnavailableError(str(error)) if isinstance(error, ModelGoneError) else error
         if reply.status:
             return self._simulation.with_cause(errors.from_wire(reply.status, str(header, "utf-8", "replace")))
@@ -132,7 +132,7 @@ class LocalClient:
             return error
         return Answer(response, HeldBlock((len(block),), np.uint8, bytes(whole(block))), 0)
 
-    # --- tensors of requests that are being executed, which models pass on ---
+    # --- tensors of executing requests that models pass on ---
 
     def lend(self, refs: Iterable[int]) -> None:
         """Count blocks as named by calls of models, until they are given back as often."""

@@ -1,6 +1,6 @@
-"""The event loop of a model with coroutines, on the clock of the test: `asyncio.sleep` costs no time.
+"""The event loop of a model with coroutines, on the test's clock: `asyncio.sleep` takes no real time.
 
-It runs until all its coroutines wait, then says what they wait for: a time, a socket, or a thread.
+The loop runs until all its coroutines wait, and then knows what for: a time, a socket, or a thread.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from shoal.workers.backends.python.event_loop import EventLoop
 
 
 class _Selector(selectors.DefaultSelector):
-    """Never blocks: where the loop would, it stops."""
+    """A selector that never blocks: it stops the loop where it would."""
 
     stop: Callable[[float | None], None]
 
@@ -25,7 +25,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualEventLoop(asyncio.SelectorEventLoop):
-    """One model instance's loop. A thread that waits runs it, one at a time."""
+    """One model instance's loop, run by one waiting thread at a time."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         wake: Callable[[], None],
         around: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`wake` is called when a thread has something for the loop; it runs in the context that `around` makes."""
+        """`wake` is called when a thread has scheduled a callback; callbacks run in the context that `around` makes."""
         self._now_ns = now_ns
         self._wake = wake
         self._around = around
@@ -41,8 +41,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         super().__init__(self._own_selector)
         self._own_selector.stop = self._stop_at
         self._num_own_files = len(self._own_selector.get_map())
-        # Changed by run, and by threads that have something for the loop.
-        #: When the first of its timers is due; None = there is none.
+        # Changed by run, and by threads that schedule callbacks. Time of the first timer, in ns; None = there is none.
         self.due_ns: int | None = None
         self.is_claimed = False
         self._is_woken = False
@@ -66,18 +65,18 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         return len(self._own_selector.get_map()) > self._num_own_files
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether `run` would do something."""
+        """Whether `run` would run a callback."""
         return self._is_woken or (self.due_ns is not None and self.due_ns <= now_ns)
 
     def claim(self) -> Callable[[], None]:
-        """`run`, for one thread alone."""
+        """Reserve the loop for one thread, and return `run`."""
         self.is_claimed = True
         return self.run
 
     def run(self) -> None:
         """Run until every coroutine waits."""
         self._is_woken = False
-        # A test may itself be a coroutine, as every cell of a notebook is; so may be a model that waits for this one.
+        # A test may itself be a coroutine, as every cell of a notebook is; so may a model that waits for this one.
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(None)
         try:
@@ -88,24 +87,24 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
             self.is_claimed = False
 
     def _stop_at(self, timeout: float | None) -> None:
-        # At least a nanosecond later: seconds in floats round, and with a timer never quite due the clock would stand.
+        # At least a nanosecond later: seconds in floats round, and a timer never quite due would stop the clock.
         self.due_ns = None if timeout is None else self._now_ns() + max(1, round(timeout * 1e9))
         self.stop()
 
 
 class InlineEventLoop(EventLoop):
-    """What the Python backend has for its coroutines, without a thread: `loop` is run by threads that wait."""
+    """The Python backend's coroutines without a thread: `loop` is run by waiting threads."""
 
     def __init__(self, loop: VirtualEventLoop) -> None:
         super().__init__("")
         self.loop = loop
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Start it when the loop is run next."""
+        """Start a coroutine when the loop runs next."""
         self.loop.call_soon_threadsafe(self._begin, coroutine)
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """Cancel what runs, and close the loop. No time passes meanwhile, so there is nothing to wait for."""
+        """Cancel running coroutines, and close the loop. No time passes meanwhile, so `wait_s` has no effect."""
         del wait_s
         self.is_stopping = True
         for task in self._tasks:

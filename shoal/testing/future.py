@@ -1,4 +1,4 @@
-"""What a test is told: the executions, and of a request that it has submitted the responses, as they come."""
+"""What a test can inspect: executed batches, and the responses to a request that it has submitted."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Batch(NamedTuple):
     model: str
     version: int
     instance: str  # "simple_0_0"
-    request_ids: tuple[str, ...]  # of its requests, in their order
+    request_ids: tuple[str, ...]  # of its requests, in order
     rows: int
     time_ms: float  # on the server's clock, which begins at 0
 
@@ -29,7 +29,7 @@ class StuckError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """One response. Its arrays are its own: of BYTES outputs they have elements of bytes, of BF16 ones float32."""
+    """One response. Its arrays are its own: BYTES outputs have elements of bytes, BF16 ones are float32."""
 
     model_name: str
     model_version: int
@@ -48,7 +48,7 @@ class Response:
 
 
 class Future:
-    """One request. `responses` and `errors` grow while the server runs; only `result` and `results` let it run."""
+    """A submitted request. `responses` and `errors` grow while the server runs; `result` and `results` let it run."""
 
     def __init__(
         self, outgoing: Outgoing, run_until: Callable[[Callable[[], bool]], None], *, raise_errors: bool
@@ -63,7 +63,7 @@ class Future:
         self.done = False
 
     def hear(self, answer: Answer | ShoalError | None, is_final: bool) -> None:
-        """One more response, an error in place of one, or only the end."""
+        """Add a response or an error; None for an end without either."""
         try:
             if isinstance(answer, Answer):
                 entry, ask = self._outgoing.entry, self._outgoing.ask
@@ -76,15 +76,14 @@ class Future:
         self.done = is_final
 
     def cancel(self) -> None:
-        """Cancel the request: one that is still queued fails, of one that is being executed the model is told."""
+        """Cancel the request: a queued one fails, and the model of an executing one is notified."""
         if not self.done:
             self.on_cancel()
 
     def result(self) -> Response:
-        """The one response: the server runs, and its clock goes on, until it is there.
+        """The only response: the server runs, and its clock advances, until it is there.
 
-        Raises the error that stands in its place, as the client would be told, and AssertionError where a decoupled
-        model sent none or several.
+        Raises the error in its place, as for a client, and AssertionError if a decoupled model sent none or several.
         """
         [*responses] = self.results()
         assert len(responses) == 1, f"the model sent {len(responses)} responses to one request"
@@ -99,5 +98,5 @@ class Future:
 
 
 def as_raised(error: ShoalError, *, raise_errors: bool) -> BaseException:
-    """What the model raised, where that is wanted and known; else what a client is told, with that as its cause."""
+    """The exception of a model, if that is wanted and known; otherwise the client's error, with that as its cause."""
     return error.__cause__ if raise_errors and error.__cause__ is not None else error

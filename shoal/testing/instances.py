@@ -1,4 +1,4 @@
-"""A model instance without a process: a worker's own loop and memory, run by the thread that waits for its answers."""
+"""A model instance without a process: a worker's own loop and memory, run by the thread that waits for responses."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class Instance(Loop):
-    """One instance of a model that is loaded: a worker's loop, run a step at a time."""
+    """One instance of a loaded model: a worker's loop, run step by step."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Instance(Loop):
         backend: Backend,
         execution_ns: int,
     ) -> None:
-        """`execution_ns`: how long one execution takes on the star's clock. Raises ShoalError for initial states of
-        sequences that cannot be read."""
+        """`execution_ns` is the time of one execution on the star's clock. Raises ShoalError if initial states of
+        sequences cannot be read."""
         config = version.config
         own, self.view = create_segment(layout.WORKER, owner := next(simulation.owners), SLAB_NBYTES)
         link, link_view = create_segment(layout.LINK, owner, layout.slot_table_nbytes(num_slots(config)))
@@ -56,14 +56,14 @@ class Instance(Loop):
         self._version = version
         self._execution_ns = execution_ns
         self.worker = Worker(owner, link, self.view, simulation.bell, model)
-        #: In which its coroutines go on.
+        #: The loop of its coroutines; None if it has none.
         self.event_loop = backend.virtual_loop if isinstance(backend, InlinePythonBackend) else None
-        #: Whether it is run by a thread now. Changed by the star.
+        #: Whether a thread runs it now. Changed by the star.
         self.is_executing = False
 
     @property
     def is_awaited(self) -> bool:
-        """Whether requests were executed that threads or coroutines are still to answer."""
+        """Whether executed requests are yet to be answered, by threads or coroutines."""
         return self._open_batches.num_open > self.is_executing
 
     @property
@@ -72,13 +72,13 @@ class Instance(Loop):
         return self.is_executing or self.memory.outbox.is_held
 
     def execute(self) -> None:
-        """Run the batches that have come. Their ends are shown once they are over on the star's clock."""
+        """Execute the batches that have come. Their ends are published once they are over on the star's clock."""
         start_ns, outbox = self._simulation.now_ns, self.memory.outbox
         was_held, outbox.is_held = outbox.is_held, outbox.is_held or self._execution_ns > 0
-        if not self.step():  # there was no batch, only memory that is back
+        if not self.step():  # there was no batch, only freed memory
             outbox.is_held = was_held
             return
-        # A model that has asked others has let the clock go on itself.
+        # A model that has called others has advanced the clock itself.
         end_ns = max(self._simulation.now_ns, start_ns + self._execution_ns)
 
         def end() -> None:
@@ -109,22 +109,22 @@ class Instance(Loop):
 
 
 class InlineOpenBatches(OpenBatches):
-    """A worker's batches with open senders. Work that senders leave to a thread is done by the next one that waits."""
+    """A worker's batches with open senders. Work that senders leave to a thread is done by the next waiting one."""
 
     def __init__(self, memory: Memory, simulation: Simulation) -> None:
         super().__init__(memory)
         self._simulation = simulation
 
     def start(self) -> None:
-        """A star needs no thread for this."""
+        """Do nothing: a star needs no thread for this."""
 
     def later(self, work: Callable[[], None]) -> None:
-        """Leave work to the thread that waits next."""
+        """Leave work to the next thread that waits."""
         self._simulation.later(work)
 
 
 class InlineMemory(Memory):
-    """A worker's memory whose readers are in the same process: what they hold is given back when they are asked."""
+    """A worker's memory whose readers are in the same process: they release what they hold on request."""
 
     def __init__(self, segment: Segment, link: SegmentView, simulation: Simulation) -> None:
         super().__init__(segment, link, simulation.bell, simulation.bell, NoOversizeBlocks())
@@ -136,19 +136,19 @@ class InlineMemory(Memory):
 
     @property
     def has_mail(self) -> bool:
-        """Whether records of the batcher are there that the loop has not taken."""
+        """Whether the loop has not read all records of the batcher."""
         return bool(self._batches) or self._reader.has_unread()
 
     def wait_for(
         self, attempt: Callable[[], _Result | None], batch: int = 0, wait_s: float | None = None, urgency: int = NEWS
     ) -> _Result | None:
         """Repeat `attempt` whenever the batcher has sent records, and run other models meanwhile. Returns the first
-        result that is not None, or None where no further record will ever come."""
+        result that is not None, or None if no further record can come."""
         del batch, wait_s, urgency
         num_heeded = 0
 
         def has_more() -> bool:
-            return self._reader.counts[0] != num_heeded  # whichever thread has heeded it since
+            return self._reader.counts[0] != num_heeded  # whichever thread has read them since
 
         while True:
             with self.lock:
@@ -163,7 +163,7 @@ class InlineMemory(Memory):
 
 
 class NoOversizeBlocks(OversizeBlocks):
-    """Segments for single results, of which there are none: the slab is large."""
+    """Oversize segments, of which there are none, since the slab is large."""
 
     def __init__(self) -> None:
         super().__init__(cast("Channel", None))
@@ -181,12 +181,12 @@ class Outbox(RingWriter):
     def __init__(self, own: Segment, peer: SegmentView, time_ns: Callable[[], int]) -> None:
         super().__init__(own, peer)
         self._time_ns = time_ns
-        #: Whether what senders say last is kept back, too. Changed by the instance, and by end.
+        #: Whether responses of senders wait, too. Changed by the instance, and by end.
         self.is_held = False
         self._ended: list[Record] = []
 
     def push(self, record: Record) -> None:
-        """Add a record, unless it ends an execution."""
+        """Append a record, unless it ends an execution."""
         if record[0] in (DONE, READY) and (record[D.BATCH] or self.is_held):
             self._ended.append(record)
         else:
@@ -202,8 +202,8 @@ class Outbox(RingWriter):
 
 
 def _at(record: Record, start_ns: int, end_ns: int) -> Record:
-    """A record with the times of its execution. None is so short that the batcher gives the instance work ahead, which
-    would have to wait while a model waits for its own calls."""
+    """A record with the times of its execution, never so short that the batcher would give the instance work ahead,
+    which would have to wait while a model waits for its own calls."""
     if len(record) <= D.COMPUTE_START_NS:
         return record
     end_ns = max(end_ns, start_ns + FAST_NS)

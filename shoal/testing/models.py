@@ -39,7 +39,7 @@ from shoal.workers.warmup import warm_up
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """A version of a model that is loaded. An ensemble has no instances."""
+    """A loaded version of a model. An ensemble has no instances."""
 
     version: ModelVersion
     scheduled: ScheduledModel
@@ -57,17 +57,16 @@ class Models:
         self._execution_ms = execution_ms
         self._star = star
         star.client.ask = self._answer
-        # Changed by load and unload.
-        #: By name, its versions.
+        # Changed by load and unload. Name → its versions.
         self.loaded: dict[str, list[ServedModel]] = {}
-        self._loading: list[str] = []  # ensembles, each a step of the one before it
+        self._loading: list[str] = []  # ensembles being loaded, each a step of the one before it
         self._num_loads = 0
         self._directories = ExitStack()
 
     def load(self, name: str, config: str | None = None, directory: Path | None = None) -> None:
         """Load a model, or load it again, perhaps with another configuration or from a directory with other files. An
-        ensemble brings along the models of its steps. Raises what is wrong with it; then what was loaded before stays.
-        """
+        ensemble loads the models of its steps. Raises ShoalError for an invalid model; then the versions loaded before
+        stay."""
         found = self._repository.look(name, config, directory)
         self._load_steps(found)
         loaded: list[ServedModel] = []
@@ -92,13 +91,13 @@ class Models:
             self._star.remove_model(model.scheduled)
 
     def close(self) -> None:
-        """Unload all of them."""
+        """Unload all models."""
         with self._directories:
             for name in list(self.loaded):
                 self.unload(name)
 
     def _answer(self, verb: str, arguments: dict[str, Any]) -> None:
-        """Load or unload a model that another one has asked for, as a supervisor would."""
+        """Load or unload a model at another's request, as a supervisor would."""
         name = arguments.get("model", "")
         if verb == "load":
             directory = arguments["directory"]
@@ -145,7 +144,7 @@ class Models:
         )
 
     def _model_io(self, version: ModelVersion) -> ModelIO | None:
-        """What the model's file says of itself, where that is wanted."""
+        """The tensors in the model's file, if the configuration needs them."""
         if not needs_autocomplete(version.config):
             return None
         first = _placements(place_groups(version.config, ()))[0]
@@ -188,7 +187,7 @@ class Models:
     # -- ensembles ----------------------------------------------------------------------------------------------------
 
     def _load_steps(self, found: FoundModel) -> None:
-        """Load the models of an ensemble that are not loaded. Raises InvalidArgumentError where it waits for itself."""
+        """Load the models of an ensemble that are not loaded. Raises InvalidArgumentError if it contains itself."""
         self._loading.append(found.name)
         try:
             for step in steps(found.config):
@@ -201,7 +200,7 @@ class Models:
             self._loading.pop()
 
     def _composing(self, ensemble: ModelVersion) -> list[ModelVersion]:
-        """The versions that an ensemble's steps mean now. Raises InvalidArgumentError where one is missing."""
+        """The versions that an ensemble's steps mean now. Raises InvalidArgumentError if one is missing."""
         composing = []
         for step in steps(ensemble.config):
             versions = {each.version.version: each.version for each in self.loaded.get(step["model_name"], ())}
@@ -215,7 +214,7 @@ class Models:
         return composing
 
     def _ensemble(self, version: ModelVersion) -> Ensemble:
-        """An ensemble, not linked yet. Raises InvalidArgumentError where it does not fit its models."""
+        """An ensemble, not linked yet. Raises InvalidArgumentError if it does not fit its models."""
         configs = [each.config for each in self._composing(version)]
         for sentence in mismatches(version.config, configs):
             raise InvalidArgumentError(sentence)
@@ -227,7 +226,7 @@ class Models:
         )
 
     def _link_ensembles(self) -> None:
-        """Let ensembles go on with the versions that their steps mean now; where one is missing, requests are told."""
+        """Link all ensembles to the versions that their steps mean now; if one is missing, requests fail."""
         for each in [each for versions in self.loaded.values() for each in versions]:
             if isinstance(each.scheduled, Ensemble):
                 with suppress(InvalidArgumentError):
@@ -240,7 +239,7 @@ class Models:
 
 
 def _row() -> Row:
-    """A row of statistics, which the batcher wants; no reader has it."""
+    """A row of statistics for the batcher; it is not read."""
     return Row(memoryview(bytearray(ROW_WORDS * WORD)).cast("Q"), None)
 
 
@@ -250,7 +249,7 @@ def _unload(instances: Sequence[Instance]) -> None:
 
 
 def _on_cpus(config: Config) -> Config:
-    """The configuration for a machine without GPUs: a test of a model that is served from one runs anywhere."""
+    """The configuration for a machine without GPUs, so that a test of a GPU's model runs anywhere."""
     groups = [
         {**group, "kind": "KIND_CPU", "gpus": []} if group["kind"] == "KIND_GPU" else group
         for group in config["instance_group"]
@@ -259,7 +258,7 @@ def _on_cpus(config: Config) -> Config:
 
 
 def _placements(config: Config) -> Sequence[Placement]:
-    # One core each: more would start a pool of threads for every instance, and add up in another order elsewhere.
+    # One core each: more would start a pool of threads for every instance, and sum in another order elsewhere.
     return place(config, Machine((0,)))
 
 

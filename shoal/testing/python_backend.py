@@ -1,4 +1,4 @@
-"""The Python backend where several models share one interpreter: a TritonPythonModel, run by the thread that waits."""
+"""The Python backend for several models in one interpreter: each TritonPythonModel is run by the thread that waits."""
 
 import os
 import threading
@@ -22,15 +22,15 @@ from shoal.workers.requests import Request
 
 
 class InlineRuntime(WorkerRuntime):
-    """A worker's runtime whose calls leave by the star's own client."""
+    """A worker's runtime whose calls go through the star's own client."""
 
     def __init__(self, model: str, simulation: Simulation, client: LocalClient) -> None:
         super().__init__(model)
         self._simulation = simulation
-        self._client = cast("Client", client)  # which has all that a runtime and its calls use
+        self._client = cast("Client", client)  # it has all that a runtime and its calls use
 
     def wait(self, changed: threading.Condition, has_come: Callable[[], bool]) -> None:
-        """Run what is due in the thread that waits, until a response has come."""
+        """Run what is due in the waiting thread, until a response has come."""
         changed.release()
         try:
             self._simulation.run_until(has_come)
@@ -39,14 +39,14 @@ class InlineRuntime(WorkerRuntime):
 
 
 class InlinePythonBackend(PythonBackend):
-    """One instance, with modules of its own. Coroutines run on the star's clock."""
+    """One instance, with modules of its own. Its coroutines run on the star's clock."""
 
     def __init__(self, model: Model, simulation: Simulation, client: LocalClient) -> None:
         super().__init__()
         self._simulation = simulation
         self._runtime = InlineRuntime(model.name, simulation, client)
         self._surroundings = Surroundings(os.path.dirname(model.version_dir) + os.sep, self._runtime)
-        #: Of a model whose execute is a coroutine. Set by load.
+        #: The loop of a model whose execute is a coroutine. Set by load.
         self.virtual_loop: VirtualEventLoop | None = None
 
     def describe(self, model: Model, device: Device) -> ModelIO:
@@ -70,13 +70,13 @@ class InlinePythonBackend(PythonBackend):
         with self._surroundings.enter():
             super().unload()
         if runtime.current is self._runtime:
-            runtime.set_runtime(None)  # which would keep all of the test's server
+            runtime.set_runtime(None)  # it would keep the test's whole server alive
 
     def _own_process(self, model: Model, device: Device) -> None:
-        """Leave the settings of the interpreter alone: it is the test's."""
+        """Do nothing: the settings of the interpreter are the test's."""
 
     def _fail(self, batch: Sequence[ServedRequest], error: BaseException) -> None:
-        """Fail the requests of a batch. The log does not say so: the test has the error."""
+        """Fail the requests of a batch without a line in the log: the test gets the error."""
         failure = self._model.as_failure(error)
         self._simulation.note_cause(failure, error)
         for request in batch:

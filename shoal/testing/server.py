@@ -1,4 +1,4 @@
-"""The server that a test holds: its models, its clock, and the ways to ask."""
+"""The server in a test: its models, its clock, and requests."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from shoal.testing.tensors import parse_inputs
 class Server:
     """Models of a repository in this process. Use it in a `with` statement, or `close` it.
 
-    Time stands still while the test does something else: a request that was submitted waits until the test lets time
-    pass (`advance`), wants an answer (`infer`, `stream`, `Future.result`) or lets everything run (`run_until_idle`).
+    Time stands still while the test does something else: a submitted request waits until the test lets time pass
+    (`advance`), wants a response (`infer`, `stream`, `Future.result`) or lets everything run (`run_until_idle`).
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class Server:
         cache_bytes: int = 0,
         patience_s: float = 10.0,
     ) -> None:
-        """Load `models`, or all, of a model repository, or the model whose own directory `path` is.
+        """Load `models`, or all, of the model repository `path`, or the single model with the directory `path`.
 
-        `raise_errors`: what a model raises is raised as it is, not as the error that a client would get.
-        `execution_ms`: by model, how long one execution takes on the server's clock; 0 where nothing is said.
-        `backend_config`: by backend, what --backend-config would say.
-        `cache_bytes`: what --cache-config local,size= would say; 0 where answers are not kept.
+        `raise_errors`: exceptions of models are raised, not the errors that clients would get.
+        `execution_ms`: by model, the time of one execution on the server's clock; 0 by default.
+        `backend_config`: by backend, the settings of --backend-config.
+        `cache_bytes`: the size in --cache-config local,size=; 0 without a cache.
         `patience_s`: how long the test waits for threads of a model, in real seconds, before StuckError.
-        Raises the error of a model that cannot be loaded.
+        Raises the ShoalError of a model that cannot be loaded.
         """
         options = ServerOptions(backend_config={each: dict(said) for each, said in (backend_config or {}).items()})
         repository = Repository(Path(path))
@@ -54,7 +54,7 @@ class Server:
         self._models = Models(repository, options, execution_ms or {}, self._star)
         try:
             for name in repository.names() if models is None else models:
-                if name not in self.models:  # an ensemble has brought it along
+                if name not in self.models:  # an ensemble has loaded it
                     self.load(name)
         except BaseException:
             self.close()
@@ -69,7 +69,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Unload all models; requests that are still open fail."""
+        """Unload all models; open requests fail."""
         self._models.close()
         self._star.close()
 
@@ -78,7 +78,7 @@ class Server:
     def load(self, model: str, config: str | None = None) -> None:
         """Load a model, or load it again; `config`, a ModelConfig in JSON, takes the place of its file.
 
-        Raises what is wrong with it; what was loaded before then stays.
+        Raises ShoalError for an invalid model; the versions loaded before then stay.
         """
         try:
             self._models.load(model, config)
@@ -91,11 +91,11 @@ class Server:
 
     @property
     def models(self) -> list[str]:
-        """The names of the models that are loaded."""
+        """The names of all loaded models."""
         return sorted(self._models.loaded)
 
     def config(self, model: str, version: int | None = None) -> Config:
-        """A model's configuration, complete, as GET /v2/models/MODEL/config tells it."""
+        """A model's completed configuration, as GET /v2/models/MODEL/config has it."""
         return self._lookup(model, version).config
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -116,12 +116,12 @@ class Server:
         timeout_us: int = 0,
         deadline_ms: float = 0,
     ) -> Future:
-        """Put a request into the model's queue. Raises what a client would be told at once.
+        """Put a request into the model's queue. Raises the ShoalError of a request that is refused at once.
 
-        Inputs are arrays, of the datatypes and shapes that a client would send, or lists, numbers and texts, which
-        become what the model wants. `outputs` are those wanted; none named means all. `sequence_id` to `timeout_us` may
-        stand in `parameters`, too, under Triton's names. `deadline_ms` is how long the client waits for its answer, as
-        a gRPC deadline says; 0: for ever.
+        Inputs are arrays, of the datatypes and shapes that a client would send, or lists, numbers and texts, which are
+        converted. `outputs` are those wanted; none named means all. `sequence_id` to `timeout_us` may stand in
+        `parameters`, too, under Triton's names. `deadline_ms` is how long the client waits for its response, as a gRPC
+        deadline says; 0: for ever.
         """
         entry = self._lookup(model, version)
         own = {"sequence_id": sequence_id, "sequence_start": sequence_start, "sequence_end": sequence_end}
@@ -149,11 +149,11 @@ class Server:
         return self._star.client.models.lookup(model, None if version is None else str(version))
 
     def infer(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Response:
-        """The response to a request, submitted as by `submit`; time passes until it is there. Raises its error."""
+        """Submit a request as by `submit`, and let time pass until its response is there. Raises its error."""
         return self.submit(model, inputs, **options).result()
 
     def stream(self, model: str, inputs: Mapping[str, Any], **options: Any) -> list[Response]:
-        """All responses of a decoupled model to a request. Raises the first error among them."""
+        """Submit a request as by `submit` to a decoupled model; all responses. Raises the first error among them."""
         return self.submit(model, inputs, **options).results()
 
     # -- time -----------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Server:
 
     @property
     def now_ms(self) -> float:
-        """What the clock shows; it begins at 0."""
+        """The time on the clock, which begins at 0, in ms."""
         return self._star.now_ms
 
     def advance(self, *, seconds: float = 0, milliseconds: float = 0, microseconds: float = 0) -> None:
@@ -173,5 +173,5 @@ class Server:
         self._star.advance(round(seconds * 1e9 + milliseconds * 1e6 + microseconds * 1e3))
 
     def run_until_idle(self) -> None:
-        """Let time pass until every request has been answered. Raises StuckError where that will never be."""
+        """Let time pass until every request has been answered. Raises StuckError if that can never be."""
         self._star.run_until(lambda: not self._star.client.open)

@@ -57,7 +57,7 @@ class Star(Simulation):
     # -- models and requests --------------------------------------------------------------------------------------
 
     def sharing(self, version: ModelVersion, revision: str = "") -> CachedResponses | None:
-        """The response cache, or None where the server has none or the model does not enable it. `revision` names what
+        """The response cache; None if the server has none or the model does not enable it. `revision` names what
         answers depend on beside the version."""
         if self.exchange.cached is None or not enables_response_cache(version.config):
             return None
@@ -65,7 +65,7 @@ class Star(Simulation):
         return self.exchange.cached
 
     def add_model(self, model: Model, instances: Sequence[Instance]) -> None:
-        """Let requests to a model come, and batches go to its instances."""
+        """Accept requests to a model, and give batches to its instances."""
         with self.changed:
             if isinstance(model, Ensemble):
                 self.exchange.add_ensemble(model)
@@ -81,8 +81,8 @@ class Star(Simulation):
         self._port.add_segment(owner, view)
 
     def remove_model(self, model: Model) -> None:
-        """Refuse the requests that are queued for a model, or left to its coroutines and threads. An instance that is
-        executing answers first; then, or at once, its backend is unloaded."""
+        """Fail the requests that are queued for a model, or left to its coroutines and threads. An executing instance
+        answers first; then, or at once, its backend is unloaded."""
         with self.changed:
             for instance in [each for each in self._instances.values() if each.worker.model is model]:
                 if instance.is_busy:
@@ -94,16 +94,16 @@ class Star(Simulation):
         self._do_left()
 
     def _remove(self, instance: Instance) -> None:
-        """Fail the requests that an instance has not answered; the thread that waits next unloads its backend."""
+        """Fail the requests that an instance has not answered; the next thread that waits unloads its backend."""
         self.exchange.remove_worker(instance.worker.owner, self.now_ns, Reason.NOT_READY)
-        self.admit()  # replies that lie in its segment are read before that goes
+        self.admit()  # replies in its segment are read before it goes
         del self._instances[instance.worker.owner]
         self._port.remove_segment(instance.worker.owner)
         self.segments.remove(instance.worker.owner)
         self._left.append(instance.unload)
 
     def close(self) -> None:
-        """Unload instances that are in the middle of an execution, too."""
+        """Unload all instances, including executing ones."""
         with self.changed:
             for instance in list(self._instances.values()):
                 self._remove(instance)
@@ -130,7 +130,7 @@ class Star(Simulation):
         self.now_ns = max(self.now_ns, end_ns)
 
     def step(self) -> None:
-        """Move all records that are there, form batches, hand out answers."""
+        """Move all records, form batches, pass on replies."""
         with self.changed:
             before = self._num_records
             self.exchange.step(self.now_ns)
@@ -144,7 +144,7 @@ class Star(Simulation):
 
     @property
     def _num_records(self) -> int:
-        """How many records the exchange has sent so far, to all peers."""
+        """Number of records that the exchange has sent so far, to all peers."""
         return sum([each.writer.position for each in (self._client, *self.exchange.workers.values())])
 
     def run_until(self, is_done: Callable[[], bool], end_ns: int | None = None) -> None:
@@ -173,8 +173,8 @@ class Star(Simulation):
                 self.wake()
 
     def _wait(self) -> bool:
-        """Wait for other threads. Returns whether the sockets of coroutines are to be looked at next. Raises StuckError
-        where no thread can go on, or none has for too long."""
+        """Wait for other threads. Returns whether coroutines' sockets are to be polled next. Raises StuckError if no
+        thread can go on, or none has for too long."""
         if self._left:
             return False
         me = threading.get_ident()
@@ -209,7 +209,7 @@ class Star(Simulation):
     # -- what is due ------------------------------------------------------------------------------------------------
 
     def _next(self, *, looks_at_sockets: bool) -> Work | None:
-        """The next piece of work that is due now; None where nothing is."""
+        """The next piece of work that is due now; None if there is none."""
         if self._left:
             return self._left.popleft()
         if self._due and self._due[0][0] <= self.now_ns:
@@ -241,7 +241,7 @@ class Star(Simulation):
 
     def _execute(self, instance: Instance) -> None:
         try:
-            # A model that is executed while another waits for it is not what the other's calls are made for.
+            # A model that is executed while another waits is not executed for that one's calls.
             copy_context().run(instance.execute)
         finally:
             with self.changed:

@@ -1,7 +1,7 @@
-"""What a Python model has around it: the modules beside it, and the server it may call; its own, and never another's.
+"""The surroundings of a Python model: the modules beside it, and its runtime, never another model's.
 
 In a worker a model has the interpreter to itself. Here several share one, and two of them may have a `utils.py` or lie
-in a directory called "1": while a model runs, its own modules are those that are there.
+in a directory called "1": while a model runs, only its own modules are in sys.modules.
 """
 
 import os
@@ -13,16 +13,16 @@ from types import ModuleType
 from triton_python_backend_utils import runtime
 from triton_python_backend_utils.runtime import Runtime
 
-#: Whose model runs; one that calls another is put aside meanwhile. Models run in one thread at a time, but for those
-#: threads that they start: these have what happens to be there.
+#: Surroundings of the running model, last; a model that calls another is suspended meanwhile. Models run in one thread
+#: at a time, except threads that they start: these see whatever is there.
 _running: "list[Surroundings]" = []
 
 
 class Surroundings:
-    """Those of one model instance."""
+    """The surroundings of one model instance."""
 
     def __init__(self, directory: str, runtime: Runtime) -> None:
-        """What is imported from the model's `directory`, which ends with a slash, is its own."""
+        """Modules from the model's `directory`, which ends with a slash, are its own."""
         self._directory = directory
         self._runtime = runtime
         # Changed by enter.
@@ -32,7 +32,7 @@ class Surroundings:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Run the model in here."""
+        """Run the model's code in its surroundings."""
         if _running:
             _running[-1]._take_away()
         _running.append(self)

@@ -1,7 +1,7 @@
-"""What a test gives for a tensor, as a request carries it, and what a model returned, as a test looks at it.
+"""Tensors between a test and a request: values become inputs, outputs become arrays.
 
-An array says its datatype itself and is refused where the model wants another, as a client's would be; a list, a number
-or a text says none and becomes what the model wants. Pure.
+An array has a datatype and is refused if the model wants another, as a client's would be; a list, a number or a text
+has none and becomes what the model wants. Pure.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ from shoal.star.models import ModelEntry
 from shoal.star.outgoing import Input
 from shoal.workers.tensors import Array, encode_strings
 
-#: An output as a model hands it over: name, datatype, array (BYTES: bytes or str elements; BF16: uint16 words).
+#: An output of a model: name, datatype, array (BYTES: bytes or str elements; BF16: uint16 words).
 Output: TypeAlias = tuple[str, Datatype, Array]
 _BY_DTYPE = {datatype.dtype: datatype for datatype in ALL if datatype not in (BF16, BYTES)}
-#: Kind of numpy type of a tensor → those of the values it may be made of, as in JSON: 1 is an FP32, 1.5 is no INT32.
+#: Kind of a tensor's numpy type → kinds of values it may be made of, as in JSON: 1 is an FP32, 1.5 is no INT32.
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def parse_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Input]:
-    """The inputs of a request, not yet validated. Raises InvalidArgumentError for what is no tensor at all."""
+    """The inputs of a request, not yet validated. Raises InvalidArgumentError for a value that cannot be a tensor."""
     return [_parse(name, value, signature.inputs.get(name)) for name, value in inputs.items()]
 
 
@@ -45,12 +45,12 @@ def _parse(name: str, value: Any, spec: TensorSpec | None) -> Input:
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"input '{name}': {error}") from error
     if datatype is BF16 and array.dtype == FP32.dtype:
-        array = (array.view(np.uint32) >> 16).astype(BF16.dtype)  # the upper half, as Triton's client has it
+        array = (array.view(np.uint32) >> 16).astype(BF16.dtype)  # the upper half, as in Triton's client
     return Input(name, datatype, array.shape, memoryview(array.tobytes()))
 
 
 def made(value: Any, spec: TensorSpec) -> Array:
-    """The array that numbers and texts stand for. Raises InvalidArgumentError where the input cannot hold them."""
+    """The array for numbers and texts. Raises InvalidArgumentError if the input cannot hold them."""
     datatype = FP32 if spec.datatype is BF16 else spec.datatype
     if datatype is BYTES:
         return np.array(value, BYTES.dtype)
@@ -72,9 +72,9 @@ def _datatype(array: Array, spec: TensorSpec | None) -> Datatype | None:
 
 
 def as_arrays(entry: ModelEntry, answer: Answer) -> dict[str, Array]:
-    """The outputs of a response, the caller's own; BF16, which numpy does not know, becomes float32.
+    """The outputs of a response, owned by the caller; BF16, which numpy does not know, becomes float32.
 
-    Raises InternalError for what a model should not have written.
+    Raises InternalError if a model has written a malformed response.
     """
     opened = understood(entry, answer.response)
     arrays = copied(opened, answer.block.data)
