@@ -8,13 +8,12 @@ and FREE wake nobody. Nobody counts for this: the figures are in the tables that
 import json
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shoal.ledger import descriptors
 from shoal.messages.shared import LedgerWanted
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Task, first
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.members import Member
 
@@ -30,37 +29,23 @@ class Ledger:
     def __init__(self, loop: EventLoop, star: Star) -> None:
         self._loop = loop
         self._star = star
-        # Changed from `ask` to the line in the log: who is still to be asked, round by round; who has been, with their
-        # titles; the number of the round.
-        self._rounds: Iterator[list[Member]] | None = None
-        self._asked: list[tuple[Member, str]] = []
-        self._number = 0
+        # Changed by ask: what is under way.
+        self._telling: Task[None] | None = None
 
     def ask(self) -> None:
         """Begin, unless it is under way."""
-        if self._rounds is None:
-            self._rounds = self._star.members()
-            self._go_on(self._number)
+        if self._telling is None or self._telling.done():
+            self._telling = self._loop.start(self._tell())
 
-    def _go_on(self, number: int) -> None:
-        """That round is over: all have answered, or the time is up. Whichever comes second changes nothing."""
-        if self._rounds is None or number != self._number:
-            return
-        self._number = number = number + 1
-        members = next(self._rounds, None)
-        if members is None:
-            self._rounds = None
-            self._tell()
-            return
-        for member in members:
-            member.counts = None
-            self._asked.append((member, title_of(member.pid)))
-        self._loop.call_after(ANSWER_S, lambda: self._go_on(number))
-        recipients = [(member, LedgerWanted()) for member in members]
-        self._star.acknowledgements.announce(recipients, lambda: self._go_on(number))
-
-    def _tell(self) -> None:
-        asked, self._asked = self._asked, []
+    async def _tell(self) -> None:
+        """Ask everybody, round by round, for as long as each round may take, and write what they answered."""
+        asked = list[tuple[Member, str]]()
+        for members in self._star.members():
+            for member in members:
+                member.counts = None
+                asked.append((member, title_of(member.pid)))
+            heard = self._star.acknowledgements.announce([(member, LedgerWanted()) for member in members])
+            await first(heard, limit_s=ANSWER_S)
         living = [({"title": title, "pid": member.pid}, member.counts) for member, title in asked if member.is_open]
         ledger = {
             "processes": [who | counts for who, counts in living if counts is not None],

@@ -6,11 +6,10 @@ The supervisor says what happens; here is what systemd hears of it. Where the se
 import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import partial
 
 from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.notify import Notifier, Progress
 from shoal.supervisor.processes.members import Member
@@ -69,7 +68,7 @@ class Service:
         self._status = describe(versions)
         self._notifier.send("READY=1", f"STATUS={self._status}")
         if self._notifier.watchdog_s:
-            self._ask()
+            self._loop.every(self._notifier.watchdog_s / ROUNDS, self._ask)
 
     def stopping(self, versions: Sequence[ModelVersion]) -> None:
         """No more requests are accepted. Front ends end one by one: the watchdog waits for those that are left."""
@@ -80,17 +79,16 @@ class Service:
 
     # --- the watchdog ---
 
-    def _ask(self) -> None:
+    def _ask(self, _late_s: float) -> None:
         """A round: whoever is on a request's path acknowledges a ping from its own loop, or is named in the log."""
-        period_s = self._notifier.watchdog_s / ROUNDS
-        self._loop.call_after(period_s, self._ask)
         members = self._members()
         number, silent = self._progress.begin([*members, *self._missing(members)])
         if silent:
+            period_s = self._notifier.watchdog_s / ROUNDS
             _log.warning("no sign of life within %g s from %s", period_s, ", ".join(sorted(silent)))
         for name, member in members.items():
-            echoed = partial(self._on_echo, number, name)
-            self._star.acknowledgements.announce([(member, Ping())], echoed)
+            echoed = self._star.acknowledgements.announce([(member, Ping())])
+            self._loop.start(self._await_echo(number, name, echoed))
 
     def _members(self) -> dict[str, Member]:
         members = {f"front end {client.member.pid}": client.member for client in self._star.front_ends}
@@ -103,7 +101,8 @@ class Service:
         num_missing = self._num_front_ends + 1 - len(members)
         return [f"{num_missing} that are not there"] * (num_missing > 0)
 
-    def _on_echo(self, number: int, name: str) -> None:
+    async def _await_echo(self, number: int, name: str, echoed: Future[None]) -> None:
+        await echoed
         if self._progress.echo(number, name):
             self._notifier.send("WATCHDOG=1")
 

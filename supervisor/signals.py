@@ -4,18 +4,21 @@ import signal
 import socket
 from collections.abc import Callable
 
-from shoal.supervisor.event_loop import EventLoop
+from shoal import log
+from shoal.supervisor.event_loop import EventLoop, Future
 from shoal.supervisor.processes.children import reap_orphans
 
 
 class Signals:
-    """SIGTERM and SIGINT go to `on_end` with their number, SIGUSR1 to `on_usr1`; SIGCHLD has orphans waited for."""
+    """SIGTERM and SIGINT resolve `first`, then `second`, with their number; SIGUSR1 goes to `on_usr1`; SIGCHLD has
+    orphans waited for."""
 
-    def __init__(self, loop: EventLoop, on_end: Callable[[int], None], on_usr1: Callable[[], None]) -> None:
+    def __init__(self, loop: EventLoop, on_usr1: Callable[[], None]) -> None:
         self._loop = loop
-        self._on_end = on_end
         self._on_usr1 = on_usr1
         # Changed by handlers, and by watch and close.
+        self.first: Future[int] = loop.future()
+        self.second: Future[int] = loop.future()
         self._received: list[int] = []
         self._sockets: tuple[socket.socket, ...] = ()
 
@@ -44,7 +47,10 @@ class Signals:
             elif number == signal.SIGUSR1:
                 self._on_usr1()
             else:
-                self._on_end(number)
+                log.say(f"Signal ({number}) received.")  # Triton's line, no log line there either
+                ending = self.second if self.first.done() else self.first
+                if not ending.done():
+                    ending.set_result(number)
 
     def _reap_orphans(self) -> None:
         if not reap_orphans():

@@ -28,8 +28,8 @@ from shoal.placement import Machine
 from shoal.process import adopt_orphans
 from shoal.repository.cloud_cache import Slot
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop
-from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.event_loop import ACCEPT_AGAIN_S, EventLoop, Future, Task, first, shared
+from shoal.supervisor.failure_domains import contained, report, run_in
 from shoal.supervisor.host import Host
 from shoal.supervisor.ledger import Ledger
 from shoal.supervisor.memory.available_memory import available_nbytes
@@ -112,9 +112,7 @@ class Supervisor:
         )
         self._models = Models(host, self._on_models_changed, self._repository.discard, self._repository.forget)
         self._model_control = ModelControl(self._loop, options, self._repository, self._models)
-        self._front_ends = FrontEnds(
-            self._loop, options, log_settings, address, listeners, self._on_serving, self._on_drained
-        )
+        self._front_ends = FrontEnds(self._loop, options, log_settings, address, listeners)
         self._batchers = Batchers(
             self._loop,
             self._zygotes,
@@ -155,41 +153,135 @@ class Supervisor:
             host.descriptors,
         )
         self._service = Service(self._loop, self._star, notifier, options.model_load_timeout_secs)
-        self._signals = Signals(self._loop, self._on_signal, self._ledger.ask)
+        self._signals = Signals(self._loop, self._ledger.ask)
         self.batcher_handlers = table(
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),
             on(from_batcher.ModelRetired, lambda message: self._models.on_drained(message.model_id)),
             on(from_batcher.ModelExplained, self._explanations.hear),
         )
-        # Changed by signals, as phases end, and by contain.
+        # Changed as processes join, as phases end, and by contain.
         self._members = WeakSet[Member]()  # all that have connected; the last words of some are not heard
-        self._is_serving = self._is_stopping = self._is_over = False
-        self._exit_code = EXIT_OK
+        self._is_serving = False
+        self._has_memory: Future[None] = self._loop.future()  # the first batcher
+        self._failed: Future[None] = self._loop.future()  # the server ends, and the log says why
         self._faults_s: list[float] = []
 
     def run(self) -> int:
-        """Start, serve, stop; returns the exit code."""
-        run_in(self, self._start)
-        while not self._is_over:
-            run_in(self, self._run_loop)
+        """Start, serve, stop; returns the exit code. Children that still live then die with this process
+        (PR_SET_PDEATHSIG)."""
+        adopt_orphans()
+        self._signals.watch()
+        with contained(self):
+            self._loop.on_readable(self._control.fileno(), self._accept)
+            living = self._loop.begin(self._live())
+        living.add_done_callback(lambda _: self._loop.stop())
+        while not living.done():
+            run_in(self, self._loop.run)
         for member in tuple(self._members):
             member.close()
         for each in (self._signals, self._control, self._guests, self._front_ends, self._gpu_memory):
             each.close()
-        return self._exit_code
+        return living.result()
 
-    def _start(self) -> None:
-        adopt_orphans()
-        self._signals.watch()
-        self._loop.on_readable(self._control.fileno(), self._accept)
+    # --- phases ---
+
+    async def _live(self) -> int:
+        """Start, serve until a signal, stop; returns the exit code."""
+        starting = self._loop.begin(self._start())
+        batchers = self._loop.begin(self._batchers.run())
+        done = await first(starting, batchers, self._signals.first, self._failed)
+        if done == {starting} and starting.exception() is None:
+            done = await first(batchers, self._signals.first, self._failed)
+        if self._signals.first not in done:
+            return self._give_up(starting, batchers)
+        starting.cancel()
+        stopping = self._loop.begin(self._stop())
+        limit_s = self._options.exit_timeout_secs
+        done = await first(stopping, batchers, self._signals.second, self._failed, limit_s=limit_s)
+        if stopping in done and stopping.exception() is None:
+            return EXIT_OK
+        if self._signals.second in done:
+            _log.warning("second signal: exiting immediately")
+        elif not done:
+            _log.error("Exit timeout expired. Exiting immediately.")
+        return self._give_up(stopping, batchers)
+
+    def _give_up(self, phase: Task[None], batchers: Task[None]) -> int:
+        """The server ends, for what a phase has raised or because no batcher stays: the log says so."""
+        if batchers.done():
+            _log.error("one batcher after the other has failed; the server ends, start it again")
+        error = phase.exception() if phase.done() else None
+        if isinstance(error, (_CannotServeError, OutOfSharedMemoryError, OSError)):
+            _log.error("%s", error)
+        elif isinstance(error, Exception):
+            report(self, error)
+            _log.error("the server ends: it cannot start" if not self._is_serving else f"the server ends: {error!r}")
+        return EXIT_FAILED
+
+    async def _start(self) -> None:
+        """From bound sockets to READY. Raises _CannotServeError; OutOfSharedMemoryError or OSError where the batcher
+        cannot have its memory."""
         self._repository.start()
-        self._loop.start(self._live_by_batchers())
         self._tracing.start()
+        await shared(self._has_memory)
+        self._roster.watch()
+        self._scaling.watch()
+        self._recycling.watch()
+        loading = self._load_at_start()
+        self._front_ends.start()  # not before: until here the reader of repositories needs the cores to import
+        try:
+            await shared(loading)
+        except ShoalError as error:
+            raise _CannotServeError("error: creating server", error) from error
+        self._log_models()
+        names = [model.identifier.name for model in self._models.models.values() if model.serving]
+        try:
+            started = self._front_ends.open(names, has_repositories=self._model_control.has_repositories)
+        except InvalidArgumentError as error:
+            raise _CannotServeError("failed to start Vertex AI service", error) from error
+        self._zygotes.give_way()
+        self._batchers.start_standby()
+        SilentFrontEnds(self._loop, self._star).watch()
+        self._guests.start(self._front_ends.port)
+        await shared(started)
+        self._is_serving = True
+        self._service.ready(self._models.versions, self._front_ends.num_front_ends)
 
-    def _run_loop(self) -> None:
-        self._loop.run()
-        self._is_over = True
+    def _load_at_start(self) -> Future[None]:
+        loaded: Future[None] = self._loop.future()
+        self._model_control.start(lambda: loaded.set_result(None), loaded.set_exception)
+        return loaded
+
+    def _log_models(self) -> None:
+        """Every model has loaded or failed. Raises _CannotServeError where one that failed ends the server."""
+        _log.info(log.table(("Model", "Version", "Status"), [version.status() for version in self._models.versions]))
+        failures = self._models.failures
+        if failures and self._options.exit_on_error:
+            raise _CannotServeError("error: creating server", no_models_error())
+        _log.info(
+            "%d model versions, %d instances, %.0f MiB of shared memory; large payloads may take %d MiB more, "
+            "%.0f MiB of memory are available",
+            len(self._models.versions) - len(failures),
+            self._models.num_instances_up,
+            self._star.nbytes / 2**20,
+            self._options.shm_oversize_mib,
+            available_nbytes() / 2**20,
+        )
+
+    async def _stop(self) -> None:
+        """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
+        self._service.stopping(self._models.versions)
+        self._guests.close()
+        self._star.tell_clients(to_client.ServerStopping())
+        await self._front_ends.stop()
+        await self._guests.see_off()  # no front end is left: nothing else is in flight
+        _log.info("All models are stopped, unloading models")
+        await self._loop.awaited(self._models.stop)
+        await self._loop.awaited(self._tracing.close)
+        self._zygotes.stop()
+        self._repository.stop()
+        await self._batchers.stop()  # last: workers' last answers are theirs to pass on
 
     # --- joining ---
 
@@ -220,45 +312,29 @@ class Supervisor:
         )
 
     def _join_batcher(self, member: Member) -> None:
-        """The first one has nobody to hear of yet; each later one takes a dead one's place."""
+        """The first one has nobody to hear of yet; each later one takes a dead one's place. Raises where a later one
+        cannot have its memory."""
         member.listen(self.batcher_handlers)
-        is_successor = self._star.has_had_batcher
-        try:
+        if self._star.has_had_batcher:
             self._star.join_batcher(member)
-        except (OutOfSharedMemoryError, OSError) as error:
-            if is_successor or not self._gives_up(error):
-                raise
-            return
-        if is_successor:
             self._models.tell_batcher()
             serves = self._star.introduce()
             self._models.tell_batcher_again()
             self._loop.start(self._guests.await_word(member, serves))
+            return
+        try:
+            self._star.join_batcher(member)
+        except (OutOfSharedMemoryError, OSError) as error:
+            self._has_memory.set_exception(error)
         else:
-            run_in(self, self._begin)
-
-    def _begin(self) -> None:
-        """The first batcher has its memory."""
-        self._roster.watch()
-        self._scaling.watch()
-        self._recycling.watch()
-        self._model_control.start(
-            partial(run_in, self, self._on_models_settled), partial(self._refuse_to_serve, "error: creating server")
-        )
-        if not self._is_stopping:
-            self._front_ends.start()  # not before: until here the reader of repositories needs the cores to import
+            self._has_memory.set_result(None)
 
     def _gives_up(self, error: Exception) -> bool:
         """What the server needs cannot be had: before it serves that is its end."""
-        if not self._is_serving:
+        if not (self._is_serving or self._failed.done()):
             _log.error("%s", error)
-            self._end(EXIT_FAILED)
+            self._failed.set_result(None)
         return not self._is_serving
-
-    async def _live_by_batchers(self) -> None:
-        await self._batchers.run()
-        _log.error("one batcher after the other has failed; the server ends, start it again")
-        self._end(EXIT_FAILED)
 
     def _on_distrusted(self, message: from_batcher.ProcessDistrusted) -> None:
         _log.error("process with segment %d wrote what cannot be read; that is its end here", message.owner)
@@ -286,91 +362,8 @@ class Supervisor:
         self._tracing.tell(client)
         self._regions.tell(client)
 
-    # --- phases ---
-
     def _on_models_changed(self) -> None:
         self._service.on_models_changed(self._models.versions)
-
-    def _refuse_to_serve(self, what: str, error: ShoalError) -> None:
-        _log.error("%s: %s", what, index_reason(error).replace(": ", " - ", 1))  # as Triton's start-up has it
-        self._end(EXIT_FAILED)
-
-    def _on_models_settled(self) -> None:
-        """Every model has loaded or failed: serve, or say why not."""
-        if self._is_stopping:
-            return
-        _log.info(log.table(("Model", "Version", "Status"), [version.status() for version in self._models.versions]))
-        failures = self._models.failures
-        if failures and self._options.exit_on_error:
-            self._refuse_to_serve("error: creating server", no_models_error())
-            return
-        _log.info(
-            "%d model versions, %d instances, %.0f MiB of shared memory; large payloads may take %d MiB more, "
-            "%.0f MiB of memory are available",
-            len(self._models.versions) - len(failures),
-            self._models.num_instances_up,
-            self._star.nbytes / 2**20,
-            self._options.shm_oversize_mib,
-            available_nbytes() / 2**20,
-        )
-        try:
-            names = [model.identifier.name for model in self._models.models.values() if model.serving]
-            self._front_ends.open(names, has_repositories=self._model_control.has_repositories)
-        except InvalidArgumentError as error:
-            self._refuse_to_serve("failed to start Vertex AI service", error)
-            return
-        self._zygotes.give_way()
-        self._batchers.start_standby()
-        SilentFrontEnds(self._loop, self._star).watch()
-        self._guests.start(self._front_ends.port)
-
-    def _on_serving(self) -> None:
-        self._is_serving = True
-        self._service.ready(self._models.versions, self._front_ends.num_front_ends)
-
-    def _stop(self) -> None:
-        """Drain: front ends first, since they hold what was accepted; then workers; then everything else."""
-        self._is_stopping = True
-        self._loop.call_after(self._options.exit_timeout_secs, self._on_exit_timeout)
-        self._service.stopping(self._models.versions)
-        self._guests.close()
-        self._star.tell_clients(to_client.ServerStopping())
-        self._front_ends.stop()
-
-    def _on_drained(self) -> None:
-        """No front end is left, so nothing is in flight."""
-        if self._is_stopping:
-            self._loop.start(self._stop_rest())
-
-    async def _stop_rest(self) -> None:
-        """Everybody but front ends ends; the batchers last, since workers' last answers are theirs to pass on."""
-        await self._guests.see_off()
-        _log.info("All models are stopped, unloading models")
-        await self._loop.awaited(self._models.stop)
-        await self._loop.awaited(self._tracing.close)
-        self._exit_code = EXIT_OK
-        self._zygotes.stop()
-        self._repository.stop()
-        await self._batchers.stop()
-        self._loop.stop()
-
-    def _on_exit_timeout(self) -> None:
-        _log.error("Exit timeout expired. Exiting immediately.")
-        self._end(EXIT_FAILED)
-
-    def _end(self, exit_code: int) -> None:
-        """Leave the loop; children that still live die with this process (PR_SET_PDEATHSIG)."""
-        self._is_stopping = self._is_over = True
-        self._exit_code = exit_code
-        self._loop.stop()
-
-    def _on_signal(self, number: int) -> None:
-        log.say(f"Signal ({number}) received.")  # Triton's line, no log line there either
-        if self._is_stopping:
-            _log.warning("second signal: exiting immediately")
-            self._end(EXIT_FAILED)
-        else:
-            self._stop()
 
     # --- errors of our own that belong to nothing else ---
 
@@ -385,4 +378,12 @@ class Supervisor:
         self._faults_s = [fault_s for fault_s in self._faults_s if now_s - fault_s <= FAULTS_WITHIN_S] + [now_s]
         if not self._is_serving or len(self._faults_s) > MAX_FAULTS:
             _log.error("the server ends: %s", "it cannot start" if not self._is_serving else f"again, {error!r}")
-            self._end(EXIT_FAILED)
+            if not self._failed.done():
+                self._failed.set_result(None)
+
+
+class _CannotServeError(Exception):
+    """Why the server ends before it serves, in the words of Triton's start-up."""
+
+    def __init__(self, what: str, error: ShoalError) -> None:
+        super().__init__(f"{what}: {index_reason(error).replace(': ', ' - ', 1)}")

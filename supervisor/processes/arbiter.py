@@ -8,11 +8,11 @@ same.
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal.reasons import describe_exit
-from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.event_loop import EventLoop, Future, first, shared
+from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.processes.children import Child, spawn
 from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
 
@@ -25,7 +25,7 @@ _GUNICORN = ("shoal.frontend.gunicorn_main", "--config", "python:shoal.frontend.
 
 
 class Arbiter:
-    """A process of `num_processes` front ends. `on_ended` is called when it has ended after `stop`."""
+    """A process of `num_processes` front ends."""
 
     def __init__(
         self,
@@ -34,7 +34,6 @@ class Arbiter:
         num_processes: int,
         environment: Mapping[str, str],
         fds: Sequence[int],
-        on_ended: Callable[[], None],
         module: Sequence[str] = _GUNICORN,
     ) -> None:
         self.role = role
@@ -42,19 +41,19 @@ class Arbiter:
         self._loop = loop
         self._environment = environment
         self._fds = fds
-        self._on_ended = on_ended
         self._module = module
         # Changed as the process starts, dies and stops.
+        self._running: Future[None] | None = None
         self._child: Child | None = None
         self._go_fd = -1
         self._is_open = False
-        self._is_stopping = False
+        self._stopping: Future[None] = loop.future()
         self._num_deaths = 0
         self._started_s = 0.0
 
     def start(self) -> None:
-        """Exec it; it imports what it needs and waits for `open`. Where the system refuses, it is tried again."""
-        run_in(self, self._start)
+        """Have it run until `stop`."""
+        self._running = self._loop.start(self._run())
 
     @property
     def title(self) -> str:
@@ -63,18 +62,35 @@ class Arbiter:
 
     def contain(self, _error: Exception) -> None:
         """As a failure domain: its processes end, and are started again."""
-        if self._child is None or self._child.is_over:
-            self._start_later(f"the front end '{self.role}' cannot go on")
-        else:
+        if self._child is not None:
             self._child.signal(signal.SIGKILL)
 
-    def _start(self) -> None:
-        try:
-            self._execute()
-        except OSError as error:
-            self._start_later(f"the front end '{self.role}' cannot be started: {error}")
+    async def _run(self) -> None:
+        """Start the process again whenever it has ended, or could not be started."""
+        while not self._stopping.done():
+            what_happened = f"{self.title} cannot go on"
+            with contained(self):
+                what_happened = await self._run_process()
+            if not self._stopping.done():
+                await first(self._stopping, limit_s=self._pause_s(what_happened))
 
-    def _execute(self) -> None:
+    async def _run_process(self) -> str:
+        """From the process's start to its end; the words for that."""
+        try:
+            child = self._child = self._execute()
+        except OSError as error:
+            return f"{self.title} cannot be started: {error}"
+        self._started_s = self._loop.now_s()
+        if self._is_open:
+            self._let_go()
+        try:
+            code = await shared(child.exited)
+        finally:
+            self._child = None
+            self._hang_up()
+        return f"{self.title} (pid {child.pid}) {describe_exit(code)}"
+
+    def _execute(self) -> Child:
         for name in FOREIGN_VARIABLES:
             os.environ.pop(name, None)
         read_fd, go_fd = os.pipe()
@@ -88,17 +104,14 @@ class Arbiter:
             "OPENBLAS_NUM_THREADS": "1",
         }
         try:
-            self._child = spawn(self._loop, self.role, self._module, environment, pass_fds=[*self._fds, read_fd])
+            child = spawn(self._loop, self.role, self._module, environment, pass_fds=[*self._fds, read_fd])
         except OSError:
             os.close(go_fd)
             raise
         finally:
             os.close(read_fd)
         self._go_fd = go_fd
-        self._child.watch(self._on_exit)
-        self._started_s = self._loop.now_s()
-        if self._is_open:
-            self._let_go()
+        return child
 
     def open(self) -> None:
         """The sockets listen: let it serve."""
@@ -115,15 +128,14 @@ class Arbiter:
         finally:
             os.close(go_fd)
 
-    def stop(self) -> None:
-        """Accept no more, answer what was accepted, end."""
-        self._is_stopping = True
-        if self._child is None:
-            self._on_ended()
-        elif self._is_open:
+    def stop(self) -> Future[None]:
+        """Accept no more, answer what was accepted, end; the future is done when it has ended."""
+        self._stopping.set_result(None)
+        if self._child is not None and self._is_open:
             self._child.signal(signal.SIGTERM)
         else:
             self._hang_up()
+        return self._stopping if self._running is None else self._running
 
     def _hang_up(self) -> None:
         """One that still waits for the word takes this as the end."""
@@ -131,21 +143,10 @@ class Arbiter:
             os.close(self._go_fd)
             self._go_fd = -1
 
-    def _on_exit(self, child: Child, code: int) -> None:
-        self._child = None
-        self._hang_up()
-        if self._is_stopping:
-            self._on_ended()
-            return
-        self._start_later(f"the front end '{self.role}' (pid {child.pid}) {describe_exit(code)}")
-
-    def _start_later(self, what_happened: str) -> None:
+    def _pause_s(self, what_happened: str) -> float:
+        """How long until the next start; the log says why there is one."""
         has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
         self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
         pause_s = backoff_s(self._num_deaths)
         _log.error("%s; it is started again in %g s", what_happened, pause_s)
-        self._loop.call_after(pause_s, self._restart)
-
-    def _restart(self) -> None:
-        if self._child is None and not self._is_stopping:
-            self.start()
+        return pause_s

@@ -18,7 +18,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.grpc_settings import GrpcSettings
 from shoal.messages.to_client import ClientWelcomed
 from shoal.options import ServerOptions
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.processes.arbiter import Arbiter
 from shoal.supervisor.processes.lane_counts import num_grpc_lanes, num_http_lanes, num_usable_cores
 from shoal.supervisor.processes.listeners import SERVICES, Listeners
@@ -32,8 +32,7 @@ ANSWER_SLACK_S = 30
 
 
 class FrontEnds:
-    """Lanes and road. `on_started` is called once, when every front end answers, `on_ended` when all have ended after
-    `stop`."""
+    """Lanes and road."""
 
     def __init__(
         self,
@@ -42,15 +41,11 @@ class FrontEnds:
         log_settings: dict[str, Any],
         control_address: str,
         listeners: Listeners,
-        on_started: Callable[[], None],
-        on_ended: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._options = options
         self._log_settings = log_settings
         self._listeners = listeners
-        self._on_started = on_started
-        self._on_ended = on_ended
         # Front ends join for as long as the arbiters live, which is longer than the sockets are open here. The road
         # believes what it is told at its endpoint for gRPC, so that one has no address: only lanes reach it.
         self._endpoints = {
@@ -72,8 +67,8 @@ class FrontEnds:
         self._vertex_ai_model = ""
         self._has_repositories = True
         self._num_started = 0
-        self._num_lanes_ended = 0
         self._is_stopping = False
+        self._all_started: Future[None] = loop.future()  # for the first time
 
     # --- the processes ---
 
@@ -83,11 +78,11 @@ class FrontEnds:
         if "http" in self._listeners:
             passed = {"SHOAL_SEND_FD": to_road, "SHOAL_RECEIVE_FD": returns}
             num_lanes = options.http_process_count or num_http_lanes(num_usable_cores())
-            yield self._gunicorn("http", num_lanes, ["http"], passed, self._on_lane_ended)
+            yield self._gunicorn("http", num_lanes, ["http"], passed)
         if "grpc" in self._listeners and options.has_grpc_lanes:
             passed = {"SHOAL_SEND_FD": to_road}  # what they hand over is not a client's connection, and never returns
             num_lanes = options.grpc_process_count or num_grpc_lanes(num_usable_cores())
-            yield self._gunicorn("grpc", num_lanes, ["grpc"], passed, self._on_lane_ended)
+            yield self._gunicorn("grpc", num_lanes, ["grpc"], passed)
         elif "grpc" in self._listeners:
             yield self._grpcio(self._listeners["grpc"])
 
@@ -104,7 +99,7 @@ class FrontEnds:
             "SHOAL_RETURNED_FD": returns,  # what no lane has taken when the last has ended
         }
         # Where there is nothing to accept, too, gunicorn insists on a socket.
-        return self._gunicorn("road", 1, accepting or lanes, passed, self._on_ended, accepts=bool(accepting))
+        return self._gunicorn("road", 1, accepting or lanes, passed, accepts=bool(accepting))
 
     def _gunicorn(
         self,
@@ -112,7 +107,6 @@ class FrontEnds:
         num_processes: int,
         endpoints: Collection[str],
         passed: Mapping[str, socket.socket],
-        on_ended: Callable[[], None],
         *,
         accepts: bool = True,
     ) -> Arbiter:
@@ -125,7 +119,7 @@ class FrontEnds:
             **{variable: str(each.fileno()) for variable, each in passed.items()},
         }
         fds = [*accepting, *(each.fileno() for each in passed.values())]
-        return Arbiter(self._loop, role, num_processes, environment, fds, on_ended)
+        return Arbiter(self._loop, role, num_processes, environment, fds)
 
     def _grpcio(self, held: socket.socket) -> Arbiter:
         """grpcio's server. It binds a socket of its own, and this one keeps the port for it."""
@@ -134,7 +128,7 @@ class FrontEnds:
         named = f"[{address}]" if ":" in address else address
         environment = {**self._environment, "SHOAL_GRPC_ADDRESS": f"{named}:{port}"}
         module = ["shoal.frontend.grpc.road"]
-        return Arbiter(self._loop, "grpc road", 1, environment, [], self._on_lane_ended, module)
+        return Arbiter(self._loop, "grpc road", 1, environment, [], module)
 
     # --- their life ---
 
@@ -147,8 +141,9 @@ class FrontEnds:
         for arbiter in self._arbiters:
             arbiter.start()
 
-    def open(self, models: Collection[str], *, has_repositories: bool = True) -> None:
-        """All models are known, by their names those that serve: listen, and let the arbiters fork their workers.
+    def open(self, models: Collection[str], *, has_repositories: bool = True) -> Future[None]:
+        """All models are known, by their names those that serve: listen, and let the arbiters fork their workers. The
+        future is done when every front end answers.
 
         Raises InvalidArgumentError where Vertex AI has no model to ask.
         """
@@ -161,7 +156,8 @@ class FrontEnds:
         for arbiter in self._arbiters:
             arbiter.open()
         if not self.num_front_ends:
-            self._on_started()
+            self._all_started.set_result(None)
+        return self._all_started
 
     @property
     def port(self) -> int:
@@ -219,28 +215,17 @@ class FrontEnds:
         for name, listener in self._listeners.items():
             address, port = listener.getsockname()[:2]
             _log.info("Started %s at %s:%d", SERVICES[name], address, port)
-        self._on_started()
+        self._all_started.set_result(None)
 
-    def stop(self) -> None:
-        """Accept no more; `on_ended` when what was accepted has been answered."""
+    async def stop(self) -> None:
+        """Accept no more; returns when what was accepted has been answered, and all have ended."""
         self._is_stopping = True
         for listener in self._listeners.values():
             listener.close()
-        if not self._lanes:
-            self._stop_road()
-        for lane in self._lanes:
-            lane.stop()
-
-    def _on_lane_ended(self) -> None:
-        self._num_lanes_ended += 1
-        if self._num_lanes_ended == len(self._lanes):
-            self._stop_road()
-
-    def _stop_road(self) -> None:
-        if self._road is None:
-            self._on_ended()
-        else:
-            self._road.stop()
+        for lane_ended in [lane.stop() for lane in self._lanes]:
+            await shared(lane_ended)
+        if self._road is not None:
+            await shared(self._road.stop())
 
     def close(self) -> None:
         """No front end is left, nor will there be another."""

@@ -30,6 +30,10 @@ class Ground(Sky):
         self.ledger = Ledger(self.loop, self.star)
         self.lines: list[dict[str, Any]] = []
 
+    def begin(self) -> None:
+        self.ledger.ask()
+        self.clock.settle()
+
     def answer(self, *processes: Process) -> None:
         """They tell a number of their own, and acknowledge."""
         for process in processes:
@@ -61,7 +65,7 @@ def numbers(told: dict[str, Any]) -> list[int]:
 
 
 def test_everybody_is_asked_in_the_order_in_which_memory_goes_back(ground: Ground) -> None:
-    ground.ledger.ask()
+    ground.begin()
     assert ground.a.heard() == ground.b.heard() == ASKED
     ground.answer(ground.a)
     assert ground.batcher.heard() == []
@@ -81,7 +85,7 @@ def test_everybody_is_asked_in_the_order_in_which_memory_goes_back(ground: Groun
 @pytest.mark.usefixtures("no_garbage")
 def test_the_supervisor_tells_its_own(ground: Ground) -> None:
     ground.make(ground.a, ground.client_a)
-    ground.ledger.ask()
+    ground.begin()
     ground.answer(ground.a, ground.b)
     ground.answer(ground.batcher)
     ground.answer(ground.third, ground.fourth)
@@ -95,7 +99,7 @@ def test_the_supervisor_tells_its_own(ground: Ground) -> None:
 
 
 def test_who_is_silent_is_named_and_the_others_are_told(ground: Ground) -> None:
-    ground.ledger.ask()
+    ground.begin()
     ground.answer(ground.b)
     ground.clock.pass_time(ledger.ANSWER_S)
     ground.answer(ground.batcher)
@@ -110,7 +114,7 @@ def test_who_is_silent_is_named_and_the_others_are_told(ground: Ground) -> None:
 
 
 def test_the_dead_are_not_waited_for(ground: Ground) -> None:
-    ground.ledger.ask()
+    ground.begin()
     for process in (ground.a, ground.batcher, ground.third):
         process.member.hang_up()
         ground.star.acknowledgements.gone(process.member)
@@ -124,8 +128,8 @@ def test_the_dead_are_not_waited_for(ground: Ground) -> None:
 
 def test_one_that_is_asked_for_meanwhile_is_the_one_under_way_and_the_next_asks_again(ground: Ground) -> None:
     for count in (1, 2):
-        ground.ledger.ask()
-        ground.ledger.ask()
+        ground.begin()
+        ground.begin()
         assert ground.a.heard() == ASKED
         ground.answer(ground.a, ground.b)
         ground.answer(ground.batcher)

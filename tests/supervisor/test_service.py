@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 
@@ -10,27 +10,9 @@ import pytest
 
 from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
-from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.notify import Notifier
 from shoal.supervisor.service import Service, describe
 from tests.supervisor.sky import Process, Sky
-
-
-class Clock(EventLoop):
-    """Time passes when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.due: list[tuple[float, Callable[[], None]]] = []
-
-    def call_after(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self.due.append((delay_s, callback))
-
-    def tick(self) -> float:
-        """Let the time pass until the next callback; how long that took."""
-        delay_s, callback = self.due.pop(0)
-        callback()
-        return delay_s
 
 
 class Systemd:
@@ -40,11 +22,10 @@ class Systemd:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         name = f"shoal-{token_hex(8)}"
         self._socket.bind("\0" + name)
-        self.clock = Clock()
         self.sky = Sky()
         for pid, process in enumerate(self.processes, 11):
             process.member.pid = pid
-        self.service = Service(self.clock, self.sky.star, Notifier("@" + name, watchdog_s), load_timeout_s=600)
+        self.service = Service(self.sky.loop, self.sky.star, Notifier("@" + name, watchdog_s), load_timeout_s=600)
 
     @property
     def processes(self) -> list[Process]:
@@ -130,7 +111,9 @@ def test_the_last_echo_of_a_round_feeds_the_watchdog_and_time_does_not(systemd: 
             assert process.heard() == [Ping()]
             systemd.sky.acknowledge(process)
         assert systemd.heard() == ["WATCHDOG=1"]
-        assert systemd.clock.tick() == 2.0
+        systemd.sky.clock.pass_time(1.9)
+        assert systemd.sky.batcher.heard() == []
+        systemd.sky.clock.pass_time(0.1)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["batcher", "front end"])
@@ -144,7 +127,7 @@ def test_who_does_not_echo_is_named_and_nothing_is_fed(
         for process in systemd.processes:
             if process is not stopped:
                 systemd.sky.acknowledge(process)
-        systemd.clock.tick()
+        systemd.sky.clock.pass_time(2.0)
     assert "WATCHDOG=1" not in systemd.heard()
     name = ("batcher 11", "front end 12")[number]
     assert [record.getMessage() for record in caplog.records] == [f"no sign of life within 2 s from {name}"] * 3
@@ -158,7 +141,7 @@ def test_a_front_end_that_is_not_there_cannot_echo(systemd: Systemd) -> None:
     systemd.sky.settle()
     assert systemd.heard() == []
     systemd.service.stopping(WHOLE)  # now front ends are expected to leave
-    systemd.clock.tick()
+    systemd.sky.clock.pass_time(2.0)
     systemd.sky.settle()
     assert systemd.heard() == ["STOPPING=1\nSTATUS=stopping, 2/2 instances up", "WATCHDOG=1"]
 
@@ -166,5 +149,6 @@ def test_a_front_end_that_is_not_there_cannot_echo(systemd: Systemd) -> None:
 def test_nobody_is_asked_where_systemd_waits_for_nothing() -> None:
     systemd = Systemd(watchdog_s=0.0)
     systemd.service.ready(WHOLE, 2)
-    assert (systemd.clock.due, systemd.sky.batcher.heard()) == ([], [])
+    systemd.sky.clock.pass_time(3600.0)
+    assert systemd.sky.batcher.heard() == []
     systemd.close()

@@ -29,7 +29,7 @@ def test_a_caller_for_whom_there_is_no_memory_is_told_so_and_the_server_goes_on(
     assert (type(message), message.wire) == (Refused, 5)
     assert message.sentence.startswith("no shared memory for a client segment of ")
     assert not member.is_open
-    assert not supervisor._is_stopping
+    assert not supervisor._failed.done()
     caller.close()
     supervisor._control.close()
     supervisor._front_ends.close()

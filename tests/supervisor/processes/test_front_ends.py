@@ -10,21 +10,19 @@ import pytest
 from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.front_ends import FrontEnds
 from shoal.supervisor.processes.listeners import bind
+from tests.supervisor.clock import ClockLoop
 from tests.supervisor.sky import OPTIONS, PLACE
 
 
 class Running:
-    """Front ends on ports of their own, two lanes for HTTP where there are any; `said` is what the server was told."""
+    """Front ends on ports of their own, two lanes for HTTP where there are any."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, clock: ClockLoop, **changes: Any) -> None:
         ports: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "http_process_count": 2}
         options = dataclasses.replace(OPTIONS, **ports, **changes)
-        self.said: list[str] = []
+        self._clock = clock
         self.listeners = bind(dataclasses.replace(options, grpc_use_ssl=False, grpc_use_ssl_mutual=False))
-        self.front_ends = FrontEnds(
-            EventLoop(), options, {}, "@nobody", self.listeners,
-            lambda: self.said.append("started"), lambda: self.said.append("ended"),
-        )  # fmt: skip
+        self.front_ends = FrontEnds(EventLoop(clock), options, {}, "@nobody", self.listeners)
 
     @property
     def processes(self) -> dict[str, int]:
@@ -36,37 +34,46 @@ class Running:
         (arbiter,) = [each for each in self.front_ends._arbiters if each.role == role]
         return dict(arbiter._environment)
 
+    def stop(self) -> None:
+        self._clock.run(self.front_ends.stop())
+
 
 @pytest.fixture
-def run() -> Iterator[Callable[..., Running]]:
+def run(clock: ClockLoop) -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
 
     def start(**changes: object) -> Running:
-        running.append(Running(**changes))
+        running.append(Running(clock, **changes))
         return running[-1]
 
     yield start
     for each in running:
-        each.front_ends.stop()
+        for listener in each.listeners.values():
+            listener.close()
         each.front_ends.close()
 
 
 def test_it_has_started_when_the_last_front_end_answers(run: Callable[..., Running]) -> None:
     running = run()
+    started = running.front_ends.open(["m"])
     for num_started in range(1, 6):  # the fifth takes a dead one's place
         running.front_ends.on_client_started()
-        assert running.said == ["started"] * (num_started >= 4)
-    running.front_ends.stop()
-    assert running.said == ["started", "ended"]
+        assert started.done() == (num_started >= 4)
+    running.stop()
+
+
+def test_it_has_started_at_once_where_nobody_is_to_answer(run: Callable[..., Running]) -> None:
+    assert run(allow_http=False, allow_grpc=False, allow_metrics=False).front_ends.open([]).done()
 
 
 def test_who_begins_to_answer_while_it_stops_is_too_late(run: Callable[..., Running]) -> None:
     running = run(allow_grpc=False)
+    started = running.front_ends.open(["m"])
     running.front_ends.on_client_started()
     running.front_ends.on_client_started()
-    running.front_ends.stop()
+    running.stop()
     running.front_ends.on_client_started()
-    assert running.said == ["ended"]
+    assert not started.done()
 
 
 @pytest.mark.parametrize(
@@ -93,8 +100,7 @@ def test_what_runs_for_which_endpoints(
     running = run(**changes)
     assert list(running.processes.items()) == list(processes.items())
     assert running.front_ends.num_front_ends == sum(processes.values())
-    running.front_ends.stop()
-    assert running.said == ["ended"]
+    running.stop()
 
 
 def test_lanes_hand_over_to_the_road_and_only_those_of_http_take_back(run: Callable[..., Running]) -> None:
