@@ -134,6 +134,10 @@ class EventLoop:
         if not task.cancelled():
             task.exception()  # asyncio takes it as seen
 
+    def after(self, future: Future[Any], callback: Callback) -> None:
+        """Call back once a future is done: for a wait that one statement follows."""
+        future.add_done_callback(bound(lambda _: callback()))
+
     def awaited(self, call: Callable[[Callback], object]) -> Future[None]:
         """The end of an operation that calls back: `call` is given the callback."""
         done = self.future()

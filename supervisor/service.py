@@ -6,10 +6,11 @@ The supervisor says what happens; here is what systemd hears of it. Where the se
 import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 
 from shoal.messages.shared import Ping
 from shoal.repository.lifecycle import ModelVersion, VersionState
-from shoal.supervisor.event_loop import EventLoop, Future
+from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.notify import Notifier, Progress
 from shoal.supervisor.processes.members import Member
@@ -88,7 +89,7 @@ class Service:
             _log.warning("no sign of life within %g s from %s", period_s, ", ".join(sorted(silent)))
         for name, member in members.items():
             echoed = self._star.acknowledgements.announce([(member, Ping())])
-            self._loop.start(self._await_echo(number, name, echoed))
+            self._loop.after(echoed, partial(self._on_echo, number, name))
 
     def _members(self) -> dict[str, Member]:
         members = {f"front end {client.member.pid}": client.member for client in self._star.front_ends}
@@ -101,8 +102,7 @@ class Service:
         num_missing = self._num_front_ends + 1 - len(members)
         return [f"{num_missing} that are not there"] * (num_missing > 0)
 
-    async def _await_echo(self, number: int, name: str, echoed: Future[None]) -> None:
-        await echoed
+    def _on_echo(self, number: int, name: str) -> None:
         if self._progress.echo(number, name):
             self._notifier.send("WATCHDOG=1")
 

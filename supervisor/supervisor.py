@@ -135,7 +135,6 @@ class Supervisor:
         verbs = {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **log_verbs, **others}
         verbs |= self._explanations.verbs
         self._clients = Clients(
-            self._loop,
             self._star,
             self._models,
             Questions(verbs),
@@ -302,11 +301,12 @@ class Supervisor:
 
     def join_handlers(self, member: Member) -> Handlers:
         """Of the first message of each process."""
+        start = self._loop.start
         return table(
             on(from_batcher.BatcherConnected, lambda _message: self._batchers.join(member)),
             on(from_worker.WorkerConnected, lambda message: self._roster.join(message.instance, member)),
-            on(from_client.FrontEndConnected, lambda _message: self._clients.join_front_end(member)),
-            on(from_client.CallerConnected, lambda _message: self._clients.join_caller(member)),
+            on(from_client.FrontEndConnected, lambda _message: start(self._clients.join_front_end(member))),
+            on(from_client.CallerConnected, lambda _message: start(self._clients.join_caller(member))),
             on(to_poller.PollerConnected, lambda _message: self._repository.join(member)),
             on(to_tracer.TracerConnected, lambda _message: self._tracing.tracer.join(member)),
         )

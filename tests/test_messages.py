@@ -125,7 +125,7 @@ def test_each_receiver_handles_what_it_is_sent_and_nothing_else() -> None:
     of_batcher = declared(to_batcher, BatcherActivated) | of_all | {shared.Ping}
     of_worker = declared(to_worker, LoadModel, ConfigFinished, MemoryGranted) | of_all | set(shared.PAYLOAD_NEWS)
     of_worker |= {shared.SegmentAnnounced, shared.SegmentMissing, shared.BatcherReplaced}
-    tables: list[tuple[Mapping[Any, Callable[[Any], None]], set[Any]]] = [
+    tables: list[tuple[Mapping[Any, Callable[[Any], object]], set[Any]]] = [
         (batcher().handlers, of_batcher),
         (workers.loop_of(worker).handlers, of_worker),
         (Poller(NONE, NONE).handlers, {Poll, LookAll, Look, Discard, Forget, shared.LogChanged}),

@@ -166,14 +166,14 @@ def _classes(annotation: Any) -> tuple[type, ...]:
 
 
 #: A receiver's handlers, by type of message.
-Handlers: TypeAlias = dict[type[Message], Callable[[Any], None]]
+Handlers: TypeAlias = dict[type[Message], Callable[[Any], object]]
 
 
-def on(kind: type[M], handler: Callable[[M], None]) -> tuple[type[Message], Callable[[Any], None]]:
+def on(kind: type[M], handler: Callable[[M], object]) -> tuple[type[Message], Callable[[Any], object]]:
     """An entry of a receiver's table: the handler of this type."""
     return kind, handler
 
 
-def table(*entries: tuple[type[Message], Callable[[Any], None]]) -> Handlers:
+def table(*entries: tuple[type[Message], Callable[[Any], object]]) -> Handlers:
     """A receiver's table of entries that `on` has made."""
     return dict(entries)

@@ -14,7 +14,6 @@ from shoal.messages.message import Message
 from shoal.messages.to_batcher import PayloadAnnounced
 from shoal.options import MIB
 from shoal.shm import segment
-from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.available_memory import available_nbytes
 from shoal.supervisor.memory.oversize import ASKED_FOR, RESULT, OversizeSegment, OversizeSegments
 from shoal.supervisor.memory.participant import Participant
@@ -59,13 +58,8 @@ class Payloads:
             ]
             if self._is_batchers(found):
                 recipients += self._star.to_batcher(_announcement(found))
-            announced = self._star.acknowledgements.announce(recipients)
-            self._star.loop.start(self._say_ready(asker, found.owner, announced))
-
-    async def _say_ready(self, writer: Participant, owner: int, announced: Future[None]) -> None:
-        """The writer of a segment may name it once those that must have it do."""
-        await announced
-        writer.member.send(shared.PayloadReady(owner))
+            ready = shared.PayloadReady(found.owner)
+            self._star.loop.after(self._star.acknowledgements.announce(recipients), lambda: asker.member.send(ready))
 
     def _make(self, asker: Participant, message: shared.PayloadWanted, *, may_wait: bool = True) -> None:
         star = self._star
@@ -82,14 +76,14 @@ class Payloads:
             if may_wait and model_id == RESULT and self.segments.has_leaving(asker.owner):
                 # The worker has given up room, which its readers unmap before they acknowledge a ping.
                 briefly = [*star.to_batcher(shared.Ping()), *[(each.member, shared.Ping()) for each in star.front_ends]]
-                star.loop.start(self._make_late(asker, message, star.acknowledgements.announce([], briefly=briefly)))
+                unmapped = star.acknowledgements.announce([], briefly=briefly)
+                star.loop.after(unmapped, lambda: self._make_late(asker, message))
                 return
             asker.member.send(shared.PayloadRefused(message.request, refusal.wire, str(refusal)))
             return
         asker.member.send(shared.PayloadGranted(message.request, made.owner, made.may_be_kept, made.segment_fd))
 
-    async def _make_late(self, worker: Participant, message: shared.PayloadWanted, unmapped: Future[None]) -> None:
-        await unmapped
+    def _make_late(self, worker: Participant, message: shared.PayloadWanted) -> None:
         if self._star.workers.get(worker.owner) is worker:  # else it has died meanwhile
             self._make(worker, message, may_wait=False)
 
@@ -116,12 +110,7 @@ class Payloads:
         recipients: list[Recipient] = [(member, message) for member in members]
         if self._is_batchers(gone):
             recipients += star.to_batcher(message)
-        star.loop.start(self._close(gone, star.acknowledgements.announce(recipients)))
-
-    async def _close(self, gone: OversizeSegment, unmapped: Future[None]) -> None:
-        """The room of a segment comes back once all that were announced of it have let go."""
-        await unmapped
-        self.segments.close(gone)
+        star.loop.after(star.acknowledgements.announce(recipients), lambda: self.segments.close(gone))
 
     def release_all(self, dead: Participant) -> None:
         """Whoever has asked for them is gone."""

@@ -14,6 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shoal.messages.message import Message
@@ -176,8 +177,9 @@ class Star:
                 news.insert(0, (client.member, self.batcher_memory.message))
             self.loop.start(self._await_client(client, successor, self.acknowledgements.announce(news)))
         for worker in self.workers.values():
-            heard = self.acknowledgements.announce([(worker.member, BatcherReplaced())])
-            self.loop.start(self._await_worker(worker, successor, heard))
+            # The successor does not look into the ring of a worker without a batch: so this message.
+            caught_up = partial(successor.send, WorkerCaughtUp(worker.owner))
+            self.loop.after(self.acknowledgements.announce([(worker.member, BatcherReplaced())]), caught_up)
 
     async def _await_client(self, client: Participant, successor: Member, heard: Future[None]) -> None:
         """A client sends a successor what it waits for and what it holds, and acknowledges that."""
@@ -186,11 +188,6 @@ class Star:
         if self.batcher is successor and self.clients.get(client.owner) is client:
             client.is_late = False
             successor.send(ClientCaughtUp(client.owner))
-
-    async def _await_worker(self, worker: Participant, successor: Member, heard: Future[None]) -> None:
-        """The successor does not look into the ring of a worker without a batch: so this message."""
-        await heard
-        successor.send(WorkerCaughtUp(worker.owner))
 
     # --- clients ---
 

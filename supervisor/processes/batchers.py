@@ -179,7 +179,7 @@ class Batchers:
             self._hear()
             self._kill(self.active.pid)
         else:
-            self._star.acknowledgements.announce([(self.active, Ping())], self._hear)
+            self._loop.after(self._star.acknowledgements.announce([(self.active, Ping())]), self._hear)
 
     def _kill(self, pid: int) -> None:
         for child in self._children:

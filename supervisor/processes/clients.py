@@ -14,7 +14,7 @@ from shoal.messages.message import Handlers, on, table
 from shoal.messages.shared import PayloadMapped, PayloadReleased, PayloadWanted, Refused, SegmentWanted
 from shoal.messages.to_client import ModelsKnown
 from shoal.shm.segment import OutOfSharedMemoryError
-from shoal.supervisor.event_loop import EventLoop, Future, sleep
+from shoal.supervisor.event_loop import Future, sleep
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
@@ -32,7 +32,6 @@ class Clients:
 
     def __init__(
         self,
-        loop: EventLoop,
         star: Star,
         models: Models,
         questions: Questions,
@@ -40,7 +39,6 @@ class Clients:
         tell_news: Callable[[Participant], None],
         gives_up: Callable[[Exception], bool],
     ) -> None:
-        self._loop = loop
         self._star = star
         self._models = models
         self._questions = questions
@@ -50,11 +48,8 @@ class Clients:
         # Changed as front ends join.
         self._num_refused = 0  # one after the other
 
-    def join_front_end(self, member: Member) -> None:
+    async def join_front_end(self, member: Member) -> None:
         """A front end gets its memory, hears of all there is, and serves. Where there is no memory, it waits for it."""
-        self._loop.start(self._join_front_end(member))
-
-    async def _join_front_end(self, member: Member) -> None:
         while member.is_open:
             try:
                 client = await self._welcome(*self._star.join_client(member))
@@ -75,11 +70,8 @@ class Clients:
                     self._front_ends.on_client_started()
                 return
 
-    def join_caller(self, member: Member) -> None:
+    async def join_caller(self, member: Member) -> None:
         """A model calls another for the first time. Where there is no room for that, the call fails, and no more."""
-        self._loop.start(self._join_caller(member))
-
-    async def _join_caller(self, member: Member) -> None:
         try:
             caller = await self._welcome(*self._star.join_caller(member))
         except (OutOfSharedMemoryError, OSError) as error:

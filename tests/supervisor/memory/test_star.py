@@ -59,7 +59,7 @@ def test_who_cannot_be_welcomed_leaves_nothing(
     """While there is no batcher a client is welcomed at once, and no descriptor may be left for that."""
     guests = Guests(sky.loop, sky.star, OPTIONS, Questions({}), lambda _guest: None, Descriptors(num_open, lambda: 999))
     nothing: Any = SimpleNamespace(welcome=lambda: WELCOME)
-    clients = Clients(sky.loop, sky.star, nothing, Questions({}), nothing, lambda _client: None, lambda _error: True)
+    clients = Clients(sky.star, nothing, Questions({}), nothing, lambda _client: None, lambda _error: True)
     join = {"front end": clients.join_front_end, "caller": clients.join_caller, "guest": guests._join}
     sky.star.leave_batcher(sky.batcher.member)
     process, known, read_only = sky.start(), dict(sky.star.clients), segment.read_only
@@ -73,7 +73,8 @@ def test_who_cannot_be_welcomed_leaves_nothing(
 
     monkeypatch.setattr(segment, "read_only", scarce)
     before = num_descriptors()
-    join[kind](process.member)
+    if joining := join[kind](process.member):
+        sky.loop.start(joining)
     refused = [message.sentence for message in process.heard() if isinstance(message, shared.Refused)]
     assert refused == ([] if kind == "front end" else ["[Errno 24] no descriptor is left"])
     assert sky.star.clients == known
