@@ -59,7 +59,7 @@ from shoal.supervisor.questions.explanations import Explanations
 from shoal.supervisor.questions.gauges import gauges
 from shoal.supervisor.questions.guest_questions import GuestQuestions
 from shoal.supervisor.questions.log_settings import LogSettings
-from shoal.supervisor.questions.questions import Question, Questions
+from shoal.supervisor.questions.questions import Question, Questions, plain
 from shoal.supervisor.questions.trace_settings import Tracing
 from shoal.supervisor.service import Service
 from shoal.supervisor.signals import Signals
@@ -128,26 +128,28 @@ class Supervisor:
             self._loop, self._control.address, log_settings, understand(options.trace_config, os.environ), self._star
         )
         log_settings_of_all = LogSettings(log_settings, self._star, self._repository, self._tracing.tracer)
-        log_verbs = {"log_settings": log_settings_of_all.change}
         on_gauges = lambda question: self._roster.await_metrics(host, partial(self._on_gauges, question))  # noqa: E731
-        others = {"gauges": on_gauges, "trace_settings": self._tracing.take, "is_ready": readiness.take}
         self._regions = ClientRegions(self._star)
-        verbs = {**self._model_control.verbs, **self._scaling.verbs, **self._regions.verbs, **log_verbs, **others}
-        verbs |= self._explanations.verbs
+        handlers = {
+            **self._scaling.verbs, **self._regions.verbs,
+            "gauges": on_gauges, "trace_settings": self._tracing.take, "is_ready": readiness.take,
+        }  # fmt: skip
+        verbs = {verb: plain(handler) for verb, handler in handlers.items()}
+        verbs |= {**self._model_control.verbs, **self._explanations.verbs, "log_settings": log_settings_of_all.change}
         self._clients = Clients(
             self._star,
             self._models,
-            Questions(verbs),
+            Questions(self._loop, verbs),
             self._front_ends,
             self._tell_news,
             self._gives_up,
         )
-        guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, readiness.take)
+        guest_questions = GuestQuestions(options, self._models, self._star.counter_memory.read, verbs["is_ready"])
         self._guests = Guests(
             self._loop,
             self._star,
             options,
-            Questions(guest_questions.verbs),
+            Questions(self._loop, guest_questions.verbs),
             self._clients.send_models,
             host.descriptors,
         )
@@ -156,7 +158,7 @@ class Supervisor:
         self.batcher_handlers = table(
             on(from_batcher.ProcessDistrusted, self._on_distrusted),
             on(from_batcher.WorkerRetired, self._on_worker_retired),
-            on(from_batcher.ModelRetired, lambda message: self._models.on_drained(message.model_id)),
+            on(from_batcher.ModelRetired, lambda message: self._models.all_versions.on_drained(message.model_id)),
             on(from_batcher.ModelExplained, self._explanations.hear),
         )
         # Changed as processes join, as phases end, and by contain.
@@ -227,7 +229,7 @@ class Supervisor:
         self._roster.watch()
         self._scaling.watch()
         self._recycling.watch()
-        loading = self._load_at_start()
+        loading = self._model_control.load_at_start()
         self._front_ends.start()  # not before: until here the reader of repositories needs the cores to import
         try:
             await shared(loading)
@@ -246,11 +248,6 @@ class Supervisor:
         await shared(started)
         self._is_serving = True
         self._service.ready(self._models.versions, self._front_ends.num_front_ends)
-
-    def _load_at_start(self) -> Future[None]:
-        loaded: Future[None] = self._loop.future()
-        self._model_control.start(lambda: loaded.set_result(None), loaded.set_exception)
-        return loaded
 
     def _log_models(self) -> None:
         """Every model has loaded or failed. Raises _CannotServeError where one that failed ends the server."""
@@ -276,7 +273,7 @@ class Supervisor:
         await self._front_ends.stop()
         await self._guests.see_off()  # no front end is left: nothing else is in flight
         _log.info("All models are stopped, unloading models")
-        await self._loop.awaited(self._models.stop)
+        await self._models.all_versions.stop()
         await self._loop.awaited(self._tracing.close)
         self._zygotes.stop()
         self._repository.stop()
@@ -317,9 +314,9 @@ class Supervisor:
         member.listen(self.batcher_handlers)
         if self._star.has_had_batcher:
             self._star.join_batcher(member)
-            self._models.tell_batcher()
+            self._models.all_versions.tell_batcher()
             serves = self._star.introduce()
-            self._models.tell_batcher_again()
+            self._models.all_versions.tell_batcher_again()
             self._loop.start(self._guests.await_word(member, serves))
             return
         try:

@@ -8,8 +8,8 @@ Runs in the supervisor. The rules and sentences are those of Triton's model mana
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,16 @@ from shoal.options import ServerOptions
 from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_VERSION, ModelVersion
-from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.failure_domains import run_in
+from shoal.supervisor.event_loop import EventLoop, Future, Task, first, gather, shared, sleep
+from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.ensembles import Dependencies
-from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.version_owner import Outcome
 from shoal.supervisor.processes.repository import Repository
-from shoal.supervisor.questions.questions import Handler, Question
+from shoal.supervisor.questions.questions import Verb
 
 _log = logging.getLogger(__name__)
 
+Arguments = dict[str, Any]
 #: As the only --load-model: every model there is.
 ALL = "*"
 
@@ -47,9 +46,9 @@ class Registration:
     """A repository that a client has registered, with a model that no repository of the server's has."""
 
     repository: str
-    # Changed as its model is loaded and unloaded.
-    is_busy: bool = True  # one of both is under way
-    on_removed: list[Callable[[], None]] = field(default_factory=list)
+    load: Task[None]
+    # Changed as its model is unloaded, once it has been loaded.
+    removal: Task[None] | None = None
 
 
 class ModelControl:
@@ -68,7 +67,7 @@ class ModelControl:
         self.has_repositories = True
 
     @property
-    def verbs(self) -> dict[str, Handler]:
+    def verbs(self) -> dict[str, Verb]:
         """What front ends may ask."""
         return {
             "index": self._index,
@@ -76,48 +75,47 @@ class ModelControl:
             "unload": self._unload,
             "register": self._register,
             "unregister": self._unregister,
-            "registered": lambda question: question.answer(
-                {name: each.repository for name, each in self._registered.items()}
-            ),
+            "registered": self._list_registered,
         }
 
     # --- start ---
 
-    def start(self, then: Callable[[], None], failed: Callable[[ShoalError], None]) -> None:
-        """Load what is to be there from the start; `then` when all of it has loaded or failed.
+    def load_at_start(self) -> Task[None]:
+        """Load what is to be there from the start; the task ends when all of it has loaded or failed.
 
-        Where the repositories cannot be read, `failed` or, with --exit-on-error=false, `then` as well.
+        Where the repositories cannot be read, the task raises ShoalError, but for --exit-on-error=false.
         """
-        wanted = None if self._loads_all else self._options.load_model
+        names = None if self._loads_all else self._options.load_model
+        return self._loop.begin(self._load_at_start(names, self._repository.poll(names)))
 
-        def polled(poll: Poll) -> None:
-            unloadable = {identifier.name: identifier for identifier in poll.problems}
-            for name in set(wanted or ()) - {identifier.name for identifier in poll.models}:
-                identifier = unloadable.get(name, ModelIdentifier(name))
-                reason = poll.problems.get(identifier)
-                error = InternalError(f"failed to load '{name}', failed to poll from model repository")
-                self._models.add_problem(identifier, error if reason is None else NoModelError(reason))
-            if wanted is None and not poll.identifiers:
-                _log_no_models(self._options.model_repository)
-            problems = poll.problems if wanted is None else {}
-            self._models.load_all(poll._replace(problems=problems), then)
-            if self._mode == "poll" and self._options.repository_poll_secs:
-                self._loop.call_after(self._options.repository_poll_secs, self._look_again)
-
-        def unread(error: ShoalError) -> None:
+    async def _load_at_start(self, names: Sequence[str] | None, polled: Future[Poll]) -> None:
+        try:
+            poll = await polled
+            if names is not None:
+                poll = await self._dependencies.complete(names, poll)
+        except ShoalError as error:
             if self._options.exit_on_error:
-                failed(error)
-                return
-            _log.error(
-                "error: creating server: %s; the server stays, not live", index_reason(error).replace(": ", " - ", 1)
-            )
+                raise
+            sentence = index_reason(error).replace(": ", " - ", 1)
+            _log.error("error: creating server: %s; the server stays, not live", sentence)
             self.has_repositories = False
-            then()
+            return
+        if names is not None:
+            self._note_missing(names, poll)
+            poll = poll._replace(problems={})
+        elif not poll.identifiers:
+            _log_no_models(self._options.model_repository)
+        if self._mode == "poll" and self._options.repository_poll_secs:
+            self._loop.start(self._follow_repositories())
+        await self._models.load_all(poll)
 
-        if wanted is None:
-            self._repository.poll(None, polled, unread)
-        else:
-            self._dependencies.poll(wanted, polled, unread)
+    def _note_missing(self, names: Sequence[str], poll: Poll) -> None:
+        unloadable = {identifier.name: identifier for identifier in poll.problems}
+        for name in set(names) - {identifier.name for identifier in poll.models}:
+            identifier = unloadable.get(name, ModelIdentifier(name))
+            reason = poll.problems.get(identifier)
+            error = InternalError(f"failed to load '{name}', failed to poll from model repository")
+            self._models.add_problem(identifier, error if reason is None else NoModelError(reason))
 
     @property
     def _loads_all(self) -> bool:
@@ -125,168 +123,134 @@ class ModelControl:
 
     # --- poll ---
 
-    def _look_again(self) -> None:
-        self._repository.poll(None, self._on_polled, self._on_poll_failed)
+    async def _follow_repositories(self) -> None:
+        while True:
+            await sleep(self._options.repository_poll_secs)
+            try:
+                poll = await self._repository.poll(None)
+            except ShoalError as error:
+                _log.error("failed to poll from model repository: %s", error)
+            else:
+                self._loop.start(self._follow(poll))  # by itself: an error of ours there ends no later poll
 
-    def _on_poll_failed(self, error: ShoalError) -> None:
-        _log.error("failed to poll from model repository: %s", error)
-        self._loop.call_after(self._options.repository_poll_secs, self._look_again)
-
-    def _on_polled(self, poll: Poll) -> None:
+    async def _follow(self, poll: Poll) -> None:
         """Load what is new or different, unload what is gone. A model that is still being loaded waits for its turn;
         one that has failed to load is tried again when something has changed."""
-        self._loop.call_after(self._options.repository_poll_secs, self._look_again)
         self._models.forget_failures(poll.identifiers)
         for identifier, found in poll.models.items():
             model = self._models.models.get(identifier)
             if model is None or not (model.is_loading or self._models.is_known_to_fail(found)):
-                self._models.load(found, _logged)
+                self._models.load(found)  # what comes of it stands in the log, and in the index
         for identifier, reason in poll.problems.items():
             self._models.add_problem(identifier, NoModelError(reason))
         for identifier, model in self._models.models.items():
             if identifier not in poll.identifiers and not model.is_loading and not model.is_unloaded:
                 _log.info("model '%s' is gone from the repository", identifier)
-                run_in(model, model.unload, _done)
+                with contained(model):
+                    self._loop.start(model.unload())
 
     # --- what clients ask ---
 
-    def _index(self, question: Question) -> None:
+    async def _index(self, _arguments: Arguments) -> list[dict[str, Any]]:
         """Every version that is known, and by their names the models that lie on disk and were never loaded."""
+        poll = await self._repository.poll(())
+        versions = self._models.versions
+        unknown = set(poll.identifiers) - {version.identifier for version in versions}
+        rows = [_row(version) for version in versions]
+        rows += [_row_of_unknown(identifier.name, poll.problems.get(identifier)) for identifier in unknown]
+        return sorted(rows, key=lambda row: str(row["name"]))
 
-        def polled(poll: Poll) -> None:
-            versions = self._models.versions
-            unknown = set(poll.identifiers) - {version.identifier for version in versions}
-            rows = [_row(version) for version in versions]
-            rows += [_row_of_unknown(identifier.name, poll.problems.get(identifier)) for identifier in unknown]
-            question.answer(sorted(rows, key=lambda row: str(row["name"])))
-
-        self._repository.poll((), polled, question.refuse)
-
-    def _load(self, question: Question) -> None:
+    async def _load(self, arguments: Arguments) -> None:
         self._refuse_unless_explicit()
-        name = question.arguments["model"]
-        config, directory = question.arguments["config"], question.arguments["directory"]
+        name, config, directory = arguments["model"], arguments["config"], arguments["directory"]
         if not name:
             raise InvalidArgumentError("Model name cannot be empty. Please enter a valid name to deploy.")
-
-        def outcome(error: ShoalError | None) -> None:
-            if error is None:
-                question.answer()
-                return
-            if directory is not None:
-                self._models.disown(Path(directory))  # whoever asked made it, and removes it
-            question.refuse(error)
-
         if directory is not None:
-            self._models.lend(Path(directory))
-        self._find_and_load(name, outcome, config=config, directory=directory)
+            self._models.all_versions.lend(Path(directory))
+        try:
+            await self._find_and_load(name, config=config, directory=directory)
+        except Exception:
+            if directory is not None:
+                self._models.all_versions.disown(Path(directory))  # the front end made it, and removes it
+            raise
 
-    def _find_and_load(
-        self,
-        name: str,
-        outcome: Outcome,
-        *,
-        config: str | None = None,
-        directory: str | None = None,
-        repository: str | None = None,
+    async def _find_and_load(
+        self, name: str, *, config: str | None = None, directory: str | None = None, repository: str | None = None
     ) -> None:
-        """Load the model of a name, with namespacing all of that name; `outcome` when each has loaded or failed."""
-        missing: set[ModelIdentifier] = set()
-        errors: list[ShoalError] = []
-
-        def found(models: list[FoundModel]) -> None:
-            if not models:
-                outcome(InternalError(f"failed to load '{name}', failed to poll from model repository"))
-            missing.update(model.identifier for model in models)
-            for model in models:
-                if model.error is not None and config is not None:
-                    # The request's fault, of which the model itself knows nothing.
-                    ended(model, _in_words(model, model.error))
-                else:
-                    begin(self._models.with_kept_config(model))
-
-        def begin(model: FoundModel) -> None:
-            told: Outcome = lambda error: ended(model, error and _in_words(model, error))  # noqa: E731
-            self._dependencies.load(model, lambda: self._models.load(model, told))
-
-        def ended(model: FoundModel, error: ShoalError | None) -> None:
-            missing.discard(model.identifier)
-            if error is not None:
-                errors.append(error)
-            if not missing:
-                outcome(_as_one(errors))
-
+        """Load the model of a name, with namespacing all of that name; returns when each has loaded, or raises when
+        each has loaded or failed."""
         self._dependencies.asked_for(name)
-        self._repository.look_all(name, found, outcome, config=config, directory=directory, repository=repository)
+        models = await self._repository.look_all(name, config=config, directory=directory, repository=repository)
+        if not models:
+            raise InternalError(f"failed to load '{name}', failed to poll from model repository")
+        loads = [self._load_one(found, has_config=config is not None) for found in models]
+        _raise_as_one([each for each in await gather(*loads, return_exceptions=True) if isinstance(each, Exception)])
 
-    def _unload(self, question: Question) -> None:
+    async def _load_one(self, found: FoundModel, *, has_config: bool) -> None:
+        """Load a model that was found and, where it is an ensemble, what it lacks."""
+        try:
+            if found.error is not None and has_config:
+                raise found.error  # the request's fault, of which the model itself knows nothing
+            found = self._models.with_kept_config(found)
+            await self._dependencies.begin_to_load(found)
+            await self._models.load(found)
+        except ShoalError as error:
+            raise _in_words(found, error) from error
+
+    async def _unload(self, arguments: Arguments) -> None:
         """Answered as soon as nothing more is accepted, with namespacing by all models of the name. A model that nobody
         knows is unloaded already.
 
         With `unload_dependents` the models that were loaded along with an ensemble go, too.
         """
         self._refuse_unless_explicit()
-        models = self._models.find_all(question.arguments["model"])
-
-        def unload_next() -> None:
-            if not models:
-                question.answer()
-                return
-            model = models.pop(0)
-            if question.arguments.get("unload_dependents"):
-                model.unload(lambda: self._dependencies.unload(model, unload_next))
-            else:
-                model.unload(unload_next)
-
-        unload_next()
+        for model in self._models.find_all(arguments["model"]):
+            await model.unload()
+            if arguments.get("unload_dependents"):
+                await self._dependencies.unload(model)
 
     # --- repositories that clients register, each with a model, or an ensemble and its models, in it ---
 
-    def _register(self, question: Question) -> None:
+    async def _register(self, arguments: Arguments) -> None:
         """Load the model, or the ensemble with its models, of a repository, under the name that the question gives."""
         self._refuse_unless_explicit()
-        name, repository = question.arguments["model"], question.arguments["repository"]
+        name, repository = arguments["model"], arguments["repository"]
         if name in self._registered or any(each.is_loading or each.serving for each in self._models.find_all(name)):
             raise AlreadyExistsError(f"model repository '{repository}' has already been registered")
-        registration = self._registered[name] = Registration(repository)
+        load = self._loop.begin(self._find_and_load(name, repository=repository))
+        registration = self._registered[name] = Registration(repository, load)
+        try:
+            await shared(load)
+        except Exception:
+            await self._remove(name, registration)
+            raise
 
-        def outcome(error: ShoalError | None) -> None:
-            registration.is_busy = False
-            if error is None:
-                question.answer()
-            else:
-                registration.on_removed.append(lambda: question.refuse(error))
-            if registration.on_removed:
-                self._remove(name, registration)
-
-        self._find_and_load(name, outcome, repository=repository)
-
-    def _unregister(self, question: Question) -> None:
+    async def _unregister(self, arguments: Arguments) -> None:
         """Unload a registered model, and what it is made of, once it has been loaded; answered when nothing is left."""
-        name = question.arguments["model"]
+        name = arguments["model"]
         registration = self._registered.get(name)
         if registration is None:
             raise NotFoundError(f"model '{name}' is not registered")
-        registration.on_removed.append(question.answer)
-        if not registration.is_busy:
-            self._remove(name, registration)
+        await self._remove(name, registration)
 
-    def _remove(self, name: str, registration: Registration) -> None:
-        registration.is_busy = True
+    async def _list_registered(self, _arguments: Arguments) -> dict[str, str]:
+        return {name: each.repository for name, each in self._registered.items()}
 
-        def wait_for(models: list[Model]) -> None:
-            if models:
-                models[0].when_ended(lambda: wait_for(models[1:]))
-                return
-            del self._registered[name]
-            for then in registration.on_removed:
-                then()
+    async def _remove(self, name: str, registration: Registration) -> None:
+        """Remove a registration, once however many ask for that."""
+        if registration.removal is None:
+            registration.removal = self._loop.begin(self._unload_registered(name, registration))
+        await shared(registration.removal)
 
+    async def _unload_registered(self, name: str, registration: Registration) -> None:
+        await first(registration.load)
         models, repository = self._models.models, registration.repository
         own = [models[each] for each in (ModelIdentifier(name, repository), ModelIdentifier(name)) if each in models]
         others = [each for each in models.values() if each.identifier.namespace == repository and each not in own]
-        unload_all = self._dependencies.unload_all
-        unload_all(own, lambda: unload_all(others, lambda: wait_for([*own, *others])))
+        await self._dependencies.unload_all(own)
+        await self._dependencies.unload_all(others)
+        await gather(*[model.ended() for model in (*own, *others)])
+        del self._registered[name]
 
     def _refuse_unless_explicit(self) -> None:
         if self._mode != "explicit":
@@ -301,11 +265,12 @@ def _in_words(found: FoundModel, error: ShoalError) -> ShoalError:
     return InternalError(f"failed to load '{found.name}', {what}: {error}")
 
 
-def _as_one(errors: list[ShoalError]) -> ShoalError | None:
-    """What went wrong with the models of one name; None if nothing did."""
-    if len(errors) < 2:
-        return errors[0] if errors else None
-    return InvalidArgumentError("\n".join(str(error).removesuffix("\n") for error in errors) + "\n")
+def _raise_as_one(errors: Sequence[Exception]) -> None:
+    """Raise what went wrong with the models of one name, if anything did."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise InvalidArgumentError("\n".join(str(error).removesuffix("\n") for error in errors) + "\n")
 
 
 def _row(version: ModelVersion) -> dict[str, Any]:
@@ -329,11 +294,3 @@ def _log_no_models(repositories: Sequence[object]) -> None:
 def _row_of_unknown(name: str, problem: str | None) -> dict[str, Any]:
     """A model that was never loaded, and why it cannot be, where that is known."""
     return {"name": name} if problem is None else {"name": name, "state": "UNAVAILABLE", "reason": problem}
-
-
-def _logged(_error: ShoalError | None) -> None:
-    """It stands in the log, and in the index."""
-
-
-def _done() -> None:
-    """Nobody waits for it."""

@@ -5,7 +5,8 @@
 It is asked to look whenever a model has changed. Runs in the supervisor.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from shoal import errors
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
@@ -20,9 +21,24 @@ from shoal.repository.lifecycle import ModelVersion, VersionState
 from shoal.repository.plan import Source, revision
 from shoal.shm.segment import OutOfSharedMemoryError
 from shoal.supervisor.host import Host
-from shoal.supervisor.models.model import Model
 from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.version_owner import Outcome, Owner
+
+
+class Model(Protocol):
+    """What a step names: a model (model.py)."""
+
+    identifier: ModelIdentifier
+
+    @property
+    def is_loading(self) -> bool: ...
+    @property
+    def versions(self) -> Mapping[int, Served]: ...
+    @property
+    def serving(self) -> Mapping[int, Served]: ...
+    @property
+    def rows(self) -> Sequence[ModelVersion]: ...
+
 
 #: The model that is meant by a name in the ensemble's own repository; None where there is none, or it could be several.
 Find = Callable[[ModelIdentifier], Model | None]

@@ -1,15 +1,16 @@
 """The model repositories as the supervisor sees them: what it asks the process that reads them, and what comes back.
 
 Nothing here blocks. The process is exec'd when it is first asked; where it dies, or is silent for as long as a model
-may take to load, whatever was asked fails, and the next question starts another.
+may take to load, all open orders fail, and the next one starts another process.
 """
 
 import itertools
 import logging
 import signal
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal import errors
 from shoal.cloud_url import CloudUrl
@@ -23,27 +24,25 @@ from shoal.reasons import describe_exit
 from shoal.repository.cloud_cache import Slot
 from shoal.repository.found import FoundModel, Poll
 from shoal.repository.identifier import ModelIdentifier
-from shoal.supervisor.event_loop import EventLoop
-from shoal.supervisor.failure_domains import bound
+from shoal.supervisor.event_loop import EventLoop, Future, first, shared
 from shoal.supervisor.processes.children import Child, spawn
 from shoal.supervisor.processes.members import Member
 
 _log = logging.getLogger(__name__)
 
-Failed = Callable[[ShoalError], None]
-#: What an order's last answer says, and the models that it has found.
-Done = Callable[[to_poller.Polled | to_poller.OrderDone, list[FoundModel]], None]
+T = TypeVar("T")
+#: An order's last answer.
+Answer = to_poller.Polled | to_poller.OrderDone
 
 
+@dataclass(slots=True, eq=False)
 class OpenOrder:
-    """An order, until it is answered."""
+    """An order, until its last answer: `read` makes its result of that answer and the models that were found."""
 
-    def __init__(self, message: to_poller.Order, on_done: Done, on_failed: Failed) -> None:
-        self.message = message
-        # In the failure domain of the code that asks.
-        self.on_done = bound(on_done)
-        self.on_failed = bound(on_failed)
-        self.found: list[FoundModel] = []
+    message: to_poller.Order
+    read: Callable[[Answer, list[FoundModel]], Any]
+    result: Future[Any]
+    found: list[FoundModel] = field(default_factory=list)
 
 
 class Repository:
@@ -80,7 +79,7 @@ class Repository:
         if self._child is None:
             environment = {ADDRESS_VARIABLE: self._control_address}
             self._child = spawn(self._loop, "repository poller", ["shoal.repository.main"], environment)
-            self._child.watch(self._exited)
+            self._loop.start(self._await_end(self._child))
 
     def join(self, member: Member) -> None:
         """The process has connected: it gets what has been asked meanwhile."""
@@ -110,66 +109,67 @@ class Repository:
             self._member.send(to_poller.Forget([str(directory) for directory in keep]))
 
     def stop(self) -> None:
-        """End the process; nobody asks any more."""
+        """Kill the process; what has been asked fails."""
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
 
     # --- questions ---
 
-    def poll(self, names: Collection[str] | None, then: Callable[[Poll], None], failed: Failed) -> None:
+    def poll(self, names: Collection[str] | None) -> Future[Poll]:
         """Every model there is; only `names`, or all, are looked into."""
-
-        def polled(answer: to_poller.Polled | to_poller.OrderDone, found: list[FoundModel]) -> None:
-            assert isinstance(answer, to_poller.Polled)
-            problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer.problems}
-            identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer.identifiers)
-            then(Poll({model.identifier: model for model in found}, problems, identifiers))
-
-        self._order(to_poller.Poll(next(self._numbers), None if names is None else list(names)), polled, failed)
+        return self._order(to_poller.Poll(next(self._numbers), None if names is None else list(names)), _read_poll)
 
     def look_all(
-        self,
-        name: str,
-        then: Callable[[list[FoundModel]], None],
-        failed: Failed,
-        *,
-        config: str | None = None,
-        directory: str | None = None,
-        repository: str | None = None,
-    ) -> None:
-        """Find the models of a name, with what a load request brings along (poll.py's Override)."""
+        self, name: str, *, config: str | None = None, directory: str | None = None, repository: str | None = None
+    ) -> Future[list[FoundModel]]:
+        """The models of a name, with what a load request brings along (poll.py's Override)."""
         order = to_poller.LookAll(next(self._numbers), name, config, directory, repository)
-        self._order(order, lambda _answer, found: then(found), failed)
+        return self._order(order, lambda _answer, found: found)
 
-    def look(
-        self, name: str, then: Callable[[FoundModel | None], None], failed: Failed, *, preferred: str = ""
-    ) -> None:
-        """Find a model by its name, of several the one of the `preferred` namespace; `then` gets None for none."""
-
+    def look(self, name: str, *, preferred: str = "") -> Future[FoundModel | None]:
+        """A model by its name, of several the one of the `preferred` namespace; None where there is none."""
         order = to_poller.Look(next(self._numbers), name, preferred)
-        self._order(order, lambda _answer, found: then(found[0] if found else None), failed)
+        return self._order(order, lambda _answer, found: found[0] if found else None)
 
     def discard(self, directory: Path) -> None:
         """Have a directory removed that was made for one load."""
-        self._order(to_poller.Discard(next(self._numbers), str(directory)), lambda _answer, _found: None, _log_failure)
+        order = to_poller.Discard(next(self._numbers), str(directory))
+        self._loop.start(_log_refusal(self._order(order, lambda _answer, _found: None)))
 
     def configure_log(self) -> None:
         """The settings of the log have changed."""
         if self._member is not None:
             self._member.send(LogChanged(self._log_settings))
 
-    def _order(self, message: to_poller.Order, on_done: Done, on_failed: Failed) -> None:
-        number = message.order
-        self._orders[number] = OpenOrder(message, on_done, on_failed)
+    def _order(self, message: to_poller.Order, read: Callable[[Answer, list[FoundModel]], T]) -> Future[T]:
+        """Ask now; the future's result comes later, or a ShoalError where the repositories cannot be read."""
+        result: Future[T] = self._loop.future()
         try:
             self.start()
         except OSError as error:
-            del self._orders[number]
-            on_failed(InternalError(f"the process that reads model repositories cannot be started: {error}"))
-            return
+            refusal = InternalError(f"the process that reads model repositories cannot be started: {error}")
+            result.set_exception(refusal)
+            return result
+        self._orders[message.order] = OpenOrder(message, read, result)
         if self._member is not None:
             self._member.send(message)
-        self._check_answered(number, self._loop.now_s())
+        self._loop.start(self._watch(result))
+        return result
+
+    async def _watch(self, result: Future[Any]) -> None:
+        """Kill the process if it is silent for too long while this result is missing; each model that was found is a
+        sign of life."""
+        asked_s, limit_s = self._loop.now_s(), self._options.model_load_timeout_secs
+        while not result.done():
+            patience_s = max(asked_s, self._heard_s) + limit_s - self._loop.now_s()
+            if patience_s <= 0:
+                sentence = (
+                    "the reader of model repositories was silent for %d s (--model-load-timeout-secs); it is killed"
+                )
+                _log.error(sentence, limit_s)
+                self.stop()
+                return
+            await first(result, limit_s=patience_s)
 
     # --- answers ---
 
@@ -178,39 +178,38 @@ class Repository:
         if answer.order in self._orders:
             self._orders[answer.order].found.append(FoundModel.from_message(answer))
 
-    def _on_done(self, answer: to_poller.Polled | to_poller.OrderDone) -> None:
+    def _on_done(self, answer: Answer) -> None:
         self._heard_s = self._loop.now_s()
-        if (order := self._orders.pop(answer.order, None)) is not None:
-            order.on_done(answer, order.found)
+        if (order := self._orders.pop(answer.order, None)) is not None and not order.result.done():
+            order.result.set_result(order.read(answer, order.found))
 
     def _on_refused(self, answer: to_poller.OrderRefused) -> None:
         self._heard_s = self._loop.now_s()
-        if (order := self._orders.pop(answer.order, None)) is not None:
-            order.on_failed(errors.from_wire(answer.wire, answer.sentence))
+        self._refuse(answer.order, errors.from_wire(answer.wire, answer.sentence))
 
-    def _check_answered(self, number: int, asked_s: float) -> None:
-        """Whoever is silent for too long is killed; each model that was found is a sign of life."""
-        if number not in self._orders or self._child is None:
-            return
-        patience_s = max(asked_s, self._heard_s) + self._options.model_load_timeout_secs - self._loop.now_s()
-        if patience_s > 0:
-            self._loop.call_after(patience_s, lambda: self._check_answered(number, asked_s))
-            return
-        _log.error(
-            "the reader of model repositories was silent for %d s (--model-load-timeout-secs); it is killed",
-            self._options.model_load_timeout_secs,
-        )
-        self._child.signal(signal.SIGKILL)
+    def _refuse(self, number: int, error: ShoalError) -> None:
+        if (order := self._orders.pop(number, None)) is not None and not order.result.done():
+            order.result.set_exception(error)
 
-    def _exited(self, child: Child, code: int) -> None:
+    async def _await_end(self, child: Child) -> None:
+        code = await shared(child.exited)
         if self._member is not None:
             self._member.hang_up()
         self._child = self._member = None
-        orders, self._orders = self._orders, {}
-        for order in orders.values():
-            sentence = f"the process that reads model repositories (pid {child.pid}) {describe_exit(code)}"
-            order.on_failed(InternalError(sentence))
+        sentence = f"the process that reads model repositories (pid {child.pid}) {describe_exit(code)}"
+        for number in tuple(self._orders):
+            self._refuse(number, InternalError(sentence))
 
 
-def _log_failure(error: ShoalError) -> None:
-    _log.error("%s", error)
+def _read_poll(answer: Answer, found: list[FoundModel]) -> Poll:
+    assert isinstance(answer, to_poller.Polled)
+    problems = {ModelIdentifier(*identifier): reason for identifier, reason in answer.problems}
+    identifiers = tuple(ModelIdentifier(*identifier) for identifier in answer.identifiers)
+    return Poll({model.identifier: model for model in found}, problems, identifiers)
+
+
+async def _log_refusal(result: Future[None]) -> None:
+    try:
+        await result
+    except ShoalError as error:
+        _log.error("%s", error)

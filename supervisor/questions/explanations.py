@@ -13,7 +13,7 @@ from shoal.shm.counters import RowView
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.models.models import Models
 from shoal.supervisor.models.served import Served
-from shoal.supervisor.questions.questions import Handler, Question
+from shoal.supervisor.questions.questions import Verb
 
 #: An ensemble has no batches of its own.
 _ENSEMBLE = {"scheduler": "ensemble", "reasons": [], "last_batches": []}
@@ -26,11 +26,11 @@ class Explanations:
         self._star = star
         self._models = models
         self._read_counters = read_counters
-        # Changed by hear, and by the answer to the question: by model id, what the batcher has told last.
+        # Changed by hear and _explain: by model id, what the batcher has told last.
         self._told: dict[int, dict[str, Any]] = {}
 
     @property
-    def verbs(self) -> dict[str, Handler]:
+    def verbs(self) -> dict[str, Verb]:
         """What front ends may ask."""
         return {"explain": self._explain}
 
@@ -38,22 +38,18 @@ class Explanations:
         """The batcher tells of one model version."""
         self._told[message.model_id] = message.explanation
 
-    def _explain(self, question: Question) -> None:
-        model, number = self._models.get(question.arguments["model"]), question.arguments["version"]
+    async def _explain(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        model, number = self._models.get(arguments["model"]), arguments["version"]
         versions = [model.serving[each] for each in sorted(model.serving) if number in (None, each)]
         asked = [each for each in versions if "ensemble_scheduling" not in each.version.config]
         messages = [ExplainModel(each.version.model_id) for each in asked]
         recipients = [recipient for message in messages for recipient in self._star.to_batcher(message)]
-
-        def answer() -> None:
-            told = {each: self._told.pop(each.version.model_id, None) for each in asked}
-            if None in told.values():
-                question.refuse(UnavailableError("the batcher has been replaced meanwhile; ask again"))
-                return
-            explained = [{**self._measured(each), **(told.get(each) or _ENSEMBLE)} for each in versions]
-            question.answer({"model": model.identifier.name, "versions": explained})
-
-        self._star.acknowledgements.announce(recipients, answer)
+        await self._star.acknowledgements.announce(recipients)
+        told = {each: self._told.pop(each.version.model_id, None) for each in asked}
+        if None in told.values():
+            raise UnavailableError("the batcher has been replaced meanwhile; ask again")
+        explained = [{**self._measured(each), **(told.get(each) or _ENSEMBLE)} for each in versions]
+        return {"model": model.identifier.name, "versions": explained}
 
     def _measured(self, served: Served) -> dict[str, Any]:
         version = served.version

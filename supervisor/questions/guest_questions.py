@@ -4,6 +4,7 @@ What changes the server, as loading a model does, is for HTTP, which says who ma
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.options import ServerOptions
@@ -14,7 +15,7 @@ from shoal.star.models import ModelTable
 from shoal.star.readiness import is_server_ready
 from shoal.star.statistics import collect
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.questions.questions import Handler, Question
+from shoal.supervisor.questions.questions import Verb
 
 
 class GuestQuestions:
@@ -25,30 +26,38 @@ class GuestQuestions:
         options: ServerOptions,
         models: Models,
         read_counters: Callable[[], CounterTableView],
-        asks_model: Handler,
+        asks_model: Verb,
     ) -> None:
         self._options = options
         self._models = models
         self._read_counters = read_counters
         self._asks_model = asks_model
-        self.verbs: dict[str, Handler] = {
-            "server_metadata": lambda question: question.answer(describe_server(self._server())),
-            "model_metadata": lambda question: question.answer(describe_model(self._server(), *_version_of(question))),
+        self.verbs: dict[str, Verb] = {
+            "server_metadata": self._server_metadata,
+            "model_metadata": self._model_metadata,
             "statistics": self._statistics,
-            "ready": lambda question: question.answer(is_server_ready(self._server())),
+            "ready": self._ready,
             "is_ready": self._is_ready,
         }
 
-    def _statistics(self, question: Question) -> None:
-        name, version = _version_of(question)
-        question.answer(collect(self._server(), name, version if name else None))
+    async def _server_metadata(self, _arguments: dict[str, Any]) -> Any:
+        return describe_server(self._server())
 
-    def _is_ready(self, question: Question) -> None:
-        entry = self._server().models.lookup(*_version_of(question))
+    async def _model_metadata(self, arguments: dict[str, Any]) -> Any:
+        return describe_model(self._server(), *_version_of(arguments))
+
+    async def _statistics(self, arguments: dict[str, Any]) -> Any:
+        name, version = _version_of(arguments)
+        return collect(self._server(), name, version if name else None)
+
+    async def _ready(self, _arguments: dict[str, Any]) -> bool:
+        return is_server_ready(self._server())
+
+    async def _is_ready(self, arguments: dict[str, Any]) -> Any:
+        entry = self._server().models.lookup(*_version_of(arguments))
         if entry.ready and entry.has_ready_check:
-            self._asks_model(Question(question.asker, question.number, {"model": entry.model_id}))
-        else:
-            question.answer(entry.ready)
+            return await self._asks_model({"model": entry.model_id})
+        return entry.ready
 
     def _server(self) -> KnownServer:
         """What a front end knows now."""
@@ -64,9 +73,9 @@ class GuestQuestions:
         )
 
 
-def _version_of(question: Question) -> tuple[str, str | None]:
+def _version_of(arguments: dict[str, Any]) -> tuple[str, str | None]:
     """The model and the version that are asked about; raises InvalidArgumentError for what is no name."""
-    name, version = question.arguments.get("model", ""), question.arguments.get("version", "")
+    name, version = arguments.get("model", ""), arguments.get("version", "")
     if type(name) is not str or type(version) is not str:
         raise InvalidArgumentError("a model's name and version must be text")
     return name, version or None

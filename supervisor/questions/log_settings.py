@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from shoal import log
 from shoal.messages.shared import LogChanged
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.questions.questions import Question
 
 
 class Logging(Protocol):
@@ -29,14 +28,14 @@ class LogSettings:
         self._star = star
         self._others = others
 
-    def change(self, question: Question) -> None:
-        """Put `changes` in force, then answer with all settings.
+    async def change(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Put `changes` in force everywhere; all settings.
 
         Front ends and batcher acknowledge it. Workers, which may execute for a minute, the reader of repositories,
         which may download for an hour, and the tracer are told and not waited for: they hear it before what they do
         next.
         """
-        self._settings.update(question.arguments["changes"])
+        self._settings.update(arguments["changes"])
         log.configure(**self._settings)
         for each in self._others:
             each.configure_log()
@@ -48,4 +47,5 @@ class LogSettings:
         listening = [client.member for client in star.front_ends]
         if star.batcher is not None:
             listening.append(star.batcher)
-        star.acknowledgements.announce([(member, message) for member in listening], lambda: question.answer(now))
+        await star.acknowledgements.announce([(member, message) for member in listening])
+        return now

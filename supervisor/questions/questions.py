@@ -1,18 +1,21 @@
-"""Questions of front ends: each names a verb and is answered once, now or when what it asks for is done.
+"""Questions of front ends, guests and models: each names a verb, a coroutine whose result is the answer.
 
-Runs in the supervisor. A verb's handler is told the question and keeps it for as long as it takes; a front end that has
-died meanwhile is answered into the void.
+Runs in the supervisor. The answer to a process that has died meanwhile goes nowhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.errors import InternalError, ShoalError
+from shoal.errors import InternalError, ShoalError, UnavailableError
 from shoal.messages.from_client import QuestionAsked
 from shoal.messages.to_client import QuestionAnswered
-from shoal.supervisor.failure_domains import own_error, run_in
+from shoal.supervisor.event_loop import CancelledError, EventLoop, Future
+from shoal.supervisor.failure_domains import contained, own_error
 from shoal.supervisor.processes.members import Member
+
+#: What is done for a question: it is given the arguments, and returns what msgpack can carry. A ShoalError refuses.
+Verb = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,28 +44,70 @@ class Question:
         self.asker.send(QuestionAnswered(self.number, error.wire, str(error)))
 
 
-Handler = Callable[[Question], None]
-
-
 class Questions:
-    """Which verbs there are. A handler that raises a ShoalError refuses by it.
+    """Which verbs there are.
 
     All that an asker was told before the answer to `ping` is in force there when that answer has come.
     """
 
-    def __init__(self, handlers: dict[str, Handler]) -> None:
-        self._handlers = {"ping": Question.answer, **handlers}
+    def __init__(self, loop: EventLoop, verbs: dict[str, Verb]) -> None:
+        self._loop = loop
+        self._verbs: dict[str, Verb] = {"ping": _ping, **verbs}
 
     def take(self, asker: Member, message: QuestionAsked) -> None:
-        """Hand a front end's message to whom it concerns."""
+        """Begin to answer a client's message."""
         question = Question(asker, message.question, message.arguments)
-        run_in(question, self._take, question, message.verb)
+        self._loop.start(self._answer(question, message.verb))
 
-    def _take(self, question: Question, verb: str) -> None:
-        handler = self._handlers.get(verb)
-        try:
-            if handler is None:
-                raise InternalError(f"the supervisor does not know the verb '{verb}'")
-            handler(question)
-        except ShoalError as error:
-            question.refuse(error)
+    async def _answer(self, question: Question, verb: str) -> None:
+        with contained(question):
+            try:
+                if verb not in self._verbs:
+                    raise InternalError(f"the supervisor does not know the verb '{verb}'")
+                question.answer(await self._verbs[verb](question.arguments))
+            except ShoalError as error:
+                question.refuse(error)
+            except CancelledError:
+                question.refuse(UnavailableError("the server is stopping"))
+                raise
+
+
+async def _ping(_arguments: dict[str, Any]) -> None:
+    """Nothing is done."""
+
+
+# --- until all verbs are coroutines ---
+
+Handler = Callable[[Question], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _AnsweredLater(Question):
+    result: Future[Any]
+
+    @property
+    def title(self) -> str:
+        return "what a client has asked for"
+
+    def answer(self, result: Any = None) -> None:
+        if not self.result.done():
+            self.result.set_result(result)
+
+    def refuse(self, error: ShoalError) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
+
+
+def plain(handler: Handler) -> Verb:
+    """The verb of a handler that answers its question itself, now or later."""
+
+    async def verb(arguments: dict[str, Any]) -> Any:
+        question = _AnsweredLater(None, 0, arguments, Future())  # type: ignore[arg-type]  # answered by `Questions`
+        with contained(question):
+            try:
+                handler(question)
+            except ShoalError as error:
+                question.refuse(error)
+        return await question.result
+
+    return verb

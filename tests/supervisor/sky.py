@@ -149,6 +149,7 @@ class Sky:
         return process, worker
 
     def acknowledge(self, process: Process) -> None:
+        self.clock.settle()
         process.heard()
         while process.unacknowledged:
             self.star.acknowledgements.received(process.member, process.unacknowledged.pop(0))

@@ -11,9 +11,9 @@ import pytest
 from shoal.messages.from_client import QuestionAsked
 from shoal.messages.to_client import QuestionAnswered, RegionRegistered, RegionUnregistered
 from shoal.supervisor.memory.client_regions import ClientRegions
-from shoal.supervisor.questions.questions import Questions
+from shoal.supervisor.questions.questions import Questions, plain
 from tests.messages import FD
-from tests.supervisor.sky import Process, Sky
+from tests.supervisor.sky import Sky
 
 KEY = f"shoal-test-supervisor-{os.getpid()}"
 
@@ -24,13 +24,18 @@ class Office(Sky):
     def __init__(self) -> None:
         super().__init__()
         self.regions = ClientRegions(self.star)
-        self.questions = Questions(self.regions.verbs)
+        self.questions = questions_of(self)
 
     def ask_for(self, verb: str, name: str, **more: Any) -> None:
         self.questions.take(self.a.member, QuestionAsked(1, verb, {"name": name, **more}))
+        self.clock.settle()
 
     def register(self, name: str, nbytes: int = 8, offset: int = 0) -> None:
         self.ask_for("register_region", name, key=KEY, offset=offset, byte_size=nbytes)
+
+
+def questions_of(office: Office) -> Questions:
+    return Questions(office.loop, {verb: plain(handler) for verb, handler in office.regions.verbs.items()})
 
 
 @pytest.fixture
@@ -46,8 +51,9 @@ def news(name: str, nbytes: int = 8) -> RegionRegistered:
     return RegionRegistered(name=name, key=KEY, offset=0, byte_size=nbytes, memory=FD)
 
 
-def answers(process: Process) -> list[tuple[int, str]]:
-    return [(message.wire, message.sentence) for message in process.heard() if isinstance(message, QuestionAnswered)]
+def answers(office: Office) -> list[tuple[int, str]]:
+    office.clock.settle()
+    return [(message.wire, message.sentence) for message in office.a.heard() if isinstance(message, QuestionAnswered)]
 
 
 def test_the_client_hears_when_every_front_end_has_the_region(office: Office) -> None:
@@ -56,9 +62,9 @@ def test_the_client_hears_when_every_front_end_has_the_region(office: Office) ->
     assert office.batcher.heard() == office.third.heard() == []
     assert len({os.fstat(fd).st_ino for fd in (office.a.fds[-1], office.b.fds[-1])}) == 1
     office.acknowledge(office.a)
-    assert answers(office.a) == []
+    assert answers(office) == []
     office.acknowledge(office.b)
-    assert answers(office.a) == [(0, "")]
+    assert answers(office) == [(0, "")]
 
 
 @pytest.mark.parametrize(("name", "left"), [("r", ["s"]), ("", [])])
@@ -69,9 +75,9 @@ def test_and_when_it_is_gone_everywhere(office: Office, name: str, left: list[st
     office.ask_for("unregister_region", name)
     assert office.a.heard() == office.b.heard() == [RegionUnregistered(name)]
     office.acknowledge(office.a)
-    assert answers(office.a) == []
+    assert answers(office) == []
     office.acknowledge(office.b)
-    assert answers(office.a) == [(0, "")]
+    assert answers(office) == [(0, "")]
     # Who joins later hears of those that are left.
     process, client = office.join_client()
     process.heard()
@@ -85,7 +91,7 @@ def test_a_region_that_is_refused_is_told_to_nobody(office: Office) -> None:
     office.register("r")
     office.register("s", 65)
     assert office.b.heard() == []
-    assert answers(office.a) == [
+    assert answers(office) == [
         (7, "shared memory region 'r' already in manager"),
         (4, "failed to register shared memory region 's': invalid args"),
     ]
@@ -94,7 +100,7 @@ def test_a_region_that_is_refused_is_told_to_nobody(office: Office) -> None:
 def test_regions_leave_descriptors_for_connections(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (8, 8))
     office.regions = ClientRegions(office.star)
-    office.questions = Questions(office.regions.verbs)
+    office.questions = questions_of(office)
     for name in ("r", "s", "t"):
         office.register(name)
         office.settle()

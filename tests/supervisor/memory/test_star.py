@@ -57,9 +57,11 @@ def test_who_cannot_be_welcomed_leaves_nothing(
     sky: Sky, monkeypatch: pytest.MonkeyPatch, num_descriptors: Callable[[], int], kind: str
 ) -> None:
     """While there is no batcher a client is welcomed at once, and no descriptor may be left for that."""
-    guests = Guests(sky.loop, sky.star, OPTIONS, Questions({}), lambda _guest: None, Descriptors(num_open, lambda: 999))
+    guests = Guests(
+        sky.loop, sky.star, OPTIONS, Questions(sky.loop, {}), lambda _guest: None, Descriptors(num_open, lambda: 999)
+    )
     nothing: Any = SimpleNamespace(welcome=lambda: WELCOME)
-    clients = Clients(sky.star, nothing, Questions({}), nothing, lambda _client: None, lambda _error: True)
+    clients = Clients(sky.star, nothing, Questions(sky.loop, {}), nothing, lambda _client: None, lambda _error: True)
     join = {"front end": clients.join_front_end, "caller": clients.join_caller, "guest": guests._join}
     sky.star.leave_batcher(sky.batcher.member)
     process, known, read_only = sky.start(), dict(sky.star.clients), segment.read_only

@@ -1,78 +1,32 @@
-"""A model: when whoever asked for a load hears what it came to. The test plays those that hear of it first."""
+"""A model: what its loads and unloads come to, and when. The test plays the versions, and those that hear first."""
 
-import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnavailableError
+from shoal.messages.message import Message
+from shoal.model_config.messages import Config
 from shoal.repository.found import FoundModel, FoundVersion
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import NO_ROW, NO_VERSION, UNLOADED, ModelVersion, VersionState
 from shoal.repository.plan import source_of
+from shoal.supervisor.event_loop import EventLoop, Future, Task, shared
+from shoal.supervisor.failure_domains import contained
 from shoal.supervisor.models.model import Model
-from shoal.supervisor.models.served import Served
-from shoal.supervisor.models.version_owner import Owner
-
-
-class Registry:
-    """What is told, and who waits until it is in force. There is nothing to load."""
-
-    num_retries = 0
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Sequence[Any], Callable[[], None]]] = []
-
-    def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
-        raise AssertionError(f"version {number} of {found.name} must not be created")
-
-    def create_problem(self, identifier: ModelIdentifier, error: ShoalError, *, is_polled: bool = True) -> ModelVersion:
-        version = ModelVersion(identifier.name, NO_VERSION, 1, NO_ROW, Path())
-        version.move(VersionState.UNAVAILABLE, str(error))
-        return version
-
-    def queue(self, served: Served) -> None: ...
-
-    def settled(self, served: Served) -> None: ...
-
-    def release(self, served: Served) -> None: ...
-
-    def settle_retired(self, then: Callable[[], None]) -> None:
-        then()
-
-    def tell(self, messages: Sequence[Any], then: Callable[[], None]) -> None:
-        self.told.append((messages, then))
-
-
-class Faulty(Registry):
-    """A registry with a fault of ours."""
-
-    def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
-        raise KeyError("instance_group")
-
-
-class Silent(Registry):
-    """A registry that fails to tell."""
-
-    def tell(self, messages: Sequence[Any], then: Callable[[], None]) -> None:
-        raise KeyError("row")
-
-
-class Full(Registry):
-    """A registry that has no room for another version."""
-
-    def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
-        raise UnavailableError("one too many")
+from tests.supervisor.clock import ClockLoop
 
 
 class Copy:
     """A version that comes up, or fails, when the test says so."""
 
-    def __init__(self, found: FoundModel, number: int) -> None:
+    def __init__(self, found: FoundModel, number: int, loop: EventLoop) -> None:
         self.version = ModelVersion(found.name, number, number, number, Path(f"/m/{number}"))
         self.source = source_of(found, number)
+        self.loaded: Future[None] = loop.future()
         self.calls: list[str] = []
         self.is_ending = False
 
@@ -100,26 +54,109 @@ class Copy:
     def refuse(self, error: ShoalError) -> None:
         self.version.move(VersionState.UNAVAILABLE, str(error))
 
+    def fail(self, sentence: str) -> None:
+        self.version.move(VersionState.UNAVAILABLE, sentence)
+        if not self.loaded.done():
+            self.loaded.set_exception(UnavailableError(sentence))
 
-class Room(Registry):
-    """A registry that makes versions, and fails to make the one numbered `fault_at`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+class AllVersions:
+    """Versions as a model needs them, without processes; `create_fault` and `announce_fault` are raised, where set."""
+
+    num_retries = 0
+
+    def __init__(self, clock: ClockLoop) -> None:
+        self._clock = clock
+        self.loop = EventLoop(clock)
         self.copies: list[Copy] = []
-        self.fault_at = 0
+        self.announced: list[tuple[Sequence[Any], Future[None]]] = []
+        self.create_fault: Callable[[int], Exception | None] = lambda _number: None
+        self.announce_fault: Callable[[], Exception | None] = lambda: None
 
-    def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
-        if number == self.fault_at:
-            raise KeyError("row")
-        self.copies.append(Copy(found, number))
-        return self.copies[-1]  # type: ignore[return-value]  # what a model needs of one
+    def create(self, found: FoundModel, number: int) -> Copy:
+        if (fault := self.create_fault(number)) is not None:
+            raise fault
+        self.copies.append(Copy(found, number, self.loop))
+        return self.copies[-1]
+
+    def create_problem(self, identifier: ModelIdentifier, reason: str, *, is_polled: bool = True) -> ModelVersion:
+        version = ModelVersion(identifier.name, NO_VERSION, 1, NO_ROW, Path(), is_polled=is_polled)
+        version.move(VersionState.UNAVAILABLE, reason)
+        return version
+
+    def slot_for(self, _copy: Copy) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    def show(self, copy: Copy, instead_of: Copy | None) -> None: ...
+
+    async def load(self, copy: Copy) -> None:
+        await shared(copy.loaded)
+
+    def resize(self, copy: Copy, _groups: list[Config]) -> Future[None]:
+        return copy.loaded
+
+    def is_up(self, copy: Copy) -> bool:
+        return copy.version.state is VersionState.LOADING
+
+    def discard(self, copy: Copy) -> None:
+        with contained(copy):
+            copy.discard()
+
+    async def settle_retired(self) -> None: ...
+
+    def announce(self, messages: Sequence[Message]) -> Future[None]:
+        applied: Future[None] = self.loop.future()
+        fault = self.announce_fault()
+        if fault is not None:
+            raise fault
+        self.announced.append((messages, applied))
+        return applied
+
+    # --- what the test does ---
+
+    def bring_up(self, copy: Copy) -> None:
+        copy.loaded.set_result(None)
+        self._clock.settle()
 
     def confirm(self) -> None:
-        """Everybody acts upon what was told."""
-        told, self.told = self.told, []
-        for _, then in told:
-            then()
+        """Clients and batcher act upon what was announced."""
+        self._clock.settle()
+        while self.announced:
+            self.announced.pop(0)[1].set_result(None)
+            self._clock.settle()
+
+
+class Desk:
+    """A model, and what has become of its loads and unloads."""
+
+    def __init__(self, clock: ClockLoop) -> None:
+        self._clock = clock
+        self.versions = AllVersions(clock)
+        self.model = Model(ModelIdentifier("m", ""), self.versions)  # type: ignore[arg-type]  # what it needs of them
+
+    def load(self, found: FoundModel) -> Task[None]:
+        task = self.model.load(found)
+        self._clock.settle()
+        return task
+
+    def unload(self) -> Task[None]:
+        task = self.versions.loop.begin(self.model.unload())
+        self._clock.settle()
+        return task
+
+    def up(self, *numbers: int) -> list[Copy]:
+        """Versions that serve."""
+        load = self.load(found(*numbers))
+        for copy in self.versions.copies:
+            self.versions.bring_up(copy)
+        self.versions.confirm()
+        assert outcome(load) is None
+        return self.versions.copies[:]
+
+
+@pytest.fixture
+def desk(clock: ClockLoop) -> Desk:
+    return Desk(clock)
 
 
 def found(*numbers: int, error: ShoalError | None = None) -> FoundModel:
@@ -128,187 +165,183 @@ def found(*numbers: int, error: ShoalError | None = None) -> FoundModel:
     )
 
 
-def test_an_unexpected_error_fails_the_load_and_not_the_next_one() -> None:
-    registry, outcomes = Faulty(), list[ShoalError | None]()
-    model = Model(ModelIdentifier("m", ""), registry)
-    versions = {1: FoundVersion(Path("/m/1"), 0)}
+def outcome(load: Task[None]) -> str | None:
+    """What a load raised, in words; it has ended."""
+    error = load.exception()
+    return None if error is None else str(error)
+
+
+def raise_once(error: Exception) -> Callable[[], Exception | None]:
+    errors = [error]
+    return lambda: errors.pop() if errors else None
+
+
+def test_an_unexpected_error_fails_the_load_and_not_the_next_one(desk: Desk) -> None:
+    desk.versions.create_fault = lambda _number: KeyError("instance_group")
     for _ in range(2):
-        model.load(FoundModel("m", Path("/m"), {}, {}, versions, 0), outcomes.append)
-        assert not model.is_loading
-        registry.told.pop()[1]()
-        assert str(outcomes.pop()) == (
+        load = desk.load(found(1))
+        assert not desk.model.is_loading
+        desk.versions.confirm()
+        assert outcome(load) == (
             "load failed for model 'm': version 1 is at UNAVAILABLE state: "
             "Internal: an error of the server's own, KeyError: 'instance_group';\n"
         )
-    assert [row.state for row in model.rows] == [VersionState.UNAVAILABLE]
+    assert [row.state for row in desk.model.rows] == [VersionState.UNAVAILABLE]
 
 
-def test_an_unexpected_error_while_a_load_is_put_in_force_is_its_outcome() -> None:
-    outcomes = list[ShoalError | None]()
-    model = Model(ModelIdentifier("m", ""), Silent())
-    model.load(FoundModel("m", Path("/m"), {}, {}, {}, 0), outcomes.append)
-    assert [str(error) for error in outcomes] == ["an error of the server's own, KeyError: 'row'"]
-    assert not model.is_loading
+def test_an_unexpected_error_while_a_load_is_put_in_force_is_its_outcome(desk: Desk) -> None:
+    desk.versions.announce_fault = lambda: KeyError("row")
+    assert outcome(desk.load(found())) == "'row'"  # in words of the server's by `Models.load`
+    assert not desk.model.is_loading
 
 
-def test_a_model_that_cannot_even_be_refused_is_answered() -> None:
-    outcomes = list[ShoalError | None]()
-    model = Model(ModelIdentifier("m", ""), Full())
-    model.load(found(1, error=InvalidArgumentError("no such field")), outcomes.append)
-    assert [str(error) for error in outcomes] == ["one too many"]
-    assert not model.is_loading
+def test_a_model_that_cannot_even_be_refused_is_answered(desk: Desk) -> None:
+    desk.versions.create_fault = lambda _number: UnavailableError("one too many")
+    load = desk.load(found(1, error=InvalidArgumentError("no such field")))
+    desk.versions.confirm()
+    assert outcome(load) == "one too many"
+    assert not desk.model.is_loading
 
 
-def test_an_error_of_one_version_takes_those_along_that_come_up() -> None:
-    registry, outcomes = Room(), list[ShoalError | None]()
-    registry.fault_at = 2
-    model = Model(ModelIdentifier("m", ""), registry)
-    model.load(found(1, 2), outcomes.append)
-    (first,) = registry.copies
+def test_an_error_of_one_version_takes_those_along_that_come_up(desk: Desk) -> None:
+    desk.versions.create_fault = lambda number: KeyError("row") if number == 2 else None
+    load = desk.load(found(1, 2))
+    (first,) = desk.versions.copies
+    desk.versions.bring_up(first)
     assert first.calls == ["discard"]
-    registry.confirm()
-    assert len(outcomes) == 1
-    model.on_ready(first)  # type: ignore[arg-type]
-    registry.fault_at = 0
-    model.load(found(1, 2), outcomes.append)
-    model.on_ready(first)  # type: ignore[arg-type]  # of an earlier load: no part of this one
-    model.on_ready(registry.copies[1])  # type: ignore[arg-type]
-    assert model.is_loading
-    model.on_ready(registry.copies[2])  # type: ignore[arg-type]
-    registry.confirm()
-    assert outcomes[1:] == [None]
+    desk.versions.confirm()
+    assert "version 2 is at UNAVAILABLE state: Internal: an error of the server's own" in str(outcome(load))
+    desk.versions.create_fault = lambda _number: None
+    load = desk.load(found(1, 2))
+    _, one, two = desk.versions.copies
+    desk.versions.bring_up(one)
+    assert desk.model.is_loading
+    desk.versions.bring_up(two)
+    desk.versions.confirm()
+    assert outcome(load) is None
 
 
-def test_an_error_in_what_follows_a_switch_does_not_touch_the_next_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The outcome of each load is called once, and all that is replaced is retired."""
-    registry, outcomes = Room(), list[tuple[str, ShoalError | None]]()
-    model = Model(ModelIdentifier("m", ""), registry)
-    model.load(found(1, 2), lambda error: outcomes.append(("first", error)))
-    one, two = registry.copies
-    model.on_ready(one)  # type: ignore[arg-type]
-    model.on_ready(two)  # type: ignore[arg-type]
-    registry.confirm()
-    monkeypatch.setattr(one, "retire", lambda: 1 / 0)
-    model.load(found(), lambda error: outcomes.append(("second", error)))
-    model.load(found(3), lambda error: outcomes.append(("third", error)))
-    registry.confirm()
-    assert (one.calls, two.calls) == (["ZeroDivisionError('division by zero')"], ["retire"])
-    assert outcomes == [("first", None), ("second", None)]
-    assert model.is_loading
-    model.on_ready(registry.copies[2])  # type: ignore[arg-type]
-    registry.confirm()
-    assert outcomes[2:] == [("third", None)]
-
-
-def test_an_error_after_an_announcement_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry, outcomes = Room(), list[ShoalError | None]()
-    model = Model(ModelIdentifier("m", ""), registry)
-
-    def tell(messages: Sequence[Any], then: Callable[[], None]) -> None:
-        registry.told.append((messages, then))
-        raise OSError("no notification")
-
-    monkeypatch.setattr(registry, "tell", tell)
-    model.load(found(), outcomes.append)
-    registry.confirm()
-    assert [str(error) for error in outcomes] == ["an error of the server's own, OSError: no notification"]
-
-
-@pytest.mark.parametrize("is_told", [False, True])
-def test_versions_are_retired_once_though_their_end_cannot_be_announced(
-    monkeypatch: pytest.MonkeyPatch, is_told: bool
+def test_an_error_in_what_follows_a_switch_does_not_touch_the_next_load(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither an unload nor a load that replaces them leaves them behind, whether clients are told or not."""
-    registry, outcomes = Room(), list[ShoalError | None]()
-    model = Model(ModelIdentifier("m", ""), registry)
-    model.load(found(1, 2), outcomes.append)
-    one, two = registry.copies
-    model.on_ready(one)  # type: ignore[arg-type]
-    model.on_ready(two)  # type: ignore[arg-type]
-    registry.confirm()
+    """Each load has an outcome, and all that is replaced is retired."""
+    one, two = desk.up(1, 2)
+    monkeypatch.setattr(one, "retire", lambda: 1 / 0)
+    second, third = desk.load(found()), desk.load(found(3))
+    desk.versions.confirm()
+    assert (one.calls, two.calls) == (["ZeroDivisionError('division by zero')"], ["retire"])
+    assert outcome(second) is None
+    assert desk.model.is_loading
+    desk.versions.bring_up(desk.versions.copies[2])
+    desk.versions.confirm()
+    assert outcome(third) is None
 
-    def tell(messages: Sequence[Any], then: Callable[[], None]) -> None:
-        if is_told:
-            registry.told.append((messages, then))
-        raise OSError("no notification")
 
-    monkeypatch.setattr(registry, "tell", tell)
-    model.load(found(2), outcomes.append)
-    with pytest.raises(OSError, match="no notification"):
-        model.unload(lambda: None)
-    registry.confirm()
+@pytest.mark.parametrize("is_load", [False, True])
+def test_versions_are_retired_once_though_their_end_cannot_be_announced(desk: Desk, is_load: bool) -> None:
+    """Neither an unload nor a load that replaces them leaves them behind."""
+    one, two = desk.up(1, 2)
+    desk.versions.announce_fault = raise_once(OSError("no notification"))
+    task = desk.load(found()) if is_load else desk.unload()
+    assert outcome(task) == "no notification"
+    desk.versions.confirm()
     assert (one.calls, two.calls) == (["retire"], ["retire"])
-    assert [str(error) for error in outcomes[1:]] == ["an error of the server's own, OSError: no notification"]
+    again = desk.unload()
+    desk.versions.confirm()
+    assert outcome(again) is None
+    assert (one.calls, two.calls) == (["retire"], ["retire"])
 
 
-def test_a_version_that_comes_up_and_then_fails_is_counted_once() -> None:
-    registry, outcomes = Room(), list[ShoalError | None]()
-    model = Model(ModelIdentifier("m", ""), registry)
-    model.load(found(1, 2), outcomes.append)
-    one, two = registry.copies
-    model.on_ready(one)  # type: ignore[arg-type]
-    model.on_load_failed(one, InternalError("an error of the server's own"))  # type: ignore[arg-type]
-    assert model.is_loading
-    model.on_ready(two)  # type: ignore[arg-type]
-    registry.confirm()
-    assert not model.is_loading
-    assert two.calls == ["discard"]
-    assert [type(error) for error in outcomes] == [InvalidArgumentError]
+def test_a_version_that_comes_up_and_then_fails_is_counted_once(desk: Desk) -> None:
+    load = desk.load(found(1, 2))
+    one, two = desk.versions.copies
+    desk.versions.bring_up(one)
+    one.fail("an error of the server's own")
+    assert desk.model.is_loading
+    desk.versions.bring_up(two)
+    desk.versions.confirm()
+    assert not desk.model.is_loading
+    assert (one.calls, two.calls) == ([], ["discard"])
+    assert outcome(load) == (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: an error of the server's own;\n"
+    )
 
 
-def test_a_load_is_refused_once_everybody_knows_why() -> None:
-    registry, outcomes = Registry(), list[ShoalError | None]()
-    model = Model(ModelIdentifier("m", ""), registry)
-    error = InvalidArgumentError("no such field")
-    model.load(FoundModel("m", Path("/m"), {}, {}, {}, 0, error), outcomes.append)
-    ((messages, then),) = registry.told
-    assert [(message.state, message.reason) for message in messages] == [("UNAVAILABLE", "no such field")]
-    assert outcomes == []
-    then()
-    assert outcomes == [error]
+def test_a_version_that_fails_is_tried_again_as_often_as_retries_are_wanted(desk: Desk) -> None:
+    desk.versions.num_retries = 1
+    first, second = desk.load(found(1)), desk.load(found(2))
+    for _ in range(2):
+        desk.versions.copies[-1].fail("no such file")
+        desk.versions.confirm()
+    assert (
+        outcome(first) == "load failed for model 'm': version 1 is at UNAVAILABLE state: Unavailable: no such file;\n"
+    )
+    assert [copy.version.version for copy in desk.versions.copies] == [1, 1, 2]
+    desk.versions.copies[-1].fail("no such file")
+    desk.versions.confirm()
+    desk.versions.bring_up(desk.versions.copies[-1])
+    desk.versions.confirm()
+    assert outcome(second) is None
 
 
-def test_what_comes_during_a_load_waits_for_its_turn() -> None:
-    registry, ended = Room(), list[str]()
-    model = Model(ModelIdentifier("m", ""), registry)
-    model.load(found(1), lambda _error: ended.append("load of 1"))
-    model.load(found(2), lambda _error: ended.append("load of 2"))
-    model.unload(lambda: ended.append("unload"))
-    model.load(found(3), lambda _error: ended.append("load of 3"))
+def test_a_load_is_refused_once_everybody_knows_why(desk: Desk) -> None:
+    load = desk.load(found(error=InvalidArgumentError("no such field")))
+    ((messages, _),) = desk.versions.announced
+    assert [(each.state, each.reason) for each in messages] == [("UNAVAILABLE", "Invalid argument: no such field")]
+    assert not load.done()
+    desk.versions.confirm()
+    assert outcome(load) == "no such field"
+
+
+def test_what_goes_on_serving_says_why_nothing_newer_does(desk: Desk) -> None:
+    (one,) = desk.up(1)
+    load = desk.load(found(1, 2))
+    desk.versions.copies[-1].fail("no such file")
+    desk.versions.confirm()
+    assert outcome(load) is not None
+    assert (one.calls, one.version.state) == ([], VersionState.READY)
+    assert one.version.reason == "serving what was loaded before: Unavailable: no such file"
+
+
+def test_what_comes_during_a_load_waits_for_its_turn(desk: Desk) -> None:
+    model, begin, ended = desk.model, desk.versions.loop.begin, list[Task[None]]()
+    tasks = [model.load(found(1)), model.load(found(2)), begin(model.unload()), model.load(found(3))]
+    for task in tasks:
+        task.add_done_callback(ended.append)
+    desk.versions.confirm()
     for number in (1, 2, 3):
-        assert [copy.version.version for copy in registry.copies] == list(range(1, number + 1))
-        model.on_ready(registry.copies[-1])  # type: ignore[arg-type]
-    registry.confirm()
-    registry.confirm()
-    assert ended == ["load of 1", "load of 2", "unload", "load of 3"]
+        assert [copy.version.version for copy in desk.versions.copies] == list(range(1, number + 1))
+        assert model.is_loading
+        desk.versions.bring_up(desk.versions.copies[-1])
+    desk.versions.confirm()
+    desk.versions.confirm()
+    assert ended == tasks
     assert not model.is_loading
     assert list(model.serving) == [3]
 
 
-def test_any_number_of_loads_may_wait() -> None:
+def test_any_number_of_loads_may_wait(desk: Desk) -> None:
     """Those behind the first find everything as they want it, and end at once."""
-    registry, outcomes = Room(), list[ShoalError | None]()
-    model = Model(ModelIdentifier("m", ""), registry)
-    num_loads = 2 * sys.getrecursionlimit()
-    for _ in range(num_loads):
-        model.load(found(1), outcomes.append)
-    model.on_ready(registry.copies[0])  # type: ignore[arg-type]
-    registry.confirm()
-    assert outcomes == [None] * num_loads
+    loads = [desk.model.load(found(1)) for _ in range(2000)]
+    desk.versions.confirm()
+    desk.versions.bring_up(desk.versions.copies[0])
+    desk.versions.confirm()
+    assert [outcome(load) for load in loads] == [None] * len(loads)
 
 
-def test_a_load_s_unexpected_error_does_not_keep_what_waits_from_its_turn() -> None:
-    registry, outcomes, unloads = Room(), list[ShoalError | None](), list[bool]()
-    model = Model(ModelIdentifier("m", ""), registry)
-    model.load(found(1), outcomes.append)
-    model.unload(lambda: unloads.append(True))
+def test_a_load_s_unexpected_error_does_not_keep_what_waits_from_its_turn(desk: Desk) -> None:
+    load, unload = desk.load(found(1)), desk.unload()
+    desk.versions.announce_fault = raise_once(KeyError("row"))
+    desk.versions.bring_up(desk.versions.copies[0])
+    desk.versions.confirm()
+    assert outcome(load) == "'row'"
+    assert outcome(unload) is None
 
-    def tell(messages: Sequence[Any], then: Callable[[], None]) -> None:
-        del registry.tell
-        raise KeyError("row")
 
-    registry.tell = tell  # type: ignore[method-assign]
-    model.on_ready(registry.copies[0])  # type: ignore[arg-type]
-    registry.confirm()
-    assert [str(error) for error in outcomes] == ["an error of the server's own, KeyError: 'row'"]
-    assert unloads == [True]
+def test_while_a_load_is_under_way_a_scaling_is_refused(desk: Desk) -> None:
+    desk.model.load(found(1))
+    with pytest.raises(InternalError, match="is currently loading or unloading"):
+        desk.model.refuse_while_loading()
+    desk.versions.confirm()
+    desk.versions.bring_up(desk.versions.copies[0])
+    desk.model.refuse_while_loading()

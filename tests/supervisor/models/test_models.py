@@ -1,32 +1,23 @@
-"""All models together: what an error in one load leaves to the others. Workers are played by the test."""
+"""All models together: what a load leaves to the others, and the end. Workers are played by the test."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import InvalidArgumentError
 from shoal.model_config import pbtxt
 from shoal.model_config.normalise import normalise
 from shoal.repository.found import FoundModel, FoundVersion
 from shoal.repository.identifier import ModelIdentifier
 from shoal.repository.lifecycle import VersionState
+from shoal.supervisor.event_loop import Task
 from shoal.supervisor.models.models import Models
-from shoal.supervisor.models.served import Served
 from shoal.supervisor.models.served_ensemble import ServedEnsemble
-from shoal.supervisor.models.version_owner import Owner
 from tests.supervisor.served_version import CONFIG, ENSEMBLE, Version
 from tests.supervisor.sky import OPTIONS
-
-
-class Faulty(Models):
-    """Models of which a third version cannot be made, by a fault of ours."""
-
-    def create(self, found: FoundModel, number: int, owner: Owner) -> Served:
-        if number == 3:
-            raise KeyError("row")
-        return super().create(found, number, owner)
 
 
 @pytest.fixture
@@ -43,30 +34,75 @@ def found(name: str, *numbers: int) -> FoundModel:
     return FoundModel(name, Path(f"/{name}"), config, {}, versions, 1)
 
 
-def test_versions_that_go_before_they_are_up_leave_their_turn_to_others(surroundings: Version) -> None:
-    outcomes = list[ShoalError | None]()
-    models = Faulty(surroundings.host, lambda: None, lambda _: None, lambda _: None)
-    models.load(found("a", 1, 2, 3), outcomes.append)  # the first begins, the second waits, the third is the error
-    models.load(found("b", 1), outcomes.append)
-    loading = [each.version for each in surroundings.roster]
-    surroundings.until(lambda: {each.version.name for each in surroundings.roster} == {"b"})
-    assert {(version.name, version.version) for version in loading} == {("a", 1)}
+def models_of(surroundings: Version) -> Models:
+    return Models(surroundings.host, lambda: None, lambda _: None, lambda _: None)
+
+
+def outcome(load: Task[None]) -> str | None:
+    """What a load raised, in words, to the first colon; it has ended."""
+    error = load.exception()
+    return None if error is None else str(error).partition(":")[0]
+
+
+def loading(surroundings: Version) -> list[tuple[str, int]]:
+    """The versions of which an instance has been started."""
     surroundings.sky.settle()
-    assert [str(error).partition(":")[0] for error in outcomes] == ["load failed for model 'a'"]
+    return sorted({(each.version.name, each.version.version) for each in surroundings.roster})
+
+
+def test_versions_that_cannot_be_loaded_leave_their_turn_to_others(
+    surroundings: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that fails as it begins, by a fault of ours, one whose worker fails, and one that comes up."""
+    models = models_of(surroundings)
+    enrol, faults = surroundings.roster.enrol, [KeyError("row")]
+
+    def enrol_later(*arguments: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return enrol(*arguments)
+
+    monkeypatch.setattr(surroundings.roster, "enrol", enrol_later)
+    a, b = models.load(found("a", 1, 2)), models.load(found("b", 1))
+    assert loading(surroundings) == [("a", 2)]
+    surroundings.refuse(next(iter(surroundings.roster)))
+    surroundings.until(lambda: {each.version.name for each in surroundings.roster} == {"b"})
+    assert loading(surroundings) == [("b", 1)]
+    assert outcome(a) == "load failed for model 'a'"
     for instance in surroundings.roster:
         surroundings.bring_up(instance)
-    assert outcomes[1:] == [None]
+    surroundings.sky.settle()
+    assert outcome(b) is None
     assert models.models[ModelIdentifier("b", "")].versions[1].version.state is VersionState.READY
-    models.stop(lambda: None)
+
+
+def test_the_end_comes_for_versions_that_wait_for_their_turn_too(surroundings: Version) -> None:
+    """They are not begun any more, nor is what would have been tried again, or waits for another load."""
+    models = models_of(surroundings)
+    loads = [models.load(found("a", 1, 2)), models.load(found("b", 1)), models.load(found("b", 2))]
+    assert loading(surroundings) == [("a", 1)]
+    stop = surroundings.sky.loop.begin(models.all_versions.stop())
+    surroundings.until(stop.done)
+    surroundings.sky.settle()
+    assert [outcome(load) for load in loads] == [f"load failed for model '{name}'" for name in "abb"]
+    assert loading(surroundings) == []
 
 
 def test_an_error_of_an_ensemble_stops_no_announcement(surroundings: Version, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = list[ShoalError | None]()
-    models = Models(surroundings.host, lambda: None, lambda _: None, lambda _: None)
+    models = models_of(surroundings)
     ensemble = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
-    models.load(replace(found("e", 1), config=ensemble), lambda _: None)
+    models.load(replace(found("e", 1), config=ensemble))
     monkeypatch.setattr(ServedEnsemble, "look", lambda _: 1 / 0)
-    models.load(replace(found("b"), error=InvalidArgumentError("no such field")), outcomes.append)
+    refused = models.load(replace(found("b"), error=InvalidArgumentError("no such field")))
     surroundings.sky.settle()
-    assert [str(error) for error in outcomes] == ["no such field"]
-    models.stop(lambda: None)
+    assert outcome(refused) == "no such field"
+
+
+def test_an_unexpected_error_in_what_follows_a_load_is_its_outcome_in_words(
+    surroundings: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = models_of(surroundings)
+    monkeypatch.setattr(models.all_versions, "announce", lambda _messages: 1 / 0)
+    load = models.load(found("a"))
+    surroundings.sky.settle()
+    assert outcome(load) == "an error of the server's own, ZeroDivisionError"

@@ -26,7 +26,7 @@ def scaling(served: Version) -> Scaling:
     """Of a server that has this version alone."""
     models = Models(served.host, lambda: None, lambda _path: None, lambda _paths: None)
     identifier = ModelIdentifier("m", "")
-    models.models[identifier] = model = Model(identifier, models)
+    models.models[identifier] = model = Model(identifier, models.all_versions)
     model.versions[1] = served.served
     return Scaling(served.sky.loop, models, lambda _row: ZERO_ROW, lambda: 0)
 
@@ -39,6 +39,7 @@ def test_it_is_answered_once_front_ends_and_the_batcher_act_upon_it(pair: Versio
     for process in (sky.a, sky.b, sky.batcher):
         assert asker.heard() == []
         sky.acknowledge(process)
+    sky.clock.settle()
     (answer,) = asker.heard()
     assert [each["name"] for each in answer.result["versions"][0]["instances"]] == ["m_0_0"]
     assert [type(message) for message in sky.batcher.all_heard[-2:]] == [RetireWorker, Ping]

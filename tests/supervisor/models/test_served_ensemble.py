@@ -38,7 +38,9 @@ class Heard(Owner):
 
 def ensemble_of(step: Version, owner: Owner) -> tuple[Model, ServedEnsemble]:
     """The model of the ensemble's only step, and the ensemble."""
-    model = Model(ModelIdentifier("m", ""), Models(step.host, lambda: None, lambda _: None, lambda _: None))
+    model = Model(
+        ModelIdentifier("m", ""), Models(step.host, lambda: None, lambda _: None, lambda _: None).all_versions
+    )
     model.versions[1] = step.served
     config = normalise(pbtxt.parse(ENSEMBLE, Path("config.pbtxt")))
     made = ModelVersion("e", 1, 10, 1, Path("/e/1"), config)

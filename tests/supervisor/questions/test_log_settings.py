@@ -15,7 +15,7 @@ from shoal.options import ServerOptions
 from shoal.supervisor.processes.repository import Repository
 from shoal.supervisor.questions.log_settings import LogSettings
 from shoal.supervisor.questions.questions import Questions
-from tests.supervisor.sky import Process, Sky
+from tests.supervisor.sky import Sky
 
 SETTINGS = {"log_verbose": 0, "log_info": True, "log_warning": True, "log_error": True, "log_format": "default"}
 
@@ -39,11 +39,12 @@ class Office(Sky):
         repository = Repository(self.loop, ServerOptions(), "@nowhere", self.settings, {})
         self.tracer = Tracer()
         settings = LogSettings(self.settings, self.star, repository, self.tracer)
-        self._questions = Questions({"log_settings": settings.change})
+        self._questions = Questions(self.loop, {"log_settings": settings.change})
 
     def change(self, **changes: Any) -> None:
         arguments = {"changes": changes}
         self._questions.take(self.a.member, QuestionAsked(1, "log_settings", arguments))
+        self.clock.settle()
 
 
 @pytest.fixture
@@ -55,8 +56,9 @@ def office() -> Iterator[Office]:
     made.close()
 
 
-def answers(process: Process) -> list[Any]:
-    return [message.result for message in process.heard() if isinstance(message, QuestionAnswered)]
+def answers(office: Office) -> list[Any]:
+    office.clock.settle()
+    return [message.result for message in office.a.heard() if isinstance(message, QuestionAnswered)]
 
 
 def test_the_client_hears_when_every_front_end_and_the_batcher_have_acknowledged(office: Office) -> None:
@@ -69,9 +71,9 @@ def test_the_client_hears_when_every_front_end_and_the_batcher_have_acknowledged
     assert not office.third.unacknowledged
     for process in (office.batcher, office.b):
         office.acknowledge(process)
-        assert answers(office.a) == []
+        assert answers(office) == []
     office.acknowledge(office.a)
-    assert answers(office.a) == [now]
+    assert answers(office) == [now]
 
 
 def test_who_dies_is_not_waited_for(office: Office) -> None:
@@ -79,11 +81,11 @@ def test_who_dies_is_not_waited_for(office: Office) -> None:
     office.acknowledge(office.a)
     office.acknowledge(office.b)
     office.star.leave_batcher(office.batcher.member)
-    assert answers(office.a) == [SETTINGS | {"log_info": False}]
+    assert answers(office) == [SETTINGS | {"log_info": False}]
     office.change(log_info=True)
     office.star.acknowledgements.gone(office.b.member)
     office.acknowledge(office.a)
-    assert answers(office.a) == [SETTINGS]
+    assert answers(office) == [SETTINGS]
 
 
 def test_changes_add_up_and_are_in_force_here_at_once(office: Office) -> None:

@@ -1,0 +1,251 @@
+"""The versions of all models that have not ended: their ids and rows, how many may load at once, what clients hear.
+
+Runs in the supervisor.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+
+from shoal.errors import ShoalError, UnavailableError
+from shoal.messages.message import Message
+from shoal.messages.shared import Ping
+from shoal.model_config.ensemble import is_ensemble
+from shoal.model_config.messages import Config
+from shoal.repository.found import FoundModel
+from shoal.repository.identifier import ModelIdentifier
+from shoal.repository.lifecycle import NO_ROW, NO_VERSION, UNLOADED, ModelVersion, VersionState
+from shoal.repository.plan import source_of
+from shoal.shm.counters import MAX_ROWS
+from shoal.supervisor.event_loop import EventLoop, Future, Semaphore, gather, shared
+from shoal.supervisor.failure_domains import contained
+from shoal.supervisor.host import Host
+from shoal.supervisor.models.served import Served
+from shoal.supervisor.models.served_ensemble import Find, ServedEnsemble
+
+
+class Versions:
+    """Versions from their creation to their end.
+
+    `find` finds the models of ensembles' steps, `on_changed` is called after each announcement, `discard` removes a
+    directory that was made for one load, `forget` the copies of versions that are not among those given.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        find: Find,
+        on_changed: Callable[[], None],
+        discard: Callable[[Path], None],
+        forget: Callable[[Collection[Path]], None],
+    ) -> None:
+        self.loop = host.loop
+        self._host = host
+        self._find = find
+        self._on_changed = on_changed
+        self._discard = discard
+        self._forget = forget
+        self._ids = itertools.count(1)
+        self._slots = Semaphore(host.options.model_load_thread_count)
+        # Changed as versions are created and end.
+        self._served: dict[int, Served] = {}
+        self._owners: dict[Served, _Owner] = {}
+        self._free_rows = deque(range(MAX_ROWS))
+        self._borrowed: dict[Path, int] = {}
+        self._is_stopping = False
+
+    @property
+    def num_retries(self) -> int:
+        """How often a version that cannot be loaded is tried again at once."""
+        return self._host.options.model_load_retry_count
+
+    def create(self, found: FoundModel, number: int) -> Served:
+        """A version, not started, of which clients do not hear. Raises UnavailableError where there are too many, or
+        the server stops."""
+        if self._is_stopping:
+            raise UnavailableError("the server is stopping")
+        if not self._free_rows:
+            raise UnavailableError(
+                f"model '{found.name}' is one too many: at most {MAX_ROWS} model versions can be loaded"
+            )
+        row = self._free_rows.popleft()
+        directory = found.versions[number].directory
+        version = ModelVersion(
+            found.name, number, next(self._ids), row, directory, found.config, found.labels, found.namespace
+        )
+        source, owner = source_of(found, number), _Owner(self.loop, self._changed, self._over)
+        if is_ensemble(found.config):
+            served: Served = ServedEnsemble(version, source, self._host, owner, self._find)
+        else:
+            served = Served(version, source, self._host, owner)
+        self._served[version.model_id] = served
+        self._owners[served] = owner
+        if directory.parent in self._borrowed:
+            self._borrowed[directory.parent] += 1
+        return served
+
+    def create_problem(self, identifier: ModelIdentifier, reason: str, *, is_polled: bool = True) -> ModelVersion:
+        """What stands for a model of which no version is known, and says why."""
+        name, namespace = identifier
+        ids = next(self._ids), NO_ROW
+        version = ModelVersion(name, NO_VERSION, *ids, Path(), namespace=namespace, is_polled=is_polled)
+        version.move(VersionState.UNAVAILABLE, reason)
+        return version
+
+    def slot_for(self, served: Served) -> AbstractAsyncContextManager[None]:
+        """A place among the versions that load at once. An ensemble waits for others, so it must not keep them
+        waiting."""
+        return nullcontext() if isinstance(served, ServedEnsemble) else self._slots
+
+    # --- until a version's own methods are coroutines ---
+
+    def show(self, served: Served, instead_of: Served | None) -> None:
+        """Clients hear of this version from now on, and no more of the one that it takes the place of."""
+        self._owners[served].is_public = True
+        if instead_of in self._owners:
+            self._owners[instead_of].is_public = False
+
+    async def load(self, served: Served) -> None:
+        """Returns when all instances are up. Raises ShoalError: the version is UNAVAILABLE, and ends."""
+        owner = self._owners.get(served)
+        if owner is None:
+            raise UnavailableError(f"{served.title} is unloaded")
+        with contained(served):
+            served.load()
+        await shared(owner.loaded)
+
+    def resize(self, served: Served, groups: list[Config]) -> Future[None]:
+        """Serve with other groups; the future says when all are up, or fails once the groups before are back."""
+        up: Future[None] = self.loop.future()
+        served.resize(groups, lambda error: up.set_result(None) if error is None else up.set_exception(error))
+        return up
+
+    def is_up(self, served: Served) -> bool:
+        """Whether a version that has come up can still be published."""
+        is_leaving = served.is_ending or served not in self._owners
+        return served.version.state is VersionState.LOADING and not is_leaving
+
+    def discard(self, served: Served) -> None:
+        """End a version that has come up and must not serve."""
+        with contained(served):
+            served.discard()
+
+    async def ended(self, served: Served) -> None:
+        """Returns when nothing is left of a version."""
+        if served in self._owners:
+            await shared(self._owners[served].ended)
+
+    def _changed(self, served: Served) -> None:
+        if self._owners[served].is_public:
+            self.announce([served.version.message()])
+
+    def _over(self, served: Served) -> None:
+        if served.version.state is VersionState.UNLOADING:
+            served.version.move(VersionState.UNAVAILABLE, UNLOADED)
+        self._release(served)
+        self._changed(served)
+        del self._owners[served]
+
+    # --- what clients and batcher hear ---
+
+    def announce(self, messages: Sequence[Message]) -> Future[None]:
+        """Send messages to front ends; done when all act upon them, and the batcher upon what it was sent before."""
+        for served in tuple(self._served.values()):
+            if isinstance(served, ServedEnsemble):
+                with contained(served):  # first: what follows may be the end of a version that is one of its steps
+                    served.look()
+        applied = self.loop.awaited(lambda then: self._host.star.announce_to_clients(messages, then))
+        self._on_changed()
+        return applied
+
+    def settle(self) -> Future[None]:
+        """Done when clients and batcher act upon all that they were told."""
+        return self.loop.awaited(lambda then: self._host.star.announce_to_clients([Ping()], then))
+
+    async def settle_retired(self) -> None:
+        """Returns once all versions retired before that have no open request are ending. The batcher reports such
+        versions after the message that it is dealing with: after its first acknowledgement, but before the second."""
+        star = self._host.star
+        for _ in range(2):
+            await star.acknowledgements.announce(star.to_batcher(Ping()))
+
+    def tell_batcher(self) -> None:
+        """A batcher that takes a dead one's place hears of every version that has a queue."""
+        for served in self._served.values():
+            served.tell_batcher()
+
+    def tell_batcher_again(self) -> None:
+        """And, once it has heard of the workers, of those that have to end."""
+        for served in self._served.values():
+            served.tell_batcher_again()
+
+    def on_drained(self, model_id: int) -> None:
+        """The batcher has nothing more for this version."""
+        if model_id in self._served:
+            self._served[model_id].on_drained()
+
+    # --- directories made for one load ---
+
+    def lend(self, directory: Path) -> None:
+        """A directory made for one load; it is discarded when nothing that was loaded from it is left."""
+        self._borrowed.setdefault(directory, 0)
+
+    def disown(self, directory: Path) -> None:
+        """The load it was made for has failed: it is no longer ours to discard."""
+        self._borrowed.pop(directory, None)
+
+    def _give_back(self, directory: Path) -> None:
+        if directory in self._borrowed:
+            self._borrowed[directory] -= 1
+            if self._borrowed[directory] <= 0:
+                del self._borrowed[directory]
+                self._discard(directory)
+
+    # --- the end ---
+
+    def _release(self, served: Served) -> None:
+        version = served.version
+        self._served.pop(version.model_id, None)
+        self._host.metrics.forget(version.model_id)
+        self._host.star.payloads.ensembles.discard(version.model_id)
+        self._free_rows.append(version.row)
+        self._give_back(version.version_dir.parent)
+        self._forget([each.version.version_dir for each in self._served.values()])
+
+    async def stop(self) -> None:
+        """End all instances; returns after the last."""
+        self._is_stopping = True
+        leaving = tuple(self._served.values())
+        for served in leaving:
+            served.stop()
+        await gather(*[self.ended(served) for served in leaving])
+
+
+class _Owner:
+    """What becomes of a version, as futures; `changed` and `over` are called with it."""
+
+    def __init__(self, loop: EventLoop, changed: Callable[[Served], None], over: Callable[[Served], None]) -> None:
+        self.on_changed = changed
+        self._over = over
+        # Changed by the version.
+        self.is_public = False
+        self.loaded: Future[None] = loop.future()
+        self.ended: Future[None] = loop.future()
+
+    def on_ready(self, _served: Served) -> None:
+        """All its instances have come up."""
+        self.loaded.set_result(None)
+
+    def on_load_failed(self, _served: Served, error: ShoalError) -> None:
+        """It cannot be loaded; it is UNAVAILABLE, and ending."""
+        if not self.loaded.done():
+            self.loaded.set_exception(error)
+            self.loaded.exception()  # asyncio takes it as seen, where nothing waits for it, too
+
+    def on_over(self, served: Served) -> None:
+        """Nothing is left of it."""
+        self.on_load_failed(served, UnavailableError(f"{served.title} is unloaded"))
+        self._over(served)
+        self.ended.set_result(None)
