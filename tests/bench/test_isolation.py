@@ -28,6 +28,7 @@ from bench.isolation.figures import (
     Situation,
     compared,
     longest_silence_s,
+    p99_ms,
     table,
     verdict,
 )
@@ -278,3 +279,8 @@ def test_arguments_choose_situations_and_rounds(tmp_path: Path) -> None:
         parse_arguments(["--beside", str(tmp_path)])
     with pytest.raises(BenchmarkError, match=r"no \.venv"):
         Checkout.at(options.beside)
+
+
+@pytest.mark.parametrize(("times_s", "expected_ms"), [((), 0), ((0.002,), 2), ((0.001, 0.003), pytest.approx(2.98))])
+def test_the_p99_is_interpolated_between_the_times_of_answers(times_s: tuple[float, ...], expected_ms: float) -> None:
+    assert p99_ms([Answer(0, each, OK) for each in times_s]) == expected_ms
