@@ -8,6 +8,7 @@ Triton has no such limit; a parameter is what its configurations have for what t
 from collections.abc import Iterator
 
 from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter, whole_number_faults
 
 PARAMETER = "execution_timeout_ms"
 #: One hour, as for every other time in a configuration (ours).
@@ -16,20 +17,11 @@ MAX_MS = 3_600_000
 
 def execution_timeout_ms(config: Config) -> int | None:
     """Milliseconds; None where the configuration leaves it to the server. The configuration has been checked."""
-    text = _text(config)
+    text = parameter(config, PARAMETER)
     return None if text is None else int(text)
 
 
 def faults(config: Config) -> Iterator[str]:
     """The rule: a whole number, one hour at most."""
-    text = _text(config)
-    if text is not None and not (text.isascii() and text.isdecimal() and int(text[:8]) <= MAX_MS and len(text) < 8):
-        yield (
-            f"parameter '{PARAMETER}' of model '{config['name']}' is '{text}', must be a whole number of milliseconds, "
-            f"at most {MAX_MS} (one hour), or 0 for no limit"
-        )
-
-
-def _text(config: Config) -> str | None:
-    value = config["parameters"].get(PARAMETER)
-    return None if value is None else str(value.get("string_value", ""))
+    wanted = f"a whole number of milliseconds, at most {MAX_MS} (one hour), or 0 for no limit"
+    return whole_number_faults(config, PARAMETER, 0, MAX_MS, wanted)

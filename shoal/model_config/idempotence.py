@@ -10,6 +10,8 @@ never executed again.
 
 from typing import Any
 
+from shoal.model_config.parameters import parameter
+
 #: Backends that run what a user wrote.
 _USER_CODE = frozenset({"python"})
 
@@ -18,6 +20,6 @@ def may_run_again(config: dict[str, Any]) -> bool:
     """By a normalised configuration."""
     if "sequence_batching" in config or config.get("model_transaction_policy", {}).get("decoupled"):
         return False
-    said = config.get("parameters", {}).get("idempotent", {}).get("string_value", "")
+    said = parameter(config, "idempotent")
     is_user_code = config["backend"] in _USER_CODE or config.get("runtime") == "model.py"
     return bool(said == "true" or (said != "false" and not is_user_code))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter, whole_number_faults
 
 PARAMETER = "latency_target_ms"
 #: One hour, as for every other time in a configuration (ours).
@@ -19,7 +20,7 @@ MAX_MS = 3_600_000
 
 def latency_target_ms(config: dict[str, Any], default_ms: int = 0) -> int:
     """Milliseconds; 0: batches are formed by sizes and delays, or not at all. `default_ms` is the server's."""
-    text = _text(config)
+    text = parameter(config, PARAMETER)
     if text is not None:
         return int(text)
     says_nothing = "dynamic_batching" in config and not any(_knobs(config))
@@ -28,14 +29,11 @@ def latency_target_ms(config: dict[str, Any], default_ms: int = 0) -> int:
 
 def faults(config: Config) -> Iterator[str]:
     """The rule: a whole number, and nothing beside it that says something else."""
-    text, which = _text(config), f"parameter '{PARAMETER}' of model '{config['name']}'"
-    if text is None:
-        return
-    if not (text.isascii() and text.isdecimal() and len(text) < 8 and int(text) <= MAX_MS):
-        yield (
-            f"{which} is '{text}', must be a whole number of milliseconds, at most {MAX_MS} (one hour), or 0 for none"
-        )
-    elif int(text) > 0:
+    which = f"parameter '{PARAMETER}' of model '{config['name']}'"
+    wanted = f"a whole number of milliseconds, at most {MAX_MS} (one hour), or 0 for none"
+    wrong = list(whole_number_faults(config, PARAMETER, 0, MAX_MS, wanted))
+    yield from wrong
+    if not wrong and int(parameter(config, PARAMETER) or 0) > 0:
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in config:
                 yield f"{which} is about dynamic batching; the model has '{scheduler}'. Remove one of them"
@@ -45,7 +43,7 @@ def faults(config: Config) -> Iterator[str]:
 
 def faults_when_finished(config: Config) -> Iterator[str]:
     """What auto-complete could have mended: there must be something to batch."""
-    if int(_text(config) or 0) > 0 and config["max_batch_size"] < 2:
+    if int(parameter(config, PARAMETER) or 0) > 0 and config["max_batch_size"] < 2:
         yield (
             f"parameter '{PARAMETER}' of model '{config['name']}' needs batches to choose from: 'max_batch_size' is "
             f"{config['max_batch_size']}, must be at least 2"
@@ -59,8 +57,3 @@ def _knobs(config: dict[str, Any]) -> Iterator[str]:
         yield "preferred_batch_size"
     if batching.get("max_queue_delay_microseconds", 0):
         yield "max_queue_delay_microseconds"
-
-
-def _text(config: dict[str, Any]) -> str | None:
-    value = config.get("parameters", {}).get(PARAMETER)
-    return None if value is None else str(value.get("string_value", ""))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter, whole_number_faults
 
 #: What a number in a configuration may be at most (ours).
 MAX_REQUESTS = 1_000_000_000
@@ -33,22 +34,16 @@ class RecyclingLimits(NamedTuple):
 
 def recycling_limits(config: Config) -> RecyclingLimits:
     """The limits of each instance. The configuration has been checked."""
-    max_requests, jitter = (int(_text(config, parameter) or 0) for parameter in _COUNTS)
-    return RecyclingLimits(max_requests, jitter, _size(_text(config, "max_rss") or "0") or 0)
+    max_requests, jitter = (int(parameter(config, name) or 0) for name in _COUNTS)
+    return RecyclingLimits(max_requests, jitter, _size(parameter(config, "max_rss") or "0") or 0)
 
 
 def faults(config: Config) -> Iterator[str]:
     """The rule: whole numbers, and a size."""
-    for parameter in _COUNTS:
-        text = _text(config, parameter)
-        if text is not None and not (
-            text.isascii() and text.isdecimal() and len(text) < 11 and int(text) <= MAX_REQUESTS
-        ):
-            yield (
-                f"parameter '{parameter}' of model '{config['name']}' is '{text}', must be a whole number of requests, "
-                f"at most {MAX_REQUESTS}, or 0 for no limit"
-            )
-    text = _text(config, "max_rss")
+    wanted = f"a whole number of requests, at most {MAX_REQUESTS}, or 0 for no limit"
+    for name in _COUNTS:
+        yield from whole_number_faults(config, name, 0, MAX_REQUESTS, wanted)
+    text = parameter(config, "max_rss")
     if text is not None and _size(text) is None:
         yield (
             f"parameter 'max_rss' of model '{config['name']}' is '{text}', must be a size as in 800MiB, 1.5GiB or "
@@ -59,8 +54,3 @@ def faults(config: Config) -> Iterator[str]:
 def _size(text: str) -> int | None:
     matched = _SIZE.fullmatch(text)
     return int(float(matched[1]) * _FACTORS[matched[2]]) if matched else None
-
-
-def _text(config: Config, parameter: str) -> str | None:
-    value = config["parameters"].get(parameter)
-    return None if value is None else str(value.get("string_value", ""))

@@ -11,6 +11,7 @@ Triton has a fixed count; a parameter is what its configurations have for what t
 from collections.abc import Iterator
 
 from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter, whole_number_faults
 
 #: Ours. An instance is a process.
 MAX_INSTANCES = 64
@@ -25,12 +26,12 @@ _TRUE, _FALSE = ("true", "on", "1"), ("false", "off", "0")
 
 def bounds(config: Config) -> tuple[int, int]:
     """The fewest and the most instances that scaling may come to. The configuration has been checked."""
-    return int(_text(config, "min_instances") or 1), int(_text(config, "max_instances") or MAX_INSTANCES)
+    return int(parameter(config, "min_instances") or 1), int(parameter(config, "max_instances") or MAX_INSTANCES)
 
 
 def autoscale(config: Config) -> bool:
     """Whether the number of instances follows the load, between the bounds."""
-    return (_text(config, "autoscale") or "").lower() in _TRUE
+    return (parameter(config, "autoscale") or "").lower() in _TRUE
 
 
 def queue_age_ns(config: Config) -> int:
@@ -39,31 +40,22 @@ def queue_age_ns(config: Config) -> int:
     The delay by which the model's own batching makes requests wait comes on top.
     """
     delay_us: int = config.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0)
-    milliseconds = int(_text(config, "autoscale_queue_age_ms") or DEFAULT_QUEUE_AGE_MS)
+    milliseconds = int(parameter(config, "autoscale_queue_age_ms") or DEFAULT_QUEUE_AGE_MS)
     return milliseconds * 1_000_000 + delay_us * 1_000
 
 
 def faults(config: Config) -> Iterator[str]:
     """The rule: whole numbers from 1 on, bounds in order, a boolean."""
-    wrong = [sentence for parameter, most in _MOST.items() for sentence in _not_whole(config, parameter, most)]
+    wrong = [
+        sentence
+        for name, most in _MOST.items()
+        for sentence in whole_number_faults(config, name, 1, most, f"a whole number from 1 to {most}")
+    ]
     yield from wrong
     if not wrong and bounds(config)[0] > bounds(config)[1]:
         least, most = bounds(config)
         yield f"parameter 'min_instances' of model '{config['name']}' is {least}, more than 'max_instances', {most}"
-    said = _text(config, "autoscale")
+    said = parameter(config, "autoscale")
     if said is not None and said.lower() not in (*_TRUE, *_FALSE):
         words = ", ".join((*_TRUE, *_FALSE))
         yield f"parameter 'autoscale' of model '{config['name']}' is '{said}', must be one of {words}"
-
-
-def _not_whole(config: Config, parameter: str, most: int) -> Iterator[str]:
-    text = _text(config, parameter)
-    if text is not None and not (text.isascii() and text.isdecimal() and len(text) < 8 and 0 < int(text) <= most):
-        yield (
-            f"parameter '{parameter}' of model '{config['name']}' is '{text}', must be a whole number from 1 to {most}"
-        )
-
-
-def _text(config: Config, parameter: str) -> str | None:
-    value = config["parameters"].get(parameter)
-    return None if value is None else str(value.get("string_value", ""))

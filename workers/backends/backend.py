@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from shoal.errors import InternalError, ShoalError
 from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.messages import Config
+from shoal.model_config.parameters import parameter
 from shoal.workers.answers import Answers
 from shoal.workers.ragged import RaggedBatches
 from shoal.workers.requests import Request, Stage, gather, log_prefix, why_not_joined
@@ -32,8 +33,7 @@ class Model:
 
     def parameter(self, key: str) -> str | None:
         """The string_value of one of the configuration's `parameters`."""
-        value = self.config["parameters"].get(key)
-        return None if value is None else str(value.get("string_value", ""))
+        return parameter(self.config, key)
 
 
 @dataclass(frozen=True, slots=True)
