@@ -56,22 +56,30 @@ def _gauge(name: str, labels: tuple[str, ...], text: str) -> Family:
     return Family(name, "gauge", labels, text)
 
 
-_NS_PER_US = 1000
-_NS_PER_S = 1e9
-_MODEL_EXECUTIONS = "(does not include cached requests)"
+def _cells(*rows: tuple[str, str, str, int]) -> tuple[Cell, ...]:
+    """Counters of each model: name, cell, help, divisor."""
+    return tuple([Cell(_counter(name, MODEL, text), cell, divisor) for name, cell, text, divisor in rows])
 
-COUNTERS = (
-    Cell(
-        _counter("nv_inference_request_success", MODEL, "Number of successful inference requests, all batch sizes"),
-        "success_count",
-    ),
-    Cell(
-        _counter("nv_inference_count", MODEL, f"Number of inferences performed {_MODEL_EXECUTIONS}"), "inference_count"
-    ),
-    Cell(
-        _counter("nv_inference_exec_count", MODEL, f"Number of model executions performed {_MODEL_EXECUTIONS}"),
-        "execution_count",
-    ),
+
+def _figures(labels: tuple[str, ...], *rows: tuple[str, str, str, float]) -> tuple[Figure, ...]:
+    """Families with these labels: name, figure, help, divisor. Those whose names end in _total are counters."""
+    return tuple(
+        [
+            Figure(Family(name, "counter" if name.endswith("_total") else "gauge", labels, text), figure, divisor)
+            for name, figure, text, divisor in rows
+        ]
+    )
+
+
+_US = 1000  # in ns
+_S = 1e9
+_FRESH = "(does not include cached requests)"
+_ALL = "(includes cached requests)"
+
+COUNTERS = _cells(
+    ("nv_inference_request_success", "success_count", "Number of successful inference requests, all batch sizes", 1),
+    ("nv_inference_count", "inference_count", f"Number of inferences performed {_FRESH}", 1),
+    ("nv_inference_exec_count", "execution_count", f"Number of model executions performed {_FRESH}", 1),
 )
 FAILURES = _counter(
     "nv_inference_request_failure", (*MODEL, "reason"), "Number of failed inference requests, all batch sizes"
@@ -83,51 +91,29 @@ FAILURE_CELLS = {
     "BACKEND": "failed_backend",
     "OTHER": "failed_other",
 }
-
-
-def _duration(name: str, text: str, cell: str) -> Cell:
-    return Cell(_counter(f"nv_inference_{name}_duration_us", MODEL, text), cell, _NS_PER_US)
-
-
 #: Not printed with --metrics-config=counter_latencies=false.
-DURATIONS = (
-    _duration(
-        "request", "Cumulative inference request duration in microseconds (includes cached requests)", "success_ns"
-    ),
-    _duration("queue", "Cumulative inference queuing duration in microseconds (includes cached requests)", "queue_ns"),
-    _duration(
-        "compute_input",
-        "Cumulative compute input duration in microseconds (does not include cached requests)",
-        "compute_input_ns",
-    ),
-    _duration(
-        "compute_infer",
-        "Cumulative compute inference duration in microseconds (does not include cached requests)",
-        "compute_infer_ns",
-    ),
-    _duration(
-        "compute_output",
-        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
-        "compute_output_ns",
-    ),
+DURATIONS = _cells(
+    *[
+        (f"nv_inference_{phase}_duration_us", cell, f"Cumulative {text} duration in microseconds {which}", _US)
+        for phase, cell, text, which in (
+            ("request", "success_ns", "inference request", _ALL),
+            ("queue", "queue_ns", "inference queuing", _ALL),
+            ("compute_input", "compute_input_ns", "compute input", _FRESH),
+            ("compute_infer", "compute_infer_ns", "compute inference", _FRESH),
+            ("compute_output", "compute_output_ns", "inference compute output", _FRESH),
+        )
+    ]
 )
 #: Of models that have the response cache enabled; not printed with --metrics-config=counter_latencies=false either.
-MODEL_CACHE = (
-    Cell(_counter("nv_cache_num_hits_per_model", MODEL, "Number of cache hits per model"), "cache_hit_count"),
-    Cell(
-        _counter("nv_cache_hit_duration_per_model", MODEL, "Total cache hit duration per model, in microseconds"),
-        "cache_hit_ns",
-        _NS_PER_US,
-    ),
-    Cell(_counter("nv_cache_num_misses_per_model", MODEL, "Number of cache misses per model"), "cache_miss_count"),
-    Cell(
-        _counter(
-            "nv_cache_miss_duration_per_model",
-            MODEL,
-            "Total cache miss (insert+lookup) duration per model, in microseconds",
-        ),
+MODEL_CACHE = _cells(
+    ("nv_cache_num_hits_per_model", "cache_hit_count", "Number of cache hits per model", 1),
+    ("nv_cache_hit_duration_per_model", "cache_hit_ns", "Total cache hit duration per model, in microseconds", _US),
+    ("nv_cache_num_misses_per_model", "cache_miss_count", "Number of cache misses per model", 1),
+    (
+        "nv_cache_miss_duration_per_model",
         "cache_miss_ns",
-        _NS_PER_US,
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+        _US,
     ),
 )
 PENDING = Cell(
@@ -146,27 +132,13 @@ def _summary(name: str, text: str) -> Family:
 
 
 #: Only with --metrics-config=summary_latencies=true. Three of the help texts are Triton's slip.
-SUMMARIES: tuple[Latency, ...] = (
-    Latency(
-        _summary(
-            "nv_inference_request_summary_us",
-            "Summary of inference request duration in microseconds (includes cached requests)",
-        ),
-        "request",
-        "success_ns",
-    ),
-    Latency(
-        _summary(
-            "nv_inference_queue_summary_us",
-            "Summary of inference queuing duration in microseconds (includes cached requests)",
-        ),
-        "queue",
-        "queue_ns",
-    ),
-    *(
-        Latency(_summary(f"nv_inference_{phase}_summary_us", duration.family.help), phase, duration.cell)
-        for phase, duration in zip(("compute_input", "compute_infer", "compute_output"), DURATIONS[2:], strict=True)
-    ),
+SUMMARIES: tuple[Latency, ...] = tuple(
+    Latency(_summary(f"nv_inference_{phase}_summary_us", text), phase, cell)
+    for phase, cell, text in (
+        ("request", "success_ns", f"Summary of inference request duration in microseconds {_ALL}"),
+        ("queue", "queue_ns", f"Summary of inference queuing duration in microseconds {_ALL}"),
+        *[(cell.removesuffix("_ns"), cell, family.help) for family, cell, _ in DURATIONS[2:]],
+    )
 )
 CACHE_SUMMARIES = (
     _summary("nv_cache_hit_summary_per_model", "Summary of cache hit duration in microseconds"),
@@ -181,37 +153,34 @@ PINNED_MEMORY = (
     _gauge("nv_pinned_memory_pool_used_bytes", (), "Pinned memory pool used memory size, in bytes"),
 )
 #: Figures of the response cache; always 0 where there is none.
-CACHE = (
-    Figure(_gauge("nv_cache_num_entries", (), "Number of responses stored in response cache"), "num_entries"),
-    Figure(_gauge("nv_cache_num_lookups", (), "Number of cache lookups in response cache"), "num_lookups"),
-    Figure(_gauge("nv_cache_num_hits", (), "Number of cache hits in response cache"), "num_hits"),
-    Figure(_gauge("nv_cache_num_misses", (), "Number of cache misses in response cache"), "num_misses"),
-    Figure(_gauge("nv_cache_num_evictions", (), "Number of cache evictions in response cache"), "num_evictions"),
-    Figure(
-        _gauge("nv_cache_lookup_duration", (), "Total cache lookup duration (hit and miss), in microseconds"),
-        "lookup_ns",
-        _NS_PER_US,
-    ),
-    Figure(
-        _gauge("nv_cache_insertion_duration", (), "Total cache insertion duration, in microseconds"),
-        "insertion_ns",
-        _NS_PER_US,
-    ),
-    Figure(_gauge("nv_cache_util", (), "Cache utilization [0.0 - 1.0]"), "utilization"),
+CACHE = _figures(
+    (),
+    ("nv_cache_num_entries", "num_entries", "Number of responses stored in response cache", 1),
+    ("nv_cache_num_lookups", "num_lookups", "Number of cache lookups in response cache", 1),
+    ("nv_cache_num_hits", "num_hits", "Number of cache hits in response cache", 1),
+    ("nv_cache_num_misses", "num_misses", "Number of cache misses in response cache", 1),
+    ("nv_cache_num_evictions", "num_evictions", "Number of cache evictions in response cache", 1),
+    ("nv_cache_lookup_duration", "lookup_ns", "Total cache lookup duration (hit and miss), in microseconds", _US),
+    ("nv_cache_insertion_duration", "insertion_ns", "Total cache insertion duration, in microseconds", _US),
+    ("nv_cache_util", "utilization", "Cache utilization [0.0 - 1.0]", 1),
 )
 #: Figures of cpu.py.
-CPU_FAMILIES = (
-    Figure(_gauge("nv_cpu_utilization", (), "CPU utilization rate [0.0 - 1.0]"), "utilization"),
-    Figure(_gauge("nv_cpu_memory_total_bytes", (), "CPU total memory (RAM), in bytes"), "memory_total_bytes"),
-    Figure(_gauge("nv_cpu_memory_used_bytes", (), "CPU used memory (RAM), in bytes"), "memory_used_bytes"),
+CPU_FAMILIES = _figures(
+    (),
+    ("nv_cpu_utilization", "utilization", "CPU utilization rate [0.0 - 1.0]", 1),
+    ("nv_cpu_memory_total_bytes", "memory_total_bytes", "CPU total memory (RAM), in bytes", 1),
+    ("nv_cpu_memory_used_bytes", "memory_used_bytes", "CPU used memory (RAM), in bytes", 1),
 )
 #: Figures of gpu.py.
 GPU_FAMILIES = (
-    Figure(_gauge("nv_gpu_utilization", GPU, "GPU utilization rate [0.0 - 1.0)"), "utilization"),
-    Figure(_gauge("nv_gpu_memory_total_bytes", GPU, "GPU total memory, in bytes"), "memory_total_bytes"),
-    Figure(_gauge("nv_gpu_memory_used_bytes", GPU, "GPU used memory, in bytes"), "memory_used_bytes"),
-    Figure(_gauge("nv_gpu_power_usage", GPU, "GPU power usage in watts"), "power_usage_w"),
-    Figure(_gauge("nv_gpu_power_limit", GPU, "GPU power management limit in watts"), "power_limit_w"),
+    *_figures(
+        GPU,
+        ("nv_gpu_utilization", "utilization", "GPU utilization rate [0.0 - 1.0)", 1),
+        ("nv_gpu_memory_total_bytes", "memory_total_bytes", "GPU total memory, in bytes", 1),
+        ("nv_gpu_memory_used_bytes", "memory_used_bytes", "GPU used memory, in bytes", 1),
+        ("nv_gpu_power_usage", "power_usage_w", "GPU power usage in watts", 1),
+        ("nv_gpu_power_limit", "power_limit_w", "GPU power management limit in watts", 1),
+    ),
     Figure(
         _counter("nv_energy_consumption", GPU, "GPU energy consumption in joules since the Triton Server started"),
         "energy_j",
@@ -245,49 +214,30 @@ QUEUE_AGE = _gauge(
 INSTANCES_UP = _gauge("shoal_model_instances_up", MODEL, "Instances that batches may go to")
 INSTANCES_WANTED = _gauge("shoal_model_instances", MODEL, "Instances that there should be")
 #: Figures of each instance that the supervisor tells of; one that is not up lacks some.
-INSTANCE_FAMILIES = (
-    Figure(_gauge("shoal_instance_up", INSTANCE, "Whether batches may go to the instance"), "is_up"),
-    Figure(
-        _counter(
-            "shoal_instance_busy_seconds_total", INSTANCE, "Time the instance's worker has spent on ended batches"
-        ),
-        "busy_ns",
-        _NS_PER_S,
-    ),
-    Figure(
-        _gauge(
-            "shoal_instance_executing_seconds", INSTANCE, "How long the batch being executed has taken; 0 when idle"
-        ),
+INSTANCE_FAMILIES = _figures(
+    INSTANCE,
+    ("shoal_instance_up", "is_up", "Whether batches may go to the instance", 1),
+    ("shoal_instance_busy_seconds_total", "busy_ns", "Time the instance's worker has spent on ended batches", _S),
+    (
+        "shoal_instance_executing_seconds",
         "executing_ns",
-        _NS_PER_S,
+        "How long the batch being executed has taken; 0 when idle",
+        _S,
     ),
-    Figure(
-        _counter("shoal_instance_batches_total", INSTANCE, "Batches that the instance's worker has ended"), "batches"
-    ),
-    Figure(
-        _counter("shoal_instance_restarts_total", INSTANCE, "How often the instance's worker was started again"),
-        "restarts",
-    ),
-    Figure(
-        _counter("shoal_instance_recycles_total", INSTANCE, "How often that was because of max_requests or max_rss"),
-        "recycles",
-    ),
-    Figure(
-        _gauge("shoal_instance_resident_memory_bytes", INSTANCE, "Memory of the worker, what it shares included"),
-        "rss_bytes",
-    ),
-    Figure(_gauge("shoal_instance_slab_used_bytes", INSTANCE, "Results in the worker's slab"), "slab_used_bytes"),
-    Figure(_gauge("shoal_instance_slab_total_bytes", INSTANCE, "Size of the worker's slab"), "slab_total_bytes"),
-    Figure(
-        _gauge("shoal_instance_ring_used_ratio", INSTANCE, "The fuller of the worker's two rings with the batcher"),
-        "ring_used_ratio",
-    ),
+    ("shoal_instance_batches_total", "batches", "Batches that the instance's worker has ended", 1),
+    ("shoal_instance_restarts_total", "restarts", "How often the instance's worker was started again", 1),
+    ("shoal_instance_recycles_total", "recycles", "How often that was because of max_requests or max_rss", 1),
+    ("shoal_instance_resident_memory_bytes", "rss_bytes", "Memory of the worker, what it shares included", 1),
+    ("shoal_instance_slab_used_bytes", "slab_used_bytes", "Results in the worker's slab", 1),
+    ("shoal_instance_slab_total_bytes", "slab_total_bytes", "Size of the worker's slab", 1),
+    ("shoal_instance_ring_used_ratio", "ring_used_ratio", "The fuller of the worker's two rings with the batcher", 1),
 )
 #: Figures of the front-end processes, together by title: http and grpc (the lanes), road, grpc road.
 FRONT_ENDS = _gauge("shoal_front_ends", PROCESS, "Front-end processes that have joined")
-FRONT_END_FAMILIES = (
-    Figure(_gauge("shoal_front_end_slab_used_bytes", PROCESS, "Requests in front ends' slabs"), "slab_used_bytes"),
-    Figure(_gauge("shoal_front_end_slab_total_bytes", PROCESS, "Size of front ends' slabs"), "slab_total_bytes"),
+FRONT_END_FAMILIES = _figures(
+    PROCESS,
+    ("shoal_front_end_slab_used_bytes", "slab_used_bytes", "Requests in front ends' slabs", 1),
+    ("shoal_front_end_slab_total_bytes", "slab_total_bytes", "Size of front ends' slabs", 1),
 )
 FRONT_END_RINGS = _gauge(
     "shoal_front_end_ring_used_ratio", PROCESS, "The fullest of front ends' rings with the batcher"
@@ -295,36 +245,16 @@ FRONT_END_RINGS = _gauge(
 #: Shoal's version; `version` in GET /v2 is that of the Triton whose protocol Shoal implements.
 BUILD_INFO = _gauge("shoal_build_info", ("version",), "Always 1; the label is Shoal's version")
 #: Figures of the server.
-SERVER_FAMILIES = (
-    Figure(_gauge("shoal_shared_memory_bytes", (), "Shared memory of all processes together"), "shared_bytes"),
-    Figure(
-        _counter("shoal_batcher_takeovers_total", (), "How often a batcher took a dead one's place"), "num_takeovers"
-    ),
+SERVER_FAMILIES = _figures(
+    (),
+    ("shoal_shared_memory_bytes", "shared_bytes", "Shared memory of all processes together", 1),
+    ("shoal_batcher_takeovers_total", "num_takeovers", "How often a batcher took a dead one's place", 1),
 )
 
-ALL = (
-    *(each.family for each in COUNTERS),
-    FAILURES,
-    *(each.family for each in DURATIONS),
-    *(each.family for each in SUMMARIES),
-    *CACHE_SUMMARIES,
-    FIRST_RESPONSES,
-    PENDING.family,
-    LOAD_DURATION,
-    *(each.family for each in MODEL_CACHE),
-    *(each.family for each in CACHE),
-    *PINNED_MEMORY,
-    *(each.family for each in GPU_FAMILIES),
-    *(each.family for each in CPU_FAMILIES),
-    *(each.family for each in HISTOGRAMS),
-    BATCH_ROWS,
-    QUEUE_AGE,
-    INSTANCES_WANTED,
-    INSTANCES_UP,
-    *(each.family for each in INSTANCE_FAMILIES),
-    FRONT_ENDS,
-    *(each.family for each in FRONT_END_FAMILIES),
-    FRONT_END_RINGS,
-    BUILD_INFO,
-    *(each.family for each in SERVER_FAMILIES),
-)
+_IN_ORDER: tuple[Family | Cell | Latency | Figure, ...] = (
+    *COUNTERS, FAILURES, *DURATIONS, *SUMMARIES, *CACHE_SUMMARIES, FIRST_RESPONSES, PENDING, LOAD_DURATION,
+    *MODEL_CACHE, *CACHE, *PINNED_MEMORY, *GPU_FAMILIES, *CPU_FAMILIES, *HISTOGRAMS, BATCH_ROWS, QUEUE_AGE,
+    INSTANCES_WANTED, INSTANCES_UP, *INSTANCE_FAMILIES, FRONT_ENDS, *FRONT_END_FAMILIES, FRONT_END_RINGS, BUILD_INFO,
+    *SERVER_FAMILIES,
+)  # fmt: skip
+ALL = tuple([each if isinstance(each, Family) else each.family for each in _IN_ORDER])
