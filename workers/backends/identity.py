@@ -12,7 +12,6 @@ import numpy as np
 
 from shoal.datatypes import BYTES, format_shape
 from shoal.errors import InvalidArgumentError
-from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature, TensorSpec
 from shoal.workers.answers import Answers
 from shoal.workers.backends import parameters
@@ -34,11 +33,6 @@ class IdentityBackend(BatchedBackend):
         # Changed by execute, for run, which is not told.
         self._rows = 1
         self._delay_s = 0.0
-
-    def describe(self, model: Model, device: Device) -> ModelIO:
-        """Nothing: only the configuration knows."""
-        del model, device
-        return ModelIO((), ())
 
     def load(self, model: Model, device: Device) -> None:
         """Pair inputs with outputs. Raises InvalidArgumentError where the pairs do not match."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.answers import Answers
 from shoal.workers.backends.backend import Backend, Device, Model, joinable
@@ -33,11 +32,6 @@ class EmbeddingBackend(Backend):
         self._ragged: RaggedBatches | None = None
         self._tables: tuple[Rows, ...] = ()
         self._outputs: tuple[Output, ...] = ()
-
-    def describe(self, model: Model, device: Device) -> ModelIO:
-        """Nothing: only the configuration knows."""
-        del model, device
-        return ModelIO((), ())
 
     def load(self, model: Model, device: Device) -> None:
         """Open the tables. Raises InvalidArgumentError where they and the configuration disagree."""

@@ -15,7 +15,6 @@ import torch
 
 from shoal.datatypes import BF16, BYTES, Datatype
 from shoal.errors import InternalError, InvalidArgumentError, ShoalError, UnsupportedError
-from shoal.model_config.autocomplete import ModelIO
 from shoal.model_config.signature import Signature
 from shoal.workers.backends.backend import BatchedBackend, Device, Model
 from shoal.workers.backends.pytorch import programs
@@ -50,11 +49,6 @@ class PytorchBackend(BatchedBackend):
         self._guard: Callable[[], AbstractContextManager[object]] = torch.inference_mode
         self._cleans_cache = False
         self._format = torch.preserve_format  # of inputs with four dimensions
-
-    def describe(self, model: Model, device: Device) -> ModelIO:
-        """Nothing, as in Triton: only the configuration knows."""
-        del model, device
-        return ModelIO((), ())
 
     def load(self, model: Model, device: Device) -> None:
         """Load the model and check it. Raises ShoalError."""
