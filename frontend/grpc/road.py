@@ -6,12 +6,12 @@ holds bound. A call takes a thread of a pool and may wait there; a stream takes 
 
 import logging
 import os
-import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,16 +28,16 @@ from shoal.frontend.grpc.road_inference import model_infer
 from shoal.frontend.grpc.road_stream import Stream
 from shoal.frontend.grpc.service import MODEL_INFER, MODEL_STREAM_INFER, GrpcCall, Method, check_access, find, run
 from shoal.frontend.response import Response
+from shoal.frontend.road.hang_ups import Tell
 from shoal.frontend.road.traced_transport import TracedTransport
-from shoal.frontend.road.transport import PortTransport, Waiter
+from shoal.frontend.road.transport import PortTransport, WatchedTransport
 from shoal.frontend.state import ServerState
 from shoal.grpc_settings import GrpcSettings
 from shoal.process import die_with_parent, ignore_group_signals, set_title
 
 if TYPE_CHECKING:
     from shoal.frontend.prepared import PreparedRequest
-    from shoal.frontend.road.transport import Answer, Part
-    from shoal.frontend.tracing import TracedRequest
+    from shoal.frontend.road.transport import Answer
 
 _log = logging.getLogger("shoal")
 
@@ -102,7 +102,7 @@ class RoadService(grpc.GenericRpcHandler):
         return call
 
     def _infer(self, call: GrpcCall, request: bytes, context: Any, begun_ns: int) -> bytes:
-        transport = _CalledOff(self._transport, context)
+        transport = WatchedTransport(self._transport, partial(_called_off, context))
         tracing = call.state.tracing
         if tracing is None:
             return self._rendered(call, request, context, transport.infer)
@@ -159,29 +159,13 @@ def _reflect(_call: GrpcCall, requests: Iterable[bytes], _context: Any) -> Itera
     return map(reflection.answer, requests)
 
 
-class _CalledOff:
-    """The transport as one call has it: its client's end ends its wait."""
-
-    def __init__(self, transport: PortTransport, context: Any) -> None:
-        self._transport = transport
-        self._waiter: Waiter = queue.SimpleQueue()
-        call_off = partial(self._waiter.put, None)
-        if not context.add_callback(call_off):
-            call_off()
-
-    def infer(self, prepared: "PreparedRequest", trace: "TracedRequest | None" = None) -> "Answer":
-        """As the transport's own."""
-        return self._transport.infer(prepared, trace, self._waiter)
-
-    def stream(
-        self, prepared: "PreparedRequest", trace: "TracedRequest | None" = None
-    ) -> "Generator[Part, None, None]":
-        """As the transport's own."""
-        return self._transport.stream(prepared, trace)
-
-    def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
-        """As the transport's own."""
-        return self._transport.ask(verb, arguments, timeout_s)
+@contextmanager
+def _called_off(context: Any, tell: Tell) -> Iterator[None]:
+    """Meanwhile, whoever waits for the answer to a call is told that its client has gone."""
+    call_off = partial(tell, None)
+    if not context.add_callback(call_off):
+        call_off()
+    yield
 
 
 def _told(error: Exception, method: Method) -> ShoalError:

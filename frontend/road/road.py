@@ -208,7 +208,11 @@ def create() -> "WSGIApplication":
     hang_ups = HangUps()
     hang_ups.start()
     application = create_app(front_end.state, transport, body_errors=(ParseException,))
-    return mend(application, front_end.state.max_request_bytes, partial(WatchedTransport, transport, hang_ups))
+    return mend(
+        application,
+        front_end.state.max_request_bytes,
+        lambda caller: WatchedTransport(transport, partial(hang_ups.watch, caller)),
+    )
 
 
 def mend(

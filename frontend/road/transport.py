@@ -7,6 +7,7 @@ that listens (shoal/star/shared_port.py).
 import queue
 import time
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -15,7 +16,7 @@ from shoal.frontend.front_end import FrontEnd
 from shoal.frontend.kept_memory import KeptMemory
 from shoal.frontend.prepared import PreparedRequest, block_nbytes, write_block
 from shoal.frontend.response import Response, no_answer
-from shoal.frontend.road.hang_ups import Caller, HangUps
+from shoal.frontend.road.hang_ups import Caller, Tell
 from shoal.frontend.road.held_answers import HeldAnswers
 from shoal.frontend.road.streamed_replies import KeptReply, StreamedReplies
 from shoal.frontend.tracing import TracedRequest
@@ -253,23 +254,22 @@ class PortTransport:
 
 
 class WatchedTransport:
-    """The road's transport for the requests of one caller."""
+    """The road's transport for the requests of one caller; in the context of `watch` its hang-up is told."""
 
-    def __init__(self, transport: PortTransport, hang_ups: HangUps, caller: Caller) -> None:
+    def __init__(self, transport: PortTransport, watch: Callable[[Tell], AbstractContextManager[None]]) -> None:
         self._transport = transport
-        self._hang_ups = hang_ups
-        self._caller = caller
+        self._watch = watch
 
     def infer(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Answer:
         """As the transport's own."""
         waiter: Waiter = queue.SimpleQueue()
-        with self._hang_ups.watch(self._caller, waiter.put):
+        with self._watch(waiter.put):
             return self._transport.infer(prepared, trace, waiter)
 
     def stream(self, prepared: PreparedRequest, trace: TracedRequest | None = None) -> Generator[Part, None, None]:
         """As the transport's own."""
         waiter = self._transport.streamed_replies()
-        with self._hang_ups.watch(self._caller, waiter.put):
+        with self._watch(waiter.put):
             yield from self._transport.stream(prepared, trace, waiter)
 
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:

@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_what_a_client_sends_and_who_is_not_watched_any_more_wake_nobody(line: L
 
 def test_a_request_is_doubted_and_then_cancelled(line: Line, surroundings: Surroundings) -> None:
     hang_ups = HangUps()
-    transport = WatchedTransport(surroundings.transport, hang_ups, line.caller)
+    transport = WatchedTransport(surroundings.transport, partial(hang_ups.watch, line.caller))
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(transport.infer, surroundings.prepared(10))
         rung(surroundings)
@@ -113,7 +114,9 @@ def test_a_request_is_doubted_and_then_cancelled(line: Line, surroundings: Surro
 
 def test_a_stream_is_watched_until_its_end(line: Line, surroundings: Surroundings) -> None:
     hang_ups = HangUps()
-    parts = WatchedTransport(surroundings.transport, hang_ups, line.caller).stream(surroundings.prepared(10))
+    parts = WatchedTransport(surroundings.transport, partial(hang_ups.watch, line.caller)).stream(
+        surroundings.prepared(10)
+    )
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, parts)
         rung(surroundings)
