@@ -17,13 +17,13 @@ from shoal.frontend.kept_memory import KeptMemory
 from shoal.options import SLAB_PARTS
 from shoal.shm.port import Port
 from shoal.shm.slab import Block
+from shoal.star.outgoing import ALIGNMENT
 
 #: A message up to this is collected in private memory and copied into its block, if there is room; a larger one is
 #: received there.
 SMALL_BYTES = 48 * 1024
 #: Why a small one is refused.
 NO_ROOM_FOR_UNFINISHED = "too many unfinished messages: the server has no memory left for this connection's"
-_ALIGNMENT = 64  # how much the message may be moved so that its first tensor is aligned
 
 
 class Received(NamedTuple):
@@ -92,11 +92,12 @@ class Harbour:
 
     def is_too_large(self, nbytes: int) -> bool:
         """Whether there never is a place for a message of so many bytes."""
-        return nbytes + _ALIGNMENT + HEADER_BYTES > self._largest_nbytes
+        return nbytes + ALIGNMENT + HEADER_BYTES > self._largest_nbytes
 
     def berth(self, nbytes: int, begun: bytes | memoryview) -> Berth | None:
         """A place for a message of `nbytes` that starts with `begun`, its first tensor aligned; None where none is."""
-        needed = nbytes + _ALIGNMENT + HEADER_BYTES  # the request's header goes behind the message
+        # The message may be moved so that its first tensor is aligned, and the request's header goes behind it.
+        needed = nbytes + ALIGNMENT + HEADER_BYTES
         if self.is_too_large(nbytes) or self._nbytes + needed > self._max_nbytes:
             return None
         try:

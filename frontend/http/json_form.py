@@ -20,11 +20,11 @@ from shoal.frontend.prepared import PreparedRequest
 from shoal.frontend.v2.json_tensors import decode_data, encode_text, flat_array
 from shoal.request import InferResponse, TensorRef
 from shoal.shm.layout import pack_span
+from shoal.star.outgoing import aligned
 
 #: Longer bodies are worth their parsing; short ones are what the split pays for.
 MAX_BODY_BYTES = 16 * 1024
 _MAX_SKELETON_BYTES = 4096
-_ALIGNMENT = 64
 
 # No string, object or nested array inside, so an array that matches is the value of a key "data" and nothing else.
 _ARRAY = re.compile(rb'"data"\s*:\s*\[([^\[\]{}"\\]*)\]')
@@ -84,7 +84,7 @@ def make_form(prepared: PreparedRequest, skeleton: Skeleton, arrays: list[bytes]
         num_elements = len(data) // datatype.itemsize
         inputs.append(JsonInput(name, datatype, num_elements, offset, *flat_array(datatype)))
         refs.append(TensorRef(name, datatype.wire, shape, offset, len(data)))
-        offset += (len(data) + _ALIGNMENT - 1) & -_ALIGNMENT
+        offset += aligned(len(data))
     header = prepared.pack_header(refs)
     kept = replace(prepared, inputs=())
     form = JsonForm(kept, tuple(inputs), offset, header, pack_span(offset, len(header)), {})

@@ -31,10 +31,10 @@ from shoal.shm.layout import pack_span
 from shoal.shm.port import Port, Reply
 from shoal.shm.slab import Block
 from shoal.star.models import ModelEntry
+from shoal.star.outgoing import ALIGNMENT, aligned
 from shoal.star.refusal import answered
 from shoal.star.validation import PreparedInput
 
-_ALIGNMENT = 64
 #: A form is kept for JSON of at most this many bytes, so a cache full of them takes a few megabytes.
 _MAX_FORM_JSON = 4096
 _MAX_FORMS = 512
@@ -233,7 +233,7 @@ class Submission:
             refs.append(TensorRef(name, datatype.wire, shape, offset, len(data)))
             offset += len(data)
         header = prepared.pack_header(refs)
-        if len(header) > HEADER_BYTES - _ALIGNMENT:
+        if len(header) > HEADER_BYTES - ALIGNMENT:
             return  # it would not fit behind a body that was received in place
         header_offset = aligned(offset)
         kept = replace(prepared, inputs=())  # they are views of this one request's body
@@ -307,11 +307,6 @@ class Submission:
 def _is_apart(tensor: PreparedInput, body: memoryview) -> bool:
     """Whether an input lies elsewhere than in the body."""
     return not isinstance(tensor.data, memoryview) or tensor.data.obj is not body.obj
-
-
-def aligned(offset: int) -> int:
-    """The next multiple of a cache line."""
-    return (offset + _ALIGNMENT - 1) & -_ALIGNMENT
 
 
 def body_offset(head: Head) -> int:

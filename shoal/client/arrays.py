@@ -17,7 +17,7 @@ from shoal.errors import InternalError, InvalidArgumentError
 from shoal.request import InferResponse, Parameters, unpack_response
 from shoal.shm.layout import unpack_span
 from shoal.star.models import ModelEntry, client_shape
-from shoal.star.outgoing import Ask, Input, Outgoing, check
+from shoal.star.outgoing import Ask, Input, Outgoing, aligned, check
 
 Array: TypeAlias = NDArray[Any]
 #: Kept forms, and kept headers, at most (ours).
@@ -123,7 +123,7 @@ def form_of(outgoing: Outgoing, arrays: Mapping[str, Array], block: memoryview, 
             places.append(None)
             continue
         places.append((offset, array.nbytes))
-        offset += (array.nbytes + 63) & -64
+        offset += aligned(array.nbytes)
     start, nbytes = unpack_span(span)
     header = block[start : start + nbytes].tobytes()
     return Form(

@@ -18,7 +18,7 @@ from shoal.star.models import ModelEntry
 from shoal.star.validation import ParsedInput, log_prefix, validate
 
 #: Tensors start at multiples of a cache line, in bytes.
-_ALIGNMENT = 64
+ALIGNMENT = 64
 
 
 class Input(NamedTuple):
@@ -127,4 +127,4 @@ def block_nbytes(
 
 def aligned(nbytes: int) -> int:
     """The next offset at which a tensor may begin."""
-    return (nbytes + _ALIGNMENT - 1) & -_ALIGNMENT
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
