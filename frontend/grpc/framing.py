@@ -66,13 +66,9 @@ def headers(encoding: str) -> bytes:
     return HEADERS if encoding == IDENTITY else HEADERS + _literal(b"grpc-encoding", encoding.encode())
 
 
+@memoized("grpc_trailers", 64)
 def trailers(status: int, message: str = "") -> bytes:
     """The end of a response."""
-    return _trailers(status, message)
-
-
-@memoized("grpc_trailers", 64)
-def _trailers(status: int, message: str) -> bytes:
     block = _literal(b"grpc-status", str(status).encode())
     return block + _literal(b"grpc-message", percent_encode(message)) if message else block
 

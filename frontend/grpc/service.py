@@ -59,7 +59,8 @@ class GrpcCall(NamedTuple):
 
 
 Handler = Callable[[GrpcCall, Message], Message]
-#: Whether a call waits, from the server's state and the request's bytes.
+#: Whether `run` would wait, for the supervisor or for a model, so that only the road may: from the server's state and
+#: the request's bytes. Raises InternalError.
 Waits = Callable[[ServerState, bytes | memoryview], bool]
 
 
@@ -115,11 +116,6 @@ def refuse_while_exiting(state: ServerState) -> None:
 def shutting_down() -> UnavailableError:
     """Why not, in Triton's words."""
     return UnavailableError("GRPC server is shutting down and has stopped accepting new requests.")
-
-
-def waits(method: Method, state: ServerState, request: bytes | memoryview) -> bool:
-    """Whether `run` would wait, for the supervisor or for a model: then only the road may. Raises InternalError."""
-    return method.waits(state, request)
 
 
 def run(method: Method, call: GrpcCall, request: bytes | memoryview) -> bytes:

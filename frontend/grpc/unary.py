@@ -11,7 +11,7 @@ from shoal.frontend.grpc.inbox import NO_ROOM_FOR_UNFINISHED, SMALL_BYTES, Inbox
 from shoal.frontend.grpc.inference import MAX_UNPACKED_BYTES
 from shoal.frontend.grpc.opening import Opening
 from shoal.frontend.grpc.road_call import RoadCall
-from shoal.frontend.grpc.service import run, shutting_down, waits
+from shoal.frontend.grpc.service import run, shutting_down
 from shoal.frontend.grpc.submission import Asked, Form
 from shoal.frontend.prepared import RoadOnlyError
 from shoal.shm.port import NoRoomError, Reply
@@ -107,7 +107,7 @@ class UnaryCall:
             if received.is_compressed:
                 data = decompress(opening.encoding, data, MAX_UNPACKED_BYTES)
             call = self._lane.service_call(opening, self._connection)
-            if waits(opening.method, call.state, data):
+            if opening.method.waits(call.state, data):
                 self._hand_over(data, is_compressed=False)
                 return
             chunks: list[bytes | memoryview] = [run(opening.method, call, data)]

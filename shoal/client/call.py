@@ -8,8 +8,6 @@ A waiting thread or coroutine is woken by `notify`, and then takes what has come
             result = call.next_result()
 """
 
-from types import TracebackType
-
 from shoal import errors
 from shoal.client.arrays import MAX_FORMS, Array, Opened, copied, open_response, viewed
 from shoal.client.asked import Asked
@@ -121,6 +119,6 @@ class Call:
     def __enter__(self) -> "Call":
         return self
 
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if error is not None or not self.is_done:
             self.connection.cancel(self.waiter)

@@ -58,7 +58,7 @@ _living: "weakref.WeakSet[Connection]" = weakref.WeakSet()
 class Connection:
     """One connection, from `start` until it is lost."""
 
-    def __init__(self, place: Place, on_exiting: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, place: Place) -> None:
         assert isinstance(place.bell, GuestBell)
         self.models = place.models
         self.request_timeout_s = place.request_timeout_s

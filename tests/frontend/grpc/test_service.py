@@ -25,7 +25,6 @@ from shoal.frontend.grpc.service import (
     find,
     refuse_while_exiting,
     run,
-    waits,
 )
 from shoal.frontend.state import ServerState
 from shoal.grpc_settings import GrpcSettings
@@ -55,7 +54,7 @@ class Caller:
 
     def waits(self, name: str, /, **fields: Any) -> bool:
         method = find(RPC + name)
-        return waits(method, self.state, method.request(**fields).SerializeToString())
+        return method.waits(self.state, method.request(**fields).SerializeToString())
 
     def refusal(self, name: str, /, **fields: Any) -> tuple[type[ShoalError], str]:
         with pytest.raises(ShoalError) as raised:
@@ -361,7 +360,7 @@ def test_a_restricted_group_needs_its_metadata(lane: Caller) -> None:
 def test_bytes_that_are_no_message(call: Caller) -> None:
     method = find(RPC + "ModelReady")
     with pytest.raises(InternalError, match=r"^the request is no inference\.ModelReadyRequest: "):
-        waits(method, call.state, b"\xff")
+        method.waits(call.state, b"\xff")
     with pytest.raises(InternalError, match=r"^the request is no inference\.ModelReadyRequest: "):
         run(method, GrpcCall(call.state, call.transport, {}, ""), b"\xff")
 
@@ -381,10 +380,10 @@ def test_health_is_the_servers_or_a_models(call: Caller, make_message: Any) -> N
     assert [health(call, name) for name in ("", "whatever", "simple", "asleep", "gone")] == [1, 1, 1, 2, 2]
     method = find("/grpc.health.v1.Health/Check")
     asked = HealthCheckRequest(service="simple").SerializeToString()
-    assert not waits(method, call.state, asked)
+    assert not method.waits(call.state, asked)
     entry = call.state.models.lookup("simple", None)
     call.state.models.apply(make_message("simple", entry.version, entry.model_id, entry.config, has_ready_check=True))
-    assert waits(method, call.state, asked)
+    assert method.waits(call.state, asked)
     assert call.transport is not None
     call.transport.answers["is_ready"] = False
     assert health(call, "simple") == 2
