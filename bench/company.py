@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
 
 from bench.errors import BenchmarkError
 from bench.server import ask
@@ -86,9 +85,7 @@ class Crowd:
         self._settled.wait(SETTLE_S)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         answered = sum(guest.begins.startswith(b"HTTP/1.1 200 ") for guest in self._guests)
@@ -216,9 +213,7 @@ class Bodies:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         if kind is None and self._fault:

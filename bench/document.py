@@ -108,18 +108,23 @@ def _python() -> str:
 
 def markdown(rows: Sequence[Row], where: Conditions) -> str:
     """The chapter on Shoal and its peers."""
+    return TEXT.format(**figures(rows, where))
+
+
+def figures(rows: Sequence[Row], where: Conditions) -> dict[str, object]:
+    """What a chapter on several servers has in its text: the tables, and what they were measured on."""
     ours = by_process({row.workload.title: row for row in rows if row.peer.name == OURS})
-    return TEXT.format(
-        rounds=where.rounds,
-        seconds=where.seconds,
-        summary=summary(rows),
-        machine="\n".join(f"- {line}" for line in where.machine),
-        generator=where.generator,
-        by_process=ours and "\nShoal, by process:\n\n" + ours,
-        others=others(rows),
-        peers=described(where.peers),
-        details=details(rows),
-    )
+    return {
+        "rounds": where.rounds,
+        "seconds": where.seconds,
+        "summary": summary(rows),
+        "machine": "\n".join(f"- {line}" for line in where.machine),
+        "generator": where.generator,
+        "by_process": ours and "\nShoal, by process:\n\n" + ours,
+        "others": others(rows),
+        "peers": "\n".join(_item(f"**{title}**: {version}. {notes}") for title, version, notes in where.peers),
+        "details": details(rows),
+    }
 
 
 def others(rows: Sequence[Row]) -> str:
@@ -131,11 +136,6 @@ def others(rows: Sequence[Row]) -> str:
         f"{mean:.0%} on average,\n  {worst:.0%} at worst. Where it is high, trust CPU time and instructions more than "
         "the rate."
     )
-
-
-def described(peers: Sequence[tuple[str, str, str]]) -> str:
-    """The servers, as items of a list."""
-    return "\n".join(_item(f"**{title}**: {version}. {notes}") for title, version, notes in peers)
 
 
 def put(document: str, name: str, chapter: str) -> str:

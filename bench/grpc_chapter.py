@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.document import Conditions, described, others
+from bench.document import Conditions, figures
 from bench.grpc_words import channel, grpc_answer, grpc_request
 from bench.peers import Peer, launch_shoal, launch_triton, shoal_version, triton_title
 from bench.results import Row, Sample
-from bench.table import OURS, by_process, count, details, head, is_missing, line, summary
+from bench.table import OURS, count, head, is_missing, line, ratio
 from bench.workloads import IDENTITY_16, IDENTITY_IMAGE, Workload
 
 TEXT = """\
@@ -111,20 +111,7 @@ def is_measured(peer: Peer, workload: Workload) -> bool:
 
 def markdown(rows: Sequence[Row], where: Conditions) -> str:
     """The chapter."""
-    ours = by_process({row.workload.title: row for row in rows if row.peer.name == OURS})
-    return TEXT.format(
-        rounds=where.rounds,
-        seconds=where.seconds,
-        targets=targets(rows),
-        summary=summary(rows),
-        streams=streams(rows),
-        by_process=ours and "\nShoal, by process:\n\n" + ours,
-        machine="\n".join(f"- {each}" for each in where.machine),
-        generator=where.generator,
-        others=others(rows),
-        peers=described(where.peers),
-        details=details(rows),
-    )
+    return TEXT.format(**figures(rows, where), targets=targets(rows), streams=streams(rows))
 
 
 def targets(rows: Sequence[Row]) -> str:
@@ -137,8 +124,8 @@ def targets(rows: Sequence[Row]) -> str:
             continue
         wanted = f"{'≤' if each.is_most else '≥'} {each.bound:g}{' ×' if each.is_ratio else ''}"
         reached = _reached(each, ours, theirs)
-        ratio = "–" if theirs is None else _times(each, ours, theirs)
-        cells = [ours.workload.title, each.title, _shown(each, ours), _shown(each, theirs), ratio, wanted]
+        times = ratio(ours, theirs, each.figure)
+        cells = [ours.workload.title, each.title, _shown(each, ours), _shown(each, theirs), times, wanted]
         is_met = {each.is_met(figure) for figure in reached}
         verdict = "not measured" if not is_met else "yes" if is_met == {True} else "**no**"
         lines.append(line([*cells, verdict if len(is_met) < 2 else "in some rounds"]))
@@ -151,12 +138,6 @@ def _reached(target: Target, ours: Row, theirs: Row | None) -> list[float]:
         return [target.figure(sample) for sample in ours.samples]
     pairs = zip(ours.samples, theirs.samples if theirs is not None else (), strict=False)
     return [target.figure(first) / target.figure(second) for first, second in pairs]
-
-
-def _times(target: Target, ours: Row, theirs: Row) -> str:
-    if is_missing(ours) or is_missing(theirs) or not target.figure(theirs.median):
-        return "–"
-    return f"{target.figure(ours.median) / target.figure(theirs.median):.2f}"
 
 
 def _shown(target: Target, row: Row | None) -> str:

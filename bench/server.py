@@ -33,11 +33,11 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-def ask(port: int, request: Request) -> tuple[int, dict[str, str], bytes]:
+def ask(port: int, request: Request, method: str = "POST") -> tuple[int, dict[str, str], bytes]:
     """One request on a connection of its own: status, headers with lower-case names, body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request("POST", request.path, request.body, dict(request.headers))
+        connection.request(method, request.path, request.body, dict(request.headers))
         response = connection.getresponse()
         return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
     finally:

@@ -1,6 +1,5 @@
 """A running server of one checkout of Shoal: its ports, its processes by their titles, and what can be done to them."""
 
-import http.client
 import os
 import select
 import signal
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import instructions
@@ -19,7 +19,7 @@ from bench.isolation import models as repository
 from bench.isolation.crowd import Callers, Crowd, Guests
 from bench.isolation.probe import GrpcProbe, HttpProbe, Probe, infer, message, paced
 from bench.measure import process_tree
-from bench.server import Server, free_ports
+from bench.server import Server, ask, free_ports
 from bench.workloads import Request
 
 #: Of anything that takes milliseconds: a standby's start, the beginning of an execution.
@@ -197,16 +197,6 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
         time.sleep(POLL_S)
 
 
-def _get(port: int, request: Request) -> tuple[int, Mapping[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
-    try:
-        connection.request("GET", request.path)
-        answer = connection.getresponse()
-        return answer.status, {}, answer.read()
-    finally:
-        connection.close()
-
-
 @contextmanager
 def serving(checkout: Checkout, folder: Path, models: Mapping[str, str], flags: Sequence[str]) -> Iterator[Site]:
     """A server of this checkout that answers; nothing of it is left afterwards."""
@@ -220,7 +210,8 @@ def serving(checkout: Checkout, folder: Path, models: Mapping[str, str], flags: 
     server = Server(command, os.environ, http_port, folder / "log", folder=checkout.folder)
     server.start()
     try:
-        server.wait_for_answer(Request("/v2/health/ready", {}, b""), lambda _headers, _body: None, _get)
+        ready = Request("/v2/health/ready", {}, b"")
+        server.wait_for_answer(ready, lambda _headers, _body: None, partial(ask, method="GET"))
         site = Site(checkout, server, folder, http_port, grpc_port, metrics_port)
         site.wait_for_standby()
         yield site
