@@ -48,11 +48,6 @@ class CloudModel:
         facts += [path for path in self.directories if path.startswith(top)]
         return hashlib.sha256("\0\0".join([self.name, *sorted(facts)]).encode()).hexdigest()[:32]
 
-    @property
-    def nbytes(self) -> int:
-        """All its objects together."""
-        return sum(each.size for each in self.files.values())
-
 
 class CloudListing(NamedTuple):
     """What a repository holds. Each name is in one of the first two."""
@@ -60,11 +55,6 @@ class CloudListing(NamedTuple):
     models: dict[str, CloudModel]
     problems: dict[str, str]  # name → why it is no model
     strays: tuple[str, ...]  # sentences about objects that belong to no model
-
-    @property
-    def tags(self) -> dict[str, str]:
-        """Model → its tag."""
-        return {name: model.tag for name, model in self.models.items()}
 
 
 def sort_out(objects: Iterable[CloudObject], url: CloudUrl) -> CloudListing:

@@ -136,11 +136,6 @@ class Port:
         return self._awaited.wanted
 
     @property
-    def num_in_flight(self) -> int:
-        """Requests submitted and not yet replied to."""
-        return len(self._open)
-
-    @property
     def num_held(self) -> int:
         """Replies that have a block and were not released yet."""
         return len(self._held) + len(self._parts)

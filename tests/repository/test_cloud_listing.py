@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.cloud_url import CloudUrl
-from shoal.repository.cloud_listing import CloudListing, CloudModel, CloudObject, sort_out
+from shoal.repository.cloud_listing import CloudListing, CloudObject, sort_out
 
 URL = CloudUrl("s3", "bucket", "models")
 
@@ -32,7 +32,6 @@ def test_directories_follow_from_names() -> None:
     model = found.models["b"]
     assert list(model.files) == ["1/deep/model.onnx", "config.pbtxt"]
     assert model.directories == {"1", "1/deep"}
-    assert model.nbytes == 2
 
 
 def test_directories_that_somebody_made() -> None:
@@ -122,8 +121,3 @@ def test_a_subtree_has_a_tag_of_its_own() -> None:
     new = listing("m/1/model.onnx", "m/2/model.onnx", "m/labels.txt").models["m"]
     assert old.subtree_tag("1") == new.subtree_tag("1")
     assert old.tag != new.tag
-
-
-def test_tags_by_name() -> None:
-    models = {name: CloudModel(name) for name in "ab"}
-    assert CloudListing(models, {}, ()).tags == {name: model.tag for name, model in models.items()}

@@ -19,7 +19,7 @@ def test_a_request_is_one_record_visible_after_flush(star: Star) -> None:
     star.port.flush()
     assert star.is_rung()
     assert star.seen() == [(1, 1, 3, block.ref, 0x00001000_00000046, 2, 99, 4, 5, 0, 0, 123, 0, 0, 0, 0)]
-    assert (number, star.port.num_in_flight) == (1, 1)
+    assert (number, star.port.counts["requests_open"]) == (1, 1)
 
 
 def test_one_flush_shows_all_and_rings_once_and_an_empty_one_not(star: Star) -> None:
@@ -154,7 +154,7 @@ def test_a_reply_shows_the_workers_block_and_gives_the_requests_back(star: Star)
     assert reply.header is not None
     assert (len(reply.block), bytes(reply.block[:6]), bytes(reply.header)) == (4096, b"tensor", b"head")
     assert reply.block.readonly
-    assert star.port.num_in_flight == 0
+    assert star.port.counts["requests_open"] == 0
     assert star.port.slab.num_taken == 0
     assert star.port.slab.free(block.ref) is False  # it was freed with the reply
 
@@ -180,7 +180,7 @@ def test_replies_come_in_the_batchers_order(star: Star) -> None:
     star.reply(4, second, 5, 0, 0, 1)
     assert [reply.number for reply in star.port.poll()] == [second]
     assert star.port.slab.free(second_block.ref) is False
-    assert star.port.num_in_flight == 1
+    assert star.port.counts["requests_open"] == 1
     star.reply(4, first, 5, 0, 0, 1)
     assert [reply.number for reply in star.port.poll()] == [first]
     assert star.port.slab.free(first_block.ref) is False
@@ -195,7 +195,7 @@ def test_a_second_reply_to_a_request_and_one_to_no_request_are_dropped(star: Sta
     assert [(reply.number, reply.status) for reply in star.port.poll()] == [(number, 5)]
     later, _ = star.submit()
     assert later == number + 1
-    assert star.port.num_in_flight == 1
+    assert star.port.counts["requests_open"] == 1
 
 
 @pytest.mark.parametrize("change", [1, 1 << 20, 1 << 40], ids=["generation", "unit", "owner"])
@@ -268,7 +268,7 @@ def test_no_block_left_is_unavailable_and_changes_nothing(star: Star) -> None:
     star.port.allocate(3 * 4096)
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
         star.port.allocate(1)
-    assert (star.port.slab.num_taken, star.port.num_in_flight) == (1, 0)
+    assert (star.port.slab.num_taken, star.port.counts["requests_open"]) == (1, 0)
 
 
 def test_cancelling_what_is_answered_or_unknown_says_nothing(star: Star) -> None:
@@ -289,7 +289,7 @@ def test_a_record_that_is_no_reply_is_refused(star: Star, kind: int) -> None:
     star.reply(kind, number)
     with pytest.raises(LayoutError, match=rf"^the batcher sent a record of kind {kind}$"):
         star.port.poll()
-    assert (star.port.num_in_flight, star.port.slab.num_taken) == (1, 1)
+    assert (star.port.counts["requests_open"], star.port.slab.num_taken) == (1, 1)
 
 
 def test_a_recall_names_segments_and_says_whether_it_is_urgent(star: Star) -> None:

@@ -27,11 +27,11 @@ def test_a_request_is_open_until_its_final_reply(star: Star) -> None:
         (b"b", False, False),
     ]
     assert [first.part, second.part] == refs
-    assert (star.port.num_in_flight, star.port.slab.num_taken) == (1, 1)
+    assert (star.port.counts["requests_open"], star.port.slab.num_taken) == (1, 1)
     say(star, number, more=0)
     (last,) = star.port.poll()
     assert (last.is_final, last.is_empty, last.part, last.block) == (True, True, 0, None)
-    assert (star.port.num_in_flight, star.port.slab.num_taken) == (0, 0)
+    assert (star.port.counts["requests_open"], star.port.slab.num_taken) == (0, 0)
     assert block.ref
     say(star, number, more=1, text=b"late")
     assert star.port.poll() == []
@@ -98,7 +98,7 @@ def test_a_client_that_holds_too_much_asks_for_no_more(narrow: Star) -> None:
     assert len(port.poll()) == 8
     say(narrow, number, more=0)
     assert port.poll()[0].is_final
-    assert (port.num_in_flight, port.num_held, port.has_place(3)) == (0, 8, False)
+    assert (port.counts["requests_open"], port.num_held, port.has_place(3)) == (0, 8, False)
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
         port.allocate(1)
     port.release(number, parts[0])

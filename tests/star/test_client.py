@@ -240,7 +240,7 @@ def test_a_request_for_which_the_ring_has_no_room_is_refused_and_takes_no_memory
     around.crowd(0)
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
         around.client.submit(around.ask(np.zeros(1, np.float32)), Told(), FAR)
-    assert (around.port.slab.num_taken, around.port.num_in_flight) == (0, 0)
+    assert (around.port.slab.num_taken, around.port.counts["requests_open"]) == (0, 0)
 
 
 def test_a_request_is_given_up_although_the_ring_has_no_room_to_say_so(around: Surroundings) -> None:

@@ -54,7 +54,7 @@ class Lane(Star):
         for record in self.records:
             if record[1] in self.port._open:
                 self.refuse(record[1])
-        assert (self.port.slab.num_taken, self.port.num_in_flight) == (0, 0)
+        assert (self.port.slab.num_taken, self.port.counts["requests_open"]) == (0, 0)
 
 
 def grid(data: bytes = ONE, id_: str = "", model: str = "grid", **more: Any) -> Any:

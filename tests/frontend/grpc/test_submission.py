@@ -173,7 +173,7 @@ def test_a_refused_request_leaves_nothing(lane: Lane, case: str, received: bool)
     for _ in range(2):
         with pytest.raises(error, match=sentence):
             lane.ask(request, received=received)
-        assert (lane.port.slab.num_taken, lane.port.num_in_flight, lane.num_waiting()) == (0, 0, 0)
+        assert (lane.port.slab.num_taken, lane.port.counts["requests_open"], lane.num_waiting()) == (0, 0, 0)
 
 
 def test_a_known_message_with_an_id_that_is_no_text_is_refused(lane: Lane) -> None:
@@ -192,7 +192,7 @@ def test_without_memory_a_request_is_refused_and_leaves_nothing(lane: Lane, is_k
     taken = [lane.port.allocate(32 * 4096), lane.port.allocate(32 * 4096)]
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
         lane.ask(grid())
-    assert (lane.port.slab.num_taken, lane.port.num_in_flight, lane.num_waiting()) == (2, 0, 0)
+    assert (lane.port.slab.num_taken, lane.port.counts["requests_open"], lane.num_waiting()) == (2, 0, 0)
     for block in taken:
         lane.port.slab.free(block.ref)
 

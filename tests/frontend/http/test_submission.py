@@ -213,7 +213,7 @@ def test_known_json_with_other_numbers_is_what_the_road_makes_of_it(
         if found[0] == "request":
             star.refuse(star.records[-1][1])
         assert found == expected, json
-        assert (star.port.slab.num_taken, star.port.num_in_flight) == (0, 0)
+        assert (star.port.slab.num_taken, star.port.counts["requests_open"]) == (0, 0)
 
 
 def test_a_length_past_the_end_is_refused_though_its_json_is_known(star: Star) -> None:
@@ -223,7 +223,7 @@ def test_a_length_past_the_end_is_refused_though_its_json_is_known(star: Star) -
         assert star.seen().inputs == (("A", 11, (0, 3), b""),)
     with pytest.raises(InvalidArgumentError, match=r"inference header size should be in range \(0, "):
         star.submit_head(head_of("grid", empty, json_length=len(empty) + 1), empty, received=False)
-    assert (star.num_waiting(), star.port.num_in_flight) == (0, 2)
+    assert (star.num_waiting(), star.port.counts["requests_open"]) == (0, 2)
 
 
 # --- in place ---
@@ -286,7 +286,7 @@ def test_a_refused_request_leaves_nothing(star: Star, case: str, received: bool)
     for _ in range(2):
         with pytest.raises(error, match=sentence):
             star.submit(model, json, tail, received=received)
-        assert (star.port.slab.num_taken, star.port.num_in_flight, star.num_waiting()) == (0, 0, 0)
+        assert (star.port.slab.num_taken, star.port.counts["requests_open"], star.num_waiting()) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["new", "known"])
@@ -298,7 +298,7 @@ def test_without_memory_a_request_is_refused_and_leaves_nothing(star: Star, is_k
     taken = [star.port.allocate(32 * 4096), star.port.allocate(32 * 4096)]
     with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size$"):
         star.submit("grid", GRID, ONE)
-    assert (star.port.slab.num_taken, star.port.num_in_flight, star.num_waiting()) == (2, 0, 0)
+    assert (star.port.slab.num_taken, star.port.counts["requests_open"], star.num_waiting()) == (2, 0, 0)
     for block in taken:
         star.port.slab.free(block.ref)
     assert used_form(star.submit("grid", GRID, TWO)) or not is_known
@@ -362,7 +362,7 @@ def test_the_lane_and_the_road_give_workers_the_same(
             assert star.seen() == expected
             assert is_known or not is_plain or (seed, received) == (0, False)
             star.refuse(star.records[-1][1])
-    assert (star.port.slab.num_taken, star.port.num_in_flight) == (0, 0)
+    assert (star.port.slab.num_taken, star.port.counts["requests_open"]) == (0, 0)
 
 
 @pytest.fixture(scope="module")

@@ -68,4 +68,4 @@ def test_a_reserved_header_is_refused_and_leaves_nothing(star: Star, received: b
         head = with_fields("grid", body, b"timeout: 1", json_length=len(GRID))
         with pytest.raises(InvalidArgumentError, match=r"^Header 'timeout' is reserved"):
             star.submit_head(head, body, received=received)
-        assert (star.port.slab.num_taken, star.port.num_in_flight, star.num_waiting()) == (0, 0, 0)
+        assert (star.port.slab.num_taken, star.port.counts["requests_open"], star.num_waiting()) == (0, 0, 0)

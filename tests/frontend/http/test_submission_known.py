@@ -66,7 +66,7 @@ def test_what_is_wrong_with_the_json_behind_a_known_head_is_refused(star: Star) 
     for wrong in ((JSON % (1, 2))[:-1] + b"]", (JSON % (1, 2)).replace(b"INT32", b"INT16")):
         with pytest.raises(ShoalError):
             star.submission.submit_known(known, raw + wrong)
-    assert (star.num_waiting(), star.port.num_in_flight) == (0, 1)
+    assert (star.num_waiting(), star.port.counts["requests_open"]) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_a_known_request_is_refused_where_there_is_no_memory(star: Star) -> None
     raw = head("grid", len(GRID) + 8, len(GRID))
     known = learn(star, raw, GRID, ONE)
     assert known is not None
-    while star.port.num_in_flight < 16:
+    while star.port.counts["requests_open"] < 16:
         submit_known(star, known, raw + GRID + ONE)
     with pytest.raises(UnavailableError, match="Exceeds maximum queue size"):
         star.submission.submit_known(known, raw + GRID + ONE)
-    assert (star.num_waiting(), star.port.num_in_flight) == (0, 16)
+    assert (star.num_waiting(), star.port.counts["requests_open"]) == (0, 16)

@@ -32,7 +32,7 @@ class Client(Star):
 
     def finish(self) -> None:
         self.refuse(self.records[-1][1])
-        assert (self.port.slab.num_taken, self.port.num_in_flight) == (0, 0)
+        assert (self.port.slab.num_taken, self.port.counts["requests_open"]) == (0, 0)
 
 
 @pytest.fixture

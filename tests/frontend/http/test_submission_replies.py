@@ -244,4 +244,4 @@ def test_refusals_and_errors_of_known_and_new_requests(star: Star) -> None:
         assert star.submission.response(failed.asked, failure) == error(
             b"500 Internal Server Error", b'{"error":"caf\xc3\xa9 is \\"closed\\""}'
         )
-    assert (star.port.slab.num_taken, star.port.num_in_flight) == (0, 0)
+    assert (star.port.slab.num_taken, star.port.counts["requests_open"]) == (0, 0)

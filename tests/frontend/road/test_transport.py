@@ -111,7 +111,7 @@ def test_a_stream_gives_each_answer_as_it_comes(surroundings: Surroundings, pool
     assert (str(error.error), error.is_final) == ("oh", False)
     assert (end.answer, end.error, end.is_final) == (None, None, True)
     assert [record[:2] for record in surroundings.records()] == [(3, number)] * 2
-    assert surroundings.port.counts["replies_held"] == surroundings.port.num_in_flight == 0
+    assert surroundings.port.counts["replies_held"] == surroundings.port.counts["requests_open"] == 0
     assert surroundings.port.slab.num_taken == 0
 
 
@@ -130,9 +130,9 @@ def test_a_stream_that_is_closed_is_cancelled_and_what_still_comes_is_given_back
     surroundings.say(number, EMPTY, more=True)
     answer.release()
     assert sorted(record[0] for record in surroundings.records()) == [2, 3, 3, 3]  # CANCEL, and all three released
-    assert surroundings.port.num_in_flight == 1
+    assert surroundings.port.counts["requests_open"] == 1
     surroundings.say(number, more=False)
-    assert surroundings.port.counts["replies_held"] == surroundings.port.num_in_flight == 0
+    assert surroundings.port.counts["replies_held"] == surroundings.port.counts["requests_open"] == 0
 
 
 def test_a_stream_whose_client_gives_up_while_nothing_comes(surroundings: Surroundings) -> None:
@@ -152,7 +152,7 @@ def test_whoever_waits_for_an_answer_can_be_called_off(surroundings: Surrounding
         future.result(timeout=10)
     assert [record[:2] for record in surroundings.records()] == [(2, number)]  # CANCEL
     surroundings.say(number, EMPTY, more=False)  # comes all the same
-    assert surroundings.port.counts["replies_held"] == surroundings.port.num_in_flight == 0
+    assert surroundings.port.counts["replies_held"] == surroundings.port.counts["requests_open"] == 0
 
 
 def test_the_replies_to_several_requests_can_come_in_at_one_place(surroundings: Surroundings) -> None:
@@ -171,7 +171,7 @@ def test_the_replies_to_several_requests_can_come_in_at_one_place(surroundings: 
     surroundings.transport.cancel(first)
     surroundings.say(first, EMPTY, more=False)
     assert replies.empty()
-    assert surroundings.port.counts["replies_held"] == surroundings.port.num_in_flight == 0
+    assert surroundings.port.counts["replies_held"] == surroundings.port.counts["requests_open"] == 0
 
 
 def test_infer_takes_the_last_of_several_replies(surroundings: Surroundings, pool: ThreadPoolExecutor) -> None:

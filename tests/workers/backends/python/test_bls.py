@@ -146,10 +146,10 @@ def around() -> Iterator[Around]:
     around = Around()
     yield around
     end = time.monotonic() + WAIT_S
-    while around.port.num_in_flight and time.monotonic() < end:
+    while around.port.counts["requests_open"] and time.monotonic() < end:
         around.step()  # what was cancelled is answered, too
     assert around.is_all_returned()
-    assert around.port.num_in_flight == around.port.slab.num_taken == 0
+    assert around.port.counts["requests_open"] == around.port.slab.num_taken == 0
 
 
 def test_a_call_that_cannot_be_written_is_answered(around: Around) -> None:
@@ -187,7 +187,7 @@ def test_what_a_call_has_lent_stays_lent_while_it_is_sent_again_and_it_can_be_ca
     around.star.exchange.remove_model(MODEL_ID, 1)
     around.step()
     assert again.wait(WAIT_S)
-    assert around.port.num_in_flight == 0
+    assert around.port.counts["requests_open"] == 0
     assert around.client.has_lent([42])
     call.cancel()
     may_go_on.set()
