@@ -79,12 +79,17 @@ def is_inside(path: str) -> bool:
 
 
 def preferred_sizes(config: Config) -> Iterator[str]:
-    """dynamic_batching.preferred_batch_size, against a max_batch_size that auto-complete may have set."""
-    for size in config.get("dynamic_batching", {}).get("preferred_batch_size", ()):
-        if size <= 0:
-            yield f"dynamic batching preferred size must be positive for {config['name']}"
-        if size > config["max_batch_size"]:
-            yield f"dynamic batching preferred size must be <= max batch size for {config['name']}"
+    """preferred_batch_size of either batcher, against a max_batch_size that auto-complete may have set."""
+    oldest = config.get("sequence_batching", {}).get("oldest", {})
+    for which, batching in (
+        ("dynamic batching preferred size", config.get("dynamic_batching", {})),
+        ("sequence batching preferred batch size", oldest),
+    ):
+        for size in batching.get("preferred_batch_size", ()):
+            if size <= 0:
+                yield f"{which} must be positive for {config['name']}"
+            if size > config["max_batch_size"]:
+                yield f"{which} must be <= max batch size for {config['name']}"
 
 
 def delay_and_order(config: Config) -> Iterator[str]:
@@ -175,9 +180,8 @@ _UNFINISHED: tuple[Rule, ...] = (
     scaling.faults, model_metrics.faults, response_cache,
 )  # fmt: skip
 _FINISHED: tuple[Rule, ...] = (
-    *_UNFINISHED, batch_size, tensors, labels, preferred_sizes, sequences.preferred_sizes,
-    latency_target.faults_when_finished, warmup.faults,
-    batch_io.faults,
+    *_UNFINISHED, batch_size, tensors, labels, preferred_sizes, latency_target.faults_when_finished,
+    warmup.faults, batch_io.faults,
 )  # fmt: skip
 
 

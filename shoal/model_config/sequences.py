@@ -99,15 +99,6 @@ def faults(config: Config) -> Iterator[str]:
         yield from _state(state, config)
 
 
-def preferred_sizes(config: Config) -> Iterator[str]:
-    """The rule for preferred sizes, against a max_batch_size that auto-complete may have set."""
-    for size in (batching(config) or {}).get("oldest", {}).get("preferred_batch_size", ()):
-        if size <= 0:
-            yield f"sequence batching preferred batch size must be positive for {config['name']}"
-        if size > config["max_batch_size"]:
-            yield f"sequence batching preferred batch size must be <= max batch size for {config['name']}"
-
-
 def _controls(given: Config, model: str) -> Iterator[str]:
     tensors: set[str] = set()
     kinds: set[str] = set()

@@ -49,17 +49,8 @@ class TritonModelException(Exception):
         return str(self)
 
 
-#: Triton's codes → what the server knows them as.
-_KINDS: dict[int, type[errors.ShoalError]] = {
-    TritonError.UNKNOWN: errors.UnknownError,
-    TritonError.INTERNAL: errors.InternalError,
-    TritonError.NOT_FOUND: errors.NotFoundError,
-    TritonError.INVALID_ARG: errors.InvalidArgumentError,
-    TritonError.UNAVAILABLE: errors.UnavailableError,
-    TritonError.UNSUPPORTED: errors.UnsupportedError,
-    TritonError.ALREADY_EXISTS: errors.AlreadyExistsError,
-    TritonError.CANCELLED: errors.CancelledError,
-}
+#: Triton's codes → what the server knows them as, in records by the same numbers plus one: 0 is success there.
+_KINDS = {wire - 1: kind for wire, kind in errors.BY_WIRE.items()}
 _CODES = {kind: code for code, kind in _KINDS.items()}
 
 
