@@ -30,6 +30,10 @@ class Call(NamedTuple):
         return self.transport.ask(verb, arguments, timeout_s)
 
 
+#: How handlers ask what every front end must have heard of: a verb, its arguments and how long the answer may take.
+Ask = Callable[[str, dict[str, Any], float], Any]
+#: A change takes every front end, and the batcher or the tracer, a moment; whoever takes longer hangs (ours).
+ANSWER_S = 10.0
 Handler = Callable[[Call], Response]
 #: Handlers that wait in a way that only the road can, and those that change what is served.
 BLOCKING: set[Handler] = set()

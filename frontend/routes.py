@@ -19,24 +19,6 @@ def model_is_ready(call: Call) -> Response:
     return model_ready(call.state, call.ask, call.name, call.version)
 
 
-@blocking
-def _change_log_settings(call: Call) -> Response:
-    assert call.transport is not None, "a lane hands it over"
-    return change_log_settings(call.state, call.transport, call.body)
-
-
-@blocking
-def _trace_settings(call: Call) -> Response:
-    assert call.transport is not None, "a lane hands it over"
-    return trace_settings(call.state, call.transport, call.name)
-
-
-@blocking
-def _change_trace_settings(call: Call) -> Response:
-    assert call.transport is not None, "a lane hands it over"
-    return change_trace_settings(call.state, call.transport, call.name, call.body)
-
-
 _VERSION = "(?:/versions/(?P<version>[0-9]+))?"
 _MODEL = "/v2/models/(?P<name>[^/]+)" + _VERSION
 _REPOSITORY_MODEL = "/v2/repository/models/(?P<name>[^/]+)"
@@ -54,7 +36,14 @@ _SYSTEM = f"/v2/systemsharedmemory{_REGION}"
 _CUDA = f"/v2/cudasharedmemory{_REGION}"
 _REGISTER = {"POST": blocking(lambda call: register(call.state, call.ask, call.name, call.body))}
 _UNREGISTER = {"POST": blocking(lambda call: unregister(call.state, call.ask, "system", call.name))}
-_TRACE = {"GET": _trace_settings, "POST": _change_trace_settings}
+_TRACE = {
+    "GET": blocking(lambda call: trace_settings(call.state, call.ask, call.name)),
+    "POST": blocking(lambda call: change_trace_settings(call.state, call.ask, call.name, call.body)),
+}
+_LOGGING = {
+    "GET": lambda call: log_settings(call.state),
+    "POST": blocking(lambda call: change_log_settings(call.state, call.ask, call.body)),
+}
 
 #: In the order they are tried: the path that is asked for most stands first, `/v2/models/stats` before any model.
 ROUTES = (
@@ -64,7 +53,7 @@ ROUTES = (
     Route("/v2", {"GET": lambda call: server_metadata(call.state)}, "metadata"),
     Route("/v2/models/stats", {"GET": lambda call: all_statistics(call.state)}, "statistics"),
     Route("/v2/trace/setting", _TRACE, "trace"),
-    Route("/v2/logging", {"GET": lambda call: log_settings(call.state), "POST": _change_log_settings}, "logging"),
+    Route("/v2/logging", _LOGGING, "logging"),
     Route(_MODEL + "/infer", {"POST": infer}, "inference"),
     Route(_MODEL + "/ready", {"GET": model_is_ready}, "health"),
     Route(_MODEL, {"GET": lambda call: model_metadata(call.state, call.name, call.version)}, "metadata"),

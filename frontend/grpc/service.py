@@ -290,7 +290,7 @@ _LOG_FIELDS = {bool: ("bool_param", "boolean"), int: ("uint32_param", "int32"), 
 def _trace_setting(call: GrpcCall, request: Message) -> Message:
     trace_settings.check_model(call.state, request.model_name)
     changes = read_changes(_trace_changes(request.settings)) if request.settings else None
-    told = trace_settings.ask(call.road, request.model_name, changes)
+    told = trace_settings.told(call.ask, request.model_name, changes)
     settings = {name: {"value": value if isinstance(value, list) else [value]} for name, value in told.items()}
     return pb.TraceSettingResponse(settings=settings)
 
@@ -308,7 +308,7 @@ def _trace_changes(settings: Mapping[str, Message]) -> dict[str, Any]:
 
 def _log_settings(call: GrpcCall, request: Message) -> Message:
     if request.settings:
-        told = log_settings.change(call.state, call.road, _log_changes(request.settings))
+        told = log_settings.change(call.state, call.ask, _log_changes(request.settings))
     else:
         told = log_settings.describe(call.state, call.state.log_settings)
     settings = {}

@@ -5,18 +5,14 @@ once reads what was changed, whichever process answers.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InternalError, UnavailableError, UnsupportedError
 from shoal.frontend import read_json as door
+from shoal.frontend.call import ANSWER_S, Ask
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
 
-if TYPE_CHECKING:
-    from shoal.frontend.road.transport import Transport
-
-#: How long the supervisor may take: every front end and the batcher must have acknowledged by then.
-ANSWER_S = 10.0
 FORMATS = ("default", "ISO8601")
 
 #: The protocol's names → log.configure's, type, what Triton calls it; in the order in which Triton looks at them.
@@ -34,14 +30,14 @@ def log_settings(state: ServerState) -> Response:
     return json_response(200, describe(state, state.log_settings))
 
 
-def change_log_settings(state: ServerState, transport: "Transport", body: memoryview) -> Response:
+def change_log_settings(state: ServerState, ask: Ask, body: memoryview) -> Response:
     """Change those that the body names; the answer has all of them."""
-    return json_response(200, change(state, transport, parse_changes(door.read_json(body, state.http_max_input_size))))
+    return json_response(200, change(state, ask, parse_changes(door.read_json(body, state.http_max_input_size))))
 
 
-def change(state: ServerState, transport: "Transport", changes: dict[str, Any]) -> dict[str, Any]:
+def change(state: ServerState, ask: Ask, changes: dict[str, Any]) -> dict[str, Any]:
     """Have settings changed, which are named as log.configure names them; returns all of them, as `describe`."""
-    return describe(state, transport.ask("log_settings", {"changes": changes}, ANSWER_S))
+    return describe(state, ask("log_settings", {"changes": changes}, ANSWER_S))
 
 
 def parse_changes(request: Any) -> dict[str, Any]:

@@ -4,19 +4,14 @@ System regions are objects in /dev/shm (shm/client_regions.py). CUDA regions are
 was built without GPUs.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from shoal.errors import InternalError, InvalidArgumentError
 from shoal.frontend import read_json as door
+from shoal.frontend.call import ANSWER_S, Ask
 from shoal.frontend.response import JSON_CONTENT, Response, json_response
 from shoal.frontend.state import ServerState
 
-#: A verb, its arguments and how long the answer may take (s).
-Ask = Callable[[str, dict[str, Any], float], Any]
-
-#: A change takes every front end a moment; whoever takes longer hangs (ours).
-ANSWER_S = 10.0
 _DONE = Response(200, JSON_CONTENT)
 
 

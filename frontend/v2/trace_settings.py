@@ -3,32 +3,27 @@
 Front-end processes; waits for the supervisor, so the road only.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.frontend.call import ANSWER_S, Ask
 from shoal.frontend.read_json import read_json
 from shoal.frontend.response import Response, json_response
 from shoal.frontend.state import ServerState
 from shoal.tracer.settings import Changes, read_changes
 
-if TYPE_CHECKING:
-    from shoal.frontend.road.transport import Transport
 
-#: A change takes every front end and the tracer a moment; whoever takes longer hangs (ours).
-ANSWER_S = 10.0
-
-
-def trace_settings(state: ServerState, transport: "Transport", model: str) -> Response:
+def trace_settings(state: ServerState, ask: Ask, model: str) -> Response:
     """What holds for a model, or for all where `model` is ""."""
     check_model(state, model)
-    return json_response(200, ask(transport, model, None))
+    return json_response(200, told(ask, model, None))
 
 
-def change_trace_settings(state: ServerState, transport: "Transport", model: str, body: memoryview) -> Response:
+def change_trace_settings(state: ServerState, ask: Ask, model: str, body: memoryview) -> Response:
     """The same after a change. It is in force in every process before the answer leaves."""
     check_model(state, model)
     changes = read_changes(read_json(body, state.http_max_input_size)) if body else {}
-    return json_response(200, ask(transport, model, changes))
+    return json_response(200, told(ask, model, changes))
 
 
 def check_model(state: ServerState, model: str) -> None:
@@ -37,7 +32,7 @@ def check_model(state: ServerState, model: str) -> None:
         raise InvalidArgumentError(f"Request for unknown model : {model}")
 
 
-def ask(transport: "Transport", model: str, changes: Changes | None) -> dict[str, Any]:
+def told(ask: Ask, model: str, changes: Changes | None) -> dict[str, Any]:
     """What holds for a model after changes, or as it is where there are none to make."""
-    answer: dict[str, Any] = transport.ask("trace_settings", {"model": model, "changes": changes}, ANSWER_S)
+    answer: dict[str, Any] = ask("trace_settings", {"model": model, "changes": changes}, ANSWER_S)
     return answer

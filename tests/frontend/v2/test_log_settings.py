@@ -32,11 +32,6 @@ class Supervisor:
         self.answer = answer
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
-    def infer(self, prepared: Any, trace: Any = None) -> Any:
-        raise AssertionError(prepared)
-
-    stream = infer
-
     def ask(self, verb: str, arguments: dict[str, Any], timeout_s: float | None = None) -> Any:
         assert timeout_s == 10.0
         self.asked.append((verb, arguments))
@@ -51,7 +46,7 @@ def test_the_settings_as_triton_orders_them() -> None:
 def test_a_change_is_asked_for_and_the_answer_told() -> None:
     supervisor = Supervisor(SETTINGS)
     text = b'{"log_verbose_level":3,"log_format":"ISO8601","log_info":false,"log_error":null,"other":1}'
-    assert body(change_log_settings(ServerState(log_file="/var/log/x"), supervisor, memoryview(text))) == TOLD
+    assert body(change_log_settings(ServerState(log_file="/var/log/x"), supervisor.ask, memoryview(text))) == TOLD
     changes = {"log_verbose": 3, "log_format": "ISO8601", "log_info": False}
     assert supervisor.asked == [("log_settings", {"changes": changes})]
 
@@ -83,14 +78,14 @@ def test_what_is_refused_changes_nothing(request_: Any, error: type[ShoalError],
     # Beside a change that is right.
     for first in ({"log_error": False} | request_, request_ | {"log_error": request_.get("log_error", False)}):
         with pytest.raises(error) as refusal:
-            change_log_settings(ServerState(), supervisor, memoryview(json.dumps(first).encode()))
+            change_log_settings(ServerState(), supervisor.ask, memoryview(json.dumps(first).encode()))
         assert (type(refusal.value), str(refusal.value)) == (error, sentence)
     assert supervisor.asked == []
 
 
 def test_an_empty_body_is_no_json() -> None:
     with pytest.raises(InternalError, match=r"^failed to parse the request JSON buffer: The document is empty\. at 0$"):
-        change_log_settings(ServerState(), Supervisor(SETTINGS), memoryview(b""))
+        change_log_settings(ServerState(), Supervisor(SETTINGS).ask, memoryview(b""))
 
 
 def test_the_log_s_settings_are_changed_by_the_supervisor(client: Any, transport: Any) -> None:
