@@ -131,11 +131,12 @@ class Supervisor:
         on_gauges = lambda question: self._roster.await_metrics(host, partial(self._on_gauges, question))  # noqa: E731
         self._regions = ClientRegions(self._star)
         handlers = {
-            **self._scaling.verbs, **self._regions.verbs,
+            **self._scaling.verbs,
             "gauges": on_gauges, "trace_settings": self._tracing.take, "is_ready": readiness.take,
         }  # fmt: skip
         verbs = {verb: plain(handler) for verb, handler in handlers.items()}
-        verbs |= {**self._model_control.verbs, **self._explanations.verbs, "log_settings": log_settings_of_all.change}
+        verbs |= {**self._model_control.verbs, **self._regions.verbs, **self._explanations.verbs}
+        verbs["log_settings"] = log_settings_of_all.change
         self._clients = Clients(
             self._star,
             self._models,

@@ -7,14 +7,16 @@ later is handed all there are. Runs in the supervisor, which reads and writes no
 """
 
 import resource
+from typing import Any
 
 from shoal.errors import AlreadyExistsError, UnavailableError
 from shoal.messages.message import Message
 from shoal.messages.to_client import RegionRegistered, RegionUnregistered
 from shoal.shm.client_regions import ClientRegion, open_region
+from shoal.supervisor.event_loop import Future
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
-from shoal.supervisor.questions.questions import Handler, Question
+from shoal.supervisor.questions.questions import Verb
 
 #: Of the descriptors that a process may have, regions take at most one in so many: the rest is for connections (ours).
 _DESCRIPTORS_PER_REGION = 4
@@ -30,7 +32,7 @@ class ClientRegions:
         self._regions: dict[str, ClientRegion] = {}
 
     @property
-    def verbs(self) -> dict[str, Handler]:
+    def verbs(self) -> dict[str, Verb]:
         """What front ends ask."""
         return {"register_region": self._register, "unregister_region": self._unregister}
 
@@ -39,8 +41,8 @@ class ClientRegions:
         for region in self._regions.values():
             client.member.send(_message(region))
 
-    def _register(self, question: Question) -> None:
-        name = question.arguments["name"]
+    async def _register(self, arguments: dict[str, Any]) -> None:
+        name = arguments["name"]
         if name in self._regions:
             raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
         if len(self._regions) >= self._max_regions:
@@ -48,21 +50,20 @@ class ClientRegions:
                 f"{self._max_regions} shared memory regions are registered, as many as there may be; unregister some, "
                 "or raise the limit of open files (ulimit -n)"
             )
-        self._regions[name] = opened = open_region(**question.arguments)
-        self._announce(_message(opened), question)
+        self._regions[name] = opened = open_region(**arguments)
+        await self._announce(_message(opened))
 
-    def _unregister(self, question: Question) -> None:
+    async def _unregister(self, arguments: dict[str, Any]) -> None:
         """All of them where the name is ""."""
-        name = question.arguments["name"]
+        name = arguments["name"]
         if name:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
-        self._announce(RegionUnregistered(name), question)
+        await self._announce(RegionUnregistered(name))
 
-    def _announce(self, message: Message, question: Question) -> None:
-        recipients = [(client.member, message) for client in self._star.front_ends]
-        self._star.acknowledgements.announce(recipients, question.answer)
+    def _announce(self, message: Message) -> Future[None]:
+        return self._star.acknowledgements.announce([(client.member, message) for client in self._star.front_ends])
 
 
 def _message(region: ClientRegion) -> RegionRegistered:

@@ -11,7 +11,7 @@ import pytest
 from shoal.messages.from_client import QuestionAsked
 from shoal.messages.to_client import QuestionAnswered, RegionRegistered, RegionUnregistered
 from shoal.supervisor.memory.client_regions import ClientRegions
-from shoal.supervisor.questions.questions import Questions, plain
+from shoal.supervisor.questions.questions import Questions
 from tests.messages import FD
 from tests.supervisor.sky import Sky
 
@@ -24,7 +24,7 @@ class Office(Sky):
     def __init__(self) -> None:
         super().__init__()
         self.regions = ClientRegions(self.star)
-        self.questions = questions_of(self)
+        self.questions = Questions(self.loop, self.regions.verbs)
 
     def ask_for(self, verb: str, name: str, **more: Any) -> None:
         self.questions.take(self.a.member, QuestionAsked(1, verb, {"name": name, **more}))
@@ -32,10 +32,6 @@ class Office(Sky):
 
     def register(self, name: str, nbytes: int = 8, offset: int = 0) -> None:
         self.ask_for("register_region", name, key=KEY, offset=offset, byte_size=nbytes)
-
-
-def questions_of(office: Office) -> Questions:
-    return Questions(office.loop, {verb: plain(handler) for verb, handler in office.regions.verbs.items()})
 
 
 @pytest.fixture
@@ -100,7 +96,7 @@ def test_a_region_that_is_refused_is_told_to_nobody(office: Office) -> None:
 def test_regions_leave_descriptors_for_connections(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (8, 8))
     office.regions = ClientRegions(office.star)
-    office.questions = questions_of(office)
+    office.questions = Questions(office.loop, office.regions.verbs)
     for name in ("r", "s", "t"):
         office.register(name)
         office.settle()
