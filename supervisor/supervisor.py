@@ -132,11 +132,11 @@ class Supervisor:
         self._regions = ClientRegions(self._star)
         handlers = {
             **self._scaling.verbs,
-            "gauges": on_gauges, "trace_settings": self._tracing.take, "is_ready": readiness.take,
+            "gauges": on_gauges, "is_ready": readiness.take,
         }  # fmt: skip
         verbs = {verb: plain(handler) for verb, handler in handlers.items()}
         verbs |= {**self._model_control.verbs, **self._regions.verbs, **self._explanations.verbs}
-        verbs["log_settings"] = log_settings_of_all.change
+        verbs |= {"log_settings": log_settings_of_all.change, "trace_settings": self._tracing.change}
         self._clients = Clients(
             self._star,
             self._models,
@@ -275,7 +275,7 @@ class Supervisor:
         await self._guests.see_off()  # no front end is left: nothing else is in flight
         _log.info("All models are stopped, unloading models")
         await self._models.all_versions.stop()
-        await self._loop.awaited(self._tracing.close)
+        await self._tracing.close()
         self._zygotes.stop()
         self._repository.stop()
         await self._batchers.stop()  # last: workers' last answers are theirs to pass on

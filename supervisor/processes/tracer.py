@@ -19,7 +19,7 @@ from shoal.messages.message import on, table
 from shoal.messages.shared import LogChanged
 from shoal.messages.to_tracer import TracerWelcomed, TracesCollected, TracingChanged
 from shoal.reasons import describe_exit
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future, Task, first, shared
 from shoal.supervisor.processes.children import Child, spawn
 from shoal.supervisor.processes.members import Acknowledgements, Member
 from shoal.supervisor.processes.restarts import HEALTHY_AFTER_S, backoff_s
@@ -58,9 +58,8 @@ class Tracer:
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._child: Child | None = None
         self._member: Member | None = None
-        self._waiting: list[Callable[[], None]] = []  # until what is on is in force
-        self._ending: set[Child] = set()  # hung up on, with something left to write
-        self._on_closed: Callable[[], None] | None = None
+        self._ending: dict[Child, Task[None]] = {}  # with something left to write, and no more than CLOSE_S for that
+        self._in_force: Future[None] = _done(loop)  # what is on, where a tracer is being started
         self._is_pausing = False  # before it is started again
         self._num_started = 0
         self._num_deaths = 0
@@ -72,30 +71,30 @@ class Tracer:
             self._sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return self._sockets[1].fileno()
 
-    def set(self, settings: Sequence[TraceSetting], then: Callable[[], None]) -> None:
-        """These are on from now; `then` when what is sent is collected under them, or nobody is there to do so."""
+    def set(self, settings: Sequence[TraceSetting]) -> Future[None]:
+        """These are on from now. The future is done when what is sent is collected under them, or nobody is there to do
+        so."""
         self._settings = settings
         if self._member is not None:
-            self._tell(self._member, then)
-        elif settings and not self._is_pausing:
-            self._waiting.append(then)
-            if self._child is None:
-                self._start()
-        else:
-            then()
+            return self._tell(self._member)
+        if not settings or self._is_pausing:
+            return _done(self._loop)
+        if self._child is None:
+            self._start()
+        return self._in_force
 
     def configure_log(self) -> None:
         """The settings of the log have changed."""
         if self._member is not None:
             self._member.send(LogChanged(self._log_settings))
 
-    def close(self, then: Callable[[], None]) -> None:
-        """Nothing is traced any more; `then` when everything is written and exported, or has taken too long."""
-        self._on_closed = then
-        self.set((), lambda: None)
+    async def close(self) -> None:
+        """Nothing is traced any more; returns when everything is written and exported, or has taken too long."""
+        self.set(())
         if self._child is not None:
             self._watch_end(self._child)
-        self._check_closed()
+        while self._ending:
+            await first(*self._ending.values())
 
     # --- its life ---
 
@@ -103,6 +102,7 @@ class Tracer:
         self._is_pausing = False
         if not self._settings:
             return
+        self._in_force = self._loop.future()
         self._started_s = self._loop.now_s()
         # numpy's BLAS would start threads at import.
         environment = {ADDRESS_VARIABLE: self._control_address, "OPENBLAS_NUM_THREADS": "1"}
@@ -111,7 +111,16 @@ class Tracer:
         except OSError as error:
             self._pause(f"the tracer cannot be started: {error}")
         else:
-            self._child.watch(self._exited)
+            self._loop.start(self._watch(self._child))
+
+    async def _watch(self, child: Child) -> None:
+        code = await shared(child.exited)
+        if child is self._child:
+            self._child = None
+            member, self._member = self._member, None
+            if member is not None:
+                member.hang_up()
+            self._pause(f"the tracer (pid {child.pid}) {describe_exit(code)}")
 
     def join(self, member: Member) -> None:
         """It has imported what it needs."""
@@ -126,19 +135,19 @@ class Tracer:
         options, resource, traces = self._config.options, self._config.resource, self._sockets[0].fileno()
         self._num_started += 1
         member.send(TracerWelcomed(self._log_settings, first_number, self._since_s, options, resource, traces))
-        waiting, self._waiting = self._waiting, []
-        self._tell(member, lambda: _call_all(waiting))
+        in_force = self._in_force
+        self._loop.after(self._tell(member), lambda: _resolve(in_force))
 
-    def _tell(self, member: Member, then: Callable[[], None]) -> None:
-        told = self._settings
-        message = TracingChanged([dataclasses.asdict(each) for each in told])
-        self._acknowledgements.announce([(member, message)], lambda: self._in_force(member, told, then))
+    def _tell(self, member: Member) -> Task[None]:
+        message = TracingChanged([dataclasses.asdict(each) for each in self._settings])
+        heard = self._acknowledgements.announce([(member, message)])
+        return self._loop.start(self._await_tracer(member, self._settings, heard))
 
-    def _in_force(self, member: Member, told: Sequence[TraceSetting], then: Callable[[], None]) -> None:
-        # Only when it has heard of nothing being traced it has written everything.
+    async def _await_tracer(self, member: Member, told: Sequence[TraceSetting], heard: Future[None]) -> None:
+        """A tracer collects under these settings once it has heard of them, and has then written what came before."""
+        await heard
         if not told and not self._settings and member is self._member:
             self._end()
-        then()
 
     def _end(self) -> None:
         """Nothing is traced: hang up, which it takes as the end."""
@@ -154,38 +163,18 @@ class Tracer:
         self._sockets = None
 
     def _watch_end(self, child: Child) -> None:
-        if child in self._ending:
-            return
+        if child not in self._ending:
+            self._ending[child] = self._loop.start(self._see_end(child))
 
-        def kill() -> None:
-            if child in self._ending:
-                _log.error("the tracer (pid %d) has not ended within %g s; it is killed", child.pid, CLOSE_S)
-                child.signal(signal.SIGKILL)
-
-        self._ending.add(child)
-        self._loop.call_after(CLOSE_S, kill)
-
-    def _exited(self, child: Child, code: int) -> None:
-        self._ending.discard(child)
-        if child is self._child:
-            self._died(child, code)
-        self._check_closed()
-
-    def _check_closed(self) -> None:
-        if self._on_closed is not None and self._child is None and not self._ending:
-            then, self._on_closed = self._on_closed, None
-            then()
-
-    def _died(self, child: Child, code: int) -> None:
-        self._child = None
-        member, self._member = self._member, None
-        if member is not None:
-            member.hang_up()
-        self._pause(f"the tracer (pid {child.pid}) {describe_exit(code)}")
+    async def _see_end(self, child: Child) -> None:
+        if not await first(child.exited, limit_s=CLOSE_S):
+            _log.error("the tracer (pid %d) has not ended within %g s; it is killed", child.pid, CLOSE_S)
+            child.signal(signal.SIGKILL)
+            await first(child.exited)
+        del self._ending[child]
 
     def _pause(self, what_happened: str) -> None:
-        waiting, self._waiting = self._waiting, []
-        _call_all(waiting)
+        _resolve(self._in_force)
         has_been_healthy = self._loop.now_s() - self._started_s >= HEALTHY_AFTER_S
         self._num_deaths = 1 if has_been_healthy else self._num_deaths + 1
         pause_s = backoff_s(self._num_deaths)
@@ -198,6 +187,12 @@ class Tracer:
             self._on_collected(revision, count)
 
 
-def _call_all(waiting: Sequence[Callable[[], None]]) -> None:
-    for then in waiting:
-        then()
+def _resolve(future: Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _done(loop: EventLoop) -> Future[None]:
+    done = loop.future()
+    done.set_result(None)
+    return done

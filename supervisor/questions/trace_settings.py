@@ -8,15 +8,13 @@ in the supervisor.
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from shoal.messages.to_client import TraceSettingsChanged
-from shoal.supervisor.event_loop import EventLoop
+from shoal.supervisor.event_loop import EventLoop, Future, shared
 from shoal.supervisor.memory.participant import Participant
 from shoal.supervisor.memory.star import Star
 from shoal.supervisor.processes.tracer import Tracer
-from shoal.supervisor.questions.questions import Question
 from shoal.tracer.command_line import TraceConfig
 from shoal.tracer.settings import GLOBAL, OFF, TraceSettings, describe
 
@@ -40,34 +38,28 @@ class Tracing:
         setting = self._config.setting
         if setting.level != OFF and setting.fault:
             _log.warning("nothing is traced: %s", setting.fault)
-        self._tell_tracer(lambda: None)
+        self._tell_tracer()
 
-    def close(self, then: Callable[[], None]) -> None:
-        """No front end is left: have everything written; `then` go on."""
-        self.tracer.close(then)
+    async def close(self) -> None:
+        """No front end is left: have everything written."""
+        await self.tracer.close()
 
-    def take(self, question: Question) -> None:
-        """Answer with a model's settings, or everybody's where none is named, after the changes it asks for."""
-        model, changes = question.arguments["model"] or GLOBAL, question.arguments["changes"]
-
-        def answer() -> None:
-            question.answer(describe(self._settings.of(model), self._config.options))
-
-        if changes is None:
-            answer()
-            return
-        self._settings.change(model, changes)
-        message = self._message()
-        self._star.acknowledgements.announce(
-            [(client.member, message) for client in self._star.front_ends], lambda: self._tell_tracer(answer)
-        )
+    async def change(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """A model's settings, or everybody's where none is named, after the changes that are asked for."""
+        model, changes = arguments["model"] or GLOBAL, arguments["changes"]
+        if changes is not None:
+            self._settings.change(model, changes)
+            message = self._message()
+            await self._star.acknowledgements.announce([(each.member, message) for each in self._star.front_ends])
+            await shared(self._tell_tracer())
+        return describe(self._settings.of(model), self._config.options)
 
     def tell(self, client: Participant) -> None:
         """A front end has joined."""
         client.member.send(self._message())
 
-    def _tell_tracer(self, then: Callable[[], None]) -> None:
-        self.tracer.set([setting for setting in self._settings.in_force.values() if setting.is_on], then)
+    def _tell_tracer(self) -> Future[None]:
+        return self.tracer.set([setting for setting in self._settings.in_force.values() if setting.is_on])
 
     def _message(self) -> TraceSettingsChanged:
         """What front ends hear; they are given the way to the tracer where there is something to send."""

@@ -16,26 +16,13 @@ from shoal.errors import InvalidArgumentError
 from shoal.messages.message import on, table
 from shoal.messages.to_client import TraceSettingsChanged
 from shoal.messages.to_tracer import TraceEnded, TracerConnected
-from shoal.supervisor.event_loop import EventLoop
 from shoal.supervisor.processes.children import spawn
-from shoal.supervisor.processes.members import Acknowledgements, Member
+from shoal.supervisor.processes.members import Member
 from shoal.supervisor.processes.tracer import CLOSE_S
-from shoal.supervisor.questions.questions import Question
 from shoal.supervisor.questions.trace_settings import Tracing
 from shoal.tracer.command_line import understand
 from shoal.tracer.trace import STAMPS, Trace
 from tests.supervisor.sky import Process, Sky
-
-
-class Asker(Member):
-    """Keeps what it is told."""
-
-    def __init__(self, loop: EventLoop) -> None:
-        super().__init__(loop, Channel(socket.socket()), 1, Acknowledgements(loop))
-        self.answers: list[Any] = []
-
-    def send(self, message: Any, seq: int = 0) -> None:
-        self.answers.append(message)
 
 
 class Surroundings:
@@ -49,7 +36,7 @@ class Surroundings:
         self.loop.on_readable(self._listener.fileno(), self._accept)
         config = understand([("triton", "file", str(self.path)), ("", "rate", "1"), *said], {})
         self.tracing = Tracing(self.loop, self._listener.address, {}, config, self.sky.star)
-        self._asker = Asker(self.loop)
+        self.answers: list[dict[str, Any]] = []
         self.tracer: Member | None = None
 
     def _accept(self) -> None:
@@ -65,15 +52,21 @@ class Surroundings:
 
     def ask(self, model: str, changes: dict[str, Any] | None) -> list[Any]:
         """The answers so far; front ends have yet to acknowledge."""
-        self.tracing.take(Question(self._asker, 1, {"model": model, "changes": changes}))
-        return self._asker.answers
+
+        async def flow() -> None:
+            self.answers.append(await self.tracing.change({"model": model, "changes": changes}))
+
+        asked = self.loop.begin(flow())
+        self.sky.clock.settle()
+        if asked.done():
+            asked.result()
+        return self.answers
 
     def answer(self) -> dict[str, Any]:
         """The next answer, when everybody does what is theirs."""
         self.sky.settle()
-        self.run_until(lambda: bool(self._asker.answers))
-        answer: dict[str, Any] = self._asker.answers.pop().result
-        return answer
+        self.run_until(lambda: bool(self.answers))
+        return self.answers.pop()
 
     def change(self, model: str, **changes: Any) -> dict[str, Any]:
         assert self.ask(model, changes) == []
@@ -100,13 +93,11 @@ class Surroundings:
         return [each["request_id"] for each in json.loads(text) if "request_id" in each]
 
     def close(self) -> None:
-        over: list[bool] = []
-        self.tracing.close(lambda: over.append(True))
-        self.run_until(lambda: bool(over))
+        closing = self.loop.begin(self.tracing.close())
+        self.run_until(closing.done)
         self.loop.forget(self._listener.fileno())
         self._listener.close()
         self.sky.close()
-        self._asker.hang_up()
 
 
 @pytest.fixture
@@ -125,7 +116,7 @@ def test_nothing_is_traced_and_no_process_there_until_somebody_wants_it(surround
     assert (type(told), told.settings[""]["level"]) == (TraceSettingsChanged, 0)
     assert len(surroundings.sky.a.fds) == num_fds
     (answer,) = surroundings.ask("m", None)
-    assert answer.result == {
+    assert answer == {
         "trace_level": ["OFF"], "trace_rate": "1", "trace_count": "-1", "log_frequency": "0",
         "trace_file": str(surroundings.path), "trace_mode": "triton",
     }  # fmt: skip
@@ -172,7 +163,7 @@ def test_the_last_of_a_count_is_told_to_those_who_sample(surroundings: Surroundi
     told = surroundings.sky.b.all_heard
     surroundings.run_until(lambda: bool(surroundings.sky.b.heard()))
     assert told[-1].settings[""]["count"] == 0
-    assert surroundings.ask("", None).pop().result["trace_count"] == "0"
+    assert surroundings.ask("", None).pop()["trace_count"] == "0"
     assert surroundings.written(".0") == ["a", "b"]
 
 
@@ -236,12 +227,11 @@ def test_a_tracer_that_does_not_end_is_killed(surroundings: Surroundings) -> Non
     surroundings.change("", level=1)
     assert surroundings.tracer is not None
     os.kill(surroundings.tracer.pid, signal.SIGSTOP)
-    over: list[bool] = []
-    surroundings.tracing.close(lambda: over.append(True))
+    closing = surroundings.loop.begin(surroundings.tracing.close())
     surroundings.sky.clock.pass_time(CLOSE_S - 0.1)
-    assert not over
+    assert not closing.done()
     surroundings.sky.clock.pass_time(0.2)
-    surroundings.run_until(lambda: bool(over))
+    surroundings.run_until(closing.done)
 
 
 def test_a_level_without_a_file_is_told_and_traces_nothing(
