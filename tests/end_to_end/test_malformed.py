@@ -1,7 +1,7 @@
 """Requests that no well-meaning client sends: their status, whether the connection survives, and that the server does.
 
-Raw bytes in, raw bytes out. A refused message's end cannot be known, so its connection ends with the answer; what HTTP
-has understood and only the handlers refuse leaves it open. Sentences are in the table of `http_cases`.
+Raw bytes in, raw bytes out. A refused message's end cannot be known, so its connection ends with the answer. Bodies
+that HTTP has understood and the handlers refuse are in `http_cases/refused.py`.
 """
 
 import json
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import pytest
 
 from tests.end_to_end.http_cases.malformed import (
-    BODIES,
     BODY,
     CHUNKED,
     CLOSED,
@@ -94,7 +93,7 @@ def server(every_kind: Server) -> Iterator[Server]:
     assert every_kind.process.poll() is None
 
 
-@pytest.mark.parametrize("case", FRAMING + HEADS + PATHS + BODIES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", FRAMING + HEADS + PATHS, ids=lambda case: case.id)
 def test_malformed(server: Server, case: Refused) -> None:
     begin = time.monotonic()
     reply = send(server, case.sent, case.fin)
@@ -151,39 +150,6 @@ def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
             received += piece
     found = [int(part.split(b",")[0]) for part in received.split(b'"data":[')[1:]]
     assert found == [0, 1, 2, 3, 4]
-
-
-def test_infinity_in_a_float_tensor(server: Server) -> None:
-    """M-16: Triton's parser takes them, and writes them."""
-    body = b'{"inputs":[{"name":"A","datatype":"FP32","shape":[1,3],"data":[NaN,Infinity,-Infinity]}]}'
-    reply = send(server, message(length(body), body=body).replace(b"fixed", b"grid"))
-    assert (reply.status, reply.closed) == (200, KEPT)
-    assert reply.body.endswith(b'"data":[NaN,Infinity,-Infinity]}]}')
-
-
-@pytest.mark.parametrize(
-    "tail",
-    [b"\xff\xff\xff\xff", b"\x01\x00\x00", b"\x05\x00\x00\x00four"],
-    ids=["4-gib", "length-cut", "string-cut"],
-)
-def test_strings_whose_lengths_lie(server: Server, tail: bytes) -> None:
-    """M-15."""
-    head = b'{"inputs":[{"name":"A","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":%d}}]}' % len(tail)
-    header = b"Inference-Header-Content-Length: %d" % len(head)
-    sent = message(length(head + tail), header, body=head + tail).replace(b"fixed", b"word")
-    reply = send(server, sent)
-    assert (reply.status, reply.closed) == (400, KEPT)
-    assert b"incomplete string" in reply.body
-
-
-@pytest.mark.parametrize(
-    ("parameters", "status"), [(b'{"a":NaN}', 400), (b'{"timeout":Infinity}', 500)], ids=["parameter", "timeout"]
-)
-def test_infinity_elsewhere(server: Server, parameters: bytes, status: int) -> None:
-    """M-16: no parameter can be one; a `timeout` of another type is INTERNAL, as every type error in JSON."""
-    body = BODY.replace(b"{", b'{"parameters":%s,' % parameters, 1)
-    reply = send(server, message(length(body), body=body))
-    assert (reply.status, reply.closed) == (status, KEPT)
 
 
 @pytest.mark.parametrize("id_", ["a\r\nE1120 fake", "\x1b[31m", "x" * 1024])

@@ -61,6 +61,8 @@ def _split(case: Case) -> tuple[dict[str, Any], bytes]:
         raise HttpOnlyError(JSON) from None
     if not isinstance(body, dict) or not isinstance(body.setdefault("inputs", []), list):
         raise HttpOnlyError(JSON)
+    if not all(isinstance(each, dict) for each in body["inputs"]):
+        raise HttpOnlyError(JSON)
     return body, case.body[int(length) :]
 
 

@@ -65,6 +65,7 @@ SENTENCES: dict[str, tuple[StatusCode, str] | None] = {
     **{id_: (StatusCode.INVALID_ARGUMENT, sentence) for id_, sentence in _INVALID_ARGUMENT.items()},
     "reserved": None,  # triton_enable_empty_final_response
     "sequence-id-negative": None,
+    "parameter-nan": None,
 }
 
 #: Refused when a version has answered already: which it was.

@@ -65,6 +65,9 @@ TRANSPORT = [
     of_fixed("json-too-large", GOOD + b" " * 65536, 400,
              f"request JSON size of {len(GOOD) + 65536} bytes exceeds the maximum allowed input size of 65536 bytes. "
              "Use --http-max-input-size to increase the limit."),
+    of_fixed("json-length-one-short", GOOD, 500, "failed to parse the request JSON buffer: "
+             f"Missing a comma or '}}' after an object member. at {len(GOOD) - 1}",
+             headers={JSON_LENGTH: str(len(GOOD) - 1)}),
     infer("tensor-too-large", "grid", inputs(given("A", "FP32", [1, 16385], [0])), error(400,
           "JSON input 'A' has a byte_size (65540 bytes) that exceeds the maximum allowed value of 65536 bytes. "
           "Use --http-max-input-size to increase the limit.")),
@@ -76,6 +79,10 @@ TRANSPORT = [
 
 def no_json(problem: str) -> str:
     return f"failed to parse the request JSON buffer: {problem}"
+
+
+def mistyped(field: str, kind: str) -> str:
+    return f"Unable to parse '{field}': attempt to access JSON non-{kind} as {kind}"
 
 
 MISSING_INPUTS = "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"
@@ -91,22 +98,26 @@ SYNTAX = [
     of_fixed("two-values", b"{}{}", 500, no_json("The document root must not be followed by other values. at 2")),
     of_fixed("open-string", b'{"id":"x', 500, no_json("Missing a closing quotation mark in string. at 8")),
     of_fixed("not-utf-8", b'{"id":"\xff"}', 500, no_json("Invalid encoding in string. at 7")),
+    of_fixed("byte-order-mark", b"\xef\xbb\xbf" + GOOD, 500, no_json("Invalid value. at 0")),
+    of_fixed("lone-surrogate", b'{"id":"\\ud800"}', 500, no_json("The surrogate pair in string is invalid. at 7")),
+    *(
+        of_fixed(
+            f"number-of-{len(digits)}-digits",
+            b'{"x":%s}' % digits,
+            500,
+            no_json("Number too big to be stored in double. at 5"),
+        )
+        for digits in (b"1e999", b"1" * 5000)
+    ),
     of_fixed("deep", b"[" * 120 + b"]" * 120, 400, "JSON nesting depth exceeds maximum allowed limit (100)"),
     of_fixed("null", b"null", 500, MISSING_INPUTS),
     of_fixed("list", b"[]", 500, MISSING_INPUTS),
     of_fixed("number", b"7", 500, MISSING_INPUTS),
     of_fixed("no-inputs", b"{}", 500, MISSING_INPUTS),
-    of_fixed(
-        "inputs-object", {"inputs": {}}, 500, "Unable to parse 'inputs': attempt to access JSON non-array as array"
-    ),
-    of_fixed(
-        "id-number", inputs(FIXED, id=7), 500, "Unable to parse 'id': attempt to access JSON non-string as string"
-    ),
+    of_fixed("inputs-object", {"inputs": {}}, 500, mistyped("inputs", "array")),
+    of_fixed("inputs-null", {"inputs": None}, 500, mistyped("inputs", "array")),
+    *(of_fixed(f"id-{value}", inputs(FIXED, id=value), 500, mistyped("id", "string")) for value in (7, None)),
 ]
-
-
-def mistyped(field: str, kind: str) -> str:
-    return f"Unable to parse '{field}': attempt to access JSON non-{kind} as {kind}"
 
 
 RESERVED = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -115,6 +126,8 @@ PARAMETERS = [
     of_fixed("priority-negative", with_parameters(priority=-1), 500, mistyped("priority", "unsigned-integer")),
     of_fixed("priority-string", with_parameters(priority="1"), 500, mistyped("priority", "unsigned-integer")),
     of_fixed("timeout-float", with_parameters(timeout=1.0), 500, mistyped("timeout", "unsigned-integer")),
+    *(of_fixed(f"timeout-{value}", with_parameters(timeout=value), 500, mistyped("timeout", "unsigned-integer"))
+      for value in (float("inf"), True, 2**64)),
     of_fixed("sequence-id-negative", with_parameters(sequence_id=-1), 500, mistyped("sequence_id", "string")),
     of_fixed("sequence-start-number", with_parameters(sequence_start=1), 500, mistyped("sequence_start", "boolean")),
     of_fixed("sequence-end-null", with_parameters(sequence_end=None), 500, mistyped("sequence_end", "boolean")),
@@ -124,6 +137,9 @@ PARAMETERS = [
     of_fixed("parameter-list", with_parameters(k=[1]), 400, INVALID_PARAMETER),
     of_fixed("parameter-object", with_parameters(k={}), 400, INVALID_PARAMETER),
     of_fixed("parameter-null", with_parameters(k=None), 400, INVALID_PARAMETER),
+    of_fixed("parameter-nan", with_parameters(k=float("nan")), 400, INVALID_PARAMETER),
+    of_fixed("parameters-list", inputs(FIXED, parameters=[]), 500,
+             "failed to get request params.: attempt to get members for non-object"),
     # The id comes first, then the parameters, then the inputs.
     of_fixed("id-before-parameters", inputs(id=1, parameters={"k": []}), 500, mistyped("id", "string")),
     of_fixed("parameters-before-inputs", {"parameters": {"k": []}}, 400, INVALID_PARAMETER),
@@ -166,10 +182,13 @@ TENSORS = [
     of_fixed("no-datatype", text_of({"datatype": None}), 500, no_member("datatype")),
     of_fixed("no-shape", text_of({"shape": None}), 500, no_member("shape")),
     of_fixed("name-number", text_of({"name": 1}), 500, mistyped("name", "string")),
+    of_fixed("datatype-number", text_of({"datatype": 3}), 500, mistyped("datatype", "string")),
     of_fixed("shape-number", text_of({"shape": 6}), 500, mistyped("shape", "array")),
     of_fixed("shape-of-strings", text_of({"shape": ["2", 3]}), 500, mistyped("shape", "unsigned-integer")),
     of_fixed("shape-of-floats", text_of({"shape": [2.0, 3]}), 500, mistyped("shape", "unsigned-integer")),
     of_fixed("shape-of-bools", text_of({"shape": [True, 3]}), 500, mistyped("shape", "unsigned-integer")),
+    *(of_fixed(f"shape-of-{value}", text_of({"shape": [value]}), 500, mistyped("shape", "unsigned-integer"))
+      for value in (None, [1], float("nan"), 2**64)),
     # Ours: the client's mistake, where Triton answers 500.
     of_fixed("shape-negative", text_of({"shape": [2, -3]}), 400, invalid_shape("[2,-3]")),
     of_fixed("shape-beyond-int64", text_of({"shape": [9223372036854775808]}), 400,
@@ -180,6 +199,13 @@ TENSORS = [
     of_fixed("shape-bytes", text_of({"shape": [4, 1152921504606846976]}), 400,
              "byte size overflow for input 'A' with shape [4,1152921504606846976]"),
     of_fixed("no-source", text_of({"data": None}), 400, ONE_SOURCE + "no field is set"),
+    of_fixed("no-source-number", inputs(1), 400, ONE_SOURCE + "no field is set"),
+    of_fixed("no-source-empty", inputs({}), 400, ONE_SOURCE + "no field is set"),
+    of_fixed("no-source-parameters-list", text_of({"data": None, "parameters": []}), 400,
+             ONE_SOURCE + "no field is set"),
+    of_fixed("no-source-parameters-empty", text_of({"data": None, "parameters": {}}), 400,
+             ONE_SOURCE + "no field is set"),
+    of_fixed("no-source-20000-times", inputs(*[{}] * 20000), 400, ONE_SOURCE + "no field is set"),
     of_fixed("two-sources", text_of({"parameters": {"binary_data_size": 24}}), 400,
              ONE_SOURCE + "set 'data' 'binary_data_size'"),
     of_fixed("three-sources", text_of({"parameters": {"binary_data_size": 24, "shared_memory_region": "r"}}), 400,
@@ -196,6 +222,7 @@ TENSORS = [
     of_type("int-from-string", "INT32", ["1", 2], no_element("signed-integer")),
     of_type("int-from-bool", "INT64", [True, 2], no_element("signed-integer")),
     of_type("int-beyond-int64", "INT32", [9223372036854775808, 0], no_element("signed-integer")),
+    of_type("int-from-nan", "INT32", [float("nan"), 0], no_element("signed-integer")),
     of_type("uint-from-negative", "UINT8", [-1, 0], no_element("unsigned-integer")),
     of_type("float-from-string", "FP32", ["1.5", 0], no_element("number", "double")),
     of_type("float-from-null", "FP64", [None, 0], no_element("number", "double")),
@@ -213,6 +240,12 @@ TENSORS = [
     binary(24, bytes(25), "binary-too-long", 400, "unexpected additional input data for model 'fixed'"),
     binary("24", bytes(24), "binary-size-string", 500, mistyped("binary_data_size", "unsigned-integer")),
     binary(-24, bytes(24), "binary-size-negative", 500, mistyped("binary_data_size", "unsigned-integer")),
+    binary(2**64 - 1, bytes(24), "binary-size-of-64-bits", 400,
+           "unexpected size for input 'A', expecting 18446744073709551591 additional bytes for model 'fixed'"),
+    binary(0, None, "binary-of-no-bytes", 400,
+           f"{UNKNOWN}input byte size mismatch for input 'A' for model 'fixed'. Expected 24, got 0"),
+    of_fixed("binary-of-no-datatype", inputs(given("A", "?", [2, 3], binary_data_size=24)), 400, f"{UNKNOWN}inference "
+             "input 'A' data-type is '<invalid>', but model 'fixed' expects 'INT32'", tail=bytes(24)),
     of_fixed("tail-of-nobody", inputs(FIXED), 400, "unexpected additional input data for model 'fixed'", tail=b"x"),
     infer("raw-for-two-inputs", "batched", b"x", error(400, f"{UNKNOWN}Raw request must only have 1 input (found 1) "
           "to be deduced but got 2 inputs in 'batched' model configuration"), headers={JSON_LENGTH: "0"}),
@@ -229,6 +262,7 @@ UNSIGNED = "Unable to set 'classification': attempt to access JSON non-unsigned-
 OUTPUTS = [
     of_fixed("outputs-object", inputs(FIXED, outputs={}), 500, mistyped("outputs", "array")),
     of_fixed("output-without-name", inputs(FIXED, outputs=[{}]), 500, no_member("name")),
+    of_fixed("output-number", inputs(FIXED, outputs=[1]), 500, no_member("name")),
     of_fixed("output-name-number", with_output(name=5), 500, mistyped("name", "string")),
     of_fixed("output-unknown", with_output(name="B"), 400, "unexpected inference output 'B' for model 'fixed'"),
     of_fixed("output-that-is-an-input", with_output(name="A"), 400,
@@ -237,6 +271,8 @@ OUTPUTS = [
              f"{UNKNOWN}output 'OUT_A' already exists in request"),
     of_fixed("output-binary-number", with_output({"binary_data": 1}), 500, mistyped("binary_data", "boolean")),
     of_fixed("output-classes-negative", with_output({"classification": -1}), 500, UNSIGNED),
+    *(of_fixed(f"output-classes-{value}", with_output({"classification": value}), 500, UNSIGNED)
+      for value in (1.0, 2**64)),
     of_fixed("output-shared-memory", with_output({"shared_memory_region": "r"}), 501, SHM_DISABLED),
     of_fixed("output-two-places", with_output({"shared_memory_region": "r", "binary_data": True}), 400,
              "Output can't set both 'shared_memory_region' and 'binary_data'"),

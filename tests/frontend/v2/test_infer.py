@@ -294,3 +294,50 @@ def test_two_encodings_one_answer(make_entry: Make, case: Any, binary_out: bool)
     else:
         assert got.dtype == array.dtype
         np.testing.assert_array_equal(got, array)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Refusals; their sentences are in tests/end_to_end/http_cases/refused.py and against_the_model.py
+
+KEYS = ["name", "datatype", "shape", "data", "parameters", "binary_data_size", "binary_data", "classification"]
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**65), 2**65),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(["A", "INT32", "BYTES", "FP16"]),
+)
+JSON_VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner),
+    max_leaves=6,
+)
+MEMBERS = ["name", "datatype", "shape", "data", "parameters"]
+
+
+@settings(max_examples=300)
+@given(
+    changes=st.dictionaries(st.sampled_from(MEMBERS), JSON_VALUES, max_size=2),
+    more=st.dictionaries(st.sampled_from(["id", "parameters", "outputs"]), JSON_VALUES, max_size=2),
+    tail=st.binary(max_size=9),
+    header=st.sampled_from([None, "", "0", "5"]),
+)
+def test_whatever_comes_is_a_request_or_a_refusal(
+    pair: ModelEntry, changes: dict[str, Any], more: dict[str, Any], tail: bytes, header: str | None
+) -> None:
+    text = json.dumps(request(given_input(**changes), **more)).encode("utf-8", "replace")
+    headers = {} if header is None else {"inference-header-content-length": header or str(len(text))}
+    try:
+        prepared = prepare(pair, headers, memoryview(text + tail), LIMIT)
+    except ShoalError as error:
+        assert str(error)
+    else:
+        write_block(prepared, memoryview(bytearray(block_nbytes(prepared))))
+
+
+@settings(max_examples=200)
+@given(body=st.binary(max_size=60))
+def test_whatever_bytes_come_are_refused(pair: ModelEntry, body: bytes) -> None:
+    with pytest.raises(ShoalError):
+        prepare(pair, {}, memoryview(body), LIMIT)
