@@ -2,7 +2,7 @@
 
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,23 @@ def floats(*values: float) -> bytes:
     return np.array(values, np.float32).tobytes()
 
 
+@pytest.fixture
+def ask(serve: Serve, batcher: Batcher) -> Iterator[Callable[..., list[tuple[int, Any]]]]:
+    """(what `serve` takes) → the answers to one request with X = [1]."""
+    backends = []
+
+    def answers(body: str, **options: Any) -> list[tuple[int, Any]]:
+        loop, backend = serve(body, **options)
+        backends.append(backend)
+        batcher.send(batcher.request(x(1)))
+        loop.step()
+        return Heard(batcher).answers(DONE)
+
+    yield answers
+    for backend in backends:
+        backend.unload()
+
+
 DOUBLE = "return [pb.InferenceResponse([pb.Tensor('Y', r.inputs()[0].as_numpy() * 2)]) for r in requests]"
 
 
@@ -131,33 +148,19 @@ def test_a_request_says_what_the_client_said(serve: Serve, batcher: Batcher) -> 
     assert Heard(batcher).answers(DONE) == [(0, {"Z": strings(expected)})]
 
 
-def test_each_request_has_its_own_error(serve: Serve, batcher: Batcher) -> None:
-    loop, _ = serve("return [pb.InferenceResponse(error=pb.TritonError('no', pb.TritonError.UNSUPPORTED))]")
-    batcher.send(batcher.request(x(1)))
-    loop.step()
-    assert Heard(batcher).answers(DONE) == [(6, "no")]
+def test_each_request_has_its_own_error(ask: Any) -> None:
+    assert ask("return [pb.InferenceResponse(error=pb.TritonError('no', pb.TritonError.UNSUPPORTED))]") == [(6, "no")]
 
 
-def test_an_exception_is_the_answer(serve: Serve, batcher: Batcher, tmp_path: Path) -> None:
-    loop, _ = serve("return requests[5]")
-    batcher.send(batcher.request(x(1)))
-    loop.step()
+def test_an_exception_is_the_answer(ask: Any, tmp_path: Path) -> None:
     file = tmp_path / "m" / "1" / "model.py"
-    assert Heard(batcher).answers(DONE) == [
+    assert ask("return requests[5]") == [
         (
             2,
             "Failed to process the request(s) for model 'm_0_0', message: IndexError: list index out of range\n\nAt:\n"
             f"  {file}(7): execute\n",
         )
     ]
-
-
-def test_text_that_utf_8_cannot_tell_fails_its_request(serve: Serve, batcher: Batcher) -> None:
-    loop, _ = serve(r"return [pb.InferenceResponse([pb.Tensor('Z', np.array(['\ud800'], object))])]")
-    batcher.send(batcher.request(x(1)))
-    loop.step()
-    ((status, sentence),) = Heard(batcher).answers(DONE)
-    assert (status, "that is no BYTES tensor: 'utf-8' codec can't encode" in sentence) == (2, True)
 
 
 # -- inputs that are written to --
@@ -184,14 +187,6 @@ def test_it_can_be_said_beforehand(serve: Serve, batcher: Batcher) -> None:
     assert backend._has_copies
 
 
-def test_what_has_answered_already_is_not_run_again(serve: Serve, batcher: Batcher) -> None:
-    loop, _ = serve("requests[0].get_response_sender()\n" + WRITES)
-    batcher.send(batcher.request(x(1)))
-    loop.step()
-    ((status, sentence),) = Heard(batcher).answers(DONE)
-    assert (status, "read-only" in sentence) == (2, True)
-
-
 @pytest.mark.parametrize("key", ["FORCE_CPU_ONLY_INPUT_TENSORS", "WRITABLE_INPUTS"])
 def test_flags_are_yes_or_no(serve: Serve, key: str) -> None:
     serve(DOUBLE, **{key: "no"})
@@ -202,8 +197,8 @@ def test_flags_are_yes_or_no(serve: Serve, key: str) -> None:
 # -- senders --
 
 
-def test_a_plain_model_may_answer_through_a_sender(serve: Serve, batcher: Batcher) -> None:
-    loop, _ = serve(
+def test_a_plain_model_may_answer_through_a_sender(ask: Any) -> None:
+    answers = ask(
         """
         sender = requests[0].get_response_sender()
         response = pb.InferenceResponse([pb.Tensor("Y", np.array([3], np.float32))])
@@ -211,9 +206,7 @@ def test_a_plain_model_may_answer_through_a_sender(serve: Serve, batcher: Batche
         return [None]
         """
     )
-    batcher.send(batcher.request(x(1)))
-    loop.step()
-    assert Heard(batcher).answers(DONE) == [(0, {"Y": floats(3)})]
+    assert answers == [(0, {"Y": floats(3)})]
 
 
 def test_a_request_goes_back_into_its_queue(serve: Serve, batcher: Batcher) -> None:
@@ -252,22 +245,6 @@ def test_a_decoupled_model_answers_when_it_likes(serve: Serve, batcher: Batcher)
     assert heard.answers(READY, RESPONSE, RESPONSE, DONE) == [(0, {"Y": floats(1)}), (0, {"Y": floats(2)})]
 
 
-def test_a_decoupled_model_that_returns_something_fails(serve: Serve, batcher: Batcher) -> None:
-    loop, _ = serve("return []", config=DECOUPLED)
-    batcher.send(batcher.request(x(1)))
-    loop.step()
-    ((status, sentence),) = Heard(batcher).answers(DONE)
-    assert (status, "is using the decoupled mode and the execute function must return None." in sentence) == (2, True)
-
-
-def test_a_request_whose_sender_is_dropped_fails(serve: Serve, batcher: Batcher) -> None:
-    loop, _ = serve("pass", config=DECOUPLED)
-    batcher.send(batcher.request(x(1)))
-    loop.step()
-    ((status, sentence),) = Heard(batcher).answers(DONE)
-    assert (status, sentence) == (2, "The model dropped the response sender of a request without an answer.")
-
-
 # -- coroutines --
 
 
@@ -289,51 +266,6 @@ def test_coroutines_overlap(serve: Serve, batcher: Batcher) -> None:
     loop.step()
     answers = Heard(batcher).answers(DONE, DONE)
     assert sorted(outputs["Y"] for _, outputs in answers) == sorted([floats(1), floats(2)])
-    backend.unload()
-
-
-def test_a_coroutine_that_raises_fails_its_requests_only(serve: Serve, batcher: Batcher) -> None:
-    loop, backend = serve("await asyncio.sleep(0)\nraise KeyError('x')", prefix="async ")
-    batcher.send(batcher.request(x(1)))
-    loop.step()
-    ((status, sentence),) = Heard(batcher).answers(DONE)
-    assert (status, "message: KeyError: 'x'\n\nAt:\n" in sentence) == (2, True)
-    backend.unload()
-
-
-@pytest.mark.parametrize("prefix", ["", "async "])
-def test_an_answer_that_cannot_be_sent_fails_its_request(serve: Serve, batcher: Batcher, prefix: str) -> None:
-    loop, backend = serve(
-        """
-        class Broken(pb.InferenceResponse):
-            def error(self):
-                raise OverflowError("too large")
-        return [Broken()]
-        """,
-        prefix=prefix,
-    )
-    batcher.send(batcher.request(x(1)))
-    loop.step()
-    ((status, sentence),) = Heard(batcher).answers(DONE)
-    assert (status, "OverflowError: too large" in sentence) == (2, True)
-    backend.unload()
-
-
-@pytest.mark.parametrize("prefix", ["", "async "])
-def test_an_exception_without_a_text_is_an_answer_too(serve: Serve, batcher: Batcher, prefix: str) -> None:
-    loop, backend = serve(
-        """
-        class Mute(Exception):
-            def __str__(self):
-                raise self
-        raise Mute
-        """,
-        prefix=prefix,
-    )
-    batcher.send(batcher.request(x(1)))
-    loop.step()
-    ((status, sentence),) = Heard(batcher).answers(DONE)
-    assert (status, "Mute: <exception str() failed>" in sentence) == (2, True)
     backend.unload()
 
 
@@ -388,3 +320,42 @@ def test_describe_gives_what_the_model_has_made_of_its_configuration(serve: Serv
         Model("m", 1, "m_0_0", str(directory), str(directory / "model.py"), config, {}), CPU
     )
     assert model_io == ModelIO((), (), config)
+
+
+# -- what fails a request --
+
+NO_TEXT = """
+class Mute(Exception):
+    def __str__(self):
+        raise self
+raise Mute
+"""
+CANNOT_BE_SENT = """
+class Broken(pb.InferenceResponse):
+    def error(self):
+        raise OverflowError("too large")
+return [Broken()]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "sentence"),
+    [
+        (r"return [pb.InferenceResponse([pb.Tensor('Z', np.array(['\ud800'], object))])]", {},
+         "that is no BYTES tensor: 'utf-8' codec can't encode"),
+        # What has answered already is not run again with copies of its inputs.
+        ("requests[0].get_response_sender()\n" + WRITES, {}, "read-only"),
+        ("return []", {"config": DECOUPLED}, "is using the decoupled mode and the execute function must return None."),
+        ("pass", {"config": DECOUPLED}, "The model dropped the response sender of a request without an answer."),
+        ("await asyncio.sleep(0)\nraise KeyError('x')", {"prefix": "async "}, "message: KeyError: 'x'\n\nAt:\n"),
+        (CANNOT_BE_SENT, {}, "OverflowError: too large"),
+        (CANNOT_BE_SENT, {"prefix": "async "}, "OverflowError: too large"),
+        (NO_TEXT, {}, "Mute: <exception str() failed>"),
+        (NO_TEXT, {"prefix": "async "}, "Mute: <exception str() failed>"),
+    ],
+    ids=["no-text", "answered-already", "decoupled-returns", "sender-dropped", "coroutine-raises", "cannot-be-sent",
+         "cannot-be-sent-by-a-coroutine", "exception-without-a-text", "exception-of-a-coroutine-without-a-text"],
+)  # fmt: skip
+def test_a_request_fails(ask: Any, body: str, options: dict[str, Any], sentence: str) -> None:
+    ((status, said),) = ask(body, **options)
+    assert (status, sentence in said) == (2, True)
